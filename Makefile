@@ -1,0 +1,80 @@
+# make quickstart    install, run recipes/quickstart.toml, print the result
+# make test          install, pass the tests
+# make test-slow     the long proofs
+# make bench         the figures we claim
+# make check         what would stop the quickstart
+# make clean         remove what the others made
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+TORCH  := torch==2.13.0
+# one thread pool of the machine's size; OpenMP threads that sleep instead of spinning leave the cores to the engine
+export OMP_NUM_THREADS ?= $(shell nproc)
+export OMP_WAIT_POLICY ?= PASSIVE
+export PYTHONUNBUFFERED := 1
+
+.PHONY: quickstart test test-slow bench check install clean
+.DEFAULT_GOAL := quickstart
+
+quickstart: install
+	$(BIN)/sparring run recipes/quickstart.toml
+
+check: install
+	$(BIN)/sparring check recipes/quickstart.toml
+
+test: install $(VENV)/.stamp-chromium
+	$(BIN)/python -m pytest
+
+test-slow: install $(VENV)/.stamp-chromium
+	$(BIN)/python -m pytest -m slow
+
+bench: install
+	@set -e; for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file; done
+
+install: $(VENV)/.stamp-packages $(VENV)/.stamp-kernels
+
+# Debian's packages: where we may not install them, we say what to run.
+SUDO := $(shell if [ "$$(id -u)" = 0 ]; then echo env; elif sudo -n true 2>/dev/null; then echo sudo; fi)
+define debian
+	@missing=""; \
+	for pair in $(1); do command -v $${pair%%:*} >/dev/null 2>&1 || missing="$$missing $${pair##*:}"; done; \
+	$(2) \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ -n "$(SUDO)" ] && command -v apt-get >/dev/null 2>&1; then \
+		echo "installing:$$missing"; \
+		$(SUDO) apt-get update -qq && $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; \
+	else \
+		echo "make: expected the Debian packages$$missing, got none of them and no right to install them;" \
+			"run: sudo apt-get install$$missing" >&2; exit 2; \
+	fi
+endef
+
+$(VENV)/.stamp-system:
+	$(call debian,bwrap:bubblewrap g++:g++,$(PYTHON) -c "import ensurepip" 2>/dev/null || missing="$$missing python3-venv";)
+	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.exit(sys.version_info < (3, 11) and f"make: expected Python 3.11 or newer, got {v}; run: make PYTHON=python3.11")'
+	@mkdir -p $(VENV) && touch $@
+
+$(VENV)/.stamp-chromium: | $(VENV)/.stamp-system
+	$(call debian,chromium:chromium,)
+	@touch $@
+
+$(BIN)/python: | $(VENV)/.stamp-system
+	$(PYTHON) -m venv $(VENV)
+
+# torch comes first and pinned: a CPU build is found then, where a bare `torch` may bring gigabytes for a GPU.
+$(VENV)/.stamp-torch: | $(BIN)/python
+	$(BIN)/python -m pip install -q --disable-pip-version-check $(TORCH)
+	@touch $@
+
+$(VENV)/.stamp-packages: pyproject.toml $(VENV)/.stamp-torch
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[test]'
+	@touch $@
+
+$(VENV)/.stamp-kernels: $(wildcard src/sparring/model/kernels/*.cpp src/sparring/model/kernels/*.h src/sparring/model/kernels/build.py) $(VENV)/.stamp-torch | $(VENV)/.stamp-packages
+	$(BIN)/python -m sparring.model.kernels.build
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .hypothesis src/*.egg-info
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,120 @@
+"""What a sandboxed command costs, against a fresh `bwrap ... python3` per command and a bare `python3` per command.
+
+    python benchmarks/sandbox.py [--commands 200]
+
+Figures by the wall clock; run it on an idle machine. The last line is one JSON object with `claims`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+
+from sparring.sandbox.bubblewrap import BubblewrapBoxes
+from sparring.sandbox.config import SandboxConfig
+from sparring.sandbox.server import command_line, find_python
+from sparring.types import BoxSpec
+
+CODE = "print(1)"
+SPEC = BoxSpec(timeout_s=60.0)
+
+
+def fresh_bubblewrap() -> list[str]:
+    """What one would write without us: the same isolation from the host, made anew for one command."""
+    line = command_line(SandboxConfig())
+    interpreter = line.index(find_python(SandboxConfig()), line.index("--clearenv"))
+    return [*line[:interpreter], line[interpreter], "-I", "-c", CODE]
+
+
+async def in_turns(one: Callable[[], Awaitable[object]], commands: int, concurrency: int) -> tuple[float, list[float]]:
+    """Seconds for all, and for each, with `concurrency` of them under way."""
+    times: list[float] = []
+
+    async def worker(count: int) -> None:
+        for _ in range(count):
+            start = time.perf_counter()
+            await one()
+            times.append(time.perf_counter() - start)
+
+    start = time.perf_counter()
+    await asyncio.gather(*(worker(commands // concurrency) for _ in range(concurrency)))
+    return time.perf_counter() - start, times
+
+
+async def boxes_figures(commands: int) -> dict[str, float]:
+    """Median milliseconds of a box's whole life and of one more command, and commands per second by concurrency."""
+    boxes = BubblewrapBoxes(SandboxConfig())
+
+    async def whole_life() -> None:
+        box = await boxes.take(SPEC)
+        result = await box.python(CODE)
+        await box.close()
+        assert result.stdout == "1\n", result
+
+    await in_turns(whole_life, 32, 8)  # the servers have started
+    figures = {"take_python_close_ms": 1000 * statistics.median((await in_turns(whole_life, commands, 1))[1])}
+    box = await boxes.take(SPEC)
+    figures["python_ms"] = 1000 * statistics.median((await in_turns(lambda: box.python(CODE), commands, 1))[1])
+    await box.close()
+    for concurrency in (1, 16, 64):
+        count = max(commands, 4 * concurrency) // concurrency * concurrency
+        seconds, _ = await in_turns(whole_life, count, concurrency)
+        figures[f"per_s_at_{concurrency}"] = count / seconds
+    await boxes.close()
+    return figures
+
+
+async def processes_per_s(argv: list[str], commands: int, concurrency: int) -> float:
+    """Commands per second where each is a process of its own."""
+
+    async def one() -> None:
+        process = await asyncio.create_subprocess_exec(*argv, stdout=subprocess.PIPE)
+        assert (await process.communicate())[0] == b"1\n"
+
+    seconds, _ = await in_turns(one, commands, concurrency)
+    return commands / seconds
+
+
+def claim(name: str, value: float, unit: str, target: float, direction: str) -> dict[str, object]:
+    """One figure in the form that all benchmarks share."""
+    return {"name": name, "value": round(value, 3), "unit": unit, "target": target, "direction": direction}
+
+
+def main() -> int:
+    """Measure in turns and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--commands", type=int, default=200)
+    commands = parser.parse_args().commands
+    figures = asyncio.run(boxes_figures(commands))
+    concurrency = len(os.sched_getaffinity(0))
+    few = max(concurrency, commands // 4 // concurrency * concurrency)
+    bare = [find_python(SandboxConfig()), "-I", "-c", CODE]
+    figures["bwrap_per_s"] = asyncio.run(processes_per_s(fresh_bubblewrap(), few, concurrency))
+    figures["subprocess_per_s"] = asyncio.run(processes_per_s(bare, few, concurrency))
+    for name, value in figures.items():
+        print(f"{name:24} {value:10.2f}")
+    fastest = figures["per_s_at_16"]
+    claims = [
+        claim("take, python(print(1)), close: median", figures["take_python_close_ms"], "ms", 12.0, "<="),
+        claim("one more python(print(1)) in a box: median", figures["python_ms"], "ms", 5.0, "<="),
+        claim("boxes per second, concurrency 1", figures["per_s_at_1"], "1/s", 80.0, ">="),
+        claim("boxes per second, concurrency 16", fastest, "1/s", 200.0, ">="),
+        claim("boxes per second, concurrency 64", figures["per_s_at_64"], "1/s", 200.0, ">="),
+        claim("throughput against bwrap + python3 per command", fastest / figures["bwrap_per_s"], "x", 5.0, ">="),
+        claim("throughput against bare python3 per command", fastest / figures["subprocess_per_s"], "x", 1.0, ">="),
+    ]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps({"benchmark": "sandbox", "cpus": concurrency, "python": sys.version.split()[0], "peak_rss_bytes": peak, "claims": claims}))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

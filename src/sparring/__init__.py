@@ -1,0 +1,1 @@
+"""Sparring trains language-model agents with reinforcement learning."""

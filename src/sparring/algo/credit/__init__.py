@@ -1,0 +1,1 @@
+"""Credit: scores of groups -> advantages of tokens. Torch-free."""

@@ -1,0 +1,1 @@
+"""Loss terms: each declares the quantities it needs and never sees logits."""

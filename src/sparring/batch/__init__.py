@@ -1,0 +1,1 @@
+"""Groups -> samples -> batches -> packed tensors. Torch only in `tensors`."""

@@ -1,0 +1,27 @@
+"""The global denominator of each loss term."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from sparring.types import Sample
+
+
+def denominators(rows: Iterable[Sample]) -> dict[str, float]:
+    """Sum of all weights per term over all rows of an update, correctly rounded whatever the order.
+
+    Weights say how much a token counts, so this one rule is the token mean (weights of 1: number of tokens) and the sequence
+    mean (weights that sum to 1 per trajectory: number of trajectories). A term that weighs no token is absent.
+
+    Raises:
+        ValueError: a term's weights sum to zero or less, so that nothing can be divided by them.
+    """
+    weights: dict[str, list[float]] = {}
+    for row in rows:
+        for term, values in row.weights.items():
+            weights.setdefault(term, []).extend(values)
+    totals = {term: math.fsum(values) for term, values in weights.items() if any(values)}
+    if wrong := [term for term, total in totals.items() if total <= 0]:
+        raise ValueError(f"weights of {wrong} sum to zero or less over the update")
+    return totals

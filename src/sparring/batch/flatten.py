@@ -1,0 +1,89 @@
+"""Trajectory trees -> rows: one sample per branch, each sampled token trained once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sparring.types import Group, Rollout, Sample, Segment, Trajectory
+
+
+def flatten(group: Group, model: str) -> list[Sample]:
+    """The rows of a group: one per branch, in rollout, role and leaf order, with id `<trajectory id>#<branch>`.
+
+    A segment that `model` sampled carries weight 1 in the first branch that contains it and 0 in all others (law 1); every
+    other token is context. A branch without a weighted token would be computed for nothing and is left out.
+
+    Raises:
+        ValueError: a rollout is not meant for training, a branch mixes temperatures, or a branch starts with a sampled token.
+    """
+    for rollout in group.rollouts:
+        if rollout.purpose != "train":
+            raise ValueError(f"group {group.id}: rollout {rollout.id} is for {rollout.purpose}, not for training")
+    return [
+        sample
+        for rollout in group.rollouts
+        for trajectory in rollout.trajectories
+        for sample in _trajectory(group.id, trajectory, model)
+    ]
+
+
+def sampled_tokens(rollouts: Iterable[Rollout], model: str) -> int:
+    """How many tokens `model` sampled in these rollouts, each segment counted once."""
+    return sum(
+        len(segment.tokens)
+        for rollout in rollouts
+        for trajectory in rollout.trajectories
+        for segment in trajectory.segments
+        if segment.model == model
+    )
+
+
+def _trajectory(group: str, trajectory: Trajectory, model: str) -> list[Sample]:
+    claimed: set[int] = set()
+    samples = []
+    for number, branch in enumerate(trajectory.branches()):
+        own = {s.index for s in branch if s.model == model and s.tokens} - claimed
+        if own:
+            claimed |= own
+            samples.append(_branch(f"{trajectory.id}#{number}", group, branch, own))
+    return samples
+
+
+def _branch(id: str, group: str, branch: Sequence[Segment], own: set[int]) -> Sample:
+    tokens: list[int] = []
+    weights: list[float] = []
+    logprobs: list[float] = []
+    versions: list[int] = []
+    kv_versions: list[int] = []
+    for segment in branch:
+        count = len(segment.tokens)
+        tokens += segment.tokens
+        if segment.index in own:
+            weights += [1.0] * count
+            logprobs += segment.logprobs or ()
+            versions += segment.versions.expand() if segment.versions else ()
+            kv_versions += (segment.kv_versions or segment.versions).expand() if segment.versions else ()
+        else:
+            weights += [0.0] * count
+            logprobs += [0.0] * count
+            versions += [-1] * count
+            kv_versions += [-1] * count
+    return Sample(
+        id=id,
+        group=group,
+        source="policy",
+        tokens=tuple(tokens),
+        weights={"policy": tuple(weights)},
+        logprobs=tuple(logprobs),
+        versions=tuple(versions),
+        kv_versions=tuple(kv_versions),
+        temperature=_temperature(id, [s for s in branch if s.index in own]),
+    )
+
+
+def _temperature(id: str, segments: Iterable[Segment]) -> float:
+    """The one temperature a branch was sampled at: a sample has one number for all its tokens."""
+    temperatures = {segment.sampling.temperature if segment.sampling else 1.0 for segment in segments}
+    if len(temperatures) != 1:
+        raise ValueError(f"sample {id}: sampled at {sorted(temperatures)}, but one branch trains at one temperature")
+    return temperatures.pop()

@@ -1,0 +1,123 @@
+"""`sparring chat CHECKPOINT`: talk to a checkpoint in the terminal, tools included."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from sparring.errors import BadInput, SparringError
+from sparring.types import Message, ToolCall
+
+HELP = "An empty line or /quit ends, /new forgets the conversation, Ctrl-C stops an answer."
+
+
+class Chat(Protocol):
+    """A checkpoint that answers. What it calls on the way comes back as messages, in order."""
+
+    async def reply(self, messages: Sequence[Message]) -> tuple[Message, list[Message]]:
+        """The final answer to a conversation, and the turns before it: assistant messages with calls, tool messages."""
+        ...
+
+    async def close(self) -> None:
+        """Stop the engine."""
+        ...
+
+
+def add(subparsers: argparse._SubParsersAction) -> None:
+    """Register the verb."""
+    parser = subparsers.add_parser(
+        "chat", help="talk to a checkpoint in the terminal", description=f"Talk to a checkpoint, tools included. {HELP}"
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="a Hugging Face folder, or the folder of a run")
+    parser.add_argument("--system", default="", help="a system message")
+    parser.add_argument("--no-tools", action="store_true", help="offer no Python tool")
+    parser.add_argument("--temperature", type=float, default=1.0, help="sampling temperature; 0 is greedy")
+    parser.add_argument("--max-tokens", type=int, default=256, help="sampled tokens in one turn")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed and words give the same answers")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Hold the conversation until the user ends it.
+
+    Raises:
+        BadInput: the checkpoint is refused.
+    """
+    from sparring.cli.checkpoint import find_checkpoint
+    from sparring.stages.pipeline import chat_checkpoint
+
+    chat = chat_checkpoint(
+        find_checkpoint(args.checkpoint),
+        tools=not args.no_tools,
+        temperature=args.temperature,
+        max_tokens=args.max_tokens,
+        seed=args.seed,
+    )
+    opening = [Message(role="system", content=args.system)] if args.system else []
+    with asyncio.Runner() as runner:  # one loop for all turns: the engine's futures belong to it
+        try:
+            _converse(runner, chat, opening)
+        finally:
+            runner.run(chat.close())
+    return 0
+
+
+def _converse(runner: asyncio.Runner, chat: Chat, opening: Sequence[Message]) -> None:
+    messages = list(opening)
+    print(HELP)
+    while True:
+        try:
+            words = input("\nyou> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+        if words in ("", "/quit"):
+            return
+        if words == "/new":
+            messages = list(opening)
+            continue
+        asked = [*messages, Message(role="user", content=words)]
+        try:
+            answer, between = runner.run(chat.reply(asked))
+        except KeyboardInterrupt:
+            print("\n(stopped; say something else)")
+            continue
+        except BadInput:
+            raise
+        except SparringError as error:
+            print(f"({error})", file=sys.stderr)
+            continue
+        messages = [*asked, *between, answer]
+        for message in (*between, answer):
+            print(shown(message))
+
+
+def shown(message: Message) -> str:
+    """One message as the terminal shows it: reasoning, calls and results are set off from what is said."""
+    if message.role == "tool":
+        return "\n".join("  | " + printable(line) for line in message.content.splitlines() or ["(nothing)"])
+    lines = [f"  ~ {printable(line)}" for line in (message.reasoning or "").splitlines() if line.strip()]
+    if message.content.strip() or not message.tool_calls:
+        lines.append("it> " + printable(message.content.strip()))
+    for call in message.tool_calls:
+        lines += [f"  > {printable(line)}" for line in _call_text(call).splitlines()]
+    return "\n".join(lines)
+
+
+def _call_text(call: ToolCall) -> str:
+    """A call as `name(arguments)`; a single text argument, such as code, on lines of its own."""
+    if call.arguments is None:
+        return f"{call.name}: {call.raw}"
+    values = list(call.arguments.values())
+    if len(values) == 1 and isinstance(values[0], str):
+        return f"{call.name}:\n{values[0]}"
+    return f"{call.name}({', '.join(f'{k}={v!r}' for k, v in call.arguments.items())})"
+
+
+def printable(text: str) -> str:
+    """Text that cannot steer the terminal: control characters, but for newline and tab, are written out."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)

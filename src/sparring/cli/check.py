@@ -1,0 +1,33 @@
+"""`sparring check RECIPE`: finds everything that can be wrong before a run, in seconds."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add(subparsers: argparse._SubParsersAction) -> None:
+    """Register the verb."""
+    from sparring.cli.recipe import add_recipe
+
+    parser = subparsers.add_parser(
+        "check",
+        help="find what is wrong with a recipe or this machine",
+        description="Resolve the recipe, estimate memory, open the tokenizer, the environment and the sandbox; train nothing.",
+    )
+    add_recipe(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check and print one line per finding.
+
+    Raises:
+        BadInput: a run would be refused.
+    """
+    from sparring.cli.recipe import load_recipe
+    from sparring.stages.pipeline import check_recipe
+
+    for line in check_recipe(load_recipe(args)):
+        print(line)
+    print(f"{args.recipe}: ready to run")
+    return 0

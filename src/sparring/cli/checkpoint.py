@@ -1,0 +1,23 @@
+"""Where a checkpoint's folder is, for verbs that take one: the folder itself, or the newest weights of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sparring.errors import refusal
+
+PLACES = ("", "export", "rl/model", "sft/model", "init/model")
+"""Inside the folder that the user names, newest first."""
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The Hugging Face folder that `path` means.
+
+    Raises:
+        BadInput: there is none.
+    """
+    for place in PLACES:
+        if (path / place / "config.json").is_file():
+            return path / place
+    got = "a folder without config.json" if path.is_dir() else "no folder"
+    raise refusal(str(path), "a Hugging Face checkpoint folder or the folder of a run", got, "check the path")

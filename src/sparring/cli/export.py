@@ -1,0 +1,36 @@
+"""`sparring export CHECKPOINT OUT`: a plain Hugging Face folder, cast to a type."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add(subparsers: argparse._SubParsersAction) -> None:
+    """Register the verb."""
+    parser = subparsers.add_parser(
+        "export",
+        help="write a checkpoint as a plain Hugging Face folder",
+        description="Copy a checkpoint, with its tokenizer, to a folder that AutoModelForCausalLM and AutoTokenizer load.",
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="a Hugging Face folder, or the folder of a run")
+    parser.add_argument("out", metavar="OUT", type=Path, help="the folder to write; must not exist")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="type of the weights")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Export and print the folder.
+
+    Raises:
+        BadInput: the checkpoint is none, or OUT exists.
+    """
+    from sparring.cli.checkpoint import find_checkpoint
+    from sparring.errors import refusal
+    from sparring.stages.pipeline import export_checkpoint
+
+    if args.out.exists():
+        raise refusal(str(args.out), "a folder that does not exist yet", "one that does", "choose another, or remove it")
+    export_checkpoint(find_checkpoint(args.checkpoint), args.out, args.dtype)
+    print(args.out)
+    return 0

@@ -1,0 +1,89 @@
+"""`sparring VERB ...`: parses the command line and turns errors into messages and exit codes.
+
+Exit codes: 0 done, 1 it failed while running, 2 the input or the machine is refused, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from sparring.cli import chat, check, eval, export, replay, report, run
+from sparring.errors import BadInput, SparringError
+
+VERBS = (run, check, eval, export, chat, replay, report)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong and where help is, without the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = _Parser(
+        prog="sparring",
+        description="Train language-model agents with reinforcement learning.",
+        epilog="sparring VERB --help says more about a verb.",
+    )
+    verbs = top.add_subparsers(title="verbs", metavar="VERB", required=True, parser_class=_Parser)
+    for verb in VERBS:
+        verb.add(verbs)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb.
+
+    Args:
+        argv: the arguments after the program's name; None takes the process's own.
+
+    Returns:
+        The exit code.
+    """
+    given = list(sys.argv[1:] if argv is None else argv)
+    args = parser().parse_args(given)
+    try:
+        return args.run(args)
+    except BadInput as error:
+        return _say(str(error), 2)
+    except KeyboardInterrupt:
+        return _say(f"\ninterrupted; the same command goes on where it stopped: sparring {shlex.join(given)}", 130)
+    except BrokenPipeError:
+        # whoever read our output has left; keep the interpreter from complaining about it at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if _disk_is_full(error):
+            again = f"free some space and run it again, nothing is lost: sparring {shlex.join(given)}"
+            return _say(f"disk: expected room to write, got none ({error}); {again}", 2)
+        if isinstance(error, SparringError):
+            return _say(f"{type(error).__name__}: {error}", 1)
+        raise
+
+
+def _say(message: str, code: int) -> int:
+    print(message, file=sys.stderr)
+    return code
+
+
+def _disk_is_full(error: BaseException | None) -> bool:
+    """Whether a full disk or quota is what began this."""
+    while error is not None:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if getattr(error, "sqlite_errorname", None) == "SQLITE_FULL":
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""What the verbs that take a recipe have in common: the arguments and how they become a config."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sparring.config import RunConfig
+
+
+def add_recipe(parser: argparse.ArgumentParser) -> None:
+    """`RECIPE`, `--set` and `--name`."""
+    parser.add_argument("recipe", metavar="RECIPE", help="a TOML file")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        metavar="A.B=VALUE",
+        action="append",
+        default=[],
+        help="replace one key of the recipe; the value is TOML; may be repeated",
+    )
+    parser.add_argument("--name", help="the run's name, in place of the recipe's")
+
+
+def load_recipe(args: argparse.Namespace) -> RunConfig:
+    """The config that `add_recipe`'s arguments ask for, resolved for this machine.
+
+    Raises:
+        BadInput: the recipe or an override is refused.
+    """
+    from sparring.config import load, resolve
+
+    # as a TOML string, so that a name like `3` stays text
+    named = [f"run.name={json.dumps(args.name, ensure_ascii=False)}"] if args.name else []
+    return resolve(load(args.recipe, [*args.overrides, *named]))

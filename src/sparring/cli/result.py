@@ -1,0 +1,82 @@
+"""The result of a run as a table in the terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sparring.errors import refusal
+
+
+def print_result(folder: Path) -> None:
+    """Print what `summary.json` says: success by dataset, the exactness figure, tokens and time.
+
+    Raises:
+        BadInput: the run has written no summary.
+    """
+    file = folder / "summary.json"
+    if not file.is_file():
+        raise refusal(str(folder), "a finished run with summary.json", "none", "run its recipe first")
+    for line in result_lines(json.loads(file.read_text(encoding="utf-8"))):
+        print(line)
+
+
+def result_lines(summary: Mapping[str, Any]) -> list[str]:
+    """The table, line by line. Leaves out what the run does not have."""
+    rows = [("dataset", "coverage", "after SFT", "after RL", "tasks")]
+    for name, entry in summary.get("by_dataset", {}).items():
+        rows.append((name, entry.get("coverage") or "", _rate(entry.get("sft")), _rate(entry.get("rl")), str(entry["tasks"])))
+    tasks = str(summary.get("eval_tasks", ""))
+    rows.append(("all together", "", _rate(summary.get("sft_success")), _rate(summary.get("rl_success")), tasks))
+    lines = _table(rows) if len(rows) > 2 else []
+    facts = {
+        "lower end of the 95 % interval after RL": _rate(summary.get("rl_success_low")),
+        "with the tool host switched off": _rate(summary.get("no_tool_success")),
+        "engine against trainer, largest log-probability difference": _plain(summary.get("logprob_max_abs_diff")),
+        "tokens sampled / trained": _pair(summary.get("tokens_sampled"), summary.get("tokens_trained")),
+        "wall clock": _wall(summary.get("wall_s", {})),
+    }
+    known = {name: value for name, value in facts.items() if value}
+    width = max(map(len, known), default=0)
+    return lines + [""] * bool(lines) + [f"{name:<{width}}  {value}" for name, value in known.items()]
+
+
+def print_rates(result: Mapping[str, Any]) -> None:
+    """Print one evaluation: `success`, `low`, `high`, `tasks` and `by_dataset` of the same, as JSON and as a table."""
+    rows = [("dataset", "success", "95 % interval", "tasks")]
+    for name, entry in (*result.get("by_dataset", {}).items(), ("all together", result)):
+        interval = f"{_rate(entry['low'])} to {_rate(entry['high'])}"
+        rows.append((name, _rate(entry["success"]), interval, str(entry["tasks"])))
+    for line in _table(rows):
+        print(line)
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    """Columns as wide as they must be; the first is left-aligned, and rules stand under the head and above the last row."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *others in rows:
+        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([f"{first:<{widths[0]}}", *cells]))
+    rule = "-" * len(lines[0])
+    return [lines[0], rule, *lines[1:-1], rule, lines[-1]]
+
+
+def _rate(rate: float | None) -> str:
+    return "" if rate is None else f"{100 * rate:.1f} %"
+
+
+def _plain(value: float | None) -> str:
+    return "" if value is None else repr(float(value))
+
+
+def _pair(sampled: int | None, trained: int | None) -> str:
+    return "" if sampled is None or trained is None else f"{sampled:,} / {trained:,}"
+
+
+def _wall(wall_s: Mapping[str, float]) -> str:
+    stages = {name: value for name, value in wall_s.items() if name != "total"}
+    parts = ", ".join(f"{name} {value:.0f} s" for name, value in stages.items())
+    return f"{sum(stages.values()):.0f} s ({parts})" if stages else ""

@@ -1,0 +1,36 @@
+"""`sparring run RECIPE`: the whole pipeline, from wherever it stopped."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add(subparsers: argparse._SubParsersAction) -> None:
+    """Register the verb."""
+    from sparring.cli.recipe import add_recipe
+
+    parser = subparsers.add_parser(
+        "run",
+        help="run a recipe; run it again to go on after a stop",
+        description="Run the stages of a recipe. A run that was stopped, by Ctrl-C or otherwise, goes on where it was.",
+    )
+    add_recipe(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the recipe, print its result and say where the report is.
+
+    Raises:
+        BadInput: something is wrong that can be known before the work starts.
+    """
+    from sparring.cli.recipe import load_recipe
+    from sparring.cli.result import print_result
+    from sparring.dashboard.report import write_report
+    from sparring.stages.pipeline import run_recipe
+
+    folder = run_recipe(load_recipe(args))
+    report = write_report(folder)
+    print_result(folder)
+    print(f"report: {report}")
+    return 0

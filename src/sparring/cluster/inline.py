@@ -1,0 +1,71 @@
+"""`cluster = "inline"`: trainer and engine in this process, each on its own thread; no server, no daemon."""
+
+from __future__ import annotations
+
+from sparring.engine.config import EngineConfig
+from sparring.model.config import ModelConfig
+from sparring.protocols import Engine, Trainer, TrainPlan
+from sparring.train.config import TrainConfig
+
+
+class InlineCluster:
+    """Builds the parts of one run in this process and closes them together.
+
+    Args:
+        models: `[models]` by name.
+        train: `[train]`.
+        engine: `[engine]`.
+        device: a resolved device, `cpu` or `cuda`.
+        threads: CPU threads of the trainer and of the engine each, at least 1.
+    """
+
+    def __init__(
+        self, *, models: dict[str, ModelConfig], train: TrainConfig, engine: EngineConfig, device: str, threads: int
+    ) -> None:
+        self._models = models
+        self._train = train
+        self._engine = engine
+        self._device = device
+        self._threads = threads
+        self._engines: list[Engine] = []
+        self._trainers: list[Trainer] = []
+
+    def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer:
+        """A trainer of model `name` that starts from the checkpoint folder `path` at version 0."""
+        import msgspec
+
+        from sparring.model.load import load
+        from sparring.train.trainer import LocalTrainer
+
+        spec = self._models[name]
+        model = load(
+            path,
+            dtype=spec.dtype,
+            device=self._device,
+            numerics=spec.numerics,
+            gradient_checkpointing=spec.gradient_checkpointing,
+        )
+        config = msgspec.structs.replace(self._train, **plan.overrides)
+        trainer = LocalTrainer(
+            model, config, plan.losses, name=name, total_steps=plan.total_steps, threads=self._threads
+        )
+        self._trainers.append(trainer)
+        return trainer
+
+    def engine(self, name: str, *, path: str) -> Engine:
+        """An engine that serves the checkpoint folder `path` as version 0."""
+        from sparring.engine.native import NativeEngine
+        from sparring.model.load import load
+
+        spec = self._models[name]
+        model = load(path, dtype=spec.dtype, device=self._device, numerics=spec.numerics)
+        engine = NativeEngine(model, self._engine, name=name, threads=self._threads)
+        self._engines.append(engine)
+        return engine
+
+    async def close(self) -> None:
+        """Stop every thread that was started. Safe to call twice."""
+        while self._engines:
+            await self._engines.pop().close()
+        while self._trainers:
+            await self._trainers.pop().close()

@@ -1,0 +1,208 @@
+"""Everything the page shows, as one plain value: read from a run's folder and its store, in one pass over the groups."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sparring.algo.config import GrpoConfig
+from sparring.algo.credit.load import load_credit
+from sparring.dashboard.pick import Picker
+from sparring.dashboard.pieces import Piece, load_pieces
+from sparring.dashboard.rollouts import group_advantages, group_entries
+from sparring.observe.statistics import wilson
+from sparring.protocols import Store
+
+POINTS = 600
+"""Most points drawn of one curve; longer ones are averaged in equal stretches."""
+
+TRAIN_STAGES = ("sft", "rl")
+"""Stages that may have metrics."""
+
+AT_THE_END = {
+    "loss_imitate": "loss",
+    "rollout/reward": "reward",
+    "rollout/success": "success",
+    "rollout/tokens_mean": "tokens per rollout",
+    "entropy": "entropy",
+}
+"""Metrics whose last value stands in the stage table, and what they are called there."""
+
+GROUP_STAGES = ("rl", "eval/sft", "eval/rl", "eval/no_tool")
+"""Names under which a run may have stored groups."""
+
+
+def gather(run_dir: Path, store: Store, *, model: str = "policy", picks_each: int = 3) -> dict[str, Any]:
+    """The page's data.
+
+    Args:
+        run_dir: the run's folder; `summary.json`, `config.toml` and checkpoints are read where they exist.
+        store: the run's store.
+        model: whose tokens were trained.
+        picks_each: groups shown of each kind (first, last, between, best, worst, failed) and stage.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
+    summary = _summary(run_dir / "summary.json")
+    config_text, config = _config(run_dir / "config.toml")
+    groups = _Groups(config, model=model, picks_each=picks_each)
+    for stage in GROUP_STAGES:
+        groups.read(store, stage)
+    metrics = {stage: _curves(store.metrics(stage)) for stage in TRAIN_STAGES}
+    return {
+        "name": run_dir.resolve().name,
+        "written": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
+        "lede": _lede(config, summary),
+        "summary": {key: value for key, value in summary.items() if isinstance(value, (int, float, str))},
+        "stages": _stages(summary, metrics),
+        "metrics": {stage: curves for stage, curves in metrics.items() if curves["steps"]},
+        "evaluation": _evaluation(summary),
+        "account": _account(summary),
+        "outcomes": groups.outcomes(),
+        "rollouts": groups.entries,
+        "rollouts_seen": groups.seen,
+        "pieces": _used_pieces(run_dir, config, groups.entries, model),
+        "config": config_text,
+    }
+
+
+class _Groups:
+    """What one pass over the stored groups leaves behind."""
+
+    def __init__(self, config: Mapping[str, Any], *, model: str, picks_each: int) -> None:
+        algo = msgspec.convert(config.get("algo", {}), GrpoConfig)
+        # the shuffled control permutes rewards over a whole update, so one group alone does not tell its advantages
+        self._credit = load_credit(algo, seed=0) if algo.control == "none" else None
+        self._model = model
+        self._picks_each = picks_each
+        self._kinds: Counter[str] = Counter()
+        self.entries: list[dict[str, Any]] = []
+        self.seen = 0
+
+    def read(self, store: Store, stage: str) -> None:
+        """Stream the groups of one stage past the picker and keep the chosen ones."""
+        picker = Picker(each=self._picks_each if stage == "rl" else 1)
+        for group in store.groups(stage=stage):
+            picker.take(group)
+            self.seen += len(group.rollouts) + len(group.failed)
+            if stage == "rl":
+                self._kinds.update(r.outcome.kind for r in (*group.rollouts, *group.failed))
+        for group, names in picker.picked():
+            advantages = group_advantages(group, self._credit, self._model) if self._credit and stage == "rl" else {}
+            self.entries += group_entries(group, names, stage, advantages)
+
+    def outcomes(self) -> list[dict[str, Any]]:
+        total = sum(self._kinds.values())
+        return [{"name": name, "count": n, "share": n / total} for name, n in self._kinds.most_common()]
+
+
+def _curves(rows: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, Any]:
+    """Steps with one list per metric, None where a step lacks it. Beyond `POINTS` points, stretches become one."""
+    stretch = max(1, math.ceil(len(rows) / POINTS))
+    parts = [rows[start : start + stretch] for start in range(0, len(rows), stretch)]
+    names = sorted({name for _, values in rows for name in values})
+    values = {name: [_together(name, [v[name] for _, v in part if name in v]) for part in parts] for name in names}
+    return {"steps": [part[-1][0] for part in parts], "last": rows[-1][0] if rows else 0, "values": values}
+
+
+def _together(name: str, values: Sequence[float]) -> float | None:
+    """The mean; the largest where the metric is a maximum, so that no outlier is averaged away."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return None
+    return float(f"{max(finite) if '_max' in name else math.fsum(finite) / len(finite):.6g}")
+
+
+def _summary(path: Path) -> dict[str, Any]:
+    """The run's summary, empty before its end. A NaN in it becomes None: JSON for a browser has none."""
+    return json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None) if path.exists() else {}
+
+
+def _config(path: Path) -> tuple[str, dict[str, Any]]:
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return text, tomllib.loads(text)
+
+
+def _lede(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    run, env = config.get("run", {}), config.get("env", {})
+    facts = [f"environment {env['name']}"] if "name" in env else []
+    facts += [f"stages {', '.join(run['stages'])}"] if "stages" in run else []
+    facts += [f"device {run['device']}"] if "device" in run else []
+    facts += [f"seed {run['seed']}"] if "seed" in run else []
+    unfinished = "" if summary else " The run has not written its summary yet."
+    return (" · ".join(facts) or "A run without a stored configuration.") + unfinished
+
+
+def _stages(summary: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
+    rows = []
+    for name, wall_s in summary.get("wall_s", {}).items():
+        if name == "total":
+            continue
+        curves = metrics.get(name, {"last": 0, "values": {}})
+        ends = {label: curves["values"][key][-1] for key, label in AT_THE_END.items() if key in curves["values"]}
+        facts = {label: value for label, value in ends.items() if value is not None}
+        rows.append({"name": name, "wall_s": wall_s, "steps": curves["last"], "facts": facts})
+    return rows
+
+
+def _evaluation(summary: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Rates with 95 % intervals by dataset and over all, weighted by tasks."""
+    by_dataset = summary.get("by_dataset")
+    if not by_dataset:
+        return None
+    rows = [
+        {
+            "name": name,
+            "coverage": entry.get("coverage"),
+            "tasks": entry["tasks"],
+            "before": _rate(entry.get("sft"), entry["tasks"]),
+            "after": _rate(entry.get("rl"), entry["tasks"]),
+        }
+        for name, entry in by_dataset.items()
+    ]
+    tasks = summary.get("eval_tasks") or sum(row["tasks"] for row in rows)
+    total = {
+        "name": "all together",
+        "tasks": tasks,
+        "before": _rate(summary.get("sft_success"), tasks),
+        "after": _rate(summary.get("rl_success"), tasks),
+    }
+    return {"rows": rows, "total": total}
+
+
+def _rate(rate: float | None, tasks: int) -> tuple[float, float, float] | None:
+    if rate is None or not tasks:
+        return None
+    low, high = wilson(round(rate * tasks), tasks)
+    return rate, low, high
+
+
+def _account(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Where the sampled tokens of training went, by the names of `TokenAccount`."""
+    account = summary.get("tokens") or {}
+    names = {"trained": "trained", "filtered": "group without variance", "zero_advantage": "zero advantage", "failed": "failed"}
+    found = [{"name": names[key], "tokens": account[key]} for key in names if account.get(key)]
+    missing = account.get("sampled", 0) - sum(entry["tokens"] for entry in found)
+    return found + ([{"name": "UNACCOUNTED", "tokens": missing}] if missing > 0 else [])
+
+
+def _used_pieces(
+    run_dir: Path, config: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], model: str
+) -> dict[int, Piece]:
+    """The text of every token shown; empty where no tokenizer is found, and the page then shows ids."""
+    folders = [*sorted(run_dir.glob("*/")), *sorted(run_dir.glob("*/*/"))]
+    named = config.get("models", {}).get(model, {}).get("path")
+    folders += [Path(named)] if named else []
+    file = next((f / "tokenizer.json" for f in folders if (f / "tokenizer.json").is_file()), None)
+    pieces = load_pieces(file) if file else {}
+    used = {token for entry in entries for segment in entry["segments"] for token in segment["tokens"]}
+    return {token: pieces[token] for token in sorted(used) if token in pieces}

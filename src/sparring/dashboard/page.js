@@ -1,0 +1,141 @@
+// The page: reads the data inside it and draws each section, leaving out what the run does not have.
+"use strict";
+
+// Known curves first, in this order; every other metric follows under "more".
+const KNOWN = {
+  "rollout/reward": ["Reward", "mean over the rollouts of a step"],
+  "rollout/success": ["Success", "share of rollouts the verifier accepts", {format: share, low: 0, high: 1}],
+  "loss_imitate": ["Loss", "cross-entropy per assistant token, in nats", {low: 0}],
+  "entropy": ["Entropy", "of the next token where the policy sampled, in nats"],
+  "rollout/tokens_mean": ["Length", "sampled tokens per rollout"],
+  "rollout/turns": ["Turns", "model turns per rollout"],
+  "logprob_max_abs_diff": ["Engine against trainer", "largest difference of a log-probability", {smooth: false, low: 0}],
+  "rollout/lag_max": ["Lag", "optimiser steps that the oldest trained group was behind", {smooth: false, low: 0}],
+  "time/tokens_per_s": ["Speed", "sampled tokens per second of the whole step", {low: 0}],
+  "grad_norm": ["Gradient norm", "before clipping", {low: 0}],
+  "learning_rate": ["Learning rate", "", {smooth: false, low: 0}],
+};
+const PALETTE = ["var(--blue)", "var(--teal)", "var(--warm)", "var(--violet)", "var(--amber)", "var(--rose)", "var(--green)", "var(--red)"];
+const ACTIVITIES = ["time/generating", "time/training", "time/updating", "time/waiting", "time/overlap"];
+const BY_DATASET = "rollout/success/";
+
+function put(id, ...content) {
+  const section = document.getElementById(id), kept = content.flat(9).filter((c) => c !== null && c !== undefined);
+  if (!kept.length) section.remove();
+  else section.querySelector(".body").append(...kept);
+}
+
+function figures(data) {
+  const s = data.summary, cells = [];
+  const add = (value, label, hint) => cells.push(node("div.figure", null, node("div.value", null, value), node("div.label", null, label), node("div.hint", null, hint)));
+  const total = data.evaluation && data.evaluation.total;
+  if (total && total.after) add(percent(total.after[0]), "solved after RL", total.before ? "from " + percent(total.before[0]) + " after SFT" : count(total.tasks) + " held-out tasks");
+  else if (total && total.before) add(percent(total.before[0]), "solved after SFT", count(total.tasks) + " held-out tasks");
+  if (typeof s.rl_success_low === "number") add("≥ " + percent(s.rl_success_low), "lower end of the 95 % interval", count(s.eval_tasks) + " held-out tasks");
+  if (typeof s.no_tool_success === "number") add(percent(s.no_tool_success), "solved without the tool host", "what the tool is worth");
+  if (typeof s.logprob_max_abs_diff === "number") add(s.logprob_max_abs_diff === 0 ? "0.0" : number(s.logprob_max_abs_diff), "engine against trainer", s.logprob_max_abs_diff === 0 ? "bitwise equal over the whole run" : "largest log-probability difference");
+  if (typeof s.tokens_sampled === "number") add(number(s.tokens_sampled), "tokens sampled", typeof s.tokens_trained === "number" ? percent(s.tokens_trained / s.tokens_sampled) + " of them trained" : "");
+  const wall = data.stages.reduce((sum, stage) => sum + stage.wall_s, 0);
+  if (wall) add(seconds(wall), "wall clock", typeof s.peak_rss_bytes === "number" ? (s.peak_rss_bytes / 2 ** 30).toFixed(2) + " GiB at peak" : "all stages");
+  const section = document.getElementById("figures");
+  if (cells.length) section.append(...cells); else section.remove();
+}
+
+function evaluation(data) {
+  if (!data.evaluation) return null;
+  const rate = (r) => r ? [percent(r[0]), node("div.hint", null, percent(r[1], 0).replace(" %", "") + " – " + percent(r[2], 0))] : "–";
+  const row = (r, total) => {
+    const change = r.before && r.after ? r.after[0] - r.before[0] : null;
+    return node(total ? "tr.total" : "tr", null,
+      node("td", null, r.name, " ", r.coverage ? node("span.badge." + r.coverage, null, {well: "well covered", thin: "thinly covered"}[r.coverage] || r.coverage) : null),
+      node("td", null, dumbbell(r.before, r.after)), node("td.number", null, rate(r.before)), node("td.number", null, rate(r.after)),
+      node("td.number" + (change > 0 ? ".up" : change < 0 ? ".down" : ""), null, change === null ? "–" : (change >= 0 ? "+" : "−") + (100 * Math.abs(change)).toFixed(1)),
+      node("td.number", null, count(r.tasks)));
+  };
+  const heads = [["dataset"], ["0 to 100 %, with 95 % interval"], ["after SFT", 1], ["after RL", 1], ["points", 1], ["tasks", 1]];
+  return [
+    node("p.note", null, "Tasks no training stream has seen, sampled at training temperature. Intervals are Wilson's, at 95 %."),
+    key([["after SFT", "var(--faint)"], ["after RL", "var(--teal)"]]),
+    node("div.panel.scroll", null, node("table", {id: "evaluation-table"}, node("thead", null, node("tr", null, heads.map(([h, right]) => node("th" + (right ? ".number" : ""), null, h)))),
+      node("tbody", null, data.evaluation.rows.map((r) => row(r, false)), row(data.evaluation.total, true)))),
+  ];
+}
+
+function stages(data) {
+  if (!data.stages.length) return null;
+  const all = data.stages.reduce((sum, s) => sum + s.wall_s, 0) || 1;
+  const tone = (i) => tint(PALETTE[i % PALETTE.length], .3);
+  const facts = (s) => Object.entries(s.facts).map(([name, value]) => name.replaceAll("_", " ") + " " + number(value)).join(" · ");
+  return [
+    node("div.strip", null, data.stages.map((s, i) => node("div", {style: {flex: String(Math.max(s.wall_s, all / 400)), background: tone(i)}, title: s.name + " " + seconds(s.wall_s)}, s.wall_s / all > .06 ? s.name : ""))),
+    node("div.panel.scroll", null, node("table", {id: "stage-table"},
+      node("thead", null, node("tr", null, node("th", null, "stage"), node("th.number", null, "steps"), node("th.number", null, "wall clock"), node("th.number", null, "share"), node("th", null, "at its end"))),
+      node("tbody", null, data.stages.map((s) => node("tr", null, node("td", null, s.name), node("td.number", null, s.steps ? count(s.steps) : "–"),
+        node("td.number", null, seconds(s.wall_s)), node("td.number", null, percent(s.wall_s / all, 0)), node("td", null, node("span.hint", null, facts(s)))))))),
+  ];
+}
+
+function metricChart(name, steps, y) {
+  const [title, hint, options] = KNOWN[name] || [name.replaceAll("_", " ").replaceAll("/", " / "), ""];
+  const exact = name === "logprob_max_abs_diff" && y.every((v) => v === 0);
+  return lineChart([{name: title, color: exact ? "var(--green)" : "var(--blue)", x: steps, y}],
+    {title, hint: exact ? "bitwise equal log-probabilities at every step" : hint, ...options});
+}
+
+function manyChart(names, metrics, options) {
+  return lineChart(names.map(([metric, name], i) => ({name, color: PALETTE[i % PALETTE.length], x: metrics.steps, y: metrics.values[metric]})),
+    {format: share, low: 0, high: 1, ...options});
+}
+
+function stageCurves(stage, metrics) {
+  const names = Object.keys(metrics.values), known = Object.keys(KNOWN).filter((n) => names.includes(n));
+  const activities = ACTIVITIES.filter((n) => names.includes(n)), datasets = names.filter((n) => n.startsWith(BY_DATASET));
+  const shown = new Set([...known, ...activities, ...datasets]), rest = names.filter((n) => !shown.has(n));
+  const draw = (n) => metricChart(n, metrics.steps, metrics.values[n]);
+  return [
+    node("h3.stage", null, node("b", null, stage), ` · ${metrics.last} steps`),
+    node("div.charts", null,
+      datasets.length ? manyChart(datasets.map((n) => [n, n.slice(BY_DATASET.length)]), metrics, {title: "Success by dataset", hint: "training rollouts of each step, smoothed", wide: true}) : null,
+      known.map(draw),
+      activities.length ? manyChart(activities.map((n) => [n, n.slice(5)]), metrics, {title: "Where the time goes", hint: "share of each step"}) : null),
+    rest.length ? node("details", null, node("summary", null, rest.length + " more metrics"), node("div.charts", null, rest.map(draw))) : null,
+  ];
+}
+
+function account(data) {
+  if (!data.account.length) return null;
+  const total = data.account.reduce((sum, a) => sum + a.tokens, 0);
+  const outcomes = data.outcomes.length ? node("div.panel.scroll", {style: {"margin-top": "16px"}}, node("table", {id: "outcome-table"},
+    node("thead", null, node("tr", null, node("th", null, "outcome of a training rollout"), node("th.number", null, "rollouts"), node("th.number", null, "share"))),
+    node("tbody", null, data.outcomes.map((o) => node("tr", null, node("td", null, o.name), node("td.number", null, count(o.count)), node("td.number", null, percent(o.share))))))) : null;
+  return [
+    node("p.note", null, `${count(total)} tokens were sampled for training. Each was trained once or left out for a reason with a name.`),
+    node("div.strip", null, data.account.map((a, i) => node("div", {style: {flex: String(Math.max(a.tokens, total / 400)), background: tint(PALETTE[i], .3)}, title: a.name}, a.tokens / total > .08 ? a.name : ""))),
+    key(data.account.map((a, i) => [`${a.name}: ${count(a.tokens)} (${percent(a.tokens / total)})`, tint(PALETTE[i], .5)])),
+    outcomes,
+  ];
+}
+
+function main() {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const root = document.documentElement, dark = matchMedia("(prefers-color-scheme: dark)");
+  const dress = (theme) => { root.dataset.theme = theme; };
+  dress(dark.matches ? "dark" : "light");
+  dark.addEventListener("change", () => dress(dark.matches ? "dark" : "light"));
+  document.getElementById("theme").addEventListener("click", () => dress(root.dataset.theme === "dark" ? "light" : "dark"));
+  document.getElementById("name").textContent = data.name;
+  document.getElementById("written").textContent = "· report of " + data.written;
+  document.getElementById("lede").textContent = data.lede;
+  figures(data);
+  put("evaluation", evaluation(data));
+  put("stages", stages(data));
+  put("curves", Object.entries(data.metrics).map(([stage, metrics]) => stageCurves(stage, metrics)));
+  put("account", account(data));
+  put("rollouts", data.rollouts.length ? [
+    node("p.note", null, `${data.rollouts.length} of ${count(data.rollouts_seen)} recorded rollouts: the first, the last, some between, the best and the worst. Point at a token for its numbers; click it to keep them.`),
+    rolloutViewer(data)] : null);
+  put("config", data.config ? node("div.panel", null, node("pre", null, data.config)) : null);
+  root.dataset.ready = "yes";
+}
+
+main();

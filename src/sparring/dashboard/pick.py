@@ -1,0 +1,84 @@
+"""Which rollouts of a long run the viewer shows, chosen while the groups stream past in bounded memory."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sparring.types import Group
+
+PickName = Literal["first", "last", "between", "best", "worst", "failed"]
+
+
+@dataclass(kw_only=True)
+class Picker:
+    """Takes groups in admission order; `picked()` gives (group, names) once each, in the order they were seen.
+
+    Args:
+        each: how many groups of each kind are kept.
+    """
+
+    each: int = 3
+    _seen: int = 0
+    _first: list[tuple[int, Group]] = field(default_factory=list)
+    _last: deque[tuple[int, Group]] = field(default_factory=deque)
+    _between: list[tuple[int, Group]] = field(default_factory=list)
+    _stride: int = 1
+    _best: list[tuple[float, int, Group]] = field(default_factory=list)
+    _worst: list[tuple[float, int, Group]] = field(default_factory=list)
+    _failed: deque[tuple[int, Group]] = field(default_factory=deque)
+
+    def take(self, group: Group) -> None:
+        """Look at one group."""
+        number = self._seen
+        self._seen += 1
+        if len(self._first) < self.each:
+            self._first.append((number, group))
+        self._last.append((number, group))
+        if len(self._last) > self.each:
+            self._last.popleft()
+        self._thin(number, group)
+        if group.failed:
+            self._failed.append((number, group))
+            if len(self._failed) > self.each:
+                self._failed.popleft()
+        rewards = [score.reward for score in group.scores if score.reward is not None]
+        if rewards:
+            # the later of two equals stays: what the trained policy does is worth more room than where it began
+            _keep(self._best, (max(rewards), number, group), self.each)
+            _keep(self._worst, (-min(rewards), number, group), self.each)
+
+    def _thin(self, number: int, group: Group) -> None:
+        """Every `stride`-th group; when there are too many, every other one goes and the stride doubles."""
+        if number % self._stride == 0:
+            self._between.append((number, group))
+        if len(self._between) > 2 * self.each:
+            self._between = self._between[::2]
+            self._stride *= 2
+
+    def picked(self) -> list[tuple[Group, tuple[PickName, ...]]]:
+        """The chosen groups, each with every reason it was chosen for."""
+        kinds: list[tuple[PickName, list[tuple[int, Group]]]] = [
+            ("first", self._first),
+            ("between", self._between[1:]),
+            ("last", list(self._last)),
+            ("best", [(number, group) for _, number, group in self._best]),
+            ("worst", [(number, group) for _, number, group in self._worst]),
+            ("failed", list(self._failed)),
+        ]
+        names: dict[int, list[PickName]] = {}
+        groups: dict[int, Group] = {}
+        for name, chosen in kinds:
+            for number, group in chosen:
+                groups[number] = group
+                names.setdefault(number, []).append(name)
+        return [(groups[number], tuple(names[number])) for number in sorted(groups)]
+
+
+def _keep(heap: list[tuple[float, int, Group]], entry: tuple[float, int, Group], size: int) -> None:
+    if len(heap) < size:
+        heapq.heappush(heap, entry)
+    else:
+        heapq.heappushpop(heap, entry)

@@ -1,0 +1,77 @@
+"""`runs/<name>/report.html`: one self-contained page. Asks nobody for anything and runs no script but its own."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sparring.dashboard.gather import gather
+from sparring.errors import refusal
+
+SCRIPTS = ("charts.js", "viewer.js", "page.js")
+"""In the order they build on each other."""
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write the report of a run, finished or not, and return its path.
+
+    Args:
+        run_dir: the run's folder; holds `store.sqlite`.
+
+    Raises:
+        BadInput: the folder holds no run.
+        StoreError: the store cannot be read.
+    """
+    from sparring.store.sqlite import SqliteStore
+
+    database = run_dir / "store.sqlite"
+    if not database.is_file():
+        raise refusal(str(run_dir), "a run's folder with store.sqlite", "none", "give the folder of a run, like runs/quickstart")
+    store = SqliteStore(database, read_only=True)
+    try:
+        data = gather(run_dir, store)
+    finally:
+        store.close()
+    target = run_dir / "report.html"
+    draft = run_dir / "report.html.part"
+    draft.write_text(page(data), encoding="utf-8")
+    os.replace(draft, target)  # a reader never sees half a page
+    return target
+
+
+def page(data: Mapping[str, Any]) -> str:
+    """The whole page for `gather`'s data.
+
+    Rollout text is untrusted. It travels as JSON in which no character can end the script element, enters the document
+    through text nodes only, and the policy in the page lets no script run but the one whose hash it names.
+    """
+    style = _asset("page.css")
+    script = "\n".join(_asset(name) for name in SCRIPTS)
+    policy = f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'"
+    parts = {"CSP": policy, "TITLE": html.escape(f"{data['name']} · Sparring"), "STYLE": style, "SCRIPT": script}
+    text = _asset("page.html")
+    for name, value in parts.items():
+        text = text.replace(f"@{name}@", value)
+    return text.replace("@DATA@", embedded_json(data))  # last, so that data which looks like a placeholder stays data
+
+
+def embedded_json(data: Mapping[str, Any]) -> str:
+    """JSON that is safe between script tags: no `<`, `>` or `&`, and no line separator that JavaScript would break at."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _asset(name: str) -> str:
+    return (Path(__file__).parent / name).read_text(encoding="utf-8").strip("\n")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,104 @@
+"""Rollouts as the viewer reads them: plain data, one entry per rollout, token values run-length coded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sparring.batch.flatten import flatten
+from sparring.protocols import Credit
+from sparring.types import Group, Rollout, Score, Segment, Trajectory
+
+Advantages = Mapping[tuple[str, int], Sequence[float | None]]
+"""(trajectory id, segment index) -> one advantage per token, None where a token was not trained."""
+
+
+def group_advantages(group: Group, credit: Credit, model: str) -> Advantages:
+    """What each sampled token of a training group was trained with; empty for a group that was filtered.
+
+    Right for credits that look at one group at a time, such as GRPO.
+    """
+    if any(rollout.purpose != "train" for rollout in group.rollouts):
+        return {}
+    [rows] = credit.credit([group], [flatten(group, model)])
+    branches = {
+        f"{trajectory.id}#{number}": (trajectory.id, branch)
+        for rollout in group.rollouts
+        for trajectory in rollout.trajectories
+        for number, branch in enumerate(trajectory.branches())
+    }
+    found: dict[tuple[str, int], list[float | None]] = {}
+    for row in rows:
+        trajectory, branch = branches[row.id]
+        start = 0
+        for segment in branch:
+            span = slice(start, start + len(segment.tokens))
+            start = span.stop
+            if row.advantages is not None and any(row.weights["policy"][span]):
+                weights = row.weights["policy"][span]
+                values = row.advantages[span]
+                found[trajectory, segment.index] = [a if w else None for a, w in zip(values, weights, strict=True)]
+    return found
+
+
+def group_entries(group: Group, picks: Sequence[str], stage: str, advantages: Advantages) -> list[dict[str, Any]]:
+    """The rollouts of a group worth showing: its best, its worst and those that failed."""
+    ranked = sorted(zip(group.rollouts, group.scores, strict=True), key=lambda pair: pair[1].reward or 0.0)
+    chosen: list[tuple[Rollout, Score | None]] = [*ranked[:1], *ranked[1:][-1:]]
+    chosen += [(rollout, None) for rollout in group.failed[:2]]
+    of = len(group.rollouts) + len(group.failed)
+    return [
+        _entry(rollout, score, advantages)
+        | {"picks": list(picks), "stage": stage, "group": group.id, "of": of, "version": group.version}
+        for rollout, score in chosen
+    ]
+
+
+def _entry(rollout: Rollout, score: Score | None, advantages: Advantages) -> dict[str, Any]:
+    outcome = rollout.outcome
+    failure = outcome.failure
+    return {
+        "id": rollout.id,
+        "index": rollout.index,
+        "task": rollout.task.id,
+        "tag": rollout.task.tag,
+        "reward": score.reward if score else None,
+        "success": score.success if score else None,
+        "parts": dict(score.parts) if score else {},
+        "outcome": outcome.kind,
+        "reason": outcome.reason,
+        "failure": failure and {"error": failure.error, "where": failure.where, "message": failure.message},
+        "turns": sum(t.usage.turns for t in rollout.trajectories),
+        "sampled": sum(t.usage.sampled_tokens for t in rollout.trajectories),
+        "wall_s": round(sum(t.timing.wall_s for t in rollout.trajectories), 4),
+        "segments": [_segment(t, s, advantages) for t in rollout.trajectories for s in t.segments],
+    }
+
+
+def _segment(trajectory: Trajectory, segment: Segment, advantages: Advantages) -> dict[str, Any]:
+    values = advantages.get((trajectory.id, segment.index))
+    logprobs = segment.logprobs
+    return {
+        "index": segment.index,
+        "parent": segment.parent,
+        "role": trajectory.role,
+        "source": segment.source,
+        "message_role": segment.message.role if segment.message else None,
+        "tokens": list(segment.tokens),
+        "logprobs": None if logprobs is None else [float(f"{value:.6g}") for value in logprobs],
+        "versions": segment.versions and [*zip(segment.versions.lengths, segment.versions.values, strict=True)],
+        "kv_versions": segment.kv_versions
+        and [*zip(segment.kv_versions.lengths, segment.kv_versions.values, strict=True)],
+        "advantages": None if values is None else _run_lengths(values),
+    }
+
+
+def _run_lengths(values: Sequence[float | None]) -> list[list[float | None]]:
+    runs: list[list[Any]] = []
+    for value in values:
+        rounded = None if value is None else float(f"{value:.6g}")
+        if runs and runs[-1][1] == rounded:
+            runs[-1][0] += 1
+        else:
+            runs.append([1, rounded])
+    return runs

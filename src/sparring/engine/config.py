@@ -1,0 +1,41 @@
+"""`[engine]`: how much the engine takes on at once and what it keeps. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """None of these changes a sampled token: in exact numerics a request does not see its neighbours."""
+
+    max_running: int = 128
+    """Requests that are computed together; more wait."""
+
+    max_batch_tokens: int = 2048
+    """New tokens of one step: one per request that generates, the rest for prompts, which are cut into chunks."""
+
+    kv_tokens: int = 0
+    """Tokens whose keys and values fit into the cache; 0: what `kv_bytes` holds."""
+
+    kv_bytes: int = 512 << 20
+    """Size of the cache when `kv_tokens` is 0; less where `max_running` requests of full length need less."""
+
+    kv_across_turns: Literal["keep", "drop"] = "keep"
+    """keep: a conversation's next turn prefills only what is new; drop: it starts over."""
+
+    share_prefixes: bool = True
+    """Whether requests that begin with the same tokens compute full pages of them once."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_running", "max_batch_tokens", "kv_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.kv_tokens < 0:
+            raise ValueError(f"kv_tokens must be 0 (automatic) or more, got {self.kv_tokens}")
+        if self.max_batch_tokens < self.max_running:
+            raise ValueError(
+                f"max_batch_tokens ({self.max_batch_tokens}) must be at least max_running ({self.max_running}): "
+                "every running request adds a token per step"
+            )

@@ -1,0 +1,173 @@
+"""Who is computed in the next step: continuous batching with chunked prompts over a limited number of pages. Torch-free.
+
+Requests are served by rank (priority, then arrival). A step holds one token of every request that generates and, as far
+as the token budget goes, chunks of prompts. It cannot deadlock: a request is accepted only if it fits into the cache alone,
+pages for a prompt are taken whole at admission, and where generation runs out of pages the request of the worst rank gives
+its own back and starts again from its tokens.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass
+
+from sparring.engine.kv import Idle, KvCache
+from sparring.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`count` tokens of a sequence from `begin`; `samples` when the last of them is the sequence's last."""
+
+    sequence: Sequence
+    begin: int
+    count: int
+    samples: bool
+
+
+class Scheduler:
+    """The waiting and the running requests, and the pages they hold."""
+
+    def __init__(self, cache: KvCache, *, max_running: int, max_batch_tokens: int) -> None:
+        self.cache = cache
+        self._max_batch_tokens = max_batch_tokens
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self._slots = list(range(max_running))[::-1]
+        self.num_preempted = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything waits or runs."""
+        return bool(self._waiting or self._running)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold pages."""
+        return len(self._running)
+
+    def add(self, sequence: Sequence) -> None:
+        """A new request."""
+        insort(self._waiting, sequence, key=_rank)
+
+    def plan(self, version: int) -> list[Chunk]:
+        """The chunks of one step under weights `version`; they count as computed from here on."""
+        preempted = self.num_preempted
+        generating = sum(sequence.pending == 1 for sequence in self._running)
+        budget = self._max_batch_tokens - generating
+        chunks: list[Chunk] = []
+        # better ranks first: whoever must give way has a worse rank and is not in the plan yet
+        for sequence in list(self._running):
+            if sequence.slot < 0:
+                continue
+            count = 1 if sequence.pending == 1 else min(sequence.pending, budget)
+            if count and self._grow(sequence, sequence.computed + count):
+                budget -= count if sequence.pending > 1 else 0
+                chunks.append(self._chunk(sequence, count, version))
+        while self._waiting and self._slots and budget > 0 and self.num_preempted == preempted:
+            if not self._admit(self._waiting[0], version):
+                break
+            sequence = self._waiting.pop(0)
+            count = min(sequence.pending, budget)
+            budget -= count
+            chunks.append(self._chunk(sequence, count, version))
+        return chunks
+
+    def retire(self, sequence: Sequence, version: int) -> None:
+        """Take a finished request out; its conversation keeps the pages when all of them are of `version`."""
+        self._leave(sequence)
+        conversation = sequence.request.conversation
+        if sequence.keep and conversation is not None and sequence.oldest == version:
+            self.cache.park(conversation, Idle(sequence.tokens[: sequence.computed], sequence.pages, version))
+            sequence.pages = []
+        else:
+            self._give_back(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a request out wherever it is; unknown ones are ignored."""
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+        elif sequence in self._running:
+            self._leave(sequence)
+            self._give_back(sequence)
+
+    def discard(self, chunks: list[Chunk]) -> list[Sequence]:
+        """Take out the requests of a step that failed: what their pages hold is unknown."""
+        for chunk in chunks:
+            for page in chunk.sequence.pages:
+                self.cache.pool.forget(page)
+            self.remove(chunk.sequence)
+        return [chunk.sequence for chunk in chunks]
+
+    def release(self, conversation: str) -> None:
+        """Forget a conversation now and when its running request ends."""
+        self.cache.release(conversation)
+        for sequence in (*self._waiting, *self._running):
+            if sequence.request.conversation == conversation:
+                sequence.keep = False
+
+    def clear(self) -> list[Sequence]:
+        """Take every request out."""
+        sequences = [*self._running, *self._waiting]
+        for sequence in sequences:
+            self.remove(sequence)
+        return sequences
+
+    def _chunk(self, sequence: Sequence, count: int, version: int) -> Chunk:
+        begin = sequence.computed
+        sequence.computed += count
+        sequence.oldest = version if sequence.oldest is None else min(sequence.oldest, version)
+        if sequence.oldest == version and sequence.computed // self.cache.page_size > len(sequence.digests):
+            self.cache.publish(sequence.pages, sequence.tokens, sequence.computed, version, sequence.digests)
+        return Chunk(sequence, begin, count, samples=sequence.computed == len(sequence.tokens))
+
+    def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Pages for `num_tokens`; False when the sequence itself had to give way."""
+        missing = self.cache.pages_for(num_tokens) - len(sequence.pages)
+        while missing > 0:
+            pages = self.cache.take(missing)
+            if pages is not None:
+                sequence.pages += pages
+                return True
+            worst = self._running[-1]
+            self._preempt(worst)
+            if worst is sequence:
+                return False
+        return True
+
+    def _admit(self, sequence: Sequence, version: int) -> bool:
+        pages, known = self.cache.resume(sequence.request.conversation, sequence.tokens, version, sequence.digests)
+        missing = self.cache.pages_for(len(sequence.tokens)) - len(pages)
+        # a page for every running request is left, or it would soon have to give way to them
+        fresh = self.cache.take(missing, spare=len(self._running))
+        if fresh is None:
+            self.cache.drop(pages)
+            sequence.digests.clear()
+            return False
+        sequence.pages, sequence.computed, sequence.table_length = pages + fresh, known, 0
+        sequence.oldest = version if known else None
+        # a preempted request finds part of its own answer again: only prompt tokens count as cached
+        if not sequence.logprobs:
+            sequence.cached_tokens = known
+        sequence.slot = self._slots.pop()
+        insort(self._running, sequence, key=_rank)
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.num_preempted += 1
+        self._leave(sequence)
+        self._give_back(sequence)
+        insort(self._waiting, sequence, key=_rank)
+
+    def _leave(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        self._slots.append(sequence.slot)
+        sequence.slot = -1
+
+    def _give_back(self, sequence: Sequence) -> None:
+        self.cache.drop(sequence.pages)
+        sequence.pages, sequence.digests, sequence.computed, sequence.oldest = [], [], 0, None
+
+
+def _rank(sequence: Sequence) -> tuple[int, int]:
+    return sequence.rank

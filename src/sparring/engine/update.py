@@ -1,0 +1,46 @@
+"""A weight update as a transaction: copy, verify, or put the old weights back (law 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from sparring.engine.runner import Runner
+from sparring.errors import WeightsError, boundary
+from sparring.model.causal import CausalModel
+from sparring.types import WeightRef
+
+FAST_TOLERANCE = 5e-2
+"""Largest difference of a probe's log-probabilities under fast numerics, where trainer and engine round differently."""
+
+
+def commit(model: CausalModel, runner: Runner, ref: WeightRef, state: Mapping[str, torch.Tensor]) -> None:
+    """Load `state` and verify it by the reference's probe; on any failure the old weights serve on.
+
+    Raises:
+        WeightsError: the weights do not fit the model, or give other log-probabilities than the publisher's.
+    """
+    old = {name: tensor.clone() for name, tensor in model.state().items()}
+    try:
+        with boundary(WeightsError, f"weights of {ref.model} version {ref.version}"):
+            model.load_state(state)
+            _verify(model, runner, ref)
+    except WeightsError:
+        model.load_state(old)
+        raise
+
+
+def _verify(model: CausalModel, runner: Runner, ref: WeightRef) -> None:
+    if ref.probe is None:
+        return
+    tokens, expected = ref.probe
+    [found] = runner.score([tokens], 1.0)
+    tolerance = FAST_TOLERANCE if model.path_name == "fast" else 0.0
+    worst = max((abs(a - b) for a, b in zip(found, expected, strict=True)), default=0.0)
+    # written so that NaN is refused
+    if not worst <= tolerance:
+        raise WeightsError(
+            f"weights of {ref.model} version {ref.version}: expected the publisher's log-probabilities on its probe, got a "
+            f"difference of {worst:.3g}; the old version serves on"
+        )

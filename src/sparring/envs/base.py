@@ -1,0 +1,195 @@
+"""`Env`: the base class of worlds. An author writes a prompt, a reward and, where the world has any, tools.
+
+    class Multiply(Env):
+        def generate(self, random):
+            a, b = random.randint(2, 99), random.randint(2, 99)
+            return {"prompt": f"{a} * {b} = ?", "answer": str(a * b)}
+
+        def reward(self, completion, task):
+            return float(completion.strip() == task.data["answer"])
+
+Whatever a world raises is the world's failure (`EnvError`), never a reward. What the model gets wrong (an unknown tool,
+a wrong argument, broken JSON) comes back to the model as the tool's answer.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Any, ClassVar, NamedTuple
+
+import msgspec
+
+from sparring.envs.schema import arguments_type, checked, tool_spec
+from sparring.errors import EnvError, boundary, refusal
+from sparring.protocols import Sandbox
+from sparring.types import Message, Observation, Score, Task, ToolCall, ToolSpec, Trajectory
+
+Expert = Callable[[Sequence[Message]], Message]
+
+
+class ToolError(Exception):
+    """A tool raises it to tell the model that its call was wrong; the text is the tool's answer."""
+
+
+class NoArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings of a world that has none."""
+
+
+def tool(
+    function: Callable[..., Any] | None = None, *, name: str | None = None, description: str | None = None
+) -> Callable[..., Any]:
+    """Mark a method as a tool: `@tool`, or `@tool(name=..., description=...)` where its own would not do."""
+
+    def mark(marked: Callable[..., Any]) -> Callable[..., Any]:
+        marked.__tool__ = {"name": name, "description": description}  # type: ignore[attr-defined]
+        return marked
+
+    return mark if function is None else mark(function)
+
+
+class Env:
+    """One world for one rollout. See the module's docstring; every method below may be overridden.
+
+    Attributes:
+        Args: a msgspec struct of the world's settings; `[env.args]` of a recipe is checked against it.
+        functions: plain functions that are tools, beside the methods marked with `@tool`.
+        needs_box: whether `open` gets a box.
+        success_at: the reward from which a rollout counts as a success; None where the world has no such notion.
+    """
+
+    Args: ClassVar[type[msgspec.Struct]] = NoArgs
+    functions: ClassVar[Sequence[Callable[..., Any]]] = ()
+    needs_box: ClassVar[bool] = False
+    success_at: ClassVar[float | None] = 1.0
+
+    def __init__(self, args: Any = None) -> None:
+        self.args = self.Args() if args is None else args
+        self.task: Task
+        self.box: Sandbox | None = None
+        self._tools = _tools_of(type(self))
+
+    # What an author writes.
+
+    def generate(self, random: Random) -> Mapping[str, Any] | None:
+        """One task's data, drawn from `random` alone; None (the default) for a world whose tasks come from a file."""
+        return None
+
+    def prompt(self, task: Task) -> str | Sequence[Message]:
+        """What the model is asked; `task.data["prompt"]` by default."""
+        return task.data["prompt"]
+
+    def reward(self, completion: str, task: Task) -> Any:
+        """The final answer's worth: a float, a bool, a `Score`, or None for not scored. May be `async`."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method reward(self, completion, task)")
+
+    def expert(self, task: Task) -> Expert | None:
+        """The scripted demonstration of one task, each reply a function of the messages so far; None where there is none."""
+        return None
+
+    # The protocol.
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """What the model may call."""
+        return tuple(found.spec for found in self._tools.values())
+
+    async def open(self, task: Task, box: Sandbox | None) -> Observation:
+        """Take the task and its box. Messages beyond the task's own may be returned."""
+        self.task, self.box = task, box
+        return Observation()
+
+    async def step(self, reply: Message) -> Observation:
+        """Run the reply's tool calls in order; a reply without any ends the episode.
+
+        Raises:
+            EnvError: a tool raised anything but `ToolError`.
+            InfraError: passed on from a box.
+        """
+        if not reply.tool_calls:
+            return Observation(done=True)
+        answers = [await self._answer(call) for call in reply.tool_calls]
+        return Observation(messages=tuple(answers))
+
+    async def score(self, trajectory: Trajectory) -> Score | None:
+        """Score the final answer: the text of the last assistant message, or "" where the rollout broke off before one.
+
+        Raises:
+            EnvError: the reward raised, or returned no number.
+        """
+        where = f"{type(self).__name__}.reward"
+        with boundary(EnvError, where):
+            value = self.reward(final_text(trajectory), self.task)
+            if inspect.isawaitable(value):
+                value = await value
+        if value is None or isinstance(value, Score):
+            return value
+        if not isinstance(value, (bool, int, float)) or not math.isfinite(value):
+            raise EnvError(f"{where}: expected a finite number, got {value!r}")
+        success = None if self.success_at is None else value >= self.success_at - 1e-9
+        return Score(reward=float(value), success=success)
+
+    async def close(self) -> None:
+        """Give back what `open` took; the box is the caller's."""
+
+    async def _answer(self, call: ToolCall) -> Message:
+        return Message(role="tool", content=await self._call(call), tool_call_id=call.id, name=call.name)
+
+    async def _call(self, call: ToolCall) -> str:
+        if call.name not in self._tools:
+            return f"error: no tool {call.name!r}, there is {', '.join(self._tools) or 'none'}"
+        if call.arguments is None:
+            return f"error: {call.name}: arguments are not valid JSON"
+        found = self._tools[call.name]
+        try:
+            arguments = checked(call.arguments, found.arguments)
+        except ValueError as error:
+            return f"error: {call.name}: {error}"
+        with boundary(EnvError, f"{type(self).__name__}, tool {call.name}"):
+            try:
+                value = found.bound(self)(**arguments)
+                if inspect.isawaitable(value):
+                    value = await value
+            except ToolError as error:
+                return f"error: {error}"
+            return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def final_text(trajectory: Trajectory) -> str:
+    """The answer: the last assistant message of a completed trajectory, stripped; "" where there is none.
+
+    A truncated reply is no answer: "4" may have been the beginning of "42".
+    """
+    if trajectory.outcome.kind != "completed":
+        return ""
+    replies = [s.message for s in trajectory.segments if s.message is not None and s.message.role == "assistant"]
+    return replies[-1].content.strip() if replies and not replies[-1].tool_calls else ""
+
+
+class _Tool(NamedTuple):
+    spec: ToolSpec
+    method: str | None  # a method of the world, by name, so that the table belongs to the class
+    function: Callable[..., Any]
+    arguments: type[msgspec.Struct]
+
+    def bound(self, env: Env) -> Callable[..., Any]:
+        return self.function if self.method is None else getattr(env, self.method)
+
+
+@functools.cache
+def _tools_of(kind: type[Env]) -> dict[str, _Tool]:
+    """Name -> tool: functions first, then methods in the order they were written, base classes before their children."""
+    methods = dict.fromkeys(
+        name for base in reversed(kind.__mro__) for name, value in vars(base).items() if hasattr(value, "__tool__")
+    )
+    marked = [(name, getattr(kind, name)) for name in methods if hasattr(getattr(kind, name), "__tool__")]
+    found: dict[str, _Tool] = {}
+    for method, function in [*((None, f) for f in kind.functions), *marked]:
+        spec = tool_spec(function, **getattr(function, "__tool__", {}))
+        if spec.name in found:
+            raise refusal(kind.__name__, "tools of different names", f"two called {spec.name!r}", "rename one")
+        found[spec.name] = _Tool(spec, method, function, arguments_type(function, f"tool {spec.name}"))
+    return found

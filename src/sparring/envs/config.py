@@ -1,0 +1,139 @@
+"""The `[env]` section of a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from sparring.types import BoxSpec, Limits
+
+
+class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[env.limits]`: what one rollout may use."""
+
+    max_turns: int = 8
+    """Assistant messages."""
+
+    max_tokens: int = 1024
+    """Sampled tokens over all turns."""
+
+    max_tool_calls: int = 8
+    """Tool calls over all turns."""
+
+    timeout_s: float = 120.0
+    """Wall clock of the whole rollout."""
+
+    def __post_init__(self) -> None:
+        if min(self.max_turns, self.max_tokens) < 1 or self.max_tool_calls < 0 or self.timeout_s <= 0:
+            raise ValueError("max_turns and max_tokens must be at least 1, max_tool_calls at least 0, timeout_s above 0")
+
+    def limits(self) -> Limits:
+        """The same as the noun that a `Task` carries."""
+        return Limits(**msgspec.structs.asdict(self))
+
+
+class BoxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[env.box]`: the box in which the policy's commands run; times and sizes are per command."""
+
+    image: str = "python"
+    """What is installed inside."""
+
+    timeout_s: float = 2.0
+    """Wall clock of one command."""
+
+    memory_bytes: int = 256 << 20
+    """Memory of one command."""
+
+    disk_bytes: int = 16 << 20
+    """Files that one box may hold."""
+
+    output_bytes: int = 4096
+    """Output kept of one command."""
+
+    processes: int = 16
+    """Processes and threads at one time."""
+
+    network: bool = False
+    """Whether the box reaches the network."""
+
+    def __post_init__(self) -> None:
+        if self.timeout_s <= 0 or min(self.memory_bytes, self.output_bytes, self.processes) < 1 or self.disk_bytes < 0:
+            raise ValueError("timeout_s, memory_bytes, output_bytes and processes must be above 0, disk_bytes 0 or more")
+
+    def spec(self) -> BoxSpec:
+        """The same as the noun that a `Task` carries."""
+        return BoxSpec(**msgspec.structs.asdict(self))
+
+
+class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[env.columns]`: which column of the data holds what. All columns reach the environment as `task.data`."""
+
+    prompt: str = "prompt"
+    """The question, a text."""
+
+    answer: str = "answer"
+    """What the reward compares with."""
+
+    messages: str = "messages"
+    """A conversation `[{role, content}, ...]`; where a row has it, it stands in for the prompt."""
+
+    id: str = "id"
+    """A stable name of the row; its line number where the column is absent."""
+
+    def mapping(self) -> Mapping[str, str]:
+        """Our name -> the file's name."""
+        return msgspec.structs.asdict(self)
+
+
+class EnvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[env]`: the world that the agent spars with."""
+
+    name: str = ""
+    """A built-in world, `package.module:Name`, or `path/to/file.py:Name`. Empty with `reward`."""
+
+    args: dict[str, Any] = {}
+    """The world's own settings; `Args` of the world says which exist."""
+
+    reward: str = ""
+    """Instead of a name: `path/to/file.py:function` with `def function(completion: str, answer: str) -> float`."""
+
+    data: str = ""
+    """A file of tasks: JSON Lines, Parquet, or a Hugging Face datasets folder."""
+
+    eval_data: str = ""
+    """A file of held-out tasks; empty takes `held_out` prompts out of `data`."""
+
+    columns: Columns = Columns()
+    """Column mapping of both files."""
+
+    held_out: int = 0
+    """Tasks kept for evaluation; no training stream ever shows one of their prompts. 0: 512, or a fifth of a smaller file."""
+
+    demonstrations: int = 1024
+    """Tasks that the world's expert demonstrates for supervised fine-tuning, where a world does not count them itself."""
+
+    system: str = ""
+    """A system message before every prompt."""
+
+    tools: tuple[Literal["python"], ...] = ()
+    """Built-in tools for a `reward` function; a world of your own names its tools itself."""
+
+    limits: LimitsConfig = LimitsConfig()
+    """What one rollout may use."""
+
+    box: BoxConfig = BoxConfig()
+    """What the policy's code may use, where the world has a box."""
+
+    def __post_init__(self) -> None:
+        if bool(self.name) == bool(self.reward):
+            raise ValueError("exactly one of name and reward must be given")
+        if self.reward and not self.data:
+            raise ValueError("reward needs data, a file of tasks")
+        if self.tools and not self.reward:
+            raise ValueError("tools belongs to reward; a named world brings its own tools")
+        if self.eval_data and not self.data:
+            raise ValueError("eval_data needs data")
+        if self.held_out < 0 or self.demonstrations < 0:
+            raise ValueError("held_out and demonstrations must be 0 or more")

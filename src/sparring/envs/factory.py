@@ -1,0 +1,145 @@
+"""What stands beside an `Env`: its tasks, generated or from rows of a file, its expert, and how one instance is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Any
+
+from sparring.envs.base import Env, Expert
+from sparring.envs.config import EnvConfig
+from sparring.envs.splits import Splits, Stream, derived_seed, listed, order, prompt_key, unknown_split
+from sparring.errors import BadInput, EnvError, boundary, refusal
+from sparring.types import Message, Task
+
+Rows = Sequence[Mapping[str, Any]]
+ReadRows = Callable[[str, Mapping[str, str]], Rows]
+"""(path, column mapping) -> rows with our column names; `tasks.files.read_rows` is one."""
+
+DEFAULT_HELD_OUT = 512
+
+
+class WorldFactory:
+    """The `EnvFactory` of a class of worlds.
+
+    Args:
+        name: the world's name, written into its tasks.
+        make: makes one instance.
+        config: `[env]`.
+        read_rows: reads the files that `config` names.
+
+    Raises:
+        BadInput: the world has neither data nor `generate`, or its data cannot be split.
+    """
+
+    def __init__(self, name: str, make: Callable[[], Env], config: EnvConfig, read_rows: ReadRows | None) -> None:
+        self.name = name
+        self._make = make
+        self._config = config
+        self._probe = make()
+        self._splits: dict[int, Splits] = {}
+        if config.data:
+            if read_rows is None:
+                raise TypeError("an environment with data needs read_rows (tasks.files.read_rows)")
+            self._train, self._eval = self._from_files(read_rows)
+        elif type(self._probe).generate is Env.generate:
+            raise refusal(
+                f"env {name}", "tasks", "neither data nor a method generate(self, random)", "set env.data or write generate"
+            )
+
+    def make(self) -> Env:
+        """One world for one rollout."""
+        return self._make()
+
+    def tasks(self, split: str, seed: int) -> Stream:
+        """`train` (endless), `eval` or `demonstration` (finite): a function of the seed; no eval prompt occurs in another.
+
+        Raises:
+            BadInput: no such split, or too few different prompts.
+        """
+        if not self._config.data:
+            if seed not in self._splits:
+                self._splits[seed] = self._generated(seed)
+            return self._splits[seed].stream(split)
+        if split == "train":
+            return Stream(lambda index: self._shuffled(seed, index))
+        if split == "eval":
+            return listed(self._eval)
+        if split == "demonstration":
+            return listed(self._train[: self._config.demonstrations])
+        raise unknown_split(self.name, split)
+
+    def expert(self, task: Task) -> Expert | None:
+        """The world's own demonstration."""
+        return self._probe.expert(task)
+
+    def _generated(self, seed: int) -> Splits:
+        def draw(split: str, index: int, attempt: int) -> Task:
+            item_seed = derived_seed(seed, self.name, split, index, attempt)
+            with boundary(EnvError, f"{self.name}.generate"):
+                data = self._probe.generate(Random(item_seed))
+            return self._task(f"{self.name}/{split}/{index}", data or {}, (), item_seed)
+
+        held_out = self._config.held_out or DEFAULT_HELD_OUT
+        return Splits(self.name, draw, held_out=held_out, demonstrations=self._config.demonstrations)
+
+    def _task(self, id: str, data: Mapping[str, Any], messages: Sequence[Message], seed: int) -> Task:
+        config = self._config
+        box = config.box.spec() if self._probe.needs_box else None
+        task = Task(id=id, env=self.name, messages=(), data=data, limits=config.limits.limits(), box=box, seed=seed)
+        if not messages:
+            with boundary(BadInput, f"{self.name}.prompt of task {id}"):
+                asked = self._probe.prompt(task)
+            messages = (Message(role="user", content=asked),) if isinstance(asked, str) else asked
+        if config.system:
+            messages = (Message(role="system", content=config.system), *messages)
+        return Task(
+            id=id,
+            env=self.name,
+            messages=tuple(messages),
+            data=data,
+            limits=task.limits,
+            box=box,
+            seed=seed,
+            tag=str(data.get("tag", "")),
+        )
+
+    def _from_files(self, read_rows: ReadRows) -> tuple[list[Task], list[Task]]:
+        config = self._config
+        tasks = self._from_rows(read_rows(config.data, config.columns.mapping()), "train", config.data)
+        if config.eval_data:
+            held_out = self._from_rows(read_rows(config.eval_data, config.columns.mapping()), "eval", config.eval_data)
+        else:
+            held_out = self._hold_out(tasks)
+        kept = {prompt_key(task) for task in held_out}
+        train = [task for task in tasks if prompt_key(task) not in kept]
+        if not train or not held_out:
+            raise refusal(
+                "env.data", "prompts for training and others for evaluation", f"{len(train)} and {len(held_out)}", "add rows"
+            )
+        return train, held_out
+
+    def _from_rows(self, rows: Rows, split: str, path: str) -> list[Task]:
+        tasks: dict[str, Task] = {}
+        for row in rows:
+            data = {key: value for key, value in row.items() if key != "messages"}
+            id = f"{self.name}/{split}/{row['id']}"
+            if id in tasks:
+                raise refusal(path, "rows with ids of their own", f"{row['id']!r} twice", "correct the id column")
+            tasks[id] = self._task(id, data, row.get("messages") or (), derived_seed(id))
+        return list(tasks.values())
+
+    def _hold_out(self, tasks: Sequence[Task]) -> list[Task]:
+        """Distinct prompts in the order of their hash: the same ones however the file is sorted, and for every seed."""
+        distinct = list({prompt_key(task): task for task in reversed(tasks)}.values())
+        count = self._config.held_out or min(DEFAULT_HELD_OUT, max(1, len(distinct) // 5))
+        if count >= len(distinct):
+            raise refusal(
+                "env.held_out", f"fewer than the {len(distinct)} different prompts of env.data", str(count), "lower it"
+            )
+        return sorted(distinct, key=lambda task: derived_seed("held out", prompt_key(task)))[:count]
+
+    def _shuffled(self, seed: int, index: int) -> Task:
+        """Epoch after epoch, each in an order of its own."""
+        epoch, place = divmod(index, len(self._train))
+        return self._train[order(seed, epoch, len(self._train))[place]]

@@ -1,0 +1,292 @@
+"""The adapter that serves every dataset of the `reasoning-gym` library, with a python tool.
+
+    [env]
+    name = "reasoning_gym"
+    [[env.args.datasets]]
+    name = "products"
+    coverage = "thin"
+    demonstrations = 20
+    params = { min_digits = 2, max_digits = 3 }
+
+A task is a pure function of (dataset, params, item seed), so that is all that a `Task` carries: the item is drawn again
+where it is scored, in whatever process that is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import decimal
+import functools
+import io
+import json
+import os
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+import numpy
+import reasoning_gym
+from reasoning_gym.composite import DatasetSpec
+from reasoning_gym.factory import DATASETS
+from reasoning_gym.utils import extract_answer
+
+from sparring.envs.base import Env, Expert
+from sparring.envs.config import EnvConfig
+from sparring.envs.factory import DEFAULT_HELD_OUT
+from sparring.envs.reasoning_gym_experts import expert_for, has_expert
+from sparring.envs.schema import env_args
+from sparring.envs.splits import Splits, Stream, derived_seed
+from sparring.envs.tools.python import PythonTool
+from sparring.errors import BadInput, boundary, refusal
+from sparring.types import Message, Score, Task
+
+SEEDED_AT_CREATION = frozenset({"acre", "composite", "gsm_symbolic", "list_functions", "survo"})
+"""Datasets that draw from their seed when they are made; all others when an item is asked for, and are made once."""
+
+HASH_DEPENDENT = frozenset({"isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder"})
+"""Datasets whose items follow the order of Python sets of strings, which differs between processes."""
+
+NOISY = frozenset({"bf", "codeio"})
+"""Datasets that print while they draw."""
+
+
+class Dataset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[[env.args.datasets]]`: one dataset of the mix."""
+
+    name: str
+    """As reasoning-gym calls it."""
+
+    weight: float = 1.0
+    """Its share of training tasks, relative to the others'."""
+
+    coverage: Literal["well", "thin"] = "well"
+    """How well its demonstrations cover it; reports are split by this."""
+
+    demonstrations: int = 0
+    """Distinct tasks that the expert demonstrates for supervised fine-tuning."""
+
+    params: dict[str, Any] = {}
+    """Overrides of the dataset's own config."""
+
+    def __post_init__(self) -> None:
+        if self.weight < 0 or self.demonstrations < 0:
+            raise ValueError("weight and demonstrations must be 0 or more")
+
+
+class Args(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[env.args]` of `reasoning_gym`."""
+
+    datasets: tuple[Dataset, ...]
+    """The mix."""
+
+    binary: bool = True
+    """Reward 1 for a full score and 0 for anything less; false keeps the library's partial scores."""
+
+    tool: bool = True
+    """Whether the agent has the python tool."""
+
+    def __post_init__(self) -> None:
+        names = [dataset.name for dataset in self.datasets]
+        if not names or len(set(names)) != len(names):
+            raise ValueError(f"datasets must be one or more, each once, got {names}")
+        if not any(dataset.weight for dataset in self.datasets):
+            raise ValueError("at least one dataset must have a weight above 0")
+
+
+class ReasoningGymEnv(Env):
+    """One item: the question as it is, scored by the dataset's own verifier."""
+
+    Args = Args
+
+    def prompt(self, task: Task) -> str:
+        """The question."""
+        return entry_of(task)["question"]
+
+    def reward(self, completion: str, task: Task) -> Score:
+        """The dataset's score of the final text, or of what stands in `<answer>` tags there."""
+        raw = score_answer(task, extract_answer(completion) or completion)
+        success = raw >= 1.0 - 1e-9
+        if not completion and not success:
+            raw = 0.0  # some verifiers give a little for showing up
+        return Score(reward=float(success) if self.args.binary else raw, parts={"score": raw}, success=success)
+
+
+class ReasoningGymToolEnv(PythonTool, ReasoningGymEnv):
+    """The same with the python tool."""
+
+
+class ReasoningGym:
+    """The `EnvFactory`.
+
+    Attributes:
+        coverage: dataset name -> "well" or "thin".
+
+    Raises:
+        BadInput: an unknown dataset, parameters that it does not have, or one that needs a fixed hash seed.
+    """
+
+    name = "reasoning_gym"
+
+    def __init__(self, config: EnvConfig) -> None:
+        self._config = config
+        self._args: Args = env_args(config.args, Args)
+        self._by_name = {dataset.name: dataset for dataset in self._args.datasets}
+        self.coverage: Mapping[str, str] = {d.name: d.coverage for d in self._args.datasets}
+        self._splits: dict[int, Splits] = {}
+        for index, dataset in enumerate(self._args.datasets):
+            _check(dataset, f"env.args.datasets.{index}")
+
+    def make(self) -> Env:
+        """One world for one rollout."""
+        return (ReasoningGymToolEnv if self._args.tool else ReasoningGymEnv)(self._args)
+
+    def tasks(self, split: str, seed: int) -> Stream:
+        """`train` (endless), `eval` or `demonstration` (finite, each prompt once); no eval prompt occurs in another.
+
+        Evaluation deals the datasets in turn, so that its first n tasks are even over them.
+
+        Raises:
+            BadInput: no such split, or a dataset with too few different prompts.
+        """
+        if seed not in self._splits:
+            self._splits[seed] = Splits(
+                self.name,
+                functools.partial(self._draw, seed, self._demonstrated()),
+                held_out=self._config.held_out or DEFAULT_HELD_OUT,
+                demonstrations=sum(d.demonstrations for d in self._args.datasets),
+            )
+        return self._splits[seed].stream(split)
+
+    def expert(self, task: Task) -> Expert | None:
+        """The scripted demonstration: one tool call, then its output as the answer; None where there is none."""
+        return expert_for(task) if self._args.tool else None
+
+    def _demonstrated(self) -> tuple[Dataset, ...]:
+        """The dataset of every demonstration, the rarer spread evenly among the others."""
+        places = [((i + 0.5) / d.demonstrations, d.name) for d in self._args.datasets for i in range(d.demonstrations)]
+        return tuple(self._by_name[name] for _, name in sorted(places))
+
+    def _draw(self, seed: int, demonstrated: Sequence[Dataset], split: str, index: int, attempt: int) -> Task:
+        if split == "eval":
+            dataset = self._args.datasets[index % len(self._args.datasets)]
+        elif split == "demonstration":
+            dataset = demonstrated[index]
+        else:
+            dataset = self._chosen(derived_seed(seed, "dataset", index) / 2**31)
+        item_seed = derived_seed(seed, dataset.name, split, index, attempt)
+        data = {"dataset": dataset.name, "params": dataset.params, "seed": item_seed, "index": index}
+        question = item(dataset.name, dataset.params, item_seed)["question"]
+        system = (Message(role="system", content=self._config.system),) if self._config.system else ()
+        return Task(
+            id=f"{dataset.name}/{split}/{index}",
+            env=self.name,
+            messages=(*system, Message(role="user", content=question)),
+            data=data,
+            limits=self._config.limits.limits(),
+            box=self._config.box.spec() if self._args.tool else None,
+            seed=item_seed,
+            tag=dataset.name,
+        )
+
+    def _chosen(self, uniform: float) -> Dataset:
+        """The dataset at this point of the weights laid end to end."""
+        left = uniform * sum(d.weight for d in self._args.datasets)
+        weighted = [d for d in self._args.datasets if d.weight]
+        for dataset in weighted[:-1]:
+            left -= dataset.weight
+            if left < 0:
+                return dataset
+        return weighted[-1]
+
+
+def entry_of(task: Task) -> dict[str, Any]:
+    """The library's item (question, answer, metadata) of a task, drawn again."""
+    return item(task.data["dataset"], task.data["params"], task.data["seed"])
+
+
+def score_answer(task: Task, answer: str) -> float:
+    """The library's own score of an answer, 0 to 1."""
+    name, params = task.data["dataset"], task.data["params"]
+    entry = entry_of(task)
+    with _undisturbed(task.data["seed"], name):
+        return float(_dataset(name, _canonical(params), task.data["seed"]).score_answer(answer, copy.deepcopy(entry)))
+
+
+def item(name: str, params: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """One item of a dataset: a pure function of its arguments, which is more than the library promises.
+
+    Returns:
+        question, answer and metadata. The caller leaves it unchanged, for it is cached.
+    """
+    return _item(name, _canonical(params), seed)
+
+
+@functools.lru_cache(maxsize=4096)
+def _item(name: str, params: str, seed: int) -> dict[str, Any]:
+    with _undisturbed(seed, name):
+        return _dataset(name, params, seed)[0]
+
+
+def _dataset(name: str, params: str, seed: int) -> Any:
+    """The dataset object that holds the item at index 0."""
+    if name in SEEDED_AT_CREATION:
+        return _made(name, params, seed)
+    dataset = _made(name, params, 0)
+    dataset.seed = seed
+    return dataset
+
+
+@functools.lru_cache(maxsize=512)
+def _made(name: str, params: str, seed: int) -> Any:
+    settings = json.loads(params)
+    if name == "composite":
+        settings["datasets"] = [DatasetSpec(**spec) for spec in settings.get("datasets", ())]
+    return reasoning_gym.create_dataset(name, **{"size": 16, **settings}, seed=seed)
+
+
+def _canonical(params: Mapping[str, Any]) -> str:
+    return json.dumps(msgspec.to_builtins(params), sort_keys=True)
+
+
+@contextlib.contextmanager
+def _undisturbed(seed: int, name: str) -> Iterator[None]:
+    """Shut off what leaks in and out of the library: global generators, the decimal context, prints."""
+    state, array_state = random.getstate(), numpy.random.get_state()
+    random.seed(seed)
+    quiet = contextlib.redirect_stdout(io.StringIO()) if name in NOISY else contextlib.nullcontext()
+    try:
+        with decimal.localcontext(decimal.Context()), quiet:
+            yield
+    finally:
+        random.setstate(state)
+        numpy.random.set_state(array_state)
+
+
+def _check(dataset: Dataset, where: str) -> None:
+    if dataset.name not in DATASETS:
+        raise refusal(f"{where}.name", f"one of {', '.join(sorted(DATASETS))}", repr(dataset.name), "correct the name")
+    inner = [d.get("name") for d in dataset.params.get("datasets", ())] if dataset.name == "composite" else []
+    unstable = HASH_DEPENDENT.intersection([dataset.name, *inner])
+    if unstable and os.environ.get("PYTHONHASHSEED", "random") == "random":
+        raise refusal(
+            f"{where}.name",
+            "PYTHONHASHSEED in the environment",
+            f"none, and the items of {', '.join(sorted(unstable))} change with Python's hash seed",
+            "start with PYTHONHASHSEED=0, so that a resumed run sees the same tasks",
+        )
+    for key in ("seed", "size"):
+        if key in dataset.params:
+            raise refusal(f"{where}.params.{key}", "no such key", "one", "remove it: every item has a seed of its own")
+    if dataset.demonstrations and not has_expert(dataset.name):
+        raise refusal(
+            f"{where}.demonstrations", f"0, for {dataset.name} has no expert", str(dataset.demonstrations), "leave it out"
+        )
+    fields = DATASETS[dataset.name][1].__dataclass_fields__
+    for key in dataset.params:
+        if key not in fields:
+            known = ", ".join(f for f in fields if f not in ("seed", "size")) or "none"
+            raise refusal(f"{where}.params", f"parameters of {dataset.name} ({known})", repr(key), "correct it")
+    with boundary(BadInput, f"{where}.params"):
+        item(dataset.name, dataset.params, 0)

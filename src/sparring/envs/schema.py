@@ -1,0 +1,185 @@
+"""A Python function's type hints and docstring -> the tool schema that the model reads; the checks of what comes in."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from sparring.errors import refusal
+from sparring.types import ToolSpec
+
+_PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean"}
+
+
+def tool_spec(function: Callable[..., Any], *, name: str | None = None, description: str | None = None) -> ToolSpec:
+    """The tool as the model sees it: name, first paragraph of the docstring, JSON schema of the parameters.
+
+    Args:
+        function: a function or bound method; every parameter needs a type hint. Argument descriptions come from the
+            `Args:` part of a Google-style docstring.
+        name: what the model calls it; the function's own name by default.
+        description: replaces the docstring's first paragraph.
+
+    Raises:
+        BadInput: a parameter without a hint, or with one that has no JSON schema.
+    """
+    where = f"tool {name or function.__name__}"
+    text = inspect.getdoc(function) or ""
+    notes = _argument_notes(text)
+    properties: dict[str, Any] = {}
+    required: list[str] = []
+    for key, (annotation, default) in parameters(function, where).items():
+        schema = schema_of(annotation, f"{where}, parameter {key}")
+        if key in notes:
+            schema["description"] = notes[key]
+        if default is inspect.Parameter.empty:
+            required.append(key)
+        elif default is not None:
+            schema["default"] = msgspec.to_builtins(default)
+        properties[key] = schema
+    return ToolSpec(
+        name=name or function.__name__,
+        description=description if description is not None else _first_paragraph(text),
+        parameters={"type": "object", "properties": properties, "required": required},
+    )
+
+
+def parameters(function: Callable[..., Any], where: str) -> dict[str, tuple[Any, Any]]:
+    """Parameter name -> (type, default or `inspect.Parameter.empty`), in order, without a method's `self`.
+
+    Raises:
+        BadInput: a parameter has no type hint, or the hint names something that does not exist.
+    """
+    try:
+        hints = typing.get_type_hints(function)
+    except NameError as error:
+        raise refusal(where, "type hints that exist", str(error), "import the type at the top of its module") from error
+    found: dict[str, tuple[Any, Any]] = {}
+    for position, (key, parameter) in enumerate(inspect.signature(function).parameters.items()):
+        if position == 0 and key == "self":
+            continue
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise refusal(where, "parameters that can be given by name", str(parameter), "write each one out")
+        if key not in hints:
+            raise refusal(where, f"a type hint on {key!r}", "none", f"write {key}: str, or what it is")
+        found[key] = (hints[key], parameter.default)
+    return found
+
+
+def schema_of(annotation: Any, where: str) -> dict[str, Any]:
+    """The JSON schema of one type: str, int, float, bool, list[...], dict, Literal, Optional and unions, dataclass, TypedDict.
+
+    Raises:
+        BadInput: any other type.
+    """
+    if annotation in _PLAIN:
+        return {"type": _PLAIN[annotation]}
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation is dict or origin in (dict, Mapping):
+        values = [] if not arguments or arguments[1] is Any else [arguments[1]]
+        return {"type": "object"} | {"additionalProperties": schema_of(v, where) for v in values}
+    if annotation is list or origin is list:
+        return {"type": "array"} | {"items": schema_of(a, where) for a in arguments if a is not Any}
+    if origin is typing.Literal:
+        kinds = {_PLAIN.get(type(a)) for a in arguments}
+        return ({"type": kinds.pop()} if len(kinds) == 1 else {}) | {"enum": list(arguments)}
+    if origin in (typing.Union, types.UnionType):
+        options = [schema_of(a, where) for a in arguments if a is not type(None)]
+        return options[0] if len(options) == 1 else {"anyOf": options}
+    if dataclasses.is_dataclass(annotation) or typing.is_typeddict(annotation):
+        return _record(annotation, where)
+    raise refusal(
+        where,
+        "str, int, float, bool, list, dict, Literal, Optional, a dataclass or a TypedDict",
+        str(annotation),
+        "use one of these",
+    )
+
+
+def arguments_type(function: Callable[..., Any], where: str) -> type[msgspec.Struct]:
+    """A struct with the function's parameters as fields: what `msgspec.convert` checks a call's arguments against.
+
+    Raises:
+        BadInput: as `parameters`.
+    """
+    fields = [
+        (key, annotation) if default is inspect.Parameter.empty else (key, annotation, msgspec.field(default=default))
+        for key, (annotation, default) in parameters(function, where).items()
+    ]
+    return msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
+
+
+def checked(arguments: Mapping[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """The arguments, converted to the function's types.
+
+    Raises:
+        ValueError: they do not fit, in words for the model: `code: expected str, got int`.
+    """
+    try:
+        struct = msgspec.convert(dict(arguments), kind, strict=True)
+    except msgspec.ValidationError as error:
+        raise ValueError(in_words(error)) from error
+    return {name: getattr(struct, name) for name in kind.__struct_fields__}
+
+
+def env_args(args: dict[str, Any], kind: type[msgspec.Struct]) -> Any:
+    """`[env.args]` as the world's own struct.
+
+    Raises:
+        BadInput: with the path of what does not fit.
+    """
+    try:
+        return msgspec.convert(args, kind, strict=True)
+    except msgspec.ValidationError as error:
+        known = ", ".join(kind.__struct_fields__) or "no settings"
+        raise refusal("env.args", f"settings of this world ({known})", in_words(error), "correct them") from error
+
+
+def in_words(error: msgspec.ValidationError) -> str:
+    """msgspec's message with the path in front: "Expected `str`, got `int` - at `$.code`" -> "code: expected str, got int"."""
+    text, _, path = str(error).partition(" - at ")
+    text = text.replace("Object contains", "has").replace("Object missing required field", "missing").replace("`", "")
+    path = path.strip("`").removeprefix("$").removeprefix(".")
+    text = text[:1].lower() + text[1:]
+    return f"{path}: {text}" if path else text
+
+
+def _record(kind: Any, where: str) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    if typing.is_typeddict(kind):
+        required = [k for k in hints if k in kind.__required_keys__]
+    else:
+        missing = dataclasses.MISSING
+        required = [f.name for f in dataclasses.fields(kind) if f.default is missing and f.default_factory is missing]
+    properties = {key: schema_of(hint, f"{where}.{key}") for key, hint in hints.items()}
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def _first_paragraph(text: str) -> str:
+    return " ".join(text.split("\n\n")[0].split())
+
+
+def _argument_notes(text: str) -> dict[str, str]:
+    """`Args:` of a Google-style docstring: name -> description, continuation lines joined."""
+    block = re.search(r"^Args:\n((?:[ \t]+.*\n?|\n)+)", text + "\n", flags=re.MULTILINE)
+    if not block:
+        return {}
+    lines = [line for line in block.group(1).splitlines() if line.strip()]
+    indent = min(len(line) - len(line.lstrip()) for line in lines)
+    notes: dict[str, str] = {}
+    last = ""
+    for line in lines:
+        entry = re.match(r"(\w+)\s*(?:\([^)]*\))?:\s*(.*)", line[indent:])
+        if entry and len(line) - len(line.lstrip()) == indent:
+            last = entry.group(1)
+            notes[last] = entry.group(2).strip()
+        elif last:
+            notes[last] = f"{notes[last]} {line.strip()}".strip()
+    return notes

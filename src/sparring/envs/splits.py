@@ -1,0 +1,130 @@
+"""Streams of tasks that are pure functions of (seed, index), and splits whose prompts never meet."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import xxhash
+
+from sparring.errors import refusal
+from sparring.types import Task
+
+MAX_TRIES = 1000
+"""Draws for one place of a stream before the world's prompts are called too few."""
+
+Draw = Callable[[str, int, int], Task]
+"""(split, index, attempt) -> task; another attempt is another draw for the same place."""
+
+
+def derived_seed(*parts: str | int) -> int:
+    """A seed below 2^31 from names and indices: xxh3_64 of their text, so that it is the same in every process."""
+    return xxhash.xxh3_64_intdigest("\x1f".join(map(str, parts)).encode()) >> 33
+
+
+@functools.lru_cache(maxsize=4)
+def order(seed: int, epoch: int, count: int) -> tuple[int, ...]:
+    """A permutation of `count` places that depends on nothing but its arguments."""
+    return tuple(sorted(range(count), key=lambda place: derived_seed(seed, epoch, place)))
+
+
+def prompt_key(task: Task) -> str:
+    """What makes two prompts the same: the conversation's words, without case and spacing."""
+    return " ".join(" ".join(m.content for m in task.messages).split()).casefold()
+
+
+def overlap(eval_tasks: Iterable[Task], train_tasks: Iterable[Task]) -> set[str]:
+    """The prompt texts (normalised) that occur in both; empty is what it must be."""
+    return {prompt_key(t) for t in eval_tasks} & {prompt_key(t) for t in train_tasks}
+
+
+class Stream:
+    """A `TaskSource` whose task at a place depends on nothing but the place: its whole state is one number.
+
+    Args:
+        at: the task at an index, None past the end.
+    """
+
+    def __init__(self, at: Callable[[int], Task | None]) -> None:
+        self._at = at
+        self._next = 0
+
+    def next(self) -> Task | None:
+        """The next task, None at the end."""
+        task = self._at(self._next)
+        if task is not None:
+            self._next += 1
+        return task
+
+    def observe(self, group: Any) -> None:
+        """A stream of this kind does not learn from results."""
+
+    def state(self) -> Mapping[str, Any]:
+        """Where the stream stands."""
+        return {"next": self._next}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state()`."""
+        self._next = int(state["next"])
+
+
+def listed(tasks: list[Task]) -> Stream:
+    """A finite stream of these tasks."""
+    return Stream(lambda index: tasks[index] if index < len(tasks) else None)
+
+
+class Splits:
+    """The three streams of a generated world for one seed: eval is drawn first, the others skip its prompts.
+
+    Args:
+        world: its name, for errors.
+        draw: makes a task.
+        held_out: distinct tasks in the eval stream.
+        demonstrations: distinct tasks in the demonstration stream.
+    """
+
+    def __init__(self, world: str, draw: Draw, *, held_out: int, demonstrations: int) -> None:
+        self._world = world
+        self._draw = draw
+        self._demonstrations = demonstrations
+        self._eval = self._distinct("eval", held_out, set())
+        self._held_out = {prompt_key(task) for task in self._eval}
+
+    def stream(self, split: str) -> Stream:
+        """The stream of `train` (endless), `eval` or `demonstration` (finite).
+
+        Raises:
+            BadInput: no such split, or the world has too few different prompts.
+        """
+        if split == "train":
+            return Stream(lambda index: self._fresh(split, index, self._held_out))
+        if split == "eval":
+            return listed(self._eval)
+        if split == "demonstration":
+            return listed(self._distinct(split, self._demonstrations, set(self._held_out)))
+        raise unknown_split(self._world, split)
+
+    def _distinct(self, split: str, count: int, taken: set[str]) -> list[Task]:
+        tasks = []
+        for index in range(count):
+            tasks.append(self._fresh(split, index, taken))
+            taken.add(prompt_key(tasks[-1]))
+        return tasks
+
+    def _fresh(self, split: str, index: int, taken: set[str]) -> Task:
+        for attempt in range(MAX_TRIES):
+            task = self._draw(split, index, attempt)
+            if prompt_key(task) not in taken:
+                return task
+        raise refusal(
+            f"env {self._world}",
+            f"a new prompt for the {split} split at task {index}{f' of {task.tag}' if task.tag else ''}",
+            f"{MAX_TRIES} draws that all repeat prompts already taken",
+            "lower held_out and demonstrations, or give the world more variety",
+        )
+
+
+def unknown_split(world: str, split: str) -> Exception:
+    """The refusal of a split that does not exist."""
+    return refusal(f"env {world}", "train, eval or demonstration", repr(split), "ask for one of these splits")

@@ -1,0 +1,45 @@
+"""The `python` tool: runs the model's code in the task's box."""
+
+from __future__ import annotations
+
+from sparring.envs.base import tool
+from sparring.protocols import ExecResult, Sandbox
+from sparring.types import BoxSpec, Task
+
+
+class PythonTool:
+    """Mix into an `Env` to give it the tool: `class MyWorld(PythonTool, Env)`."""
+
+    needs_box = True
+    box: Sandbox | None
+    task: Task
+
+    @tool
+    async def python(self, code: str) -> str:
+        """Run Python code."""
+        assert self.box is not None, "a world with needs_box is opened with a box"
+        spec = self.task.box or BoxSpec()
+        return output_text(await self.box.python(code), limit_s=spec.timeout_s)
+
+
+def output_text(result: ExecResult, *, limit_s: float | None = None) -> str:
+    """What the model reads of a command: its output, or in one line why there is none.
+
+    A tiny model reads every token of this, so a traceback is its last line. Limits are the policy's own doing and are
+    told, never raised.
+
+    Args:
+        result: what the box answered.
+        limit_s: the command's wall clock limit, for the message.
+    """
+    lines = [result.stdout.strip()] if result.stdout.strip() else []
+    if result.truncated:
+        lines.append("output truncated")
+    if result.timed_out:
+        lines.append("timed out" if limit_s is None else f"timed out after {limit_s:g} s")
+    elif result.out_of_memory:
+        lines.append("out of memory")
+    elif result.exit_code != 0:
+        errors = result.stderr.strip().splitlines()
+        lines.append(errors[-1].strip() if errors else f"exit code {result.exit_code}")
+    return "\n".join(lines) if lines else "no output"

@@ -1,0 +1,97 @@
+"""One error class per boundary, and `boundary()`, the only place that classifies foreign exceptions.
+
+Every message says where, what was expected, what came and what to do: use `refusal()` to build it.
+This module knows nothing about the parts; parts raise these classes or plain exceptions, and the
+part that owns a boundary wraps the foreign call in `boundary()`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class SparringError(Exception):
+    """Base of every error that Sparring raises on purpose."""
+
+
+class BadInput(SparringError):
+    """The user's input (recipe, checkpoint, data, machine) is refused. The CLI exits with status 2."""
+
+
+class PolicyFailure(SparringError):
+    """The policy's own doing: it broke a limit or sent what the world cannot take. Never retried."""
+
+
+class LimitReached(PolicyFailure):
+    """A limit of the task was hit. `reason` is the `StopReason`; the record up to here is kept and the rollout is truncated."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class InfraError(SparringError):
+    """The machinery failed, not the policy. Retried within a budget; never becomes a reward."""
+
+
+class SandboxError(InfraError):
+    """A box could not be made or died for a reason that is not the program inside it."""
+
+
+class ToolHostError(InfraError):
+    """The host that runs a tool is unreachable or broken."""
+
+
+class EngineError(InfraError):
+    """The inference engine failed to answer."""
+
+
+class JudgeError(InfraError):
+    """A scorer or judge crashed or did not answer."""
+
+
+class EnvError(InfraError):
+    """Environment code raised."""
+
+
+class StoreError(SparringError):
+    """The run's store cannot be read or written (disk full, locked, damaged)."""
+
+
+class WeightsError(SparringError):
+    """A weight update failed its verification; the engine still serves the old version."""
+
+
+def refusal(where: str, expected: str, got: str, do: str) -> BadInput:
+    """Build the one form of refusal (law 10): *where: expected X, got Y; do Z*.
+
+    Args:
+        where: a path the user can find: a config key, a file and line, a checkpoint folder.
+        expected: what would have been accepted.
+        got: what came, quoted by the caller where it is a value.
+        do: the way out, an imperative.
+    """
+    return BadInput(f"{where}: expected {expected}, got {got}; {do}")
+
+
+@contextmanager
+def boundary(error: type[SparringError], where: str) -> Iterator[None]:
+    """Turn whatever foreign code raises inside into `error`, keeping the cause.
+
+    An error that is already typed passes through, as do cancellation and interrupts.
+
+    Args:
+        error: the class of this boundary.
+        where: what was being called, for the message.
+
+    Raises:
+        error: when the body raised anything that is not a `SparringError`.
+    """
+    try:
+        yield
+    except (SparringError, asyncio.CancelledError):
+        raise
+    except Exception as cause:
+        raise error(f"{where}: {type(cause).__name__}: {cause}") from cause

@@ -1,0 +1,1 @@
+"""Who holds the conversation: the in-process chat loop or any Python callable."""

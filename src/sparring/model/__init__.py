@@ -1,0 +1,1 @@
+"""One Hugging Face module for trainer and engine: loading, exact numerics, quantities, saving. Needs torch."""

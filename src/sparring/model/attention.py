@@ -1,0 +1,102 @@
+"""How the tokens of one forward lie: packed sequences (training) or rows over KV pages (generation).
+
+Shapes: N tokens, B sequences, H query heads, G key/value heads, d head size, P pages per sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AttentionInterface
+
+from sparring.errors import refusal
+from sparring.model.kernels import ops
+
+IMPLEMENTATION = "sparring"
+"""The name under which the library's attention interface knows our attention."""
+
+CONTEXT = "sparring_attention"
+"""The keyword that carries a `Packed` or `Paged` through the library's forward to our function."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Whole sequences end to end. `cu_seqlens[B+1]` int32: sequence b is tokens cu_seqlens[b]:cu_seqlens[b+1]."""
+
+    cu_seqlens: torch.Tensor
+
+    @staticmethod
+    def of(lengths: list[int]) -> Packed:
+        """Offsets for sequences of these lengths in tokens."""
+        return Packed(torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32))
+
+    def to(self, device: torch.device) -> Packed:
+        """The same on `device`."""
+        return Packed(self.cu_seqlens.to(device))
+
+
+@dataclass(frozen=True, slots=True)
+class Paged:
+    """New tokens of B sequences whose earlier keys and values lie in `pages`; `rows` says which and where.
+
+    A layer first writes all new keys and values, then attends, so a row may attend to what another sequence of the same
+    call writes into a page that both share.
+    """
+
+    pages: ops.KvPages
+    rows: ops.PagedRows
+
+
+Attention = Packed | Paged
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attention: Attention, layer: int, scale: float
+) -> torch.Tensor:
+    """Causal attention of one layer, the same bits for a token however it is batched.
+
+    Args:
+        q: [N, H, d].
+        k: [N, G, d].
+        v: [N, G, d].
+        attention: where the tokens lie.
+        layer: index of the layer, for the pages.
+        scale: factor on q . k.
+
+    Returns:
+        [N, H, d].
+    """
+    if isinstance(attention, Packed):
+        return ops.attention_packed(q, k, v, attention.cu_seqlens, scale)
+    return ops.attention_paged(q, k, v, attention.pages, layer, attention.rows, scale)
+
+
+def library_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Our attention in the shape that the library's attention interface calls: q, k, v are [1, heads, N, d].
+
+    Raises:
+        BadInput: the layer asks for something that our attention does not compute (a soft cap, sinks, a sliding window
+            shorter than the context).
+    """
+    context = options.get(CONTEXT)
+    if context is None:
+        raise refusal(type(module).__name__, "a call through CausalModel", "one without its attention context", "use CausalModel.hidden")
+    for name in ("softcap", "s_aux", "position_bias"):
+        if options.get(name) is not None:
+            raise refusal(type(module).__name__, "plain causal attention", f"attention with {name}", "choose another model")
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    out = attend(*(t[0].transpose(0, 1).contiguous() for t in (query, key, value)), context, module.layer_idx, scale)
+    return out.unsqueeze(0), None
+
+
+AttentionInterface.register(IMPLEMENTATION, library_attention)

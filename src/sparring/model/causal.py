@@ -1,0 +1,111 @@
+"""`CausalModel`: a causal LM as trainer and engine see it. Flat tokens in, hidden states and logits out.
+
+N tokens, M rows of interest, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+
+from sparring.errors import WeightsError
+from sparring.model.attention import CONTEXT, Attention
+from sparring.model.decoder import Decoder
+from sparring.model.layers import RowLinear
+
+Forward = Callable[[torch.Tensor, torch.Tensor, Attention], torch.Tensor]
+
+
+class CausalModel:
+    """One module, two uses. Made by `load`; not safe for use from two threads at once.
+
+    `path_name` is the numerics actually in use: "exact-kernels", "exact-torch" or "fast".
+    """
+
+    def __init__(self, module: nn.Module, forward: Forward, *, path_name: str, max_positions: int) -> None:
+        self.module = module
+        self.config = module.config
+        self.path_name = path_name
+        self.max_positions = max_positions
+        text = self.config.get_text_config()
+        self.num_layers: int = text.num_hidden_layers
+        self.num_heads: int = text.num_attention_heads
+        self.num_kv_heads: int = getattr(text, "num_key_value_heads", None) or self.num_heads
+        self.head_dim: int = getattr(text, "head_dim", None) or text.hidden_size // self.num_heads
+        self.vocab_size: int = text.vocab_size
+        self._forward = forward
+        self._head = module.get_output_embeddings()
+        weight = module.get_input_embeddings().weight
+        self.dtype, self.device = weight.dtype, weight.device
+
+    def hidden(self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
+        """Hidden states after the final norm.
+
+        Args:
+            tokens: [N] int64.
+            positions: [N] int64, the place of each token in its own sequence.
+            attention: how the tokens lie.
+
+        Returns:
+            [N, D]; with a graph when gradients are on.
+        """
+        return self._forward(tokens, positions, attention)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden[M, D] -> [M, V] float32 (in exact numerics never rounded to bfloat16 on the way)."""
+        if isinstance(self._head, RowLinear):
+            return self._head.forward(hidden, torch.float32)
+        return self._head(hidden).float()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Every parameter by its Hugging Face name, a tied weight once; the tensors share the module's storage."""
+        return {name: parameter.detach() for name, parameter in self.module.named_parameters()}
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Copy every parameter from `state` (values are cast to this model's dtype), then `refresh()`.
+
+        Raises:
+            WeightsError: names or shapes differ; nothing has been copied then.
+        """
+        own = self.state()
+        if own.keys() != state.keys():
+            odd = sorted(own.keys() ^ state.keys())
+            raise WeightsError(f"weights: expected the {len(own)} parameters of this model, got a difference in {odd[:4]}")
+        for name, parameter in own.items():
+            if parameter.shape != state[name].shape:
+                raise WeightsError(f"weights: {name} should be {tuple(parameter.shape)}, got {tuple(state[name].shape)}")
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(state[name])
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Derive again what is derived from parameters. Call after any in-place change."""
+        for part in self.module.modules():
+            if isinstance(part, RowLinear):
+                part.refresh()
+
+
+class LibraryForward:
+    """The library's own forward around our attention, for models outside the Llama family and for fast numerics."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.body = module.base_model
+
+    def __call__(self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
+        """tokens[N], positions[N] -> [N, D]."""
+        context = {CONTEXT: attention}
+        out = self.body(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **context)
+        return out.last_hidden_state[0]
+
+
+def forward_of(module: nn.Module, *, lean: bool, gradient_checkpointing: bool) -> Forward:
+    """The lean decoder for a swapped module of the Llama family, the library's forward for everything else."""
+    if lean:
+        return Decoder(module.base_model, gradient_checkpointing=gradient_checkpointing)
+    if gradient_checkpointing:
+        module.gradient_checkpointing_enable({"use_reentrant": False})
+        module.train()
+    return LibraryForward(module)

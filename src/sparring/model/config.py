@@ -1,0 +1,69 @@
+"""What a recipe says about a model: where it comes from and how it computes. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+DType = Literal["float32", "bfloat16"]
+Numerics = Literal["exact", "fast"]
+
+
+class InitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A Qwen3-architecture causal LM from random weights."""
+
+    hidden_size: int = 128
+    """Width of the residual stream."""
+    num_layers: int = 4
+    """Number of decoder layers."""
+    num_heads: int = 4
+    """Number of query heads."""
+    num_kv_heads: int = 2
+    """Number of key/value heads; divides `num_heads`."""
+    head_dim: int = 32
+    """Size of one head; even, because of rotary embeddings."""
+    intermediate_size: int = 384
+    """Width of the gated MLP."""
+    max_positions: int = 2048
+    """Longest sequence in tokens."""
+    tie_embeddings: bool = True
+    """Whether the LM head is the embedding matrix."""
+    rope_theta: float = 10000.0
+    """Base of the rotary frequencies."""
+    initializer_range: float = 0.02
+    """Standard deviation of the random weights."""
+    vocab_size: int = 2048
+    """Size of the tokenizer that is trained for it (an upper bound: the tokenizer decides)."""
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_kv_heads ({self.num_kv_heads}) must divide num_heads ({self.num_heads})")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even, got {self.head_dim}")
+        if self.max_positions < 2:
+            raise ValueError(f"max_positions must be at least 2, got {self.max_positions}")
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[models.<name>]` section: a checkpoint folder or hub name, or a fresh model."""
+
+    path: str | None = None
+    """Folder or hub name of a Hugging Face causal LM; None: made from `init`."""
+    init: InitConfig | None = None
+    """Shape of a fresh model; None: loaded from `path`."""
+    dtype: DType = "float32"
+    """What forward and generation compute in; the trainer keeps float32 masters either way."""
+    numerics: Numerics = "exact"
+    """exact: trainer and engine agree to the bit, or the model is refused; fast: the library's own kernels."""
+    device: str = "auto"
+    """auto, cpu, or a torch device."""
+    gradient_checkpointing: bool = False
+    """Recompute each layer in the backward pass instead of keeping its activations."""
+
+    def __post_init__(self) -> None:
+        if (self.path is None) == (self.init is None):
+            raise ValueError("a model needs exactly one of `path` and `init`")

@@ -1,0 +1,63 @@
+"""Quantities of given tokens under the model, computed in chunks of rows. A loss never sees logits.
+
+M rows, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from sparring.errors import refusal
+from sparring.model.causal import CausalModel
+from sparring.model.kernels import ops
+
+QUANTITIES = frozenset({"logprob", "entropy"})
+CHUNK_ROWS = 1024
+KEEP_ELEMENTS = 1 << 25
+"""128 MiB of float32 logits."""
+
+
+def token_quantities(
+    model: CausalModel,
+    hidden: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: torch.Tensor,
+    needs: Set[str],
+    *,
+    keep_elements: int = KEEP_ELEMENTS,
+) -> dict[str, torch.Tensor]:
+    """Log-probability of each target and entropy of its distribution, softmax(logits / temperature).
+
+    Args:
+        model: whose head is applied.
+        hidden: [M, D].
+        targets: [M] int64.
+        temperature: [M] float32; 0 stands for greedy sampling, as in `Sampling`.
+        needs: names out of `QUANTITIES`.
+        keep_elements: up to this many logits are kept for the backward pass; above, each chunk is computed again there,
+            so that [M, V] logits never exist at once.
+
+    Returns:
+        The needed names, each [M] float32, with gradients.
+
+    Raises:
+        BadInput: an unknown name is needed.
+    """
+    unknown = set(needs) - QUANTITIES
+    if unknown:
+        raise refusal("token_quantities", f"names out of {sorted(QUANTITIES)}", f"{sorted(unknown)}", "use another loss")
+    recompute = torch.is_grad_enabled() and hidden.shape[0] * model.vocab_size > keep_elements
+
+    def quantities(rows: torch.Tensor, wanted: torch.Tensor, heat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return ops.token_logprobs(model.logits(rows), wanted, heat)
+
+    chunks = []
+    for begin in range(0, max(hidden.shape[0], 1), CHUNK_ROWS):
+        part = slice(begin, begin + CHUNK_ROWS)
+        arguments = (hidden[part], targets[part], temperature[part])
+        chunks.append(checkpoint(quantities, *arguments, use_reentrant=False) if recompute else quantities(*arguments))
+    logprob, entropy = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*chunks, strict=True))
+    return {name: value for name, value in (("logprob", logprob), ("entropy", entropy)) if name in needs}

@@ -1,0 +1,1 @@
+"""Compiled CPU kernels whose output rows depend on nothing but their own inputs; `ops` is the door."""

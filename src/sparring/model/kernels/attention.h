@@ -1,0 +1,160 @@
+// What packed and paged attention share: one tile of query rows against one key/value head.
+//
+// Keys lie in blocks of 16 consecutive positions, transposed: [d][16]. A score is an ascending chain over d. The weights
+// of a row are exp(score - max); their sum keeps 16 lanes (lane = position mod 16) and adds them by halving. The
+// weighted values are summed over positions in ascending order, in partial sums of 128 positions. All of this is a
+// function of the row's query and of the keys and values up to its own position, never of the tile it came in.
+#pragma once
+
+#include <vector>
+
+#include "tile.h"
+
+namespace sparring {
+
+constexpr int64_t VALUE_BLOCKS = 8;  // blocks of 16 positions in one partial sum over values
+
+// One key/value head of one sequence. Block i holds positions 16 i to 16 i + 15.
+template <class T> struct Keys {
+    const T *const *key_blocks;    // each [d][16]
+    const T *const *value_blocks;  // each [16][d], rows `value_stride` apart
+    int64_t value_stride, d;
+};
+
+// One tile: R query rows (positions may differ), each attending to its first length[r] positions.
+struct Rows {
+    const float *query[TILE_ROWS];
+    int64_t length[TILE_ROWS];
+    float *out[TILE_ROWS];        // [d]
+    float *logsumexp[TILE_ROWS];  // or null
+    int64_t shortest, longest;
+};
+
+template <int R, int C, class T>
+static inline void score_blocks(const Keys<T> &keys, const Rows &rows, int64_t block, v16 scale, float *scores, int64_t pitch) {
+    v16 acc[R][C];
+    clear(acc);
+    const T *const *k = keys.key_blocks + block;
+    accumulate(acc, 0, keys.d, [&](int r, int64_t i) { return rows.query[r][i]; },
+               [&](int64_t i, int c) { return load(k[c] + i * LANES); });
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int c = 0; c < C; c++) store(scores + r * pitch + (block + c) * LANES, acc[r][c] * scale);
+}
+
+// scores [R][pitch] <- scale * q . k for every block that a row of the tile reaches.
+template <int R, class T>
+static inline void score(const Keys<T> &keys, const Rows &rows, float scale, float *scores, int64_t pitch) {
+    int64_t num_blocks = blocks_of(rows.longest, LANES), block = 0;
+    for (; block + WIDE <= num_blocks; block += WIDE) score_blocks<R, WIDE>(keys, rows, block, splat(scale), scores, pitch);
+    for (; block < num_blocks; block++) score_blocks<R, 1>(keys, rows, block, splat(scale), scores, pitch);
+}
+
+// Turns one row of scores into exp(score - max), zero past `length`; returns their sum and the maximum.
+static inline float soften(float *scores, int64_t length, float *maximum) {
+    const float lowest = -std::numeric_limits<float>::infinity();
+    v16 best = splat(lowest);
+    for (int64_t i = 0; i < length; i += LANES) best = max(best, load_tail(scores + i, length - i, lowest));
+    *maximum = lane_max(best);
+    v16 sum = splat(0.0f), shift = splat(*maximum);
+    for (int64_t i = 0; i < length; i += LANES) {
+        v16 weight = exp(load_tail(scores + i, length - i, lowest) - shift);
+        store(scores + i, weight);
+        sum = sum + weight;
+    }
+    return lane_sum(sum);
+}
+
+// acc [R][16 C] continues its chains over positions [begin, end) of one block.
+template <int R, int C, class T>
+static inline void weigh(const T *values, int64_t stride, const float *weights, int64_t pitch, int64_t begin, int64_t end,
+                         v16 (&acc)[R][C]) {
+    accumulate(acc, begin, end, [=](int r, int64_t i) { return weights[r * pitch + i]; },
+               [=](int64_t i, int c) { return load(values + i * stride + c * LANES); });
+}
+
+// One partial sum (VALUE_BLOCKS blocks from `first`) of C column vectors, added to out. Positions that all rows of the
+// tile reach are done together, the last few row by row: no row ever touches a position past its own.
+template <int R, int C, class T>
+static inline void weigh_partial(const Keys<T> &keys, const Rows &rows, const float *weights, int64_t pitch, int64_t first,
+                                 int64_t column) {
+    v16 acc[R][C];
+    clear(acc);
+    int64_t last = smaller(first + VALUE_BLOCKS, blocks_of(rows.longest, LANES));
+    for (int64_t block = first; block < last; block++) {
+        const T *values = keys.value_blocks[block] + column;
+        int64_t base = block * LANES, together = larger(0, smaller(LANES, rows.shortest - base));
+        weigh(values, keys.value_stride, weights + base, pitch, 0, together, acc);
+        if (together == LANES) continue;
+#pragma GCC unroll 6
+        for (int r = 0; r < R; r++) {
+            v16 single[1][C];
+            for (int c = 0; c < C; c++) single[0][c] = acc[r][c];
+            weigh(values, keys.value_stride, weights + r * pitch + base, pitch, together,
+                  smaller(LANES, rows.length[r] - base), single);
+            for (int c = 0; c < C; c++) acc[r][c] = single[0][c];
+        }
+    }
+    for (int r = 0; r < R; r++) {
+        if (first * LANES >= rows.length[r]) continue;
+        for (int c = 0; c < C; c++) {
+            float *out = rows.out[r] + column + c * LANES;
+            store(out, first == 0 ? acc[r][c] : load(out) + acc[r][c]);
+        }
+    }
+}
+
+// The whole tile. `scores` is scratch of R * pitch floats, pitch >= longest rounded up to 16.
+template <int R, class T>
+static void attend(const Keys<T> &keys, const Rows &rows, float scale, float *scores, int64_t pitch) {
+    score<R>(keys, rows, scale, scores, pitch);
+    float sum[R];
+    for (int r = 0; r < R; r++) {
+        float maximum;
+        sum[r] = soften(scores + r * pitch, rows.length[r], &maximum);
+        if (rows.logsumexp[r]) *rows.logsumexp[r] = maximum + (float)std::log((double)sum[r]);
+    }
+    for (int64_t first = 0; first * LANES < rows.longest; first += VALUE_BLOCKS) {
+        int64_t column = 0;
+        for (; column + WIDE * LANES <= keys.d; column += WIDE * LANES)
+            weigh_partial<R, WIDE>(keys, rows, scores, pitch, first, column);
+        for (; column < keys.d; column += LANES) weigh_partial<R, 1>(keys, rows, scores, pitch, first, column);
+    }
+    for (int r = 0; r < R; r++)
+        for (int64_t i = 0; i < keys.d; i += LANES) store(rows.out[r] + i, load(rows.out[r] + i) / splat(sum[r]));
+}
+
+// Per-thread scratch that grows and is kept: allocation costs more than a decode step.
+struct Scratch {
+    std::vector<float> scores, keys, values, queries, outputs;
+    std::vector<const void *> key_blocks, value_blocks;
+    static Scratch &mine() {
+        static thread_local Scratch scratch;
+        return scratch;
+    }
+    static float *room(std::vector<float> &buffer, int64_t floats) {
+        if ((int64_t)buffer.size() < floats) buffer.resize(floats);
+        return buffer.data();
+    }
+};
+
+// [count][d] rows, `stride` apart, into blocks [d][16]; lanes past `count` hold zeros.
+template <class T>
+static void transpose_blocks(const T *rows, int64_t stride, int64_t count, int64_t d, float *blocks) {
+    for (int64_t i = 0; i < blocks_of(count, LANES) * LANES; i++) {
+        float *out = blocks + i / LANES * LANES * d + i % LANES;
+        alignas(64) float row[LANES];
+        for (int64_t j = 0; j < d; j += LANES) {
+            store(row, i < count ? load(rows + i * stride + j) : splat(0.0f));
+            for (int l = 0; l < LANES; l++) out[(j + l) * LANES] = row[l];
+        }
+    }
+}
+
+template <class T> static void widen(const T *rows, int64_t stride, int64_t count, int64_t d, float *out) {
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t j = 0; j < d; j += LANES) store(out + i * d + j, load(rows + i * stride + j));
+}
+
+}  // namespace sparring

@@ -1,0 +1,99 @@
+"""Compiles the kernels once per machine and loads them. `python -m sparring.model.kernels.build` builds and says where.
+
+The library is cached under SPARRING_CACHE (else ~/.cache/sparring) by a hash of sources, flags, compiler and CPU, and
+moved into place in one step, so two processes may build at once. Its OpenMP symbols are left open: they resolve to the
+runtime that torch has loaded, so that there is one thread pool and `torch.set_num_threads` rules it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-fPIC", "-Wno-psabi")
+"""-ffp-contract=off: what is fused is written as fma(), so no compiler's choice enters the bits."""
+
+
+def build(flags: tuple[str, ...] = FLAGS) -> Path | None:
+    """Path of the compiled library, built now if no fitting one is cached. None when there is no g++.
+
+    Raises:
+        RuntimeError: the compiler failed; its last lines are in the message.
+    """
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None:
+        return None
+    folder = Path(__file__).parent
+    sources = sorted(folder.glob("*.cpp"))
+    version = _run([compiler, "--version"])
+    parts = [version, _cpu(), *flags, *(p.name + p.read_text() for p in [*sources, *sorted(folder.glob("*.h"))])]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+    target = cache_folder() / f"kernels-{key}.so"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as workshop:
+            objects = [str(Path(workshop) / f"{source.stem}.o") for source in sources]
+            with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+                commands = [[compiler, *flags, "-c", str(s), "-o", o] for s, o in zip(sources, objects, strict=True)]
+                list(pool.map(_run, commands))
+            linked = str(Path(workshop) / "kernels.so")
+            _run([compiler, "-shared", *objects, "-o", linked])  # without -fopenmp: that would bring a second runtime
+            os.replace(linked, target)
+    return target
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """The library at `path`, with torch's OpenMP runtime made visible to it. Calls through it release the GIL."""
+    runtime = _openmp_runtime()
+    if runtime is not None:
+        ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(path))
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept."""
+    return Path(os.environ.get("SPARRING_CACHE") or Path.home() / ".cache" / "sparring")
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}: exit status {done.returncode}\n" + "\n".join(done.stderr.splitlines()[-20:]))
+    return done.stdout
+
+
+def _cpu() -> str:
+    """What -march=native sees, so that a cache folder shared by unlike machines holds one library for each."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine() + platform.processor()
+    wanted = ("flags", "features", "model name", "cpu part")
+    return platform.machine() + "".join(sorted({line for line in lines if line.lower().startswith(wanted)}))
+
+
+def _openmp_runtime() -> str | None:
+    """The OpenMP runtime that torch itself loaded: one of its own folder, else the first one in this process."""
+    import torch
+
+    maps = Path("/proc/self/maps")
+    loaded: list[str] = []
+    if maps.exists():
+        paths = [line.split(maxsplit=5)[5] for line in maps.read_text().splitlines() if line.count("/") > 0]
+        loaded = [p for p in dict.fromkeys(paths) if Path(p).name.startswith(("libgomp", "libiomp5", "libomp"))]
+    home = str(Path(torch.__file__).parent)
+    own = [p for p in loaded if p.startswith(home)]
+    return (own or loaded or [None])[0]
+
+
+if __name__ == "__main__":
+    built = build()
+    sys.stdout.write(f"{built or 'no g++ found: the torch path will be used'}\n")

@@ -1,0 +1,265 @@
+"""The compiled kernels as functions on torch tensors, without gradients: `ops` adds those.
+
+Every function takes contiguous CPU tensors of float32 or bfloat16 and allocates its result. N rows or tokens, D width,
+K inputs, M outputs, H query heads, G key/value heads, d head size (a multiple of 16), B sequences, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import c_float, c_int, c_int64, c_void_p
+from typing import Any
+
+import torch
+
+from sparring.model.kernels.build import build, load
+
+NAME = "exact-kernels"
+PANEL = 64
+ROWS_PER_PARTIAL = 64
+
+_P, _I, _F, _T = c_void_p, c_int64, c_float, c_int
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "pack_f32": (_P, _P, _I, _I, _T),
+    "linear_f32": (_P, _P, _P, _P, _I, _I, _I, _T),
+    "token_logprobs": (*[_P] * 7, _I, _I, _T),
+    "token_logprobs_backward": (*[_P] * 9, _I, _I, _T),
+    "sample": (*[_P] * 8, _I, _I, _T),
+}
+_TYPED_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "rms_norm": (_P, _P, _P, _I, _I, _F, _T),
+    "rms_norm_backward": (*[_P] * 5, _I, _I, _F, _T),
+    "silu_mul": (_P, _P, _P, _I, _T),
+    "silu_mul_backward": (*[_P] * 5, _I, _T),
+    "rope": (*[_P] * 4, _I, _I, _I, _T, _T),
+    "attention_packed": (*[_P] * 6, *[_I] * 4, _F, _T),
+    "attention_backward": (*[_P] * 10, *[_I] * 4, _F, _T),
+    "attention_paged": (*[_P] * 6, _I, _I, *[_P] * 3, *[_I] * 5, _F, _T),
+}
+_RETURNING = ("token_logprobs", "attention_paged")
+_SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
+
+
+class Library:
+    """The functions of one compiled library by name; those that exist per dtype also as `typed[name][dtype]`."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.functions: dict[str, Any] = {}
+        self.typed: dict[str, dict[torch.dtype, Any]] = {}
+        for name, signature in _SIGNATURES.items():
+            self.functions[name] = self._bind(library, name, name, signature)
+        for name, signature in _TYPED_SIGNATURES.items():
+            self.typed[name] = {t: self._bind(library, f"{name}_{s}", name, signature) for t, s in _SUFFIX.items()}
+
+    @staticmethod
+    def _bind(library: ctypes.CDLL, symbol: str, name: str, signature: tuple[Any, ...]) -> Any:
+        function = getattr(library, f"sparring_{symbol}")
+        function.argtypes = signature
+        function.restype = c_int64 if name in _RETURNING else None
+        return function
+
+
+class CompiledPath:
+    """All operations over one compiled library."""
+
+    name = NAME
+
+    def __init__(self, library: Library) -> None:
+        self._f, self._t = library.functions, library.typed
+
+    def pack(self, weight: torch.Tensor, storage: torch.Tensor | None) -> torch.Tensor:
+        """weight[M, K] -> panels [ceil(M / 64), K, 64] float32, into `storage` when it is given."""
+        rows, depth = weight.shape
+        if storage is None:
+            storage = torch.empty(-(-rows // PANEL), depth, PANEL)
+        wide = weight.detach().float().contiguous()
+        self._f["pack_f32"](wide.data_ptr(), storage.data_ptr(), rows, depth, torch.get_num_threads())
+        return storage
+
+    def linear(
+        self, x: torch.Tensor, panels: torch.Tensor, bias: torch.Tensor | None, num_outputs: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """x[N, K] -> y[N, M] of `dtype`."""
+        if x.dtype is not torch.float32:
+            x = x.float()
+        num_rows, depth = x.shape
+        y = torch.empty((num_rows, num_outputs))
+        pointer = None
+        if bias is not None:
+            bias = bias.detach().float()
+            pointer = bias.data_ptr()
+        self._f["linear_f32"](
+            x.data_ptr(), panels.data_ptr(), pointer, y.data_ptr(), num_rows, num_outputs, depth, torch.get_num_threads()
+        )
+        return y if dtype is torch.float32 else y.to(dtype)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """x[N, D] -> [N, D]."""
+        y = torch.empty_like(x)
+        rows, width = x.shape
+        call = self._t["rms_norm"][x.dtype]
+        call(x.data_ptr(), weight.data_ptr(), y.data_ptr(), rows, width, eps, torch.get_num_threads())
+        return y
+
+    def rms_norm_backward(
+        self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gradients of x[N, D] and weight[D]."""
+        rows, width = x.shape
+        dx, partial = torch.empty_like(x), torch.zeros(max(1, -(-rows // ROWS_PER_PARTIAL)), width)
+        self._t["rms_norm_backward"][x.dtype](
+            x.data_ptr(),
+            weight.data_ptr(),
+            grad.data_ptr(),
+            dx.data_ptr(),
+            partial.data_ptr(),
+            rows,
+            width,
+            eps,
+            torch.get_num_threads(),
+        )
+        return dx, partial[0].to(weight.dtype)
+
+    def silu_mul(self, gate: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
+        """silu(gate) * up, any shape; plain silu when `up` is None."""
+        y = torch.empty_like(gate)
+        second = None if up is None else up.data_ptr()
+        call = self._t["silu_mul"][gate.dtype]
+        call(gate.data_ptr(), second, y.data_ptr(), gate.numel(), torch.get_num_threads())
+        return y
+
+    def silu_mul_backward(
+        self, gate: torch.Tensor, up: torch.Tensor | None, grad: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Gradients of gate and up."""
+        dgate, dup = torch.empty_like(gate), None if up is None else torch.empty_like(up)
+        self._t["silu_mul_backward"][gate.dtype](
+            gate.data_ptr(),
+            None if up is None else up.data_ptr(),
+            grad.data_ptr(),
+            dgate.data_ptr(),
+            None if dup is None else dup.data_ptr(),
+            gate.numel(),
+            torch.get_num_threads(),
+        )
+        return dgate, dup
+
+    def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, transposed: bool) -> torch.Tensor:
+        """x[N, H, d], cos[N, d], sin[N, d] -> [N, H, d]; `transposed` gives the gradient of x from that of the result."""
+        y = torch.empty_like(x)
+        tokens, heads, size = x.shape
+        call = self._t["rope"][x.dtype]
+        threads = torch.get_num_threads()
+        call(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), y.data_ptr(), tokens, heads, size, transposed, threads)
+        return y
+
+    def attention_packed(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """q[N, H, d], k, v[N, G, d] -> o[N, H, d] and the logsumexp [N, H] of the scaled scores."""
+        out = torch.empty_like(q)
+        tokens, heads, size = q.shape
+        logsumexp = torch.empty(tokens, heads)
+        self._t["attention_packed"][q.dtype](
+            q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            out.data_ptr(),
+            logsumexp.data_ptr(),
+            cu_seqlens.data_ptr(),
+            cu_seqlens.numel() - 1,
+            heads,
+            k.shape[1],
+            size,
+            scale,
+            torch.get_num_threads(),
+        )
+        return out, logsumexp
+
+    def attention_packed_backward(
+        self, saved: tuple[torch.Tensor, ...], grad: torch.Tensor, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Gradients of q, k, v. `saved` is q, k, v, cu_seqlens, o, logsumexp of the forward call."""
+        q, k, v, cu_seqlens, out, logsumexp = saved
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        pointers = [t.data_ptr() for t in (q, k, v, out, grad, logsumexp, dq, dk, dv, cu_seqlens)]
+        sizes = (cu_seqlens.numel() - 1, q.shape[1], k.shape[1], q.shape[2])
+        self._t["attention_backward"][q.dtype](*pointers, *sizes, scale, torch.get_num_threads())
+        return dq, dk, dv
+
+    def attention_paged(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        pages: tuple[torch.Tensor, torch.Tensor],
+        rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        scale: float,
+    ) -> tuple[torch.Tensor, int]:
+        """Writes k, v into one layer's (keys, values), then attends. `rows` is block tables, cu_rows, context lengths.
+
+        Returns:
+            o[N, H, d] and -1, or the index of the first sequence whose table is wrong.
+        """
+        keys, values = pages
+        tables, cu_rows, lengths = rows
+        out = torch.empty_like(q)
+        bad = self._t["attention_paged"][q.dtype](
+            q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            out.data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            values.shape[0],
+            values.shape[2],
+            tables.data_ptr(),
+            cu_rows.data_ptr(),
+            lengths.data_ptr(),
+            tables.shape[0],
+            tables.shape[1],
+            q.shape[1],
+            k.shape[1],
+            q.shape[2],
+            scale,
+            torch.get_num_threads(),
+        )
+        return out, bad
+
+    def token_logprobs(
+        self, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor
+    ) -> tuple[tuple[torch.Tensor, ...], int]:
+        """(logprob, entropy, maximum, log_sum), each [N]; and -1, or the first row whose target is no token."""
+        rows, vocabulary = logits.shape
+        results = torch.empty(4, rows).unbind(0)
+        pointers = [t.data_ptr() for t in (logits, targets, temperature, *results)]
+        bad = self._f["token_logprobs"](*pointers, rows, vocabulary, torch.get_num_threads())
+        return results, bad
+
+    def token_logprobs_backward(
+        self, saved: tuple[torch.Tensor, ...], grad_logprob: torch.Tensor, grad_entropy: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Gradient of the logits. `saved` is logits, targets, temperature, entropy, maximum, log_sum."""
+        logits = saved[0]
+        grad = torch.empty_like(logits)
+        pointers = [t.data_ptr() for t in (*saved, grad_logprob)]
+        pointers.append(None if grad_entropy is None else grad_entropy.data_ptr())
+        self._f["token_logprobs_backward"](*pointers, grad.data_ptr(), *logits.shape, torch.get_num_threads())
+        return grad
+
+    def sample(self, logits: torch.Tensor, *requests: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`requests`: temperature, top_k, top_p, seeds, positions, each [N] -> tokens[N], logprobs[N]."""
+        rows, vocabulary = logits.shape
+        tokens, logprobs = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
+        pointers = [t.data_ptr() for t in (logits, *requests, tokens, logprobs)]
+        self._f["sample"](*pointers, rows, vocabulary, torch.get_num_threads())
+        return tokens, logprobs
+
+
+def compiled_path() -> CompiledPath | None:
+    """The compiled path of this machine; None when SPARRING_KERNELS=off or there is no g++."""
+    if os.environ.get("SPARRING_KERNELS") == "off":
+        return None
+    path = build()
+    return None if path is None else CompiledPath(Library(load(path)))

@@ -1,0 +1,133 @@
+"""Autograd functions around a path's forward and backward kernels. `ops` calls them only when a gradient is needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+
+class Linear(Function):
+    """y = x W^T + b. The gradients are plain matrix products: they need to be right and repeatable, not row-invariant."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: Any, packed: Any, path: Any, dtype: Any) -> torch.Tensor:
+        """x[N, K] -> y[N, M]; `weight` is where dW goes, `packed` what is multiplied."""
+        ctx.save_for_backward(x, weight)
+        return path.linear(x.contiguous(), packed.storage, bias, packed.num_outputs, dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        """dx = dy W, dW = dy^T x, db = sum of dy over rows."""
+        x, weight = ctx.saved_tensors
+        grad = grad.to(x.dtype)
+        dx = grad @ weight if ctx.needs_input_grad[0] else None
+        dw = grad.t() @ x if ctx.needs_input_grad[1] else None
+        db = grad.sum(0) if ctx.needs_input_grad[2] else None
+        return dx, dw, db, None, None, None
+
+
+class RmsNorm(Function):
+    """Root mean square norm of rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float, path: Any) -> torch.Tensor:
+        """x[N, D] contiguous -> [N, D]."""
+        ctx.save_for_backward(x, weight)
+        ctx.eps, ctx.path = eps, path
+        return path.rms_norm(x, weight, eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        """Gradients of x and weight."""
+        x, weight = ctx.saved_tensors
+        dx, dw = ctx.path.rms_norm_backward(x, weight, grad.contiguous(), ctx.eps)
+        return dx, dw, None, None
+
+
+class SiluMul(Function):
+    """silu(gate) * up, or silu(gate) when up is None."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor | None, path: Any) -> torch.Tensor:
+        """Contiguous tensors of one shape."""
+        ctx.save_for_backward(gate, up)
+        ctx.path = path
+        return path.silu_mul(gate, up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        """Gradients of gate and up."""
+        gate, up = ctx.saved_tensors
+        dgate, dup = ctx.path.silu_mul_backward(gate, up, grad.contiguous())
+        return dgate, dup, None
+
+
+class Rope(Function):
+    """Rotary embedding; linear in x, so its gradient is the transposed rotation."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, path: Any) -> torch.Tensor:
+        """x[N, H, d], cos[N, d], sin[N, d]."""
+        ctx.save_for_backward(cos, sin)
+        ctx.path = path
+        return path.rope(x, cos, sin, False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        """Gradient of x."""
+        cos, sin = ctx.saved_tensors
+        return ctx.path.rope(grad.contiguous(), cos, sin, True), None, None, None
+
+
+class AttentionPacked(Function):
+    """Causal attention over packed sequences."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, scale: float, path: Any
+    ) -> torch.Tensor:
+        """q[N, H, d], k, v[N, G, d] -> [N, H, d]."""
+        out, logsumexp = path.attention_packed(q, k, v, cu_seqlens, scale)
+        ctx.save_for_backward(q, k, v, cu_seqlens, out, logsumexp)
+        ctx.scale, ctx.path = scale, path
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        """Gradients of q, k and v."""
+        grads = ctx.path.attention_packed_backward(ctx.saved_tensors, grad.contiguous(), ctx.scale)
+        return *grads, None, None, None
+
+
+class TokenLogprobs(Function):
+    """Log-probability of the target and entropy of each row."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, path: Any
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """logits[N, V] -> logprob[N], entropy[N], index of the first bad target or -1."""
+        (logprob, entropy, maximum, log_sum), bad = path.token_logprobs(logits, targets, temperature)
+        ctx.save_for_backward(logits, targets, temperature, entropy, maximum, log_sum)
+        ctx.path = path
+        ctx.set_materialize_grads(False)
+        return logprob, entropy, bad
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_logprob: Any, grad_entropy: Any, _bad: Any) -> tuple[Any, ...]:
+        """Gradient of the logits."""
+        saved = ctx.saved_tensors
+        if grad_logprob is None and grad_entropy is None:
+            return None, None, None, None
+        grad_logprob = torch.zeros_like(saved[3]) if grad_logprob is None else grad_logprob.contiguous()
+        grad_entropy = None if grad_entropy is None else grad_entropy.contiguous()
+        return ctx.path.token_logprobs_backward(saved, grad_logprob, grad_entropy), None, None, None

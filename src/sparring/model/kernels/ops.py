@@ -1,0 +1,279 @@
+"""Row-invariant operations: the bits of an output row depend on that row's inputs alone.
+
+Not on the number of rows, the neighbours, the threads, the packing, nor on size and place of the pages. The trainer's
+forward and the engine call the same functions here, which is why their log-probabilities agree to the bit.
+
+Two paths: "exact-kernels" (compiled, see `build`) and "exact-torch" (no compiler: slower, bits of its own).
+N rows or tokens, D width, K inputs, M outputs, H query heads, G key/value heads, d head size, B sequences, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sparring.errors import refusal
+from sparring.model.kernels import gradients
+from sparring.model.kernels.compiled_path import CompiledPath, compiled_path
+from sparring.model.kernels.pages import BLOCK, KvPages, PagedRows
+from sparring.model.kernels.torch_path import TorchPath
+
+__all__ = [
+    "KvPages",
+    "PackedWeight",
+    "PagedRows",
+    "attention_packed",
+    "attention_paged",
+    "linear",
+    "pack",
+    "path_name",
+    "rms_norm",
+    "rope",
+    "sample",
+    "silu",
+    "silu_mul",
+    "token_logprobs",
+    "use",
+]
+
+_path: CompiledPath | TorchPath | None = None
+
+
+def _current() -> CompiledPath | TorchPath:
+    global _path
+    if _path is None:
+        _path = compiled_path() or TorchPath()
+    return _path
+
+
+def path_name() -> str:
+    """The path in use: "exact-kernels" or "exact-torch"."""
+    return _current().name
+
+
+def use(name: str) -> None:
+    """Choose the path for this process, before anything is packed. `SPARRING_KERNELS=off` in the environment does the same.
+
+    Raises:
+        BadInput: the name is unknown, or the kernels were asked for and cannot be built here.
+    """
+    global _path
+    chosen = {"exact-kernels": compiled_path, "exact-torch": TorchPath}.get(name, lambda: None)()
+    if chosen is None:
+        raise refusal("numerics path", '"exact-torch", or "exact-kernels" where g++ is installed', repr(name), "install g++")
+    _path = chosen
+
+
+class PackedWeight:
+    """A weight [M, K] in the order in which the matrix product reads it. `weight` is the tensor that gradients flow to."""
+
+    __slots__ = ("storage", "weight", "num_outputs", "num_inputs", "dtype")
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        if weight.dim() != 2 or weight.dtype not in (torch.float32, torch.bfloat16) or weight.device.type != "cpu":
+            got = f"{tuple(weight.shape)} {weight.dtype} on {weight.device}"
+            raise refusal("pack", "a float32 or bfloat16 matrix on the CPU", got, "cast or move it")
+        self.num_outputs, self.num_inputs = weight.shape
+        self.dtype = weight.dtype
+        self.weight = weight
+        self.storage = _current().pack(weight, None)
+
+    def update(self, weight: torch.Tensor) -> None:
+        """Pack again after the values changed: in place, no allocation for float32. `weight` [M, K] as at first."""
+        if weight.shape != (self.num_outputs, self.num_inputs) or weight.dtype is not self.dtype:
+            got = f"{tuple(weight.shape)} {weight.dtype}"
+            raise refusal("PackedWeight.update", f"{(self.num_outputs, self.num_inputs)} {self.dtype}", got, "pack it anew")
+        self.weight = weight
+        self.storage = _current().pack(weight, self.storage)
+
+
+def pack(weight: torch.Tensor) -> PackedWeight:
+    """Pack weight[M, K] (float32 or bfloat16, CPU). Call `update` after every in-place change of it."""
+    return PackedWeight(weight)
+
+
+def linear(
+    x: torch.Tensor, packed: PackedWeight, bias: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """y = x W^T + bias, x[N, K] -> y[N, M].
+
+    Accumulates in float32; `out_dtype` (default: that of x) is float32 or bfloat16, so a bfloat16 head can give float32
+    logits. Gradients flow to x, to `packed.weight` and to the bias.
+    """
+    if x.dim() != 2 or x.shape[1] != packed.num_inputs or x.dtype is not packed.dtype:
+        expected = f"x[N, {packed.num_inputs}] {packed.dtype}"
+        raise refusal("linear", expected, f"{tuple(x.shape)} {x.dtype}", "reshape or cast x")
+    dtype = x.dtype if out_dtype is None else out_dtype
+    if torch.is_grad_enabled() and (
+        x.requires_grad or packed.weight.requires_grad or (bias is not None and bias.requires_grad)
+    ):
+        return gradients.Linear.apply(x, packed.weight, bias, packed, _current(), dtype)
+    return _current().linear(x.contiguous(), packed.storage, bias, packed.num_outputs, dtype)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """weight * (x / sqrt(mean(x^2) + eps)) over the last dimension (Zhang and Sennrich 2019, eq. 4), x[..., D], weight[D].
+
+    Computed in float32; in bfloat16 the normed value is rounded before the weight multiplies it, as the library does.
+    """
+    if weight.shape != x.shape[-1:] or weight.dtype is not x.dtype:
+        got = f"x {tuple(x.shape)} {x.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
+        raise refusal("rms_norm", "x[..., D] and weight[D] of one dtype", got, "reshape or cast")
+    shape = x.shape
+    rows = x.contiguous().view(-1, shape[-1])
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        return gradients.RmsNorm.apply(rows, weight, eps, _current()).view(shape)
+    return _current().rms_norm(rows, weight, eps).view(shape)
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    """x * sigmoid(x), any shape."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        return gradients.SiluMul.apply(x.contiguous(), None, _current())
+    return _current().silu_mul(x.contiguous(), None)
+
+
+def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up for two tensors of one shape and dtype; float32 inside, rounded once."""
+    if gate.shape != up.shape or gate.dtype is not up.dtype:
+        raise refusal("silu_mul", "two tensors of one shape and dtype", f"{gate.shape} and {up.shape}", "check the projections")
+    gate, up = gate.contiguous(), up.contiguous()
+    if torch.is_grad_enabled() and (gate.requires_grad or up.requires_grad):
+        return gradients.SiluMul.apply(gate, up, _current())
+    return _current().silu_mul(gate, up)
+
+
+def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding (Su et al. 2021, eq. 34, in the half-split layout): x cos + rotate_half(x) sin.
+
+    x[N, H, d] with even d; cos[N, d] and sin[N, d] of the dtype of x. No gradient to cos and sin.
+    """
+    if x.dim() != 3 or x.shape[-1] % 2 or cos.shape != (x.shape[0], x.shape[2]) or sin.shape != cos.shape:
+        got = f"x {tuple(x.shape)}, cos {tuple(cos.shape)}, sin {tuple(sin.shape)}"
+        raise refusal("rope", "x[N, H, d] with even d, cos[N, d], sin[N, d]", got, "reshape")
+    x, cos, sin = x.contiguous(), cos.to(x.dtype).contiguous(), sin.to(x.dtype).contiguous()
+    if torch.is_grad_enabled() and x.requires_grad:
+        return gradients.Rope.apply(x, cos, sin, _current())
+    return _current().rope(x, cos, sin, False)
+
+
+def attention_packed(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Causal attention within each packed sequence; q[N, H, d], k[N, G, d], v[N, G, d] -> [N, H, d].
+
+    cu_seqlens[B + 1] int32: sequence b is rows cu_seqlens[b]:cu_seqlens[b + 1]; it starts at 0 and ends at N.
+    Query head h reads key/value head h // (H / G). Accumulates in float32.
+    """
+    _check_attention(q, k, v)
+    if cu_seqlens.dtype is not torch.int32 or cu_seqlens[-1] != q.shape[0]:
+        got = f"{cu_seqlens.dtype} ending at {int(cu_seqlens[-1])}"
+        raise refusal("cu_seqlens", f"int32 offsets that end at {q.shape[0]}", got, "see Packed.of")
+    size = q.shape[2]
+    q, k, v = _padded(q), _padded(k), _padded(v)
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        out = gradients.AttentionPacked.apply(q, k, v, cu_seqlens.contiguous(), scale, _current())
+    else:
+        out, _ = _current().attention_packed(q, k, v, cu_seqlens.contiguous(), scale)
+    return out if out.shape[2] == size else out[..., :size]
+
+
+def attention_paged(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pages: KvPages, layer: int, rows: PagedRows, scale: float
+) -> torch.Tensor:
+    """Write the new keys and values of one layer into their pages, then attend; the same bits as `attention_packed`.
+
+    q[N, H, d], k[N, G, d], v[N, G, d] -> [N, H, d], without gradients. `rows`: see `PagedRows`. All rows are written
+    before any is read.
+
+    Raises:
+        BadInput: a block table names a page that does not exist or is too short for its context length.
+    """
+    _check_attention(q, k, v)
+    if k.shape[1] != pages.num_kv_heads or k.shape[2] != pages.head_dim or k.dtype is not pages.dtype:
+        got = f"{tuple(k.shape)} {k.dtype}"
+        raise refusal("attention_paged", f"k[N, {pages.num_kv_heads}, {pages.head_dim}] {pages.dtype}", got, "check the pages")
+    size = q.shape[2]
+    tables, cu_rows, lengths = rows.block_tables, rows.cu_rows, rows.context_lengths
+    if not (tables.dtype is cu_rows.dtype is lengths.dtype is torch.int32):
+        raise refusal("attention_paged", "int32 rows", f"{tables.dtype}, {cu_rows.dtype}, {lengths.dtype}", "cast them")
+    where = (tables.contiguous(), cu_rows.contiguous(), lengths.contiguous())
+    out, bad = _current().attention_paged(_padded(q), _padded(k), _padded(v), pages.layers[layer], where, scale)
+    if bad >= 0:
+        got = f"{tables[bad].tolist()} for {int(lengths[bad])} tokens"
+        expected = f"a table over {pages.num_pages} pages of {pages.page_size} that holds its context"
+        raise refusal(f"attention_paged: sequence {bad}", expected, got, "allocate pages before the call")
+    return out if out.shape[2] == size else out[..., :size]
+
+
+def token_logprobs(
+    logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probability of each target and entropy of each row under softmax(logits / temperature), both [N] float32.
+
+    logits[N, V] float32, targets[N] int64, temperature[N] float32 (0 means greedy: computed at temperature 1). Gradients
+    of both flow to the logits.
+
+    Raises:
+        BadInput: a target outside the vocabulary.
+    """
+    _check_logits("token_logprobs", logits)
+    logits, targets = logits.contiguous(), targets.to(torch.int64).contiguous()
+    temperature = temperature.to(torch.float32).contiguous()
+    if not targets.shape == temperature.shape == logits.shape[:1]:
+        got = f"targets {tuple(targets.shape)}, temperature {tuple(temperature.shape)}"
+        raise refusal("token_logprobs", f"{logits.shape[0]} targets and temperatures", got, "one for each row of logits")
+    if torch.is_grad_enabled() and logits.requires_grad:
+        logprob, entropy, bad = gradients.TokenLogprobs.apply(logits, targets, temperature, _current())
+    else:
+        (logprob, entropy, _, _), bad = _current().token_logprobs(logits, targets, temperature)
+    if bad >= 0:
+        raise refusal(f"target of row {bad}", f"a token below {logits.shape[1]}", str(int(targets[bad])), "check the vocabulary")
+    return logprob, entropy
+
+
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token for each row of logits[N, V] float32: tokens[N] int64 and logprobs[N] float32.
+
+    Inverse transform of one uniform number, Philox4x32-10 (Salmon et al. 2011) with key `seeds[n]` (64 bits) and counter
+    `positions[n]`. temperature[n] 0 takes the largest logit (lowest id among equals). top_k[n] <= 0 and top_p[n] >= 1
+    mean no truncation; else top-k, then the shortest prefix of what is left that holds top_p of it, equal logits lowest
+    id first. The log-probability is that of the distribution sampled from; untruncated it is `token_logprobs` to the bit.
+    """
+    _check_logits("sample", logits)
+    requests = (
+        temperature.to(torch.float32).contiguous(),
+        top_k.to(torch.int64).contiguous(),
+        top_p.to(torch.float32).contiguous(),
+        seeds.contiguous(),
+        positions.to(torch.int64).contiguous(),
+    )
+    if any(request.shape != logits.shape[:1] for request in requests) or seeds.dtype not in (torch.int64, torch.uint64):
+        got = str([(tuple(r.shape), r.dtype) for r in requests])
+        raise refusal("sample", f"five vectors of {logits.shape[0]}, seeds of 64 bits", got, "one value for each row of logits")
+    return _current().sample(logits.contiguous(), *requests)
+
+
+def _check_logits(where: str, logits: torch.Tensor) -> None:
+    if logits.dim() != 2 or logits.dtype is not torch.float32 or logits.shape[1] == 0:
+        raise refusal(where, "logits[N, V] float32", f"{tuple(logits.shape)} {logits.dtype}", "cast the logits")
+
+
+def _check_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    fits = q.dim() == k.dim() == 3 and k.shape == v.shape and q.shape[0] == k.shape[0] and q.shape[2] == k.shape[2]
+    if not fits or q.shape[1] % k.shape[1] or not (q.dtype is k.dtype is v.dtype):
+        got = f"q {tuple(q.shape)} {q.dtype}, k {tuple(k.shape)} {k.dtype}, v {tuple(v.shape)} {v.dtype}"
+        raise refusal("attention", "q[N, H, d], k[N, G, d], v[N, G, d] of one dtype, G dividing H", got, "reshape")
+
+
+def _padded(x: torch.Tensor) -> torch.Tensor:
+    """Head size rounded up to 16 with zeros: they add exactly nothing to a score."""
+    if x.shape[2] % BLOCK:
+        x = torch.nn.functional.pad(x, (0, -x.shape[2] % BLOCK))
+    return x.contiguous()

@@ -1,0 +1,167 @@
+// Sixteen float lanes, the same operations in the same order on every machine.
+//
+// Three spellings of one type: AVX-512 (one register), AVX2 (two registers) and plain loops over std::fma.
+// Every operation rounds as IEEE 754 says and multiplication and addition are fused only where fma() is written
+// (the build passes -ffp-contract=off), so the three give the same bits.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#if defined(__AVX2__) || defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace sparring {
+
+constexpr int LANES = 16;
+
+struct bf16 {
+    uint16_t bits;
+};
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#define SPARRING_AVX512 1
+constexpr int WIDE = 4;  // column vectors of one register tile: 6 x 4 accumulators fill 24 of 32 registers
+
+using v16 = __m512;
+static inline v16 load(const float *p) { return _mm512_loadu_ps(p); }
+static inline void store(float *p, v16 a) { _mm512_storeu_ps(p, a); }
+static inline v16 splat(float a) { return _mm512_set1_ps(a); }
+static inline v16 fma(v16 a, v16 b, v16 c) { return _mm512_fmadd_ps(a, b, c); }
+static inline v16 max(v16 a, v16 b) { return _mm512_max_ps(a, b); }
+static inline v16 less_select(v16 a, v16 b, v16 yes, v16 no) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
+}
+// a * 2^n, where n sits in the low bits of `shifted` (see exp).
+static inline v16 scale_by_power(v16 a, v16 shifted) {
+    return _mm512_castsi512_ps(
+        _mm512_add_epi32(_mm512_castps_si512(a), _mm512_slli_epi32(_mm512_castps_si512(shifted), 23)));
+}
+static inline v16 load(const bf16 *p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
+}
+static inline void store(bf16 *p, v16 a) {
+    __m512i bits = _mm512_castps_si512(a);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    bits = _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), rounded, quiet);
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
+}
+#else
+constexpr int WIDE = 1;
+
+typedef float v8 __attribute__((vector_size(32), aligned(4), may_alias));
+typedef int32_t v8i __attribute__((vector_size(32), aligned(4), may_alias));
+struct v16 {
+    v8 low, high;
+};
+static inline v16 operator+(v16 a, v16 b) { return {a.low + b.low, a.high + b.high}; }
+static inline v16 operator-(v16 a, v16 b) { return {a.low - b.low, a.high - b.high}; }
+static inline v16 operator*(v16 a, v16 b) { return {a.low * b.low, a.high * b.high}; }
+static inline v16 operator/(v16 a, v16 b) { return {a.low / b.low, a.high / b.high}; }
+static inline v16 operator-(v16 a) { return {-a.low, -a.high}; }
+static inline v16 load(const float *p) { return {*(const v8 *)p, *(const v8 *)(p + 8)}; }
+static inline void store(float *p, v16 a) {
+    *(v8 *)p = a.low;
+    *(v8 *)(p + 8) = a.high;
+}
+static inline v16 splat(float a) {
+    v8 half = {a, a, a, a, a, a, a, a};
+    return {half, half};
+}
+static inline v8 fma8(v8 a, v8 b, v8 c) {
+#if defined(__AVX2__) && defined(__FMA__)
+    return (v8)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    v8 out;
+    for (int i = 0; i < 8; i++) out[i] = std::fma(a[i], b[i], c[i]);
+    return out;
+#endif
+}
+static inline v16 fma(v16 a, v16 b, v16 c) { return {fma8(a.low, b.low, c.low), fma8(a.high, b.high, c.high)}; }
+static inline v16 less_select(v16 a, v16 b, v16 yes, v16 no) {
+    return {a.low < b.low ? yes.low : no.low, a.high < b.high ? yes.high : no.high};
+}
+static inline v16 max(v16 a, v16 b) { return less_select(b, a, a, b); }
+static inline v16 scale_by_power(v16 a, v16 shifted) {
+    return {(v8)((v8i)a.low + ((v8i)shifted.low << 23)), (v8)((v8i)a.high + ((v8i)shifted.high << 23))};
+}
+static inline v16 load(const bf16 *p) {
+    alignas(64) uint32_t bits[LANES];
+    for (int i = 0; i < LANES; i++) bits[i] = (uint32_t)p[i].bits << 16;
+    return load((const float *)bits);
+}
+static inline void store(bf16 *p, v16 a) {
+    alignas(64) float values[LANES];
+    store(values, a);
+    for (int i = 0; i < LANES; i++) {
+        uint32_t bits;
+        memcpy(&bits, values + i, 4);
+        bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
+        p[i].bits = (uint16_t)((is_nan ? bits | 0x400000 : bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+    }
+}
+#endif
+
+// A tail goes through the same lanes as a full vector: `count` values are read, the other lanes hold `fill`.
+template <class T> static inline v16 load_tail(const T *p, int64_t count, float fill = 0.0f) {
+    if (count >= LANES) return load(p);
+    T values[LANES] = {};
+    memcpy(values, p, count * sizeof(T));
+    alignas(64) float lanes[LANES];
+    store(lanes, load(values));
+    for (int64_t i = count; i < LANES; i++) lanes[i] = fill;
+    return load(lanes);
+}
+
+template <class T> static inline void store_tail(T *p, int64_t count, v16 a) {
+    if (count >= LANES) return store(p, a);
+    T values[LANES];
+    store(values, a);
+    memcpy(p, values, count * sizeof(T));
+}
+
+// Lane sum by halving: lane i + lane (i + 8), then 4, 2, 1.
+static inline float lane_sum(v16 a) {
+    alignas(64) float lanes[LANES];
+    store(lanes, a);
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) lanes[i] = lanes[i] + lanes[i + half];
+    return lanes[0];
+}
+
+static inline float lane_max(v16 a) {
+    alignas(64) float lanes[LANES];
+    store(lanes, a);
+    float best = lanes[0];
+    for (int i = 1; i < LANES; i++) best = lanes[i] > best ? lanes[i] : best;
+    return best;
+}
+
+// exp(x) = 2^n exp(r) with |r| <= ln(2)/2; polynomial of Cephes' expf (S. Moshier). About one unit in the last place;
+// 0 below -87, infinity above 88.72.
+static inline v16 exp(v16 x) {
+    const v16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer that sits in the low bits
+    v16 shifted = fma(x, splat(1.44269504088896341f), magic);
+    v16 n = shifted - magic;
+    v16 r = fma(n, splat(-0.693359375f), x);
+    r = fma(n, splat(2.12194440e-4f), r);
+    v16 p = splat(1.9875691500e-4f);
+    p = fma(p, r, splat(1.3981999507e-3f));
+    p = fma(p, r, splat(8.3334519073e-3f));
+    p = fma(p, r, splat(4.1665795894e-2f));
+    p = fma(p, r, splat(1.6666665459e-1f));
+    p = fma(p, r, splat(5.0000001201e-1f));
+    p = fma(p, r * r, r) + splat(1.0f);
+    v16 y = scale_by_power(p, shifted);
+    y = less_select(x, splat(-87.0f), splat(0.0f), y);
+    return less_select(splat(88.72f), x, splat(std::numeric_limits<float>::infinity()), y);
+}
+
+static inline v16 sigmoid(v16 x) { return splat(1.0f) / (splat(1.0f) + exp(-x)); }
+
+}  // namespace sparring

@@ -1,0 +1,306 @@
+"""The operations in plain torch, for machines without a compiler: slower, with bits of its own, row-invariant too.
+
+torch picks its kernels by shape, so every matrix product here has one shape, whatever the batch: rows go through in
+tiles of a fixed count, padded with zeros, and keys in blocks of 16 positions. An attention row sits in the slot of its
+tile that its position says. Signatures and letters as in `compiled_path`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+NAME = "exact-torch"
+ROWS = 16
+KEYS = 16
+VOCABULARY = 1024
+
+
+def _lanes(x: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
+    """[N, D] -> [N, ceil(D / 16), 16] float32, so that a row meets the vector unit the same way at any place."""
+    width = x.shape[-1]
+    return torch.nn.functional.pad(x.float(), (0, -width % KEYS), value=fill).view(x.shape[0], -1, KEYS)
+
+
+def _row_sum(x: torch.Tensor) -> torch.Tensor:
+    """Sum of each row of [N, D], halving the row again and again: elementwise additions only. -> [N]."""
+    x = x.float()
+    while x.shape[-1] > 1:
+        half = -(-x.shape[-1] // 2)
+        x = x[..., :half] + torch.nn.functional.pad(x[..., half:], (0, 2 * half - x.shape[-1]))
+    return x[..., 0]
+
+
+def _elementwise_exp(x: torch.Tensor) -> torch.Tensor:
+    """exp in float64: torch's float32 exp treats the tail of a tensor in another way than its middle."""
+    return torch.exp(x.double()).float()
+
+
+def _sigmoid(x: torch.Tensor) -> torch.Tensor:
+    return 1.0 / (1.0 + _elementwise_exp(-x))
+
+
+class TorchPath:
+    """All operations in plain torch."""
+
+    name = NAME
+
+    def pack(self, weight: torch.Tensor, storage: torch.Tensor | None) -> torch.Tensor:
+        """weight[M, K] -> its float32 transpose [K, M]."""
+        if storage is None:
+            return weight.detach().float().t().contiguous()
+        return storage.copy_(weight.detach().t())
+
+    def linear(
+        self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """x[N, K] -> y[N, M] of `dtype`, in tiles of 16 rows."""
+        num_rows = x.shape[0]
+        padded = torch.nn.functional.pad(x.float(), (0, 0, 0, -num_rows % ROWS))
+        y = torch.empty(padded.shape[0], num_outputs)
+        for first in range(0, padded.shape[0], ROWS):
+            torch.mm(padded[first : first + ROWS], packed, out=y[first : first + ROWS])
+        y = y[:num_rows]
+        return (y if bias is None else y + bias.detach().float()).to(dtype)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """x[N, D] -> [N, D]."""
+        return weight * (x.float() * self._inverse_rms(x, eps)).to(x.dtype)
+
+    def rms_norm_backward(
+        self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gradients of x[N, D] and weight[D]."""
+        inverse, wide, g = self._inverse_rms(x, eps), x.float(), grad.float()
+        pull = ((weight.float() * g) * wide).sum(-1, keepdim=True) / x.shape[-1]
+        dx = inverse * (weight.float() * g) - wide * inverse**3 * pull
+        return dx.to(x.dtype), (g * wide * inverse).sum(0).to(weight.dtype)
+
+    @staticmethod
+    def _inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
+        return 1.0 / torch.sqrt(_row_sum(x.float().square()) / x.shape[-1] + eps).unsqueeze(-1)
+
+    def silu_mul(self, gate: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
+        """silu(gate) * up; plain silu when `up` is None."""
+        y = gate.float() * _sigmoid(gate.float())
+        return (y if up is None else y * up.float()).to(gate.dtype)
+
+    def silu_mul_backward(
+        self, gate: torch.Tensor, up: torch.Tensor | None, grad: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Gradients of gate and up."""
+        a, g = gate.float(), grad.float()
+        s = _sigmoid(a)
+        dup = None if up is None else (g * a * s).to(up.dtype)
+        through = g if up is None else g * up.float()
+        return (through * s * (1.0 + a * (1.0 - s))).to(gate.dtype), dup
+
+    def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, transposed: bool) -> torch.Tensor:
+        """x[N, H, d], cos[N, d], sin[N, d] -> [N, H, d]."""
+        a, b = x.float().chunk(2, -1)
+        cos_a, cos_b = cos.float().unsqueeze(1).chunk(2, -1)
+        sin_a, sin_b = sin.float().unsqueeze(1).chunk(2, -1)
+        if transposed:
+            return torch.cat((a * cos_a + b * sin_b, b * cos_b - a * sin_a), -1).to(x.dtype)
+        return torch.cat((a * cos_a - b * sin_a, b * cos_b + a * sin_b), -1).to(x.dtype)
+
+    def attention_packed(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """q[N, H, d], k, v[N, G, d] -> o[N, H, d], logsumexp [N, H]."""
+        out, logsumexp = torch.empty_like(q), torch.empty(q.shape[:2])
+        offsets = cu_seqlens.tolist()
+        for begin, end in zip(offsets, offsets[1:], strict=False):
+            if end > begin:
+                out[begin:end], logsumexp[begin:end] = _attend(q[begin:end], k[begin:end], v[begin:end], scale)
+        return out, logsumexp
+
+    def attention_packed_backward(
+        self, saved: tuple[torch.Tensor, ...], grad: torch.Tensor, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Gradients of q, k, v from the saved logsumexp."""
+        q, k, v, cu_seqlens, out, logsumexp = saved
+        grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        offsets = cu_seqlens.tolist()
+        for begin, end in zip(offsets, offsets[1:], strict=False):
+            piece = [t[begin:end].float().transpose(0, 1) for t in (q, k, v, out, grad)]
+            parts = _attend_backward(piece, logsumexp[begin:end].t(), scale)
+            for whole, part in zip(grads, parts, strict=True):
+                whole[begin:end] = part.transpose(0, 1).to(whole.dtype)
+        return grads
+
+    def attention_paged(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        pages: tuple[torch.Tensor, torch.Tensor],
+        rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        scale: float,
+    ) -> tuple[torch.Tensor, int]:
+        """Writes k, v into one layer's pages, then attends. o[N, H, d] and -1, or the first wrong sequence."""
+        keys, values = pages
+        num_pages, heads, size, depth = values.shape
+        tables, (offsets, lengths) = rows[0].to(torch.int64), (t.tolist() for t in rows[1:])
+        for b, length in enumerate(lengths):
+            table = tables[b, : -(-length // size)]
+            fits = 0 <= offsets[b + 1] - offsets[b] <= length <= tables.shape[1] * size
+            if not fits or bool(((table < 0) | (table >= num_pages)).any()):
+                return q, b
+        for b, length in enumerate(lengths):
+            new = slice(offsets[b], offsets[b + 1])
+            positions = torch.arange(length - (new.stop - new.start), length)
+            page, slot = tables[b, positions // size], positions % size
+            keys[page, :, slot // KEYS, :, slot % KEYS] = k[new]
+            values[page, :, slot] = v[new]
+        out = torch.empty_like(q)
+        for b, length in enumerate(lengths):
+            new = slice(offsets[b], offsets[b + 1])
+            table = tables[b, : -(-length // size)]
+            past_k = keys[table].permute(0, 2, 4, 1, 3).reshape(-1, heads, depth)[:length]
+            past_v = values[table].transpose(1, 2).reshape(-1, heads, depth)[:length]
+            if new.stop > new.start:
+                out[new], _ = _attend(q[new], past_k, past_v, scale)
+        return out, -1
+
+    def token_logprobs(
+        self, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor
+    ) -> tuple[tuple[torch.Tensor, ...], int]:
+        """(logprob, entropy, maximum, log_sum), each [N]; and -1, or the first row whose target is no token."""
+        wrong = (targets < 0) | (targets >= logits.shape[1])
+        if bool(wrong.any()):
+            return (logits[:, 0],) * 4, int(wrong.int().argmax())
+        z, maximum, weights, log_sum = _statistics(logits, temperature)
+        logprob = z.gather(1, targets.unsqueeze(1))[:, 0] - maximum - log_sum
+        shifted = torch.where(weights > 0, z - maximum.unsqueeze(1), 0.0)
+        entropy = log_sum - _row_sum(weights * shifted) / _row_sum(weights)
+        return (logprob, entropy, maximum, log_sum), -1
+
+    def token_logprobs_backward(
+        self, saved: tuple[torch.Tensor, ...], grad_logprob: torch.Tensor, grad_entropy: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Gradient of the logits. `saved` is logits, targets, temperature, entropy, maximum, log_sum."""
+        logits, targets, temperature, entropy, maximum, log_sum = saved
+        inverse = (1.0 / torch.where(temperature == 0, 1.0, temperature)).unsqueeze(1)
+        log_p = logits * inverse - (maximum + log_sum).unsqueeze(1)
+        p = torch.exp(log_p)
+        grad = -p * grad_logprob.unsqueeze(1)
+        grad.scatter_add_(1, targets.unsqueeze(1), grad_logprob.unsqueeze(1))
+        if grad_entropy is not None:
+            grad -= p * (log_p.clamp(min=-1e30) + entropy.unsqueeze(1)) * grad_entropy.unsqueeze(1)
+        return grad * inverse
+
+    def sample(self, logits: torch.Tensor, *requests: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`requests`: temperature, top_k, top_p, seeds, positions, each [N] -> tokens[N], logprobs[N]."""
+        temperature, top_k, top_p, seeds, positions = requests
+        tokens = torch.empty(logits.shape[0], dtype=torch.int64)
+        truncated: list[tuple[int, float]] = []
+        greedy, columns = (temperature == 0).tolist(), zip(top_k.tolist(), top_p.tolist(), strict=True)
+        z, _, weights, _ = _statistics(logits, temperature)
+        for n, (k, p) in enumerate(columns):
+            if greedy[n]:
+                tokens[n] = (logits[n] == logits[n].max()).nonzero()[0, 0]
+                continue
+            u = uniform(int(seeds[n]), int(positions[n]))
+            if (k <= 0 or k >= logits.shape[1]) and p >= 1.0:
+                possible = weights[n].nonzero()[:, 0]
+                tokens[n] = possible[_invert(weights[n][possible].double(), u)]
+                continue
+            ids, kept = _keep(logits[n], weights[n].double(), k, p)
+            pick = ids[_invert(kept, u)]
+            tokens[n] = pick
+            top = z[n].max()
+            truncated.append((n, float((z[n, pick] - top).double() - torch.log(kept.sum()))))
+        (logprobs, *_), _ = self.token_logprobs(logits, tokens, temperature)
+        for n, value in truncated:
+            logprobs[n] = value
+        return tokens, logprobs
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The last len(q) positions of one sequence attend to k, v[L, G, d], in tiles of 16 positions by 16 keys."""
+    count, heads, size = q.shape
+    length, kv_heads = k.shape[:2]
+    begin, end = (length - count) // ROWS * ROWS, -(-length // ROWS) * ROWS
+    wide_q = torch.zeros(end - begin, heads, size)
+    wide_q[length - count - begin : length - begin] = q.float()
+    wide_q = wide_q.view(-1, ROWS, kv_heads, heads // kv_heads, size).permute(0, 2, 3, 1, 4)
+    wide_k, wide_v = (torch.zeros(end, kv_heads, size).index_copy_(0, torch.arange(length), t.float()) for t in (k, v))
+    outs, sums = [], []
+    for tile, queries in enumerate(wide_q):
+        out, logsumexp = _attend_tile(queries.reshape(kv_heads, -1, size), wide_k, wide_v, scale, begin + tile * ROWS)
+        outs.append(out.view(heads, ROWS, size).transpose(0, 1))
+        sums.append(logsumexp.view(heads, ROWS).t())
+    keep = slice(length - count - begin, length - begin)
+    return torch.cat(outs)[keep].to(q.dtype), torch.cat(sums)[keep]
+
+
+def _attend_tile(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, first: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q[G, heads of a group x 16, d] at positions first .. first + 15 -> out of the same shape and logsumexp [G, rows]."""
+    rows = torch.arange(first, first + ROWS).repeat(q.shape[1] // ROWS)
+    blocks = range(0, first + ROWS, KEYS)
+    scores = []
+    for block in blocks:
+        part = torch.stack([torch.mm(a, b.t()) for a, b in zip(q, k[block : block + KEYS].transpose(0, 1), strict=True)])
+        ahead = torch.arange(block, block + KEYS) > rows.unsqueeze(1)
+        scores.append((part * scale).masked_fill(ahead, float("-inf")))
+    maximum = torch.stack([part.amax(-1) for part in scores]).amax(0).unsqueeze(-1)
+    out, total = torch.zeros_like(q), torch.zeros(q.shape[:2])
+    for block, part in zip(blocks, scores, strict=True):
+        weights = _elementwise_exp(part - maximum)
+        total += _row_sum(weights)
+        out += torch.stack([torch.mm(a, b) for a, b in zip(weights, v[block : block + KEYS].transpose(0, 1), strict=True)])
+    return out / total.unsqueeze(-1), maximum[..., 0] + torch.log(total.double()).float()
+
+
+def _attend_backward(
+    piece: list[torch.Tensor], logsumexp: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of q[H, L, d], k, v[G, L, d] from q, k, v, o, grad of one sequence (Dao et al. 2022, algorithm 4)."""
+    q, k, v, out, grad = piece
+    group = q.shape[0] // k.shape[0]
+    wide_k, wide_v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
+    ahead = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool).triu(1)
+    scores = (q @ wide_k.transpose(1, 2) * scale).masked_fill(ahead, float("-inf"))
+    p = torch.exp(scores - logsumexp.unsqueeze(-1))
+    slope = p * (grad @ wide_v.transpose(1, 2) - (grad * out).sum(-1, keepdim=True)) * scale
+    dk, dv = slope.transpose(1, 2) @ q, p.transpose(1, 2) @ grad
+    return slope @ wide_k, dk.unflatten(0, (-1, group)).sum(1), dv.unflatten(0, (-1, group)).sum(1)
+
+
+def _statistics(logits: torch.Tensor, temperature: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """z = logits / temperature, its row maximum, exp(z - max) and the log of its sum."""
+    z = logits * (1.0 / torch.where(temperature == 0, 1.0, temperature)).unsqueeze(1)
+    maximum = z.amax(1)
+    weights = _elementwise_exp(z - maximum.unsqueeze(1))
+    return z, maximum, weights, torch.log(_row_sum(weights).double()).float()
+
+
+def _keep(logits: torch.Tensor, weights: torch.Tensor, top_k: int, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and weights of the kept tokens, best first, equal logits lowest id first."""
+    ids = torch.sort(logits, descending=True, stable=True).indices
+    ids = ids[:top_k] if top_k > 0 else ids
+    kept = weights[ids]
+    if top_p < 1.0:
+        reached = kept.cumsum(0) >= float(torch.tensor(top_p)) * kept.sum()
+        count = int(reached.int().argmax()) + 1 if bool(reached.any()) else len(ids)
+        ids, kept = ids[:count], kept[:count]
+    return ids, kept
+
+
+def _invert(weights: torch.Tensor, u: float) -> int:
+    cumulative = weights.cumsum(0)
+    return min(int(torch.searchsorted(cumulative, u * cumulative[-1], right=True)), len(weights) - 1)
+
+
+def uniform(seed: int, position: int) -> float:
+    """The first word of Philox4x32-10 (Salmon et al. 2011) with this key and counter, as (top 24 bits + 0.5) / 2^24."""
+    mask = 0xFFFFFFFF
+    counter = [position & mask, position >> 32 & mask, 0, 0]
+    key = [seed & mask, seed >> 32 & mask]
+    for _ in range(10):
+        a, b = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
+        counter = [(b >> 32) ^ counter[1] ^ key[0], b & mask, (a >> 32) ^ counter[3] ^ key[1], a & mask]
+        key = [(key[0] + 0x9E3779B9) & mask, (key[1] + 0xBB67AE85) & mask]
+    return ((counter[0] >> 8) + 0.5) / 2**24

@@ -1,0 +1,111 @@
+"""From a checkpoint folder to a `CausalModel`: the library's module, our attention, exact or fast numerics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from sparring.errors import BadInput, boundary, refusal
+from sparring.model.attention import IMPLEMENTATION
+from sparring.model.causal import CausalModel, forward_of
+from sparring.model.decoder import FAMILY
+from sparring.model.kernels import ops
+from sparring.model.prove import prove
+from sparring.model.swap import swap
+
+# a progress bar on stderr would tear the live view
+transformers.utils.logging.disable_progress_bar()
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def load(
+    path: str | Path,
+    *,
+    dtype: str = "float32",
+    device: str = "cpu",
+    numerics: str = "exact",
+    gradient_checkpointing: bool = False,
+) -> CausalModel:
+    """Load any Hugging Face causal LM for training or generation. Dropout is off.
+
+    Args:
+        path: checkpoint folder or hub name.
+        dtype: "float32" or "bfloat16".
+        device: a torch device.
+        numerics: "exact": a row's bits do not depend on the batch, or the model is refused; "fast": the library's own
+            layers with our attention.
+        gradient_checkpointing: recompute layers in the backward pass.
+
+    Raises:
+        BadInput: no model at `path`, or one that cannot run with these numerics.
+    """
+    where = str(path)
+    if dtype not in DTYPES:
+        raise refusal("dtype", f"one of {sorted(DTYPES)}", repr(dtype), "choose one of them")
+    if numerics not in ("exact", "fast"):
+        raise refusal("numerics", "'exact' or 'fast'", repr(numerics), "choose one of them")
+    config = _config(where)
+    exact = numerics == "exact"
+    _refuse_unservable(where, config, exact)
+    with boundary(BadInput, f"{where}: cannot load the model"):
+        module = transformers.AutoModelForCausalLM.from_pretrained(
+            where, dtype=DTYPES[dtype], attn_implementation=IMPLEMENTATION
+        )
+    module.to(device).eval()
+    _switch_dropout_off(module)
+    max_positions = _max_positions(config)
+    left = swap(module, max_positions) if exact else []
+    lean = exact and config.model_type in FAMILY and not left
+    model = CausalModel(
+        module,
+        forward_of(module, lean=lean, gradient_checkpointing=gradient_checkpointing),
+        path_name=ops.path_name() if exact else "fast",
+        max_positions=max_positions,
+    )
+    if not lean:
+        prove(model, where, left, exact=exact)
+    return model
+
+
+def _config(where: str) -> Any:
+    looks_local = where.startswith((".", "/", "~")) or where.count("/") > 1
+    if Path(where).is_dir() or looks_local:
+        if not (Path(where) / "config.json").is_file():
+            got = "a folder without one" if Path(where).is_dir() else "no such folder"
+            raise refusal(where, "a checkpoint folder with config.json", got, "check the model's path")
+    with boundary(BadInput, f"{where}: expected a Hugging Face causal LM; check the model's path"):
+        return transformers.AutoConfig.from_pretrained(where)
+
+
+def _refuse_unservable(where: str, config: Any, exact: bool) -> None:
+    text = config.get_text_config()
+    recurrent = {"linear_attention", "mamba", "recurrent"} & set(getattr(text, "layer_types", None) or ())
+    if recurrent:
+        raise refusal(
+            where, "attention in every layer", f"{sorted(recurrent)[0]} layers", "choose a model without recurrent state"
+        )
+    if exact and getattr(text, "hidden_act", "silu") not in ("silu", "swish") and config.model_type in FAMILY:
+        raise refusal(where, "hidden_act 'silu'", repr(text.hidden_act), 'set numerics = "fast" for this model')
+
+
+def _max_positions(config: Any) -> int:
+    """What the model was made for; where it has a sliding window, the window: up to there attention is full."""
+    text = config.get_text_config()
+    longest = text.max_position_embeddings
+    window = getattr(text, "sliding_window", None)
+    slides = "sliding_attention" in (getattr(text, "layer_types", None) or ("sliding_attention",))
+    return min(longest, window) if window and slides else longest
+
+
+def _switch_dropout_off(module: nn.Module) -> None:
+    """Also under `train()`, which the library needs for gradient checkpointing."""
+    for part in module.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+        if isinstance(getattr(part, "attention_dropout", None), float):
+            part.attention_dropout = 0.0

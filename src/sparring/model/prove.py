@@ -1,0 +1,61 @@
+"""A model that our own tests do not know shows at load that it computes what the library computes, and row by row."""
+
+from __future__ import annotations
+
+import torch
+
+from sparring.errors import refusal
+from sparring.model.attention import IMPLEMENTATION, Packed
+from sparring.model.causal import CausalModel
+
+LENGTHS = (5, 1, 17, 2, 8, 30)
+"""Lengths of the sequences that are computed alone and together: odd, single and multiples of the vector width."""
+
+
+@torch.no_grad()
+def prove(model: CausalModel, where: str, left: list[str], *, exact: bool) -> None:
+    """Compare with the library's own call (any numerics) and, for exact numerics, each sequence alone with all packed.
+
+    Args:
+        model: the freshly loaded model.
+        where: its path, for the refusal.
+        left: parts that were not replaced by row-invariant ones, for the refusal.
+        exact: whether bits matter.
+
+    Raises:
+        BadInput: the library's logits are others (a head or an attention that we do not know), sequences see each other,
+            or, for exact numerics, a row's bits change with the batch.
+    """
+    lengths = [length for length in LENGTHS if length <= model.max_positions]
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randint(model.vocab_size, (length,), generator=generator).to(model.device) for length in lengths]
+    alone = [_logits(model, [row]) for row in rows]
+    packed = _logits(model, rows).split(lengths)
+    name = type(model.module).__name__
+    if not _close(model, alone[-1], _library_logits(model, rows[-1])):
+        expected = "the library's logits from plain attention and a linear head"
+        raise refusal(where, expected, f"others: {name} does more", "choose another model")
+    if not all(_close(model, a, b) for a, b in zip(alone, packed, strict=True)):
+        raise refusal(where, "attention through the library's interface", f"{name}, which has its own", "choose another model")
+    if not exact or all(torch.equal(a, b) for a, b in zip(alone, packed, strict=True)):
+        return
+    culprit = f"; not replaced: {', '.join(left[:3])}" if left else ""
+    expected = "a model whose rows do not depend on the batch"
+    raise refusal(where, expected, f"{name}, whose logits do{culprit}", 'set numerics = "fast" for this model')
+
+
+def _logits(model: CausalModel, rows: list[torch.Tensor]) -> torch.Tensor:
+    positions = torch.cat([torch.arange(len(row), device=model.device) for row in rows])
+    return model.logits(model.hidden(torch.cat(rows), positions, Packed.of([len(row) for row in rows]).to(model.device)))
+
+
+def _library_logits(model: CausalModel, row: torch.Tensor) -> torch.Tensor:
+    model.module.set_attn_implementation("eager")
+    logits = model.module(input_ids=row[None], use_cache=False).logits[0].float()
+    model.module.set_attn_implementation(IMPLEMENTATION)
+    return logits
+
+
+def _close(model: CausalModel, a: torch.Tensor, b: torch.Tensor) -> bool:
+    tolerance = 1e-3 if model.dtype == torch.float32 else 0.1
+    return bool((a - b).abs().mean() <= tolerance * b.std())

@@ -1,0 +1,41 @@
+"""Weights back to where everybody's tools find them: a plain Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from huggingface_hub import save_torch_state_dict, snapshot_download
+
+COPIED = (".json", ".jinja", ".txt", ".model", ".py")
+
+
+def save(model_state: Mapping[str, torch.Tensor], source_path: str | Path, out_path: str | Path) -> Path:
+    """Write weights together with the config, generation config, tokenizer and chat template of `source_path`.
+
+    Args:
+        model_state: parameters by Hugging Face name, a tied weight once, all of one dtype.
+        source_path: the folder (or hub name, then its local copy) that the model came from.
+        out_path: folder to write; made when missing.
+
+    Returns:
+        The folder, which `AutoModelForCausalLM.from_pretrained` loads.
+    """
+    source = Path(source_path)
+    if not source.is_dir():
+        source = Path(snapshot_download(str(source_path), local_files_only=True))
+    out = Path(out_path)
+    out.mkdir(parents=True, exist_ok=True)
+    for file in sorted(source.iterdir()):
+        if file.suffix in COPIED and not file.name.endswith(".index.json") and file.resolve() != (out / file.name).resolve():
+            shutil.copyfile(file, out / file.name)
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    config.pop("torch_dtype", None)
+    config["dtype"] = str(next(iter(model_state.values())).dtype).removeprefix("torch.")
+    (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model_state.items()}
+    save_torch_state_dict(state, out)
+    return out

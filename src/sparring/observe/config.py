@@ -1,0 +1,31 @@
+"""The `[observe]` section of a recipe."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+SinkName = Literal["jsonl", "tensorboard", "wandb"]
+
+
+class ObserveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where metrics go and how progress is shown."""
+
+    sinks: tuple[SinkName, ...] = ("jsonl", "tensorboard")
+    """`jsonl` writes `metrics.jsonl`, `tensorboard` writes `tensorboard/`, both in the run's folder; `wandb` needs the extra."""
+
+    progress: Literal["auto", "live", "plain", "off"] = "auto"
+    """`auto` is live in a terminal and plain lines elsewhere."""
+
+    lines_every_s: float = 5.0
+    """Plain progress prints at most one line per stage in this time; the first and the last step are always printed."""
+
+    wandb_project: str = "sparring"
+    """The project that `wandb` logs to."""
+
+    def __post_init__(self) -> None:
+        if len(set(self.sinks)) != len(self.sinks):
+            raise ValueError(f"sinks must not repeat, got {list(self.sinks)}")
+        if self.lines_every_s < 0:
+            raise ValueError("lines_every_s must be 0 or more")

@@ -1,0 +1,66 @@
+"""The few figures that a person watches, in one order everywhere, and how far a stage is."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+
+HEADLINES: tuple[tuple[str, str, str], ...] = (
+    ("loss", "loss", "{:.3f}"),
+    ("reward", "rollout/reward", "{:.3f}"),
+    ("success", "rollout/success", "{:.1%}"),
+    ("tokens/s", "tokens_per_s", "{:,.0f}"),
+    ("generating", "time/generating", "{:.0%}"),
+    ("training", "time/training", "{:.0%}"),
+    ("waiting", "time/waiting", "{:.0%}"),
+    ("logprob difference", "logprob_max_abs_diff", "{:.3g}"),
+)
+"""(label, metric, format). A metric that a step does not report is left out."""
+
+
+def headlines(values: Mapping[str, float]) -> list[tuple[str, str]]:
+    """(label, text) of the figures that a step has."""
+    return [
+        (label, text.format(values[name])) for label, name, text in HEADLINES if math.isfinite(values.get(name, math.nan))
+    ]
+
+
+class Pace:
+    """How far a stage is and how long it will take at the mean pace of the steps that this process did.
+
+    Args:
+        total_steps: of the stage.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, total_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.total_steps = total_steps
+        self.step = 0
+        self._clock = clock
+        self._began = clock()
+        self._done = 0
+
+    def advance(self, step: int) -> None:
+        """A step is finished. A resumed stage begins with a later one than 1."""
+        self.step = step
+        self._done += 1
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the stage began in this process."""
+        return self._clock() - self._began
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Seconds to the stage's end, None before the first step."""
+        return self.elapsed_s / self._done * max(0, self.total_steps - self.step) if self._done else None
+
+
+def clock_text(seconds: float | None) -> str:
+    """`1:02:03`, `2:03`, or `-:--` where nothing is known."""
+    if seconds is None:
+        return "-:--"
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

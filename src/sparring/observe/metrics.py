@@ -1,0 +1,79 @@
+"""Metrics: a value and how it reduces over the many places that report it during one step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Reduce = Literal["mean", "sum", "max", "min", "last", "ratio"]
+
+
+@dataclass(slots=True)
+class _Cell:
+    """Running value of one metric: `top / bottom` for mean and ratio, `top` for the others."""
+
+    reduce: Reduce
+    top: float
+    bottom: float
+
+
+class Metrics:
+    """Collects values by name until `take`.
+
+    A mean is weighted (`weight`), a ratio is the sum of numerators over the sum of denominators, so both add up exactly
+    over workers whatever their sizes.
+    """
+
+    def __init__(self) -> None:
+        self._cells: dict[str, _Cell] = {}
+
+    def add(self, name: str, value: float, reduce: Reduce = "mean", *, weight: float = 1.0) -> None:
+        """Report a value. For a ratio, `value` is the numerator and `weight` the denominator.
+
+        Raises:
+            ValueError: the name was reported with another reduction.
+        """
+        cell = _Cell(reduce, value * weight if reduce == "mean" else value, weight)
+        self._merge(name, cell)
+
+    def add_all(self, values: Mapping[str, float], reduce: Reduce = "mean") -> None:
+        """Report several values that reduce alike."""
+        for name, value in values.items():
+            self.add(name, value, reduce)
+
+    def merge(self, other: Metrics) -> None:
+        """Add what another place collected, as if it had been reported here, after everything that was."""
+        for name, cell in other._cells.items():
+            self._merge(name, _Cell(cell.reduce, cell.top, cell.bottom))
+
+    def values(self) -> dict[str, float]:
+        """The reduced values, by name. A mean or ratio over nothing is NaN."""
+        return {name: _value(cell) for name, cell in sorted(self._cells.items())}
+
+    def take(self) -> dict[str, float]:
+        """`values`, and start over."""
+        values = self.values()
+        self._cells.clear()
+        return values
+
+    def _merge(self, name: str, new: _Cell) -> None:
+        old = self._cells.setdefault(name, new)
+        if old is new:
+            return
+        if old.reduce != new.reduce:
+            raise ValueError(f"metric {name} reduces by {old.reduce}, reported as {new.reduce}")
+        if new.reduce in ("mean", "sum", "ratio"):
+            old.top += new.top
+            old.bottom += new.bottom
+        elif new.reduce == "last":
+            old.top = new.top
+        else:
+            old.top = max(old.top, new.top) if new.reduce == "max" else min(old.top, new.top)
+
+
+def _value(cell: _Cell) -> float:
+    if cell.reduce in ("mean", "ratio"):
+        return cell.top / cell.bottom if cell.bottom else math.nan
+    return cell.top

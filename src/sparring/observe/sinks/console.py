@@ -1,0 +1,53 @@
+"""Progress as plain lines, for logs and pipes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import TextIO
+
+from sparring.observe.headline import Pace, clock_text, headlines
+
+
+class ConsoleSink:
+    """One line per step, but no more than one in `every_s` seconds; the first and the last step always get theirs.
+
+    Args:
+        stream: where to.
+        every_s: least time between the lines of steps.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, stream: TextIO, *, every_s: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._every_s = every_s
+        self._clock = clock
+        self._pace = Pace(0, clock)
+        self._printed = -math.inf
+
+    def start(self, stage: str, total_steps: int) -> None:
+        """Print that a stage begins."""
+        self._pace = Pace(total_steps, self._clock)
+        self._printed = -math.inf
+        self._print(f"{stage}: {total_steps} steps" if total_steps else stage)
+
+    def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
+        """Print a step's line when it is time."""
+        self._pace.advance(step)
+        now = self._clock()
+        if now - self._printed < self._every_s and step != self._pace.total_steps:
+            return
+        self._printed = now
+        figures = "".join(f"  {label} {text}" for label, text in headlines(values))
+        self._print(f"{stage} {step}/{self._pace.total_steps}  eta {clock_text(self._pace.remaining_s)}{figures}")
+
+    def event(self, stage: str, text: str) -> None:
+        """Print it."""
+        self._print(f"{stage}: {text}")
+
+    def close(self) -> None:
+        """The stream stays open: it is not ours."""
+
+    def _print(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)

@@ -1,0 +1,53 @@
+"""What a sink is, and several of them as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+
+class Sink(Protocol):
+    """Takes what a run says about itself. Calls come from one thread, steps of a stage in order."""
+
+    def start(self, stage: str, total_steps: int) -> None:
+        """A stage begins; it has `total_steps` steps in all, of which a resumed run may have done some."""
+        ...
+
+    def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
+        """The metrics of one step, counted from 1."""
+        ...
+
+    def event(self, stage: str, text: str) -> None:
+        """Something worth a line."""
+        ...
+
+    def close(self) -> None:
+        """Write out what is held. Safe to call twice."""
+        ...
+
+
+class Fanout:
+    """Several sinks as one, served in order. Implements `Sink`."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = tuple(sinks)
+
+    def start(self, stage: str, total_steps: int) -> None:
+        """Pass on."""
+        for sink in self._sinks:
+            sink.start(stage, total_steps)
+
+    def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
+        """Pass on."""
+        for sink in self._sinks:
+            sink.log(stage, step, values)
+
+    def event(self, stage: str, text: str) -> None:
+        """Pass on."""
+        for sink in self._sinks:
+            sink.event(stage, text)
+
+    def close(self) -> None:
+        """Close every sink, last opened first."""
+        for sink in reversed(self._sinks):
+            sink.close()

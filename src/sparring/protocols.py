@@ -1,0 +1,270 @@
+"""The verbs of the path: one Protocol per part. Parts meet only here and in `types`.
+
+Whoever implements a protocol passes its contract suite in `tests/contract`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from sparring.types import (
+    Batch,
+    BoxSpec,
+    CheckpointRef,
+    Completion,
+    GenerateRequest,
+    Group,
+    Message,
+    Observation,
+    Rollout,
+    Sample,
+    Score,
+    Segment,
+    StepResult,
+    Task,
+    ToolSpec,
+    Trajectory,
+    WeightRef,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+
+class TaskSource(Protocol):
+    """A stream of tasks that can be resumed at the exact task. `next` returns None at the end of a finite stream."""
+
+    def next(self) -> Task | None: ...
+    def observe(self, group: Group) -> None: ...
+    def state(self) -> Mapping[str, Any]: ...
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExecResult:
+    """What a command did. `timed_out`, `out_of_memory` and `truncated` are the policy's own limits, not failures."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    wall_s: float
+    timed_out: bool = False
+    out_of_memory: bool = False
+    truncated: bool = False
+
+
+class Sandbox(Protocol):
+    """One isolated box. Raises `SandboxError` when the box itself fails, never for what the program inside does."""
+
+    async def exec(self, argv: Sequence[str], *, stdin: str = "", timeout_s: float | None = None) -> ExecResult: ...
+    async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult: ...
+    async def read(self, path: str) -> bytes: ...
+    async def write(self, path: str, data: bytes) -> None: ...
+    async def close(self) -> None: ...
+
+
+class Boxes(Protocol):
+    """The pool; nobody else makes a box."""
+
+    async def take(self, spec: BoxSpec) -> Sandbox: ...
+    async def close(self) -> None: ...
+
+
+class Env(Protocol):
+    """One world for one rollout: opened once, never reset."""
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]: ...
+    async def open(self, task: Task, box: Sandbox | None) -> Observation: ...
+    async def step(self, reply: Message) -> Observation: ...
+    async def score(self, trajectory: Trajectory) -> Score | None: ...
+    async def close(self) -> None: ...
+
+
+class EnvFactory(Protocol):
+    """What stands beside a world: its tasks, its expert, and how one instance is made.
+
+    `tasks(split, seed)` is an endless (train) or finite (eval) deterministic stream; no eval prompt occurs in train.
+    `expert(task)` is the scripted demonstration as replies, each a function of the messages so far; None where a
+    world has no expert.
+    """
+
+    name: str
+
+    def make(self) -> Env: ...
+    def tasks(self, split: str, seed: int) -> TaskSource: ...
+    def expert(self, task: Task) -> Callable[[Sequence[Message]], Message] | None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rendered:
+    """Tokens with, for each, whether the model would have sampled it (assistant body and its end token)."""
+
+    tokens: tuple[int, ...]
+    sampled: tuple[bool, ...]
+
+
+class Renderer(Protocol):
+    """Messages <-> tokens. `bridge` extends prompt + completion byte for byte or returns None."""
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]: ...
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool = True) -> Rendered: ...
+    def bridge(
+        self,
+        prompt: Sequence[int],
+        completion: Sequence[int],
+        new: Sequence[Message],
+        tools: Sequence[ToolSpec],
+    ) -> tuple[int, ...] | None: ...
+    def parse(self, completion: Sequence[int], tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> Message: ...
+    def decode(self, tokens: Sequence[int]) -> str: ...
+
+
+class Session(Protocol):
+    """A recorded conversation of one role: the only writer of segments.
+
+    Raises:
+        LimitReached: a limit of the task was hit; the record up to there is kept.
+        EngineError: the engine failed.
+    """
+
+    async def complete(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message: ...
+
+
+class Episode(Protocol):
+    """What one rollout hands its harness."""
+
+    task: Task
+    env: Env
+    box: Sandbox | None
+
+    def session(self, role: str = "policy") -> Session: ...
+
+
+class Harness(Protocol):
+    """Who holds the conversation."""
+
+    async def run(self, episode: Episode) -> None: ...
+
+
+class Scorer(Protocol):
+    """Second pass over a whole group, after Env.score."""
+
+    async def score(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> Sequence[Score]: ...
+
+
+class Annotator(Protocol):
+    """Adds per-token values (reference, teacher, value) to flattened samples."""
+
+    async def annotate(self, samples: Sequence[Sample]) -> Sequence[Sample]: ...
+
+
+class Credit(Protocol):
+    """Turns scores into advantages, over all groups of one update.
+
+    `samples[i]` are the branches of groups[i]. Returns, per group, its samples with advantages set; an empty sequence
+    where the group leaves the update (zero variance).
+    """
+
+    def credit(
+        self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]
+    ) -> Sequence[Sequence[Sample]]: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Needs:
+    """What a loss asks the trainer for. A declared unit is never split across micro-batches; `statistics` costs a
+    gradient-free first pass."""
+
+    quantities: frozenset[str] = frozenset({"logprob"})
+    unit: str = "token"
+    statistics: bool = False
+
+
+@dataclass(kw_only=True, slots=True)
+class LossResult:
+    """`loss` is a scalar to call backward on, already divided by the global denominators; `metrics` map a name to
+    (sum, count) so that micro-batches add up."""
+
+    loss: torch.Tensor
+    metrics: dict[str, tuple[float, float]]
+
+
+class Loss(Protocol):
+    """One loss term. `quantities` maps a needed name to a tensor [N] aligned with the micro-batch's weighted tokens."""
+
+    term: str
+    needs: Needs
+
+    def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult: ...
+
+
+class Trainer(Protocol):
+    """Knows terms, not algorithms. One `step` per `Batch`, after one or more `forward_backward`."""
+
+    @property
+    def version(self) -> int: ...
+    async def forward_backward(self, batch: Batch) -> Mapping[str, float]: ...
+    async def step(self) -> StepResult: ...
+    async def push(self) -> WeightRef: ...
+    async def save(self, path: str, *, stage: str, metrics: Mapping[str, float]) -> CheckpointRef: ...
+    async def restore(self, ref: CheckpointRef) -> None: ...
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Token ids in, token ids out. Cancelling the awaiting task aborts the request."""
+
+    @property
+    def version(self) -> int: ...
+    async def generate(self, request: GenerateRequest) -> Completion: ...
+    async def release(self, conversation: str) -> None: ...
+    async def pull(self, ref: WeightRef) -> None: ...
+    async def close(self) -> None: ...
+
+
+class Store(Protocol):
+    """Durable record of a run. Every method is atomic: after a crash it happened or it did not."""
+
+    def append_turn(self, rollout: str, segments: Sequence[Segment]) -> None: ...
+    def append(self, group: Group, *, stage: str) -> None: ...
+    def groups(self, *, stage: str | None = None) -> Iterable[Group]: ...
+    def load(self, rollout: str) -> Rollout: ...
+    def metric(self, stage: str, step: int, values: Mapping[str, float]) -> None: ...
+    def metrics(self, stage: str) -> list[tuple[int, dict[str, float]]]: ...
+    def put(self, key: str, value: Any) -> None: ...
+    def get(self, key: str) -> Any | None: ...
+    def checkpoint(self, ref: CheckpointRef, state: Mapping[str, Any]) -> None: ...
+    def last_checkpoint(self, stage: str) -> tuple[CheckpointRef, Mapping[str, Any]] | None: ...
+    def close(self) -> None: ...
+
+
+class Cluster(Protocol):
+    """Which process runs where. A stage asks for parts and never builds them.
+
+    `path` is a Hugging Face checkpoint folder. A trainer and an engine of one name start from equal weights at
+    version 0 and never share storage (law 9).
+    """
+
+    def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer: ...
+    def engine(self, name: str, *, path: str) -> Engine: ...
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainPlan:
+    """What a stage wants of a trainer: its loss terms, how many steps the schedule spans, and the keys of `[train]`
+    that this stage replaces."""
+
+    losses: Sequence[Loss]
+    total_steps: int
+    overrides: Mapping[str, Any]
+
+
+class GroupSource(Protocol):
+    """Scored groups in admission order."""
+
+    def groups(self) -> AsyncIterator[Group]: ...

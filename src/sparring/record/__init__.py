@@ -1,0 +1,1 @@
+"""Sessions: the only writer of segments; matching, bridging, the tree, limits."""

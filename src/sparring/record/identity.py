@@ -1,0 +1,40 @@
+"""When two messages are the same message: clients re-serialise what they were given, and that is no edit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from sparring.types import Message, ToolCall, ToolSpec
+
+
+def message_key(message: Message) -> str:
+    """Equal for messages that differ only in form: None or empty, order and spacing of JSON arguments, blanks around a
+    reply, names and ids that only link a tool's answer to its call (order links them as well)."""
+    own = message.role == "assistant"
+    return json.dumps(
+        [
+            message.role,
+            message.content.strip() if own else message.content,
+            (message.reasoning or "").strip(),
+            [_call_key(call) for call in message.tool_calls],
+            None if message.role == "tool" else message.name,
+        ],
+        ensure_ascii=True,
+    )
+
+
+def conversation_key(messages: Sequence[Message]) -> tuple[str, ...]:
+    """The keys of a conversation's messages, in order."""
+    return tuple(message_key(message) for message in messages)
+
+
+def tools_key(tools: Sequence[ToolSpec]) -> str:
+    """Equal for equal tool lists; the prompt prints the tools, so other tools are another conversation."""
+    return json.dumps([[t.name, t.description, t.parameters] for t in tools], default=dict)
+
+
+def _call_key(call: ToolCall) -> list[str]:
+    if call.arguments is None:
+        return [call.name, "malformed", call.raw]
+    return [call.name, "called", json.dumps(call.arguments, sort_keys=True, default=dict)]

@@ -1,0 +1,233 @@
+"""Recorded sessions: every token that a policy samples passes here and is written down as it was sampled."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+
+import xxhash
+
+from sparring.errors import EngineError, LimitReached, boundary, refusal
+from sparring.protocols import Engine, Renderer, Store
+from sparring.record.tree import Tree, Turn
+from sparring.types import (
+    Completion,
+    GenerateRequest,
+    Limits,
+    Message,
+    Outcome,
+    Sampling,
+    Segment,
+    Task,
+    Timing,
+    ToolSpec,
+    Trajectory,
+    Usage,
+)
+
+
+class Recorder:
+    """Opens sessions on one engine. Holds nothing of them.
+
+    Args:
+        engine: samples.
+        renderer: messages <-> ids, of the model that the engine serves.
+        store: every turn is durable there before its reply is returned; None keeps the record in memory only.
+        sampling: how tokens are drawn; its `seed` and `stop` are set per session.
+        model: the name under which sampled segments are recorded.
+        max_context: most ids a prompt and its reply may have together.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        renderer: Renderer,
+        store: Store | None = None,
+        *,
+        sampling: Sampling = Sampling(),
+        model: str = "policy",
+        max_context: int = 32768,
+    ) -> None:
+        if max_context < 2:
+            raise refusal("max_context", "at least 2 tokens", str(max_context), "raise it")
+        self.engine = engine
+        self.renderer = renderer
+        self.store = store
+        self.sampling = sampling
+        self.model = model
+        self.max_context = max_context
+
+    def open(
+        self,
+        task: Task,
+        *,
+        rollout_id: str,
+        seed: int,
+        role: str = "policy",
+        priority: int = 0,
+        limits: Limits | None = None,
+    ) -> RecordedSession:
+        """A session for one role of one rollout.
+
+        Args:
+            task: whose limits hold unless `limits` is given.
+            rollout_id: the rollout's id; other roles than `policy` are recorded under `<rollout_id>/<role>`.
+            seed: decides, with a token's position, every random number of the session.
+            role: who speaks.
+            priority: of its requests at the engine.
+            limits: replaces the task's.
+        """
+        return RecordedSession(
+            self, task, rollout_id=rollout_id, seed=seed, role=role, priority=priority, limits=limits or task.limits
+        )
+
+
+class RecordedSession:
+    """One role's conversation: the `Session` that harness and gateway talk to, and the only writer of segments.
+
+    Attributes:
+        id: the trajectory's id.
+        usage: counts so far.
+        generate_s: seconds that replies were waited for, summed over requests.
+    """
+
+    def __init__(
+        self, recorder: Recorder, task: Task, *, rollout_id: str, seed: int, role: str, priority: int, limits: Limits
+    ) -> None:
+        self.id = rollout_id if role == "policy" else f"{rollout_id}/{role}"
+        self.usage = Usage()
+        self.generate_s = 0.0
+        self._recorder = recorder
+        self._task = task
+        self._role = role
+        self._priority = priority
+        self._limits = limits
+        self._seed = seed if role == "policy" else _derive(seed, role)
+        self._tree = Tree(recorder.renderer)
+        self._asked = 0
+        self._granted = 0
+        self._lanes: set[int] = set()
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The record so far."""
+        return tuple(self._tree.segments)
+
+    async def complete(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
+        """Ask for the next reply to a conversation.
+
+        The history is matched against what this session said before. Where it continues that, the prompt is those very
+        ids with the new messages appended; otherwise a new branch begins with a whole render.
+
+        Raises:
+            LimitReached: a limit of the task or the context was hit; a reply that was cut short is in the record.
+            EngineError: the engine failed; nothing of this turn is in the record.
+            StoreError: the turn could not be made durable.
+        """
+        if self._asked >= self._limits.max_turns:
+            raise LimitReached("max_turns", f"{self.id}: {self._limits.max_turns} turns are used up")
+        turn = self._tree.plan(messages, tools)
+        sampling, cut_reason = self._sampling(turn)
+        self._asked += 1
+        self._granted += sampling.max_tokens
+        try:
+            completion = await self._generate(turn, sampling)
+        except BaseException:  # asked again, this turn is the same turn and samples the same tokens
+            self._asked -= 1
+            self._tree.abandon(turn)
+            raise
+        finally:
+            self._granted -= sampling.max_tokens
+        reply = self._named(self._recorder.renderer.parse(completion.tokens, tools, prompt=turn.prompt))
+        self._write(turn, completion, reply, sampling)
+        if completion.finish_reason == "length":
+            raise LimitReached(cut_reason, f"{self.id}: a reply was cut short after {len(completion.tokens)} tokens")
+        if self.usage.tool_calls > self._limits.max_tool_calls:
+            raise LimitReached("max_tool_calls", f"{self.id}: more than {self._limits.max_tool_calls} tool calls")
+        return reply
+
+    def trajectory(self, outcome: Outcome, timing: Timing = Timing()) -> Trajectory:
+        """The record as a trajectory. `timing.generate_s` is filled in from what the session measured."""
+        return Trajectory(
+            id=self.id,
+            task=self._task.id,
+            role=self._role,
+            segments=self.segments,
+            outcome=outcome,
+            usage=self.usage,
+            timing=dataclasses.replace(timing, generate_s=self.generate_s),
+        )
+
+    async def close(self) -> None:
+        """Let the engine forget this session's KV. The record stays."""
+        lanes, self._lanes = sorted(self._lanes), set()
+        for lane in lanes:
+            await self._recorder.engine.release(self._conversation(lane))
+
+    def _sampling(self, turn: Turn) -> tuple[Sampling, str]:
+        """How this turn is drawn, and the limit that a reply cut short has hit."""
+        base = self._recorder.sampling
+        rollout = self._limits.max_tokens - self.usage.sampled_tokens - self._granted
+        context = self._recorder.max_context - len(turn.prompt)
+        if rollout < 1:
+            raise LimitReached("max_tokens", f"{self.id}: {self._limits.max_tokens} sampled tokens are used up")
+        if context < 1:
+            room = self._recorder.max_context
+            raise LimitReached("context_length", f"{self.id}: a prompt of {len(turn.prompt)} tokens, room for {room}")
+        most = min(base.max_tokens, rollout)
+        sampling = dataclasses.replace(
+            base,
+            max_tokens=min(most, context),
+            stop=base.stop or self._recorder.renderer.stop_ids,
+            seed=self._seed if turn.repeat == 0 else _derive(self._seed, "repeat", turn.repeat),
+        )
+        return sampling, "context_length" if context < most else "max_tokens"
+
+    async def _generate(self, turn: Turn, sampling: Sampling) -> Completion:
+        request = GenerateRequest(
+            id=f"{self.id}#{self._asked}",
+            tokens=turn.prompt,
+            sampling=sampling,
+            conversation=self._conversation(turn.lane),
+            priority=self._priority,
+        )
+        self._lanes.add(turn.lane)
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        try:
+            with boundary(EngineError, f"engine of {self._recorder.model}"):
+                completion = await self._recorder.engine.generate(request)
+        finally:
+            self.generate_s += clock() - started
+        if completion.finish_reason == "abort" or not completion.tokens:
+            raise EngineError(f"{request.id}: the engine gave up after {len(completion.tokens)} tokens")
+        return completion
+
+    def _write(self, turn: Turn, completion: Completion, reply: Message, sampling: Sampling) -> None:
+        new = self._tree.append(turn, completion, reply, sampling, self._recorder.model)
+        if self._recorder.store is not None:
+            self._recorder.store.append_turn(self.id, new)
+        self.usage = Usage(
+            sampled_tokens=self.usage.sampled_tokens + len(completion.tokens),
+            prompt_tokens=self.usage.prompt_tokens + len(turn.prompt),
+            cached_tokens=self.usage.cached_tokens + completion.cached_tokens,
+            turns=self.usage.turns + 1,
+            tool_calls=self.usage.tool_calls + len(reply.tool_calls),
+        )
+
+    def _named(self, reply: Message) -> Message:
+        """Ids that a parser numbered per reply become unique in the conversation; ids of the format itself stay."""
+        calls = tuple(
+            dataclasses.replace(call, id=f"call_{self.usage.turns}_{number}") if call.id == f"call_{number}" else call
+            for number, call in enumerate(reply.tool_calls)
+        )
+        return dataclasses.replace(reply, tool_calls=calls)
+
+    def _conversation(self, lane: int) -> str:
+        return f"{self.id}#{lane}"
+
+
+def _derive(seed: int, *names: object) -> int:
+    """A seed for something within a session: xxh3-64 of the seed and its names."""
+    return xxhash.xxh3_64_intdigest("/".join(map(str, (*names, seed))).encode())

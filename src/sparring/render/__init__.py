@@ -1,0 +1,1 @@
+"""Messages <-> tokens, on the `renderers` library; tool-call and reasoning parsing. Torch-free."""

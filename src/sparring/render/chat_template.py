@@ -1,0 +1,102 @@
+"""A checkpoint's own chat template, rendered as Hugging Face renders it, without transformers."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+
+from sparring.errors import BadInput, boundary
+from sparring.render.tokenizer import read_json
+
+# A template that prints today's date would make a resumed run differ from an uninterrupted one; it prints this day.
+_TODAY = datetime.datetime(2025, 1, 1)
+
+
+class ChatTemplate:
+    """One compiled template. `source` is its text, `for_tools` the variant used when tools are given (often the same)."""
+
+    def __init__(self, source: str, special: Mapping[str, str], *, for_tools: str | None = None, where: str) -> None:
+        self.source = source
+        self.where = where
+        self._special = dict(special)
+        environment = _environment()
+        with boundary(BadInput, where):
+            self._plain = environment.from_string(source)
+            self._with_tools = environment.from_string(for_tools or source)
+
+    def text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        generation: bool,
+        thinking: bool,
+    ) -> str:
+        """The conversation as the template writes it.
+
+        Raises:
+            BadInput: the template refuses this conversation.
+        """
+        template = self._with_tools if tools else self._plain
+        with boundary(BadInput, self.where):
+            return template.render(
+                messages=list(messages),
+                tools=list(tools) or None,
+                add_generation_prompt=generation,
+                enable_thinking=thinking,
+                **self._special,
+            )
+
+
+def read_chat_template(path: str | Path, special: Mapping[str, str]) -> ChatTemplate | None:
+    """The template of a checkpoint folder: chat_template.jinja, else `chat_template` in tokenizer_config.json, else None."""
+    folder = Path(path)
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return ChatTemplate(file.read_text(encoding="utf-8"), special, where=str(file))
+    where = f"{folder / 'tokenizer_config.json'}: chat_template"
+    value = read_json(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(value, list):  # several named templates
+        named = {entry["name"]: entry["template"] for entry in value}
+        default = named.get("default", next(iter(named.values()), None))
+        if default is not None:
+            return ChatTemplate(default, special, for_tools=named.get("tool_use"), where=where)
+    return ChatTemplate(value, special, where=where) if isinstance(value, str) else None
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks assistant text for Hugging Face's masks; here it only has to be transparent."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Any) -> Any:
+        """Replace the block by its body."""
+        next(parser.stream)
+        return parser.parse_statements(["name:endgeneration"], drop_needle=True)
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _TODAY.strftime
+    return environment
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)

@@ -1,0 +1,72 @@
+"""Expert conversations as tokens: exactly those that the engine would have seen and sampled, had it been the expert."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from sparring.errors import refusal
+from sparring.protocols import Rendered, Renderer
+from sparring.types import Message, ToolSpec
+
+_QUESTION = Message(role="user", content="?")
+
+
+def reply_tokens(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec] = ()) -> tuple[int, ...]:
+    """The ids a model would sample to say `reply`, its end of turn included: what a render adds to a generation prompt.
+
+    Raises:
+        BadInput: the format does not continue a generation prompt with this reply (a thought where thinking is off).
+    """
+    # Surrounding blanks would merge with the prompt's last token, and parsing drops them anyway.
+    reply = dataclasses.replace(reply, content=reply.content.strip())
+    prompt = renderer.render([_QUESTION], tools).tokens
+    whole = renderer.render([_QUESTION, reply], tools, generation=False)
+    marked = [at for at, sampled in enumerate(whole.sampled) if sampled and at >= len(prompt)]
+    if whole.tokens[: len(prompt)] != prompt or not marked:
+        raise refusal(
+            "demonstration",
+            "a reply that continues the generation prompt",
+            repr(renderer.decode(whole.tokens)[-120:]),
+            "leave out the reasoning, switch thinking, or name a renderer that knows this model",
+        )
+    return whole.tokens[len(prompt) : marked[-1] + 1]
+
+
+def demonstration_tokens(renderer: Renderer, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Rendered:
+    """A whole conversation for supervised fine-tuning: `sampled` marks the replies, the only tokens to learn.
+
+    It is built turn by turn, as a recorded session builds it: the first prompt is rendered, every later one bridges the ids
+    so far. What follows the last reply is left out.
+
+    Raises:
+        BadInput: no reply, a first message that is one, or a template that rewrites history between turns.
+    """
+    replies = [at for at, message in enumerate(messages) if message.role == "assistant"]
+    if not replies or replies[0] == 0:
+        raise refusal("demonstration", "a question and a reply", f"{len(messages)} messages", "leave this row out")
+    tokens = renderer.render(messages[: replies[0]], tools).tokens
+    sampled = [False] * len(tokens)
+    for previous, at in zip([None, *replies], replies, strict=False):
+        if previous is not None:
+            tokens = _bridged(renderer, tokens, start, messages[previous + 1 : at], tools)
+            sampled += [False] * (len(tokens) - len(sampled))
+        start = len(tokens)
+        reply = reply_tokens(renderer, messages[at], tools)
+        tokens += reply
+        sampled += [True] * len(reply)
+    return Rendered(tokens=tokens, sampled=tuple(sampled))
+
+
+def _bridged(
+    renderer: Renderer, tokens: tuple[int, ...], start: int, new: Sequence[Message], tools: Sequence[ToolSpec]
+) -> tuple[int, ...]:
+    bridged = renderer.bridge(tokens[:start], tokens[start:], new, tools)
+    if bridged is None:
+        raise refusal(
+            "demonstration",
+            "a conversation that only grows",
+            f"a template that rewrites history before {new[-1].role if new else 'assistant'!r}",
+            "split the conversation there",
+        )
+    return bridged

@@ -1,0 +1,49 @@
+"""Reading a reply of a format that no library renderer knows: an optional thought, text, tool calls in Hermes style.
+
+    <think> ... </think> text <tool_call>{"name": ..., "arguments": {...}}</tool_call>
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sparring.render.dialect import tool_call
+from sparring.types import Message, ToolCall
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+THINK, THINK_END = "<think>", "</think>"
+
+
+def parse_reply(text: str, *, thinking: bool) -> Message:
+    """A reply's text as a message; every text parses.
+
+    Args:
+        text: what was sampled, without the token that ended it.
+        thinking: whether the prompt ended inside an open thought.
+    """
+    reasoning, text = _thought(text, thinking)
+    content, *blocks = text.split(OPEN)
+    calls = tuple(_call(number, block) for number, block in enumerate(blocks))
+    return Message(role="assistant", content=content.strip(), reasoning=reasoning or None, tool_calls=calls)
+
+
+def _thought(text: str, thinking: bool) -> tuple[str, str]:
+    opened = text.lstrip().startswith(THINK)
+    if not (opened or thinking):
+        return "", text
+    inside, _, rest = text.partition(THINK_END)
+    return inside.lstrip().removeprefix(THINK).strip(), rest
+
+
+def _call(number: int, block: str) -> ToolCall:
+    body, closed, _ = block.partition(CLOSE)
+    raw = body.strip()
+    parsed: Any = None
+    if closed:
+        try:
+            parsed = json.loads(raw)
+        except (ValueError, RecursionError):
+            parsed = None
+    fields = parsed if isinstance(parsed, dict) else {}
+    return tool_call(f"call_{number}", fields.get("name"), fields.get("arguments", {} if fields else None), raw)

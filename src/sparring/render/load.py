@@ -1,0 +1,112 @@
+"""Which renderer serves a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sparring.errors import BadInput, boundary, refusal
+from sparring.protocols import Renderer
+from sparring.render.chat_template import ChatTemplate, read_chat_template
+from sparring.render.dialect import message_dicts, tool_dicts
+from sparring.render.difference import TemplateRenderer
+from sparring.render.library import LibraryRenderer
+from sparring.render.tokenizer import FileTokenizer, load_tokenizer, read_json
+from sparring.types import Message, ToolCall, ToolSpec
+
+# Families that "auto" recognises: the library's name, the model types that use it, the tokens it cannot do without.
+_FAMILIES = (
+    (
+        "qwen3",
+        ("qwen3", "qwen3_moe"),
+        ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>"),
+    ),
+)
+
+_MARKED = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+
+
+def load_renderer(path: str | Path, name: str = "auto", thinking: bool = False) -> Renderer:
+    """The renderer of a local checkpoint folder. Never imports torch or transformers.
+
+    Args:
+        path: folder with tokenizer.json and, for a family that is not recognised, a chat template.
+        name: `auto`; `template` (the checkpoint's own template, by difference); or a renderer of the `renderers` library.
+        thinking: whether the model thinks before it answers, where the format has a switch for it.
+
+    Raises:
+        BadInput: no tokenizer, no chat template and no known family, an unknown name, or a template without turn ends.
+    """
+    tokenizer = load_tokenizer(path)
+    template = read_chat_template(path, tokenizer.special)
+    if name not in ("auto", "template"):
+        return _library_renderer(name, tokenizer, thinking)
+    if name == "auto":
+        family = _recognise(path, tokenizer, template, thinking)
+        if family is not None:
+            return family
+    if template is None:
+        raise refusal(
+            str(path),
+            "a chat template (chat_template.jinja or tokenizer_config.json) or a known model family",
+            "neither",
+            "add the template of the model this tokenizer belongs to, or name its renderer",
+        )
+    return TemplateRenderer(template, tokenizer, thinking=thinking, stop_ids=_end_ids(Path(path), tokenizer))
+
+
+def _library_renderer(name: str, tokenizer: FileTokenizer, thinking: bool) -> LibraryRenderer:
+    from renderers import config_from_name, create_renderer
+
+    try:
+        config = config_from_name(name)
+    except ValueError as cause:
+        raise refusal("renderer", "auto, template or a renderer of the library", str(cause), "correct the name") from cause
+    if config is not None and "enable_thinking" in type(config).model_fields:
+        config = type(config)(enable_thinking=thinking)
+    with boundary(BadInput, f"renderer {name} for {tokenizer.name_or_path}"):
+        library = create_renderer(tokenizer, config)
+        if not library.render(_MARKED).sampled_mask:
+            library = create_renderer(tokenizer.with_offsets(), config)
+        return LibraryRenderer(library, tokenizer, name)
+
+
+def _recognise(
+    path: str | Path, tokenizer: FileTokenizer, template: ChatTemplate | None, thinking: bool
+) -> LibraryRenderer | None:
+    """A family's renderer, when the tokens are there and the checkpoint's template (or its model type) confirms it."""
+    model_type = read_json(Path(path) / "config.json").get("model_type")
+    for name, types, tokens in _FAMILIES:
+        if not set(tokens) <= set(tokenizer.added_tokens):
+            continue
+        renderer = _library_renderer(name, tokenizer, thinking)
+        if model_type in types if template is None else _agrees(renderer, template, thinking):
+            return renderer
+    return None
+
+
+def _agrees(renderer: LibraryRenderer, template: ChatTemplate, thinking: bool) -> bool:
+    """Whether the library writes what the checkpoint's template writes: a fine-tune may have changed it."""
+    tool = ToolSpec(name="look", description="Looks.", parameters={"type": "object", "properties": {}})
+    call = ToolCall(id="call_0", name="look", arguments={"at": "it"})
+    system, user = Message(role="system", content="Be brief."), Message(role="user", content="Who?")
+    conversations = (
+        ((user,), (), True),
+        ((system, user), (tool,), True),
+        ((user, Message(role="assistant", content="Me.")), (), False),
+        ((user, Message(role="assistant", tool_calls=(call,))), (tool,), False),
+    )
+    for messages, tools, generation in conversations:
+        try:
+            text = template.text(message_dicts(messages), tool_dicts(tools), generation=generation, thinking=thinking)
+        except BadInput:
+            return False
+        if text != renderer.decode(renderer.render(messages, tools, generation=generation).tokens):
+            return False
+    return True
+
+
+def _end_ids(folder: Path, tokenizer: FileTokenizer) -> list[int]:
+    """Ids that the checkpoint itself says end a generation."""
+    named = read_json(folder / "generation_config.json").get("eos_token_id")
+    ids = named if isinstance(named, list) else [named]
+    return [id for id in (*ids, tokenizer.eos_token_id) if isinstance(id, int)]

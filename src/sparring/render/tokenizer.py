@@ -1,0 +1,145 @@
+"""A checkpoint's tokenizer without transformers: tokenizer.json read by the `tokenizers` library.
+
+It has the shape that the `renderers` library asks for (`renderers.base.Tokenizer`), so its hand-written renderers run
+without torch in the process.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from sparring.errors import BadInput, boundary, refusal
+
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+# Headers, tool lists and the questions of a group are encoded again and again; long texts are not worth the memory.
+_REMEMBERED_TEXTS = 1024
+_REMEMBERED_CHARACTERS = 4096
+
+
+class FileTokenizer:
+    """Text <-> ids as a checkpoint's folder defines it. Special tokens written in a text become their ids.
+
+    Attributes:
+        name_or_path: the folder it came from.
+        special: named special tokens of the checkpoint as text: `eos_token` -> `<|im_end|>`.
+    """
+
+    def __init__(self, backend: Tokenizer, special: Mapping[str, str], name_or_path: str) -> None:
+        self._backend = backend
+        self.special = dict(special)
+        self.name_or_path = name_or_path
+        self._remembered = functools.lru_cache(_REMEMBERED_TEXTS)(self._ids)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Id of the checkpoint's end token, None where it names none."""
+        return self._named_id("eos_token")
+
+    @property
+    def unk_token_id(self) -> int | None:
+        """Id that stands for unknown text, None for byte-level vocabularies."""
+        return self._named_id("unk_token")
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, added tokens included."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def added_tokens(self) -> dict[str, int]:
+        """Tokens that no text is ever split across, as text -> id."""
+        return {token.content: id for id, token in self._backend.get_added_tokens_decoder().items()}
+
+    @property
+    def all_special_tokens(self) -> list[str]:
+        """Added tokens that decoding may skip."""
+        return [t.content for t in self._backend.get_added_tokens_decoder().values() if t.special]
+
+    def encode(self, text: str, add_special_tokens: bool = False, **_: Any) -> list[int]:
+        """Ids of a text. A lone surrogate, which UTF-8 cannot carry, is read as a question mark."""
+        ids = self._remembered if len(text) <= _REMEMBERED_CHARACTERS else self._ids
+        return list(ids(text, add_special_tokens))
+
+    def decode(self, token_ids: int | Iterable[int], skip_special_tokens: bool = False, **_: Any) -> str:
+        """Text of some ids; ids outside the vocabulary decode to nothing, broken UTF-8 to replacement characters."""
+        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
+        """Id of a token (or ids of several); `unk_token_id` where the vocabulary has none."""
+        if isinstance(tokens, str):
+            id = self._backend.token_to_id(tokens)
+            return self.unk_token_id if id is None else id
+        return [self.convert_tokens_to_ids(token) for token in tokens]
+
+    def with_offsets(self) -> OffsetTokenizer:
+        """The same tokenizer, able to say which characters a token stands for."""
+        return OffsetTokenizer(self._backend, self.special, self.name_or_path)
+
+    def _ids(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        return tuple(self._backend.encode(_utf8(text), add_special_tokens=add_special_tokens).ids)
+
+    def _named_id(self, name: str) -> int | None:
+        token = self.special.get(name)
+        return None if token is None else self._backend.token_to_id(token)
+
+
+class OffsetTokenizer(FileTokenizer):
+    """For the few renderers that mark sampled tokens by their characters; the others are faster without."""
+
+    def __call__(self, text: str, add_special_tokens: bool = False, **_: Any) -> dict[str, list[Any]]:
+        """Ids with the (start, end) characters that each stands for, under the names Hugging Face uses."""
+        encoding = self._backend.encode(_utf8(text), add_special_tokens=add_special_tokens)
+        return {"input_ids": encoding.ids, "offset_mapping": encoding.offsets}
+
+
+def load_tokenizer(path: str | Path) -> FileTokenizer:
+    """Read tokenizer.json, tokenizer_config.json and special_tokens_map.json of a checkpoint folder.
+
+    Raises:
+        BadInput: the folder or tokenizer.json is missing or does not parse.
+    """
+    folder = Path(path)
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        got = "a folder without one" if folder.is_dir() else "no such folder"
+        raise refusal(str(file), "a tokenizer.json (a fast tokenizer)", got, "give a Hugging Face checkpoint folder")
+    with boundary(BadInput, str(file)):
+        backend = Tokenizer.from_file(str(file))
+    backend.no_padding()
+    backend.no_truncation()
+    named = {**read_json(folder / "special_tokens_map.json"), **read_json(folder / "tokenizer_config.json")}
+    special = {name: text for name in SPECIAL_NAMES if (text := _text(named.get(name))) is not None}
+    return FileTokenizer(backend, special, str(folder))
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object of a checkpoint folder, empty where the file does not exist.
+
+    Raises:
+        BadInput: the file is there but is not a JSON object.
+    """
+    if not file.is_file():
+        return {}
+    with boundary(BadInput, str(file)):
+        value = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(value, dict):
+        raise refusal(str(file), "a JSON object", type(value).__name__, "repair the checkpoint")
+    return value
+
+
+def _text(token: Any) -> str | None:
+    """A special token is written as its text or as an object with `content`."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
+
+
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")

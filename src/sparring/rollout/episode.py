@@ -1,0 +1,137 @@
+"""What one rollout hands its harness, and the guard around its world."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Protocol
+
+from sparring.errors import EnvError, InfraError, boundary
+from sparring.protocols import Env, Sandbox, Session
+from sparring.types import Message, Observation, Outcome, Score, Task, Timing, ToolSpec, Trajectory
+
+CLOSE_TIMEOUT_S = 30.0
+"""A world or box that takes longer to close is left behind."""
+
+
+class RecordedSession(Session, Protocol):
+    """A session that can say what it recorded."""
+
+    def trajectory(self, outcome: Outcome, timing: Timing) -> Trajectory:
+        """The record so far."""
+        ...
+
+    async def close(self) -> None:
+        """Let the engine forget the conversation."""
+        ...
+
+
+class SessionRecorder(Protocol):
+    """Opens recorded sessions: `record.Recorder`."""
+
+    def open(self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int) -> RecordedSession:
+        """A session of one role of one rollout."""
+        ...
+
+
+class GuardedEnv:
+    """A world whose foreign exceptions become `EnvError` and whose time is measured. Implements `protocols.Env`.
+
+    Attributes:
+        world_s: seconds spent inside the world.
+    """
+
+    def __init__(self, env: Env) -> None:
+        self._env = env
+        self.world_s = 0.0
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """The world's tools."""
+        with boundary(EnvError, "env.tools"):
+            return self._env.tools
+
+    async def open(self, task: Task, box: Sandbox | None) -> Observation:
+        """Open the world. Raises EnvError for whatever its code raises."""
+        async with self._measured("env.open"):
+            return await self._env.open(task, box)
+
+    async def step(self, reply: Message) -> Observation:
+        """Answer a reply. Raises EnvError for whatever its code raises."""
+        async with self._measured("env.step"):
+            return await self._env.step(reply)
+
+    async def score(self, trajectory: Trajectory) -> Score | None:
+        """Score a trajectory. Raises EnvError for whatever its code raises; a JudgeError passes through."""
+        async with self._measured("env.score"):
+            return await self._env.score(trajectory)
+
+    async def close(self) -> None:
+        """Close the world. Raises EnvError for whatever its code raises."""
+        async with self._measured("env.close"):
+            await self._env.close()
+
+    @asynccontextmanager
+    async def _measured(self, where: str) -> AsyncIterator[None]:
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        try:
+            with boundary(EnvError, where):
+                yield
+        finally:
+            self.world_s += clock() - started
+
+
+class RunningEpisode:
+    """One attempt at one task: its world, its box and its sessions. Implements `protocols.Episode`.
+
+    The policy's session is open from the start, so that even an attempt that never reached the model leaves a trajectory.
+    """
+
+    def __init__(
+        self, task: Task, env: Env, recorder: SessionRecorder, *, rollout_id: str, seed: int, priority: int
+    ) -> None:
+        self.task = task
+        self.env = GuardedEnv(env)
+        self.box: Sandbox | None = None
+        self._recorder = recorder
+        self._rollout_id = rollout_id
+        self._seed = seed
+        self._priority = priority
+        self._sessions: dict[str, RecordedSession] = {}
+        self.session()
+
+    def session(self, role: str = "policy") -> Session:
+        """The session of a role, opened when it is first asked for."""
+        if role not in self._sessions:
+            self._sessions[role] = self._recorder.open(
+                self.task,
+                rollout_id=self._rollout_id,
+                seed=self._seed,
+                role=role,
+                priority=self._priority,
+            )
+        return self._sessions[role]
+
+    def trajectories(self, outcome: Outcome, timing: Timing) -> tuple[Trajectory, ...]:
+        """What was recorded, one trajectory per role, the policy's first. Each session adds its `generate_s` to `timing`."""
+        timing = replace(timing, world_s=self.env.world_s)
+        return tuple(session.trajectory(outcome, timing) for session in self._sessions.values())
+
+    async def close(self) -> list[InfraError]:
+        """Close world, box and sessions, each whatever the others do. What fails to close changes no outcome: it is returned."""
+        failures: list[InfraError] = []
+        closers = [self.env.close, *(s.close for s in self._sessions.values())]
+        if self.box is not None:
+            closers.insert(1, self.box.close)
+        for closer in closers:
+            try:
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await closer()
+            except InfraError as error:
+                failures.append(error)
+            except TimeoutError:
+                failures.append(EnvError(f"{closer.__qualname__}: not closed after {CLOSE_TIMEOUT_S:.0f} s"))
+        return failures

@@ -1,0 +1,67 @@
+"""What a group tells about the rollouts of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sparring.observe.metrics import Metrics
+from sparring.types import Group, Rollout
+
+
+def measure(metrics: Metrics, group: Group, *, lag: int) -> None:
+    """Add one group's figures.
+
+    `infra_failure_rate` is the share of attempts that infrastructure or judge broke, `left_rate` the share of rollouts that
+    left their group for it in the end, `world_share` the part of the rollouts' own wall clock that was spent in the world.
+
+    Args:
+        metrics: where to.
+        group: a scored group.
+        lag: steps that it is behind when it is trained.
+    """
+    metrics.add("rollout/lag_mean", lag)
+    metrics.add("rollout/lag_max", lag, "max")
+    metrics.add("rollout/groups", 1, "sum")
+    attempts = len(group.rollouts) + len(group.failed)
+    metrics.add("rollout/infra_failure_rate", len(group.failed), "ratio", weight=attempts)
+    last_attempts = {r.index: r for r in (*group.failed, *group.rollouts)}
+    metrics.add("rollout/left_rate", len(last_attempts) - len(group.rollouts), "ratio", weight=len(last_attempts))
+    for rollout in last_attempts.values():
+        metrics.add("rollout/admitted_tokens_mean", sampled_tokens(rollout))
+    for rollout, score in zip(group.rollouts, group.scores, strict=True):
+        _measure_rollout(metrics, rollout)
+        metrics.add("rollout/reward", score.reward or 0.0)
+        if score.success is not None:
+            metrics.add("rollout/success", float(score.success))
+            if group.task.tag:
+                metrics.add(f"rollout/success/{group.task.tag}", float(score.success))
+        for name, value in score.parts.items():
+            metrics.add(f"rollout/part/{name}", value)
+
+
+def length_bias(values: Mapping[str, float]) -> dict[str, float]:
+    """The mean length of the rollouts that can be trained over the mean length of all that were admitted: 1 where no
+    rollout is lost for its length (law 5). Nothing where nothing was sampled."""
+    admitted = values.get("rollout/admitted_tokens_mean", 0.0)
+    if not admitted or "rollout/tokens_mean" not in values:
+        return {}
+    return {"rollout/length_bias": values["rollout/tokens_mean"] / admitted}
+
+
+def _measure_rollout(metrics: Metrics, rollout: Rollout) -> None:
+    """Counts and times of one usable rollout."""
+    metrics.add("rollout/tokens_mean", sampled_tokens(rollout))
+    metrics.add("rollout/tokens", sampled_tokens(rollout), "sum")
+    metrics.add("rollout/turns", sum(t.usage.turns for t in rollout.trajectories))
+    metrics.add("rollout/tool_calls", sum(t.usage.tool_calls for t in rollout.trajectories))
+    for kind in ("completed", "truncated", "policy_failed"):
+        metrics.add(f"rollout/{kind}", float(rollout.outcome.kind == kind))
+    wall_s = rollout.trajectories[0].timing.wall_s
+    metrics.add("rollout/wall_s_mean", wall_s)
+    metrics.add("rollout/wall_s_max", wall_s, "max")
+    metrics.add("rollout/world_share", rollout.trajectories[0].timing.world_s, "ratio", weight=wall_s)
+
+
+def sampled_tokens(rollout: Rollout) -> int:
+    """Tokens that our models sampled, over all roles."""
+    return sum(t.usage.sampled_tokens for t in rollout.trajectories)

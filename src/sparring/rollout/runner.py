@@ -1,0 +1,215 @@
+"""Runs one rollout to its typed outcome (law 6)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, replace
+
+from sparring.errors import EngineError, EnvError, InfraError, JudgeError, LimitReached, PolicyFailure, SandboxError, boundary
+from sparring.observe.spans import Spans
+from sparring.protocols import Boxes, EnvFactory, Harness
+from sparring.rollout.config import RolloutConfig
+from sparring.rollout.episode import RunningEpisode, SessionRecorder
+from sparring.types import Failure, Outcome, Purpose, Rollout, Score, Task, Timing
+
+ANSWERED = Outcome(kind="completed", reason="answered")
+TIMEOUT = Outcome(kind="truncated", reason="timeout")
+CANCELLED = Outcome(kind="cancelled", reason="cancelled")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    """A rollout with its score, and the earlier attempts that the infrastructure broke.
+
+    `score` is None when the rollout leaves its group; its reward is None when the world left it to a second pass. Every attempt is kept, so every sampled token has an owner.
+    """
+
+    rollout: Rollout
+    score: Score | None
+    broken: tuple[Rollout, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Attempt:
+    """One try: what it left, and the infrastructure's error if that ended it."""
+
+    rollout: Rollout
+    score: Score | None
+    error: InfraError | None
+
+
+class RolloutRunner:
+    """Makes box, world and sessions, lets the harness run under the limits, and scores while the world is open.
+
+    Args:
+        factory: makes the world.
+        boxes: the pool; only tasks with a `box` take one.
+        recorder: opens the sessions.
+        harness: holds the conversation.
+        config: limits, retries.
+        spans: told when a rollout is in flight (`generating`).
+
+    Attributes:
+        close_failures: worlds and boxes that did not close; they change no outcome.
+    """
+
+    def __init__(
+        self,
+        factory: EnvFactory,
+        boxes: Boxes,
+        recorder: SessionRecorder,
+        harness: Harness,
+        config: RolloutConfig,
+        spans: Spans | None = None,
+    ) -> None:
+        self._factory = factory
+        self._boxes = boxes
+        self._recorder = recorder
+        self._harness = harness
+        self.config = config
+        self._spans = spans or Spans()
+        self.close_failures: list[InfraError] = []
+
+    async def run(
+        self, task: Task, *, rollout_id: str, index: int, seed: int, purpose: Purpose = "train", priority: int = 0
+    ) -> Finished:
+        """Run a task to an outcome.
+
+        An attempt that the infrastructure broke is run again with the same seed, so it samples the same tokens. Is the
+        world broken a second time in the same way (error class, place and message), after the policy had acted both times,
+        then it was the policy. Engine and judge are no part of the world, and before its first token the policy has done
+        nothing: such failures only ever leave the group.
+
+        Args:
+            task: its limits may be replaced by `[rollout]`.
+            rollout_id: unique in the run; attempt n > 0 is recorded as `<rollout_id>/retry-<n>`.
+            index: place in the group.
+            seed: of the sampling.
+            purpose: what the rollout is for.
+            priority: the engine's.
+
+        Raises:
+            CancelledError: the awaiting task was cancelled; world, box and sessions are closed.
+        """
+        task = replace(task, limits=self.config.limits(task.limits))
+        broken: list[Rollout] = []
+        for attempt in range(self.config.retries + 1):
+            if attempt:
+                await asyncio.sleep(self.config.retry_delay_s * 2 ** (attempt - 1))
+            name = f"{rollout_id}/retry-{attempt}" if attempt else rollout_id
+            with boundary(EnvError, "env"):
+                env = self._factory.make()
+            episode = RunningEpisode(task, env, self._recorder, rollout_id=name, seed=seed, priority=priority)
+            blank = Rollout(id=name, task=task, index=index, attempt=attempt, purpose=purpose, trajectories=())
+            done = await self._attempt(blank, episode)
+            if done.error is None:
+                return Finished(rollout=done.rollout, score=done.score, broken=tuple(broken))
+            if broken and _is_the_policys(done.error, broken[-1], done.rollout):
+                failed = _ended(done.rollout, Outcome(kind="policy_failed", reason="failure", failure=_failure(done.error)))
+                score = Score(reward=self.config.policy_failure_reward, success=False)
+                return Finished(rollout=failed, score=score, broken=tuple(broken))
+            broken.append(done.rollout)
+        return Finished(rollout=broken.pop(), score=None, broken=tuple(broken))
+
+    async def _attempt(self, blank: Rollout, episode: RunningEpisode) -> _Attempt:
+        """One try, its world closed whatever happens."""
+        clock = asyncio.get_running_loop().time
+        started, began = time.time(), clock()
+
+        def recorded(outcome: Outcome) -> Rollout:
+            timing = Timing(started=started, wall_s=clock() - began)
+            return replace(blank, trajectories=episode.trajectories(outcome, timing))
+
+        try:
+            await self._take_box(episode)
+            with self._spans.span("generating"):
+                outcome = await self._play(episode)
+            rollout = recorded(outcome)
+            score = await self._scored(episode, rollout) if outcome.trainable else None
+            return _Attempt(rollout=rollout, score=score, error=None)
+        except JudgeError as error:
+            outcome = Outcome(kind="judge_failed", reason="failure", failure=_failure(error))
+            return _Attempt(rollout=recorded(outcome), score=None, error=error)
+        except InfraError as error:
+            outcome = Outcome(kind="infra_failed", reason="failure", failure=_failure(error))
+            return _Attempt(rollout=recorded(outcome), score=None, error=error)
+        finally:
+            self.close_failures.extend(await episode.close())
+
+    async def _take_box(self, episode: RunningEpisode) -> None:
+        """Give the episode its box. Waiting for one is not on the policy's clock.
+
+        Raises:
+            SandboxError: there is none, or not in time.
+        """
+        if episode.task.box is None:
+            return
+        limit = asyncio.timeout(self.config.box_timeout_s)
+        try:
+            async with limit:
+                episode.box = await self._boxes.take(episode.task.box)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise SandboxError(f"boxes.take: no box after {self.config.box_timeout_s} s") from None
+
+    async def _play(self, episode: RunningEpisode) -> Outcome:
+        """Let the harness run; how it ended when nothing broke."""
+        limits = asyncio.timeout(episode.task.limits.timeout_s)
+        try:
+            async with limits:
+                await self._harness.run(episode)
+        except TimeoutError:
+            if not limits.expired():
+                raise
+            return TIMEOUT
+        except LimitReached as limit:
+            kind = "policy_failed" if limit.reason in ("resources", "malformed") else "truncated"
+            return Outcome(kind=kind, reason=limit.reason)
+        except PolicyFailure:
+            return Outcome(kind="policy_failed", reason="malformed")
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # the caller's wish, not the session's
+            return CANCELLED
+        return ANSWERED
+
+    async def _scored(self, episode: RunningEpisode, rollout: Rollout) -> Score:
+        """The world's score.
+
+        Its reward is None where the world left scoring to a second pass.
+
+        Raises:
+            JudgeError: there is none in time.
+        """
+        limit = asyncio.timeout(self.config.score_timeout_s)
+        try:
+            async with limit:
+                score = await episode.env.score(rollout.trajectories[0])
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise JudgeError(f"env.score: no answer after {self.config.score_timeout_s} s") from None
+        return Score(reward=None) if score is None else score
+
+
+def _failure(error: InfraError) -> Failure:
+    """An error for the record. Messages begin with the place that broke."""
+    where, _, message = str(error).partition(": ")
+    return Failure(error=type(error).__name__, where=where if message else "", message=message or where)
+
+
+def _ended(rollout: Rollout, outcome: Outcome) -> Rollout:
+    """The rollout with another outcome."""
+    return replace(rollout, trajectories=tuple(replace(t, outcome=outcome) for t in rollout.trajectories))
+
+
+def _is_the_policys(error: InfraError, before: Rollout, now: Rollout) -> bool:
+    """Whether the same failure of the world followed the policy's acts twice."""
+    return (
+        not isinstance(error, (EngineError, JudgeError))
+        and before.outcome.failure == _failure(error)
+        and all(t.usage.sampled_tokens > 0 for t in (before.trajectories[0], now.trajectories[0]))
+    )

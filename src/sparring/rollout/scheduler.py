@@ -1,0 +1,241 @@
+"""Tasks become scored groups: rollouts run side by side and finish in any order, groups leave in admission order (law 5)."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from sparring.errors import SparringError
+from sparring.observe.metrics import Metrics
+from sparring.protocols import Scorer, TaskSource
+from sparring.rollout.metrics import length_bias, measure
+from sparring.rollout.runner import Finished, RolloutRunner
+from sparring.rollout.seeds import rollout_seed
+from sparring.rollout.window import Window
+from sparring.types import Failure, Group, Outcome, Rollout, Score, Task
+
+T = TypeVar("T")
+
+UNSCORED = Outcome(
+    kind="judge_failed",
+    reason="failure",
+    failure=Failure(error="JudgeError", where="score", message="neither the world nor a scorer gave a reward"),
+)
+
+
+class Scheduler:
+    """Implements `protocols.GroupSource`.
+
+    Args:
+        runner: runs one rollout.
+        source: where tasks come from.
+        window: how far ahead of the trainer groups may start.
+        run_seed: everything sampled derives from it.
+        engine_version: the version that the engine serves now.
+        stage: first part of every id: group 12 of stage rl is `rl/12`, its rollout 3 is `rl/12/3`.
+        scorer: second pass over whole groups.
+    """
+
+    def __init__(
+        self,
+        runner: RolloutRunner,
+        source: TaskSource,
+        window: Window,
+        *,
+        run_seed: int,
+        engine_version: Callable[[], int],
+        stage: str = "rl",
+        scorer: Scorer | None = None,
+    ) -> None:
+        self._runner = runner
+        self._source = source
+        self._window = window
+        self._run_seed = run_seed
+        self._engine_version = engine_version
+        self._stage = stage
+        self._scorer = scorer
+        self._slots = asyncio.Semaphore(runner.config.max_concurrent_rollouts)
+        self._pending: asyncio.Queue[asyncio.Task[Group] | None] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._states: dict[int, dict[str, Any]] = {}
+        self._observed = 0
+        self._dead: asyncio.Future[None] | None = None
+        self._metrics = Metrics()
+
+    async def groups(self) -> AsyncIterator[Group]:
+        """Every group, in admission order, until the source or the window ends.
+
+        A rollout that left its group for an infrastructure failure is in `Group.failed`; a group is yielded whatever is left
+        of it.
+
+        Raises:
+            Exception: whatever killed a background task, as soon as it is dead: the run cannot go on without it.
+        """
+        self._dead = asyncio.get_running_loop().create_future()
+        self._spawn(self._admit())
+        try:
+            while (pending := await self._unless_dead(self._pending.get())) is not None:
+                group = await self._unless_dead(pending)
+                self._source.observe(group)
+                self._observed = group.index + 1
+                measure(self._metrics, group, lag=self._lag(group))
+                yield group
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Stop everything that is in flight and wait until worlds and boxes are closed. Safe to call twice."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._dead is not None and self._dead.done():
+            self._dead.exception()  # it has been raised, or nobody listens any more
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the groups yielded since the last call."""
+        values = self._metrics.take()
+        return {**values, **length_bias(values)}
+
+    def state(self, step: int) -> dict[str, Any]:
+        """What a resume after `step` steps needs: the source as it was before the first group of the next step was admitted.
+
+        Args:
+            step: the last released one.
+
+        Raises:
+            ValueError: its state is not known, because it is not the last released step.
+        """
+        first = step * self._window.groups_per_step
+        if first == self._window.next_index:
+            return self._snapshot(first)
+        if first not in self._states:
+            raise ValueError(f"no state of step {step}: {self._window.released_steps} steps are released")
+        return dict(self._states[first])
+
+    def restore(self, state: Mapping[str, Any], recorded: Iterable[Group] = ()) -> None:
+        """Go on where `state` was taken: exactly the groups after it are admitted again.
+
+        Args:
+            state: of `state`.
+            recorded: the stage's groups. Those that the source was shown between its snapshot and the end of the step (there
+                are some where `max_lag` is more than 0) are shown to it again.
+        """
+        self._window.resume(state["step"])
+        self._source.restore(state["source"])
+        self._observed = state["observed"]
+        for group in recorded:
+            if self._observed <= group.index < state["first_group"]:
+                self._source.observe(group)
+                self._observed = group.index + 1
+
+    def _snapshot(self, first_group: int) -> dict[str, Any]:
+        """The state before group `first_group` is admitted."""
+        return {
+            "step": first_group // self._window.groups_per_step,
+            "first_group": first_group,
+            "observed": self._observed,
+            "source": copy.deepcopy(dict(self._source.state())),
+        }
+
+    def _lag(self, group: Group) -> int:
+        """Steps that a group is behind when it is trained; step n trains on version n - 1."""
+        lag = group.index // self._window.groups_per_step - group.version
+        if lag > self._window.max_lag:
+            raise SparringError(
+                f"{group.id}: expected a lag of at most {self._window.max_lag}, got {lag}; release a step only after the "
+                "engine serves its weights"
+            )
+        return lag
+
+    async def _admit(self) -> None:
+        """Start groups in order as the window and the places for rollouts allow."""
+        while True:
+            await self._slots.acquire()  # the first rollout's place, so that the group's version is the one it starts on
+            index = await self._window.acquire()
+            if index is None:
+                break
+            if index % self._window.groups_per_step == 0:
+                released = self._window.released_steps * self._window.groups_per_step
+                self._states = {i: state for i, state in self._states.items() if i >= released}
+                self._states[index] = self._snapshot(index)
+            task = self._source.next()
+            if task is None:
+                break
+            version = self._engine_version()
+            rollouts = []
+            for place in range(self._runner.config.group_size):
+                if place:
+                    await self._slots.acquire()
+                rollouts.append(self._spawn(self._rollout(task, index, place)))
+            self._pending.put_nowait(self._spawn(self._group(task, index, version, rollouts)))
+        self._pending.put_nowait(None)
+
+    async def _rollout(self, task: Task, index: int, place: int) -> Finished:
+        """One rollout in its place."""
+        try:
+            return await self._runner.run(
+                task,
+                rollout_id=f"{self._stage}/{index}/{place}",
+                index=place,
+                seed=rollout_seed(self._run_seed, "train", task, place),
+            )
+        finally:
+            self._slots.release()
+
+    async def _group(
+        self, task: Task, index: int, version: int, rollouts: Sequence[asyncio.Task[Finished]]
+    ) -> Group:
+        """The scored group, when its last rollout is done."""
+        finished = await asyncio.gather(*rollouts)
+        kept = [(f.rollout, f.score) for f in finished if f.score is not None]
+        scores: Sequence[Score] = [score for _, score in kept]
+        if self._scorer is not None and kept:
+            scores = await self._scorer.score(task, [rollout for rollout, _ in kept], scores)
+        failed = [r for f in finished for r in (*f.broken, *([f.rollout] if f.score is None else []))]
+        usable: list[tuple[Rollout, Score]] = []
+        for (rollout, _), score in zip(kept, scores, strict=True):
+            if score.reward is None:
+                failed.append(unscored(rollout))
+            else:
+                usable.append((rollout, score))
+        return Group(
+            id=f"{self._stage}/{index}",
+            index=index,
+            task=task,
+            rollouts=tuple(r for r, _ in usable),
+            scores=tuple(s for _, s in usable),
+            failed=tuple(failed),
+            version=version,
+        )
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        """A background task is over; if it died, so does the run."""
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self._dead is not None and not self._dead.done():
+            self._dead.set_exception(error)
+
+    async def _unless_dead(self, wanted: Awaitable[T]) -> T:
+        """Await `wanted`, or raise what killed a background task."""
+        assert self._dead is not None
+        waiting = asyncio.ensure_future(wanted)
+        try:
+            await asyncio.wait((waiting, self._dead), return_when=asyncio.FIRST_COMPLETED)
+            return self._dead.result() if self._dead.done() else waiting.result()  # type: ignore[return-value]
+        finally:
+            waiting.cancel()
+
+
+def unscored(rollout: Rollout) -> Rollout:
+    """A rollout that nobody scored, as it leaves its group: None is not 0."""
+    return replace(rollout, trajectories=tuple(replace(t, outcome=UNSCORED) for t in rollout.trajectories))

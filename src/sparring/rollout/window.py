@@ -1,0 +1,123 @@
+"""How far rollouts may run ahead of the trainer. Nothing else in Sparring knows whether a run is synchronous."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+from sparring.errors import refusal
+from sparring.rollout.config import RolloutConfig
+
+
+class Window:
+    """Admission by slots: group g belongs to step g // groups_per_step + 1 and may start once all but `max_lag` of the steps
+    before that one are released.
+
+    So a group of step s starts on the weights of version s - 1 - max_lag or newer: its lag when trained is at most
+    `max_lag`, by construction (law 5). `max_lag = 0` is a synchronous run.
+
+    Args:
+        groups_per_step: groups that one optimiser step takes, at least 1.
+        max_lag: at least 0.
+        total_steps: nothing is admitted that no step would take; None is endless.
+    """
+
+    def __init__(self, groups_per_step: int, max_lag: int, total_steps: int | None = None) -> None:
+        if groups_per_step < 1 or max_lag < 0:
+            raise ValueError("groups_per_step must be at least 1 and max_lag at least 0")
+        self.groups_per_step = groups_per_step
+        self.max_lag = max_lag
+        self.total_steps = total_steps
+        self._released = 0
+        self._next = 0
+        self._opened = asyncio.Event()
+
+    @property
+    def next_index(self) -> int:
+        """The group that is admitted next."""
+        return self._next
+
+    @property
+    def released_steps(self) -> int:
+        """Finished steps whose weights are being served."""
+        return self._released
+
+    async def acquire(self) -> int | None:
+        """Wait until the next group may start; its index, or None after the last step's last group. One caller at a time."""
+        if self.total_steps is not None and self._next >= self.total_steps * self.groups_per_step:
+            return None
+        while self._next // self.groups_per_step > self._released + self.max_lag:
+            self._opened.clear()
+            await self._opened.wait()
+        self._next += 1
+        return self._next - 1
+
+    def release(self, step: int) -> None:
+        """The engine serves the weights that `step` (counted from 1) made. Again for the same step (a second model) is fine.
+
+        Raises:
+            ValueError: a step was left out, or came out of order.
+        """
+        if step not in (self._released, self._released + 1):
+            raise ValueError(f"step {step} cannot be released after step {self._released}")
+        self._released = step
+        self._opened.set()
+
+    def resume(self, at_step: int) -> None:
+        """Stand where the window stood after `at_step` steps: the next group is the first one of the step after.
+
+        Raises:
+            ValueError: something was admitted already.
+        """
+        if self._next != self._released * self.groups_per_step:
+            raise ValueError("a window can only be resumed before its first admission")
+        self._released = at_step
+        self._next = at_step * self.groups_per_step
+
+
+def check_window(
+    config: RolloutConfig,
+    *,
+    groups_per_step: int,
+    engine_tokens: int | None = None,
+    rollout_tokens: int | None = None,
+) -> None:
+    """Prove that the rollouts of a run can never wait for each other in a circle, or refuse.
+
+    The proof. Call a step *open* while its groups are missing. (1) The window admits in order of index and always admits the
+    groups of the open step: their step number minus 1 equals the released steps, and `max_lag` is at least 0. (2) Places for
+    rollouts are handed out in admission order and given back only by a rollout's end, so the open step's rollouts wait at
+    most for rollouts that were admitted before them, all of which are running. (3) A running rollout waits only for the
+    engine and for its world. The engine can always run its oldest request if one whole rollout fits into its cache, because it
+    may then push out every other conversation; waiting for a box, the conversation and scoring have time limits. (4) So every running rollout
+    ends, the open step fills, and the trainer, which waits for nothing else, releases it. No circle is left as long as there
+    is a place at all, all limits are finite, and one rollout fits into the engine: that is what is checked.
+
+    Args:
+        config: `[rollout]`.
+        groups_per_step: `[rl] groups_per_step`.
+        engine_tokens: tokens that the engine's cache holds; None where it has no bound.
+        rollout_tokens: the longest context of one rollout; None where it is not known yet.
+
+    Raises:
+        BadInput: the run could wait for ever, or could never learn.
+    """
+    if groups_per_step < 1:
+        raise refusal("rl.groups_per_step", "at least 1", str(groups_per_step), "raise it")
+    if config.group_size < 2:
+        raise refusal(
+            "rollout.group_size",
+            "at least 2 rollouts to compare",
+            str(config.group_size),
+            "raise it: a group of one has no baseline and would be filtered in every step",
+        )
+    for name in ("timeout_s", "score_timeout_s", "box_timeout_s"):
+        if getattr(config, name) == math.inf:
+            raise refusal(f"rollout.{name}", "a finite time", "inf", "set one: a wait without an end can stop the run")
+    if engine_tokens is not None and rollout_tokens is not None and rollout_tokens > engine_tokens:
+        raise refusal(
+            "engine",
+            f"a cache of at least {rollout_tokens} tokens, the longest context of one rollout",
+            f"{engine_tokens} tokens",
+            "raise the engine's cache or lower the context length",
+        )

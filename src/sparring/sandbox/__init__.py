@@ -1,0 +1,1 @@
+"""Boxes for what the policy runs: isolated, limited, made in milliseconds, without a daemon."""

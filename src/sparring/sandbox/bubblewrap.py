@@ -1,0 +1,230 @@
+"""Boxes made by bubblewrap fork servers: a few milliseconds each, no daemon. How: `inside`. What is isolated: docs/sandbox.md."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import errno
+import json
+import os
+import struct
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sparring.errors import SandboxError, refusal
+from sparring.protocols import ExecResult, Sandbox
+from sparring.sandbox.config import SandboxConfig
+from sparring.sandbox.server import Server
+from sparring.types import BoxSpec
+
+FILE_TIMEOUT_S = 10.0  # for read and write, which are the caller's own and not the policy's
+
+
+class BubblewrapBoxes:
+    """Implements `Boxes`. Belongs to one event loop. Servers start with the first command, so making one costs nothing."""
+
+    def __init__(self, config: SandboxConfig) -> None:
+        cpus = len(os.sched_getaffinity(0))
+        self._config = config
+        self._servers = [Server(config) for _ in range(config.servers or cpus)]
+        self._slots = asyncio.Semaphore(config.concurrency or 2 * cpus)
+        self._taken = 0
+        self._open: weakref.WeakSet[BubblewrapBox] = weakref.WeakSet()
+        self._closed = False
+
+    async def take(self, spec: BoxSpec) -> Sandbox:
+        """A box of its own for the caller, who closes it. Its processes are made at its first command.
+
+        Raises:
+            BadInput: the spec asks for an image or a network, which these boxes do not have.
+            SandboxError: the pool is closed.
+        """
+        if spec.image != "python":
+            raise refusal("box.image", "'python'", repr(spec.image), "use another kind of sandbox for images")
+        if spec.network:
+            raise refusal("box.network", "false", "true", "bubblewrap boxes have no network; use another kind of sandbox")
+        if not self._config.enabled:
+            return OffBox()
+        if self._closed:
+            raise SandboxError("sandbox: the pool is closed")
+        server = self._servers[self._taken % len(self._servers)]
+        self._taken += 1
+        box = BubblewrapBox(spec, server, self._slots, self._config.grace_s)
+        self._open.add(box)
+        return box
+
+    async def close(self) -> None:
+        """End every box and all servers."""
+        self._closed = True
+        for box in list(self._open):
+            await box.close()
+        for server in self._servers:
+            server.close()
+
+
+class BubblewrapBox:
+    """Implements `Sandbox`. Commands of one box run one after another; cancelling the awaiting task kills its command.
+
+    `output_bytes` of the spec holds for stdout and for stderr each, so that what is kept never depends on how the two interleave.
+    """
+
+    def __init__(self, spec: BoxSpec, server: Server, slots: asyncio.Semaphore, grace_s: float) -> None:
+        self._spec = spec
+        self._server = server
+        self._slots = slots
+        self._grace_s = grace_s
+        self._turn = asyncio.Lock()
+        self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._sizes: tuple[int, int] | None = None
+        self._requests = 0
+        self._over: str | None = None
+
+    async def exec(self, argv: Sequence[str], *, stdin: str = "", timeout_s: float | None = None) -> ExecResult:
+        """Run a program with /box as its folder. 126 and 127 as in a shell, 128 + n for one that signal n ended."""
+        body = stdin.encode("utf-8", "surrogatepass")
+        return _result(*await self._command({"op": "exec", "argv": list(argv)}, body, timeout_s))
+
+    async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
+        """Run code as `python3 -c` would, in a fork of a warm interpreter."""
+        return _result(*await self._command({"op": "python"}, code.encode("utf-8", "surrogatepass"), timeout_s))
+
+    async def read(self, path: str) -> bytes:
+        """A file of the box; relative paths start at /box.
+
+        Raises:
+            OSError: as open(2) in the box says: FileNotFoundError, IsADirectoryError, PermissionError, ...
+            SandboxError: the box failed.
+        """
+        header, body = await self._command({"op": "read", "path": path}, b"", FILE_TIMEOUT_S, self._spec.disk_bytes)
+        _raise_for(header, path)
+        return body[: header["stdout"]]
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Write a file of the box, making its folders.
+
+        Raises:
+            OSError: as the box says, for example no space left.
+            SandboxError: the box failed.
+        """
+        header, _ = await self._command({"op": "write", "path": path}, data, FILE_TIMEOUT_S)
+        _raise_for(header, path)
+
+    async def close(self) -> None:
+        """End every process of the box and forget its files."""
+        self._over = self._over or "the box is closed"
+        if self._connection is not None:
+            self._connection[1].close()
+            self._connection = None
+
+    async def _command(
+        self, request: dict[str, Any], body: bytes, timeout_s: float | None, output_bytes: int | None = None
+    ) -> tuple[Mapping[str, Any], bytes]:
+        limit_s = self._spec.timeout_s if timeout_s is None else timeout_s
+        async with self._turn, self._slots:
+            self._requests += 1
+            request |= {
+                "id": self._requests,
+                "timeout": limit_s,
+                "output": self._spec.output_bytes if output_bytes is None else output_bytes,
+            }
+            try:
+                writer = await self._open()
+                _send(writer, request, body)
+                async with asyncio.timeout(limit_s + self._grace_s):
+                    return await self._answer(request["id"])
+            except asyncio.CancelledError:
+                if self._connection is not None:
+                    _send(self._connection[1], {"op": "cancel"})
+                raise
+            except TimeoutError as error:
+                raise await self._broken(f"no answer {self._grace_s} s after the command's time limit") from error
+            except (asyncio.IncompleteReadError, OSError) as error:
+                raise await self._broken(f"its process has ended{self._server.last_words()}") from error
+
+    async def _open(self) -> asyncio.StreamWriter:
+        if self._over is not None:
+            raise SandboxError(f"sandbox: {self._over}")
+        if self._connection is None:
+            self._connection = await asyncio.open_connection(sock=await self._server.connect())
+            spec = self._spec
+            limits = {"memory": spec.memory_bytes, "disk": spec.disk_bytes, "processes": spec.processes}
+            _send(self._connection[1], limits)
+        return self._connection[1]
+
+    async def _answer(self, request_id: int) -> tuple[Mapping[str, Any], bytes]:
+        """The answer to this request, past those of cancelled ones. Where it is cancelled itself, nothing read is lost."""
+        while True:
+            assert self._connection is not None
+            reader = self._connection[0]
+            if self._sizes is None:
+                self._sizes = struct.unpack("<II", await reader.readexactly(8))
+            frame = await reader.readexactly(sum(self._sizes))
+            header, body = json.loads(frame[: self._sizes[0]]), frame[self._sizes[0] :]
+            self._sizes = None
+            if "broken" in header:
+                raise await self._broken(header["broken"])
+            if header["id"] == request_id:
+                return header, body
+
+    async def _broken(self, why: str) -> SandboxError:
+        why = self._over or why
+        await self.close()
+        self._over = why
+        return SandboxError(f"sandbox: box failed: {why}")
+
+
+class OffBox:
+    """Implements `Sandbox` for a tool host that is switched off: every command fails with a text and none with an exception."""
+
+    async def exec(self, argv: Sequence[str], *, stdin: str = "", timeout_s: float | None = None) -> ExecResult:
+        """Exit code 1 and an error text."""
+        return ExecResult(exit_code=1, stdout="", stderr="error: the tool host is switched off\n", wall_s=0.0)
+
+    async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
+        """Exit code 1 and an error text."""
+        return await self.exec(())
+
+    async def read(self, path: str) -> bytes:
+        """No file exists.
+
+        Raises:
+            FileNotFoundError: always.
+        """
+        raise FileNotFoundError(errno.ENOENT, "the tool host is switched off", path)
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Nothing is kept."""
+
+    async def close(self) -> None:
+        """Nothing to end."""
+
+
+def _send(writer: asyncio.StreamWriter, header: Mapping[str, Any], body: bytes = b"") -> None:
+    text = json.dumps(header).encode()
+    writer.write(struct.pack("<II", len(text), len(body)) + text + body)
+
+
+def _result(header: Mapping[str, Any], body: bytes) -> ExecResult:
+    split = header["stdout"]
+    return ExecResult(
+        exit_code=header["exit"],
+        stdout=_text(body[:split], cut=header["truncated"]),
+        stderr=_text(body[split:], cut=header["truncated"]),
+        wall_s=header["wall"],
+        timed_out=header["timed_out"],
+        out_of_memory=header["out_of_memory"],
+        truncated=header["truncated"],
+    )
+
+
+def _text(data: bytes, *, cut: bool) -> str:
+    """UTF-8 with replacement; a character that the byte limit cut in two is left out."""
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(data, final=not cut)
+
+
+def _raise_for(header: Mapping[str, Any], path: str) -> None:
+    if header["timed_out"]:
+        raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT), path)
+    if header["exit"]:
+        raise OSError(header["exit"], os.strerror(header["exit"]), path)

@@ -1,0 +1,90 @@
+"""Preflight: can this machine make boxes? Proven by making one."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from sparring.errors import BadInput, SandboxError, refusal
+from sparring.sandbox.bubblewrap import BubblewrapBoxes
+from sparring.sandbox.config import SandboxConfig
+from sparring.types import BoxSpec
+
+KERNEL_SWITCHES = (
+    ("apparmor_restrict_unprivileged_userns", "1", "0", " or give the program an AppArmor profile with the rule 'userns,'"),
+    ("unprivileged_userns_clone", "0", "1", ""),
+)
+
+
+def check_sandbox(config: SandboxConfig | None = None) -> None:
+    """Make one box, run one command in it, and refuse clearly where that does not work. Returns at once where it is switched off.
+
+    Raises:
+        BadInput: no bubblewrap, no interpreter for the boxes, or the machine forbids user namespaces.
+    """
+    config = config or SandboxConfig()
+    if not config.enabled:
+        return
+    if shutil.which(config.bwrap) is None:
+        expected = "bubblewrap (the program that isolates what the policy runs)"
+        raise refusal("sandbox.bwrap", expected, f"no program {config.bwrap!r}", "do: apt-get install bubblewrap")
+    if config.python != "auto" and not Path(config.python).is_file():
+        raise refusal("sandbox.python", "an interpreter", f"no file {config.python!r}", "write 'auto' or a path that exists")
+    with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop of its own
+        failure = thread.submit(asyncio.run, _probe(config)).result()
+    if failure is not None:
+        raise _explained(config, failure)
+
+
+PROBE = """
+import os, time
+count = 0
+try:
+    while count < 8:
+        if os.fork() == 0:
+            time.sleep(3600)
+        count += 1
+except BlockingIOError:
+    pass
+print(6 * 7, count)
+"""
+
+
+async def _probe(config: SandboxConfig) -> str | None:
+    """What is wrong, or None."""
+    boxes = BubblewrapBoxes(config)
+    try:
+        box = await boxes.take(BoxSpec(timeout_s=20.0, processes=4))
+        result = await box.python(PROBE)
+        await box.close()
+    except SandboxError as error:
+        return str(error)
+    finally:
+        await boxes.close()
+    if result.stdout == "42 8\n":
+        return "no limit on processes"
+    return None if result.stdout == "42 3\n" else f"a wrong answer: {result.stdout!r} {result.stderr!r}"
+
+
+def _explained(config: SandboxConfig, failure: str) -> BadInput:
+    """The refusal that names the likeliest way out."""
+    if "source path" in failure or "execvp" in failure:
+        expected = "an interpreter that any user of this machine can read"
+        return refusal("sandbox.python", expected, repr(failure), "do: apt-get install python3, or write the path of one")
+    expected = "a machine where bubblewrap may make user namespaces"
+    for name, forbids, allows, otherwise in KERNEL_SWITCHES:
+        switch = Path("/proc/sys/kernel") / name
+        if switch.exists() and switch.read_text().strip() == forbids:
+            return refusal("sandbox", expected, repr(failure), f"do: sysctl -w kernel.{name}={allows}{otherwise}")
+    if failure == "no limit on processes":
+        return refusal("sandbox", "a user whose processes the kernel counts", failure, "run as a normal user, or as root of the machine")
+    words = ("namespace", "uid map", "ermission", "not permitted")
+    if any(word in failure for word in words):
+        way = (
+            f"do: allow them to {config.bwrap!r} (sysctl kernel.apparmor_restrict_unprivileged_userns=0 or an AppArmor profile "
+            "with the rule 'userns,'; sysctl user.max_user_namespaces above 0; in a container, its seccomp profile)"
+        )
+        return refusal("sandbox", expected, repr(failure), way)
+    return refusal("sandbox", "a box that runs a command", repr(failure), f"run {config.bwrap!r} by hand to see what it lacks")

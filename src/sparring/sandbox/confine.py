@@ -1,0 +1,170 @@
+"""Linux calls that make and narrow a box: namespaces, mounts, limits, system call filter.
+
+Runs inside bubblewrap on the system's own Python (>= 3.9), so it is standard library only and imports nothing of ours.
+Constants are those of the kernel's headers (linux/sched.h, linux/mount.h, linux/prctl.h, linux/seccomp.h, linux/filter.h).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import resource
+import signal
+import struct
+from typing import NamedTuple
+
+NEW_NAMESPACES = 0x00020000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000  # mount, ipc, user, pid, net
+MS_NOSUID_NODEV, MS_NOEXEC, MS_BIND, MS_REC_PRIVATE = 0x2 | 0x4, 0x8, 0x1000, 0x4000 | 0x40000
+PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 4, 22, 24, 38
+UID = 1000
+
+
+
+class Machine(NamedTuple):
+    """What differs between processors: the number of clone(2), the audit code, and the system calls that a command is refused.
+
+    `memory` are calls that hold memory which no limit of ours counts; `doors` lead into the kernel and no tool call needs
+    them; prlimit64 may name only its caller (pid 0), else a command could cut down the box's pid 1, which has the same user.
+    """
+
+    clone: int
+    audit: int
+    memory: tuple[int, ...]  # memfd_create memfd_secret shmget msgget mq_open add_key request_key keyctl io_uring_setup
+    doors: tuple[int, ...]  # ptrace mount unshare setns bpf perf_event_open userfaultfd process_vm_readv process_vm_writev
+    prlimit64: int
+
+
+MACHINES = {
+    "x86_64": Machine(
+        clone=56,
+        audit=0xC000003E,
+        memory=(319, 447, 29, 68, 240, 248, 249, 250, 425),
+        doors=(101, 165, 272, 308, 321, 298, 323, 310, 311),
+        prlimit64=302,
+    ),
+    "aarch64": Machine(
+        clone=220,
+        audit=0xC00000B7,
+        memory=(279, 447, 194, 186, 180, 217, 218, 219, 425),
+        doors=(117, 40, 97, 268, 280, 241, 282, 270, 271),
+        prlimit64=261,
+    ),
+}
+
+# PyDLL keeps the interpreter's lock: between a fork and its bookkeeping no other Python code may run.
+_libc = ctypes.PyDLL(None, use_errno=True)
+_python = ctypes.pythonapi
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+    return result
+
+
+def fork_isolated() -> int:
+    """fork(2) into new user, mount, pid, ipc and network namespaces. Returns 0 in the child, which is pid 1 of its own."""
+    number = MACHINES[platform.machine()].clone
+    _python.PyOS_BeforeFork()
+    pid = _libc.syscall(ctypes.c_long(number), ctypes.c_ulong(NEW_NAMESPACES | signal.SIGCHLD), None, None, None, None)
+    if pid == 0:
+        _python.PyOS_AfterFork_Child()
+    else:
+        _python.PyOS_AfterFork_Parent()
+    return _checked(pid, "new namespaces for a box")
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    arguments = [None if text is None else text.encode() for text in (source, target, kind)]
+    data = None if options is None else options.encode()
+    _checked(_libc.mount(*arguments, ctypes.c_ulong(flags), data), f"mount {target}")
+
+
+def _prctl(option: int, *arguments: object) -> None:
+    _checked(_libc.prctl(option, *arguments, *(0,) * (4 - len(arguments))), f"prctl {option}")
+
+
+def _write(path: str, text: str) -> None:
+    file = os.open(path, os.O_WRONLY)
+    try:
+        os.write(file, text.encode())
+    finally:
+        os.close(file)
+
+
+def _filter() -> tuple[ctypes.Array, bytes]:
+    """A seccomp program (struct sock_fprog) that answers EPERM to the refused calls, and the memory that it points to."""
+    machine = MACHINES[platform.machine()]
+    load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
+    number, audit, first_argument = 0, 4, 16  # offsets in struct seccomp_data
+    body = [(equal, call, "refuse", None) for call in machine.memory + machine.doors]
+    body += [(equal, machine.prlimit64, "prlimit", None), (answer, 0x7FFF0000, None, None)]  # SECCOMP_RET_ALLOW
+    head = [(load, audit, None, None), (equal, machine.audit, None, "refuse")]
+    head += [(load, number, None, None), (at_least, 0x40000000, "refuse", None)]  # the x32 numbering
+    steps = head + body + [(load, first_argument, None, None), (equal, 0, None, "refuse"), (answer, 0x7FFF0000, None, None)]
+    steps += [(answer, 0x00050000 | 1, None, None)]  # SECCOMP_RET_ERRNO | EPERM
+    labels = {"prlimit": len(head + body), "refuse": len(steps) - 1}
+    code = b""
+    for here, (operation, value, then, otherwise) in enumerate(steps):
+        jumps = [0 if label is None else labels[label] - here - 1 for label in (then, otherwise)]
+        code += struct.pack("<HBBI", operation, *jumps, value)
+    memory = ctypes.create_string_buffer(code)
+    return memory, struct.pack("HxxxxxxP", len(steps), ctypes.addressof(memory))
+
+
+_FILTER = _filter()
+_HEADER, _NONE = struct.pack("<Ii", 0x20080522, 0), bytes(24)  # _LINUX_CAPABILITY_VERSION_3, this process; no capability
+
+
+def furnish(disk_bytes: int, processes: int) -> None:
+    """Give these new namespaces their user, private folders, own /proc and lasting limits. Called once, as pid 1 of the box.
+
+    The box keeps its capabilities over its own namespaces: as long as a command has none, the kernel lets it neither trace
+    nor slow the box (capabilities(7), sched_setscheduler(2)). What is set here every command inherits and cannot undo. One
+    tmpfs carries /box, /tmp and /dev/shm, so that `disk_bytes` bounds all that a box can write; it stays visible under /mnt
+    too, because an unmount waits milliseconds for the kernel.
+    """
+    _write("/proc/self/setgroups", "deny")
+    _write("/proc/self/uid_map", f"{UID} {UID} 1")
+    _write("/proc/self/gid_map", f"{UID} {UID} 1")
+    _write("/proc/sys/user/max_user_namespaces", "0")  # a command cannot climb into a namespace where it is root
+    _mount(None, "/", None, MS_REC_PRIVATE)
+    _mount("box", "/mnt", "tmpfs", MS_NOSUID_NODEV, f"size={disk_bytes},nr_inodes={max(256, disk_bytes >> 12)},mode=0700")
+    for inner, target in (("box", "/box"), ("tmp", "/tmp"), ("shm", "/dev/shm")):
+        os.mkdir(f"/mnt/{inner}", 0o700)
+        _mount(f"/mnt/{inner}", target, None, MS_BIND)
+    _mount("proc", "/proc", "proc", MS_NOSUID_NODEV | MS_NOEXEC, "subset=pid")
+    os.chdir("/box")
+    for which, value in (
+        (resource.RLIMIT_FSIZE, disk_bytes),
+        (resource.RLIMIT_NPROC, processes + 1),  # counted, threads too, per user namespace: the box's own number and its pid 1
+        (resource.RLIMIT_NOFILE, 256),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+    ):
+        resource.setrlimit(which, (value, value))
+    _prctl(PR_SET_DUMPABLE, 0)
+    _prctl(PR_SET_NO_NEW_PRIVS, 1)
+    capability = 0
+    while _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
+        capability += 1
+    _prctl(PR_SET_SECCOMP, 2, _FILTER[1])
+
+
+
+
+def address_space_bytes() -> int:
+    """What this process has mapped now."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def narrow(address_bytes: int, cpu_s: int) -> None:
+    """Make this fork of the box a command: its own limits, no capability, for good."""
+    resource.setrlimit(resource.RLIMIT_AS, (address_bytes, address_bytes))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+    _checked(_libc.capset(_HEADER, _NONE), "drop capabilities")
+    _prctl(PR_SET_DUMPABLE, 1)  # else its own /proc/self would be closed to it

@@ -1,0 +1,388 @@
+"""The program inside bubblewrap: a fork server whose children are boxes, whose children are commands.
+
+    server    pid 1 of bubblewrap's namespaces; holds a warm interpreter; sees no code and no output
+      box     pid 1 of its own user, mount, pid, ipc and network namespaces; talks to the parent over its own socket
+        command    a fork of the box without capabilities and without the socket; dies with all that it started
+
+A box that is idle is blocked in one read. Nothing here survives the parent: end of file on a socket ends its reader, and the
+kernel kills what is left of a pid namespace with its pid 1.
+
+Wire form, both ways: two little-endian uint32 (bytes of header, bytes of body), a JSON header, a body of raw bytes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import json
+import math
+import os
+import select
+import signal
+import site
+import socket
+import struct
+import sys
+import threading
+import time
+import traceback
+import types
+
+from sparring.sandbox.confine import address_space_bytes, fork_isolated, furnish, narrow
+
+OUT_OF_MEMORY = signal.SIGRTMAX  # how a command tells its box that a MemoryError reached the top; nothing else sends it
+NO_MEMORY = -1
+POLL_S = 0.02
+CPUS = len(os.sched_getaffinity(0))
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+WARM = (
+    "bisect cmath collections copy datetime decimal fractions functools heapq itertools json math operator random re statistics "
+    "string typing"
+).split()
+
+
+def send(connection: socket.socket, header: dict, body: bytes = b"") -> None:
+    """Write one frame."""
+    text = json.dumps(header).encode()
+    connection.sendall(struct.pack("<II", len(text), len(body)) + text + body)
+
+
+def receive(connection: socket.socket) -> tuple[dict, bytes]:
+    """Read one frame. Ends the process at end of file: the parent is gone or has closed the box."""
+    sizes = struct.unpack("<II", _exactly(connection, 8))
+    header = json.loads(_exactly(connection, sizes[0]))
+    return header, _exactly(connection, sizes[1])
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:  # one call as a rule: pieces of the network's choosing would leave their mark on the heap
+        piece = connection.recv(count - len(data), socket.MSG_WAITALL)
+        if not piece:
+            os._exit(0)
+        data += piece
+    return data
+
+
+# ---- a command, in its own process ----
+
+
+class TopLevel:
+    """Where a program's exception ends: reports it and turns it into an exit status, as the interpreter does."""
+
+    def __init__(self) -> None:
+        self.status = 0
+
+    def __enter__(self) -> TopLevel:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: types.TracebackType | None) -> bool:
+        if isinstance(error, SystemExit):
+            self.status = _exit_status(error.code)
+        elif error is not None:
+            self.status = {KeyboardInterrupt: 130, MemoryError: NO_MEMORY}.get(kind, 1)
+            trace = trace.tb_next  # past our own frame
+            if kind is MemoryError:
+                traceback.clear_frames(trace)  # what filled the memory goes before the report needs some
+            sys.excepthook(kind, error.with_traceback(trace), trace)
+        return True
+
+
+def _run_python(code: bytes) -> int:
+    """Run code as `python3 -c` would and return its exit status."""
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = main
+    sys.argv = ["-c"]
+    sys.setrecursionlimit(sys.getrecursionlimit() + _depth(sys._getframe()))  # our frames are not the code's
+    with TopLevel() as top:
+        exec(compile(code.decode("utf-8", "surrogatepass"), "<string>", "exec"), main.__dict__)
+    with TopLevel():
+        threading._shutdown()
+        atexit._run_exitfuncs()
+    return top.status
+
+
+def _depth(frame: types.FrameType | None) -> int:
+    return 0 if frame is None else 1 + _depth(frame.f_back)
+
+
+def _exit_status(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _run_program(argv: list[str]) -> int:
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    name = argv[0] if argv else "(no program)"
+    try:
+        os.execvp(name, argv)
+    except (OSError, ValueError) as error:
+        print(f"{name}: {getattr(error, 'strerror', error)}", file=sys.stderr)
+        return 126 if isinstance(error, (PermissionError, ValueError)) else 127
+
+
+def _run_read(path: str) -> int:
+    """Copy a file to stdout. The status is the errno, so that the parent can raise what open(2) said."""
+    try:
+        with open(path, "rb") as file:
+            while piece := file.read(1 << 16):
+                sys.stdout.buffer.write(piece)
+    except OSError as error:
+        return error.errno or 1
+    return 0
+
+
+def _run_write(path: str) -> int:
+    """Copy stdin to a file, making its folders."""
+    try:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        with open(path, "wb") as file:
+            while piece := sys.stdin.buffer.read(1 << 16):
+                file.write(piece)
+    except OSError as error:
+        return error.errno or 1
+    return 0
+
+
+def command(request: dict, body: bytes, limits: dict, pipes: tuple[int, int, int], armed: int) -> None:
+    """Narrow this process to a command, run it and exit. Never returns. Writes a byte to `armed` when it is narrowed."""
+    status = 1
+    try:
+        for target, pipe in enumerate(pipes):
+            os.dup2(pipe, target)
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        narrow(limits["address"], math.ceil(request["timeout"] * CPUS) + 2)
+        os.write(armed, b"!")
+        os.closerange(3, 1 << 16)
+        gc.enable()
+        if request["op"] == "python":
+            status = _run_python(body)
+        elif request["op"] == "exec":
+            status = _run_program(request["argv"])
+        elif request["op"] == "read":
+            status = _run_read(request["path"])
+        else:
+            status = _run_write(request["path"])
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        _flush()
+        if status == NO_MEMORY:
+            os.kill(os.getpid(), OUT_OF_MEMORY)
+        os._exit(status)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            pass
+
+
+# ---- a box: pid 1 of its namespaces ----
+
+
+class Run:
+    """One command under way: its pipes, its clock, what it wrote so far."""
+
+    def __init__(self, request: dict, body: bytes, limits: dict) -> None:
+        self.request_id = request["id"]
+        self.limits = limits
+        self.output_bytes = request["output"]
+        self.stdin = b"" if request["op"] == "python" else body
+        self.started = time.monotonic()
+        self.deadline = self.started + request["timeout"]
+        self.truncated = self.timed_out = self.out_of_memory = False
+        inner, outer = zip(os.pipe(), os.pipe()[::-1], os.pipe()[::-1], os.pipe()[::-1])
+        self.pid = os.fork()
+        if self.pid == 0:
+            command(request, body, limits, inner[:3], inner[3])
+        for pipe in inner:
+            os.close(pipe)
+        for pipe in outer:
+            os.set_blocking(pipe, False)
+        self.feed, self.stdout, self.stderr, self.armed = outer
+        self.output = {self.stdout: bytearray(), self.stderr: bytearray()}
+        self.exited = os.pidfd_open(self.pid)
+        self.status = 0
+
+    def watch(self, connection: socket.socket) -> None:
+        """Serve the pipes until the command ends or breaks a limit; nothing of it lives after that."""
+        poll = select.poll()
+        for file in (connection.fileno(), self.exited, self.stdout, self.stderr):
+            poll.register(file, select.POLLIN)
+        poll.register(self.feed, select.POLLOUT)
+        self._write_stdin(poll)
+        running, by_itself, look = True, False, self.started + POLL_S
+        while running:
+            left = self.deadline - time.monotonic()
+            ready = poll.poll(1000 * max(0.0, min(left, POLL_S)))
+            for file, _ in ready:
+                if file == connection.fileno():
+                    receive(connection)  # while a command runs the parent sends only "cancel"
+                    running = False
+                elif file == self.exited:
+                    running, by_itself = False, True
+                elif file == self.feed:
+                    self._write_stdin(poll)
+                elif not self._read_output(file):
+                    poll.unregister(file)
+            if running and left <= 0:
+                self.timed_out, running = True, False
+            elif running and time.monotonic() >= look:
+                look = time.monotonic() + POLL_S
+                self._reap(os.WNOHANG)
+                if resident_bytes() > self.limits["memory"]:
+                    self.out_of_memory, running = True, False
+        self._end(by_itself=by_itself)
+
+    def _write_stdin(self, poll: select.poll) -> None:
+        try:
+            self.stdin = self.stdin[os.write(self.feed, self.stdin[: 1 << 16]) :]
+        except BlockingIOError:
+            return
+        except OSError:
+            self.stdin = b""
+        if not self.stdin:
+            poll.unregister(self.feed)
+            os.close(self.feed)
+            self.feed = -1
+
+    def _read_output(self, file: int) -> bool:
+        try:
+            piece = os.read(file, 1 << 16)
+        except BlockingIOError:
+            return True
+        kept = self.output[file]
+        room = self.output_bytes - len(kept)
+        kept += piece[:room]
+        self.truncated |= len(piece) > room
+        return bool(piece)
+
+    def _reap(self, options: int) -> bool:
+        """Collect one dead process, the command's or an orphan's. False where none is left to wait for."""
+        try:
+            pid, status = os.waitpid(-1, options)
+        except ChildProcessError:
+            return False
+        if pid == self.pid:
+            self.status = status
+        return True
+
+    def _end(self, *, by_itself: bool) -> None:
+        """Kill and reap all of the box but its pid 1. kill(-1) reaches every process at once, also one that forks."""
+        while True:
+            try:
+                os.kill(-1, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            if not self._reap(0):
+                break
+        for file in (self.stdout, self.stderr):
+            while self._read_output(file):
+                pass
+        if by_itself and not os.read(self.armed, 1):
+            raise RuntimeError("the command could not be confined: " + self.output[self.stderr].decode("utf-8", "replace"))
+        for file in (self.feed, self.stdout, self.stderr, self.armed, self.exited):
+            if file >= 0:
+                os.close(file)
+
+    def result(self) -> dict:
+        """The header of the answer."""
+        code = os.waitstatus_to_exitcode(self.status)
+        if code == -OUT_OF_MEMORY:
+            self.out_of_memory, code = True, 1
+        if code == -signal.SIGXCPU:
+            self.timed_out = True
+        return {
+            "id": self.request_id,
+            "exit": 128 - code if code < 0 else code,
+            "wall": time.monotonic() - self.started,
+            "timed_out": self.timed_out,
+            "out_of_memory": self.out_of_memory,
+            "truncated": self.truncated,
+            "stdout": len(self.output[self.stdout]),
+        }
+
+
+def resident_bytes() -> int:
+    """Memory that the box's commands hold now, without what each shares with the warm interpreter (pid 1)."""
+    resident = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/statm", "rb") as file:
+                    resident[entry] = int(file.read().split()[1]) * PAGE_BYTES
+            except OSError:
+                pass  # it ended meanwhile
+    base = resident.pop("1", 0)
+    return sum(max(0, value - base) for value in resident.values())
+
+
+def box(connection: socket.socket) -> None:
+    """Serve one box until its socket closes. Never returns."""
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # pid 1 is deaf to signals from inside only where it has no handler
+        limits, _ = receive(connection)
+        furnish(limits["disk"], limits["processes"])
+        limits["address"] = address_space_bytes() + limits["memory"]  # memory is counted on top of the warm interpreter
+        while True:
+            request, body = receive(connection)
+            if request["op"] == "cancel":
+                continue  # it came after the command had ended
+            run = Run(request, body, limits)
+            run.watch(connection)
+            send(connection, run.result(), bytes(run.output[run.stdout] + run.output[run.stderr]))
+    except BaseException as error:
+        send(connection, {"broken": f"{type(error).__name__}: {error}"})
+        raise
+    finally:
+        os._exit(1)
+
+
+def warm_up() -> None:
+    """Import what code usually imports, and make the interpreter as `python3 -c` has it."""
+    for name in WARM:
+        try:
+            __import__(name)
+        except ImportError:
+            pass  # a distribution's minimal Python; a command that wants it sees the same error
+    site.setquit()
+    site.sethelper()
+    os.environ["PWD"] = "/box"
+    sys.path[:] = ["", *(entry for entry in sys.path if entry)]
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # a collection in a fork would copy pages for nothing
+
+
+def serve() -> None:
+    """Make a box for every socket that the parent sends over fd 0, until it closes fd 0. Never returns."""
+    control = socket.socket(fileno=os.dup(0))
+    os.dup2(os.open("/dev/null", os.O_RDWR), 0)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # boxes are reaped by the kernel
+    warm_up()
+    while True:
+        byte, files, _, _ = socket.recv_fds(control, 1, 1)
+        if not byte:
+            os._exit(0)
+        connection = socket.socket(fileno=files[0])
+        try:
+            pid = fork_isolated()
+        except OSError as error:
+            send(connection, {"broken": f"{error.filename}: {error.strerror}"})
+        else:
+            if pid == 0:
+                control.close()
+                box(connection)
+        connection.close()

@@ -1,0 +1,177 @@
+"""The parent's side of a fork server: starts bubblewrap, hands it sockets, starts it again when it has died."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from sparring.errors import SandboxError
+from sparring.sandbox.config import SandboxConfig
+
+NOBODY = 65534  # whom bubblewrap runs as where Sparring runs as root: the kernel does not count root's processes
+INNER_UID = 1000
+SETARCH = "/usr/bin/setarch"  # with fixed addresses, code that prints `<map object at 0x...>` prints the same in every run
+ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": "/box",
+    "TMPDIR": "/tmp",
+    "LANG": "C.UTF-8",
+    "TZ": "UTC",
+    "PYTHONHASHSEED": "0",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONUTF8": "1",
+}
+# The program inside travels as arguments: bubblewrap's user need not be able to read our folder.
+BOOT = """
+import sys, types
+for name, text in zip(sys.argv[1::2], sys.argv[2::2]):
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(text, name, "exec"), module.__dict__)
+module.serve()
+"""
+
+
+def find_python(config: SandboxConfig) -> str:
+    """The interpreter for the boxes: the configured one, else the system's, else the one that this one was made from."""
+    if config.python != "auto":
+        return config.python
+    for path in ("/usr/bin/python3", "/usr/local/bin/python3"):
+        if os.access(path, os.X_OK):
+            return os.path.realpath(path)
+    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+
+
+def command_line(config: SandboxConfig) -> list[str]:
+    """The bubblewrap command of one fork server. Only /usr, its loader's tables and the interpreter are the host's."""
+    python = find_python(config)
+    arguments = [config.bwrap, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+    arguments += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"]
+    arguments += ["--uid", str(INNER_UID), "--gid", str(INNER_UID), "--hostname", "box", "--ro-bind", "/usr", "/usr"]
+    for folder in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
+        if os.path.islink(folder):
+            arguments += ["--symlink", os.readlink(folder), folder]
+        elif os.path.isdir(folder):
+            arguments += ["--ro-bind", folder, folder]
+    for path in ("/etc/alternatives", "/etc/ld.so.cache"):
+        arguments += ["--ro-bind-try", path, path]
+    if not python.startswith("/usr/"):
+        prefix = str(Path(python).parent.parent)
+        arguments += ["--ro-bind", prefix, prefix]
+    for device in ("null", "zero", "full", "random", "urandom"):
+        arguments += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+    arguments += ["--symlink", "/proc/self/fd", "/dev/fd", "--proc", "/proc"]
+    for folder in ("/box", "/tmp", "/mnt", "/dev/shm"):
+        arguments += ["--dir", folder]
+    arguments += ["--remount-ro", "/", "--chdir", "/"]
+    for name, value in ENVIRONMENT.items():
+        arguments += ["--setenv", name, value]
+    if os.access(SETARCH, os.X_OK):
+        arguments += [SETARCH, "-R"]
+    arguments += [python, "-s", "-S", "-B", "-c", BOOT]
+    for name in ("confine", "inside"):
+        arguments += [f"sparring.sandbox.{name}", Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")]
+    return arguments
+
+
+def _identity() -> dict[str, Any]:
+    """Whom to start bubblewrap as, for Popen: NOBODY where Sparring is root and that user exists here, else nothing."""
+    rows = [[int(word) for word in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    known = any(first <= NOBODY < first + count for first, _, count in rows)
+    return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 and known else {}
+
+
+class Server:
+    """One fork server. Not thread-safe; belongs to the event loop that uses it."""
+
+    def __init__(self, config: SandboxConfig) -> None:
+        self._config = config
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of bubblewrap, None before the first box."""
+        return None if self._process is None else self._process.pid
+
+    async def connect(self) -> socket.socket:
+        """Have a box made and return the parent's end of its socket; starts the server where none is alive.
+
+        Raises:
+            SandboxError: bubblewrap could not be started.
+        """
+        ours, theirs = socket.socketpair()
+        try:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+            try:
+                await self._hand_over(theirs)
+            except OSError:  # it died just now
+                self._start()
+                await self._hand_over(theirs)
+        except OSError as error:
+            ours.close()
+            raise SandboxError(f"sandbox: the fork server takes no boxes: {error}{self.last_words()}") from error
+        finally:
+            theirs.close()
+        return ours
+
+    async def _hand_over(self, connection: socket.socket) -> None:
+        assert self._control is not None
+        while True:
+            try:
+                socket.send_fds(self._control, [b"b"], [connection.fileno()])
+                return
+            except BlockingIOError:  # it is still starting and its queue is full
+                await asyncio.sleep(0.005)
+
+    def _start(self) -> None:
+        self.close()
+        program = shutil.which(self._config.bwrap)
+        if program is None:
+            raise SandboxError(f"sandbox: no program {self._config.bwrap!r}")
+        self._control, theirs = socket.socketpair()
+        self._control.setblocking(False)
+        errors, theirs_errors = os.pipe()
+        os.set_blocking(errors, False)
+        self._errors = os.fdopen(errors, "rb", buffering=0)
+        try:
+            self._process = subprocess.Popen(
+                command_line(self._config),
+                executable=program,
+                stdin=theirs,
+                stdout=theirs_errors,
+                stderr=theirs_errors,
+                cwd="/",
+                start_new_session=True,  # Ctrl-C in a terminal is for the run, which ends its boxes when it is ready
+                **_identity(),
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise SandboxError(f"sandbox: {program} does not start: {error}") from error
+        finally:
+            theirs.close()
+            os.close(theirs_errors)
+
+    def last_words(self) -> str:
+        """What bubblewrap or the program inside wrote last and its exit status, as the end of a message; "" where nothing."""
+        if self._process is None:
+            return ""
+        text = (self._errors.read(4096) or b"").decode("utf-8", "replace").strip()
+        status = self._process.poll()
+        return (f", exit status {status}" if status is not None else "") + (f": {text}" if text else "")
+
+    def close(self) -> None:
+        """Kill the server with all its boxes. It starts again at the next `connect`."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+            self._errors.close()

@@ -1,0 +1,75 @@
+"""When a stage writes checkpoints, and how it goes on from one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sparring.protocols import Store, Trainer
+from sparring.train.config import TrainConfig
+from sparring.types import CheckpointRef, StepResult
+
+
+class Checkpoints:
+    """The checkpoints of one stage: a folder each, with a manifest in the store that is written last.
+
+    A crash between the two leaves a folder that nobody knows of and that the next save replaces; a manifest never names
+    a folder that is not complete.
+
+    Args:
+        trainer: whose state is saved.
+        store: holds the manifests.
+        stage: the stage's name.
+        folder: `<run>/<stage>`.
+        config: `[train]`: `save_every`, `keep_last`, `best_metric`.
+        last_step: the stage's last step, which is always saved.
+    """
+
+    def __init__(
+        self, *, trainer: Trainer, store: Store, stage: str, folder: Path, config: TrainConfig, last_step: int
+    ) -> None:
+        self._trainer = trainer
+        self._store = store
+        self._stage = stage
+        self._folder = folder / "checkpoints"
+        self._config = config
+        self._last_step = last_step
+        self._kept: list[CheckpointRef] = []
+
+    async def resume(self) -> tuple[int, Mapping[str, Any]]:
+        """Go back to the last complete checkpoint, if there is one.
+
+        Returns:
+            The number of finished steps and the state that was saved with them; (0, {}) for a fresh stage.
+        """
+        found = self._store.last_checkpoint(self._stage)
+        if found is None:
+            return 0, {}
+        ref, state = found
+        await self._trainer.restore(ref)
+        self._kept = [ref]
+        return ref.step, state
+
+    async def after(self, step: StepResult, metrics: Mapping[str, float], state: Mapping[str, Any]) -> None:
+        """Save when it is time to: every `save_every` steps and after the last.
+
+        Args:
+            step: the step that has just finished.
+            metrics: decide which checkpoint is the best.
+            state: what a resume needs beside the weights, such as the task source's position.
+        """
+        every = self._config.save_every
+        if step.version != self._last_step and not (every and step.version % every == 0):
+            return
+        from sparring.train.checkpoint import retain
+
+        path = self._folder / f"step-{step.version:06d}"
+        ref = await self._trainer.save(str(path), stage=self._stage, metrics=metrics)
+        self._store.checkpoint(ref, state)
+        self._kept = retain(
+            [*self._kept, ref],
+            keep_last=self._config.keep_last,
+            best_metric=self._config.best_metric,
+            best_is_highest=self._config.best_is_highest,
+        )

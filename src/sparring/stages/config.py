@@ -1,0 +1,114 @@
+"""What a run is and what each stage does. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from sparring.train.config import TrainConfig
+
+StageName = Literal["init", "sft", "rl", "eval", "export"]
+
+
+class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[run]`: what this run is called, where it lives and what it consists of."""
+
+    name: str
+    """The run's folder is `<directory>/<name>`."""
+
+    directory: str = "runs"
+    """Folder of all runs."""
+
+    seed: int = 0
+    """Everything random in the run derives from it."""
+
+    stages: tuple[StageName, ...] = ("init", "sft", "rl", "eval", "export")
+    """In this order; a stage that is already done in the run's folder is not repeated."""
+
+    device: str = "auto"
+    """`auto`, `cpu` or `cuda`."""
+
+    threads: int = 0
+    """CPU threads of the trainer and of the engine each; 0 takes every core."""
+
+    cluster: Literal["inline"] = "inline"
+    """Which process runs where."""
+
+    def __post_init__(self) -> None:
+        if not self.name or "/" in self.name:
+            raise ValueError(f"name must be one folder name, got {self.name!r}")
+        if len(set(self.stages)) != len(self.stages):
+            raise ValueError(f"stages must not repeat, got {list(self.stages)}")
+        if self.threads < 0:
+            raise ValueError(f"threads must be 0 (all) or more, got {self.threads}")
+
+
+class SftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[sft]`: supervised fine-tuning on demonstrations, loss on assistant tokens only."""
+
+    steps: int = 100
+    """Optimiser steps."""
+
+    rows_per_step: int = 64
+    """Demonstrations per step, drawn in proportion to how many each dataset has."""
+
+    train: dict[str, int | float | str | bool] = {}
+    """Keys of `[train]` that this stage replaces, such as `learning_rate`."""
+
+    data: str | None = None
+    """A file of conversations (JSON Lines, Parquet, a datasets folder) with a `messages` column; None asks the environment's expert."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.rows_per_step < 1:
+            raise ValueError("steps and rows_per_step must be at least 1")
+        _check_overrides(self.train)
+
+
+class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[rl]`: group-relative reinforcement learning over live rollouts."""
+
+    steps: int = 100
+    """Optimiser steps."""
+
+    groups_per_step: int = 16
+    """Tasks per step."""
+
+    train: dict[str, int | float | str | bool] = {}
+    """Keys of `[train]` that this stage replaces, such as `learning_rate`."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.groups_per_step < 1:
+            raise ValueError("steps and groups_per_step must be at least 1")
+        _check_overrides(self.train)
+
+
+class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[eval]`: held-out tasks, sampled at training temperature."""
+
+    tasks: int = 500
+    """Held-out tasks, dealt evenly over the environment's datasets."""
+
+    no_tool_tasks: int = 0
+    """Of these, how many are also tried with the tool host switched off; 0 leaves that out."""
+
+    checkpoints: tuple[Literal["init", "sft", "rl"], ...] = ("sft", "rl")
+    """The stages whose final weights are evaluated, where the run has them."""
+
+    max_concurrent_rollouts: int = 128
+    """Rollouts in flight."""
+
+
+class ExportConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[export]`: a plain Hugging Face checkpoint folder."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the exported weights."""
+
+
+def _check_overrides(keys: dict[str, int | float | str | bool]) -> None:
+    """Refuse keys that `[train]` does not have, or values that it does not take."""
+    try:
+        msgspec.convert(keys, TrainConfig, strict=True)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"train: {error}") from error

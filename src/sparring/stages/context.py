@@ -1,0 +1,64 @@
+"""What every stage of one run is handed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparring.config import RunConfig
+from sparring.errors import refusal
+from sparring.observe.sinks.sink import Sink
+from sparring.protocols import Boxes, Cluster, EnvFactory, Store
+
+if TYPE_CHECKING:
+    from sparring.protocols import Renderer
+
+POLICY = "policy"
+ORDER = ("init", "sft", "rl", "eval", "export")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Context:
+    """The parts that all stages of a run share. Whoever made it closes them."""
+
+    config: RunConfig
+    folder: Path
+    store: Store
+    sink: Sink
+    cluster: Cluster
+    boxes: Boxes
+    factory: EnvFactory
+
+    def output(self, stage: str) -> Path:
+        """The Hugging Face folder that `stage` writes (whether or not it exists yet)."""
+        if stage == "init" and self.config.models[POLICY].path is not None:
+            return Path(self.config.models[POLICY].path)
+        return self.folder / stage / "model"
+
+    def input(self, stage: str) -> Path:
+        """The Hugging Face folder that `stage` starts from: what the nearest finished stage before it wrote.
+
+        Raises:
+            BadInput: no stage before it has run.
+        """
+        for before in reversed(ORDER[: ORDER.index(stage)]):
+            if before != "eval" and self.done(before) is not None:
+                return self.output(before)
+        raise refusal(
+            f"stage {stage}", "weights to start from", "none", "set [models.policy] path, or put `init` into [run] stages"
+        )
+
+    def done(self, stage: str) -> dict[str, Any] | None:
+        """The recorded result of a finished stage, or None."""
+        return self.store.get(f"stage/{stage}")
+
+    def renderer(self, path: Path) -> Renderer:
+        """Messages <-> tokens for the checkpoint folder `path`."""
+        from sparring.render.load import load_renderer
+
+        return load_renderer(str(path))
+
+    def with_boxes(self, boxes: Boxes) -> Context:
+        """The same run with other boxes (such as a tool host that is switched off)."""
+        return replace(self, boxes=boxes)

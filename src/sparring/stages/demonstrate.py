@@ -1,0 +1,132 @@
+"""Conversations by the environment's scripted expert, its tools run for real, ready to be imitated."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sparring.errors import refusal
+from sparring.harness.chat import ChatHarness
+from sparring.protocols import Rendered, Renderer, Sandbox
+from sparring.stages.context import Context
+from sparring.types import Message, Outcome, Score, Segment, Task, ToolSpec, Trajectory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversation:
+    """One finished conversation and what the world's own scorer says of it."""
+
+    task: Task
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...]
+    score: Score | None
+
+
+class ExpertSession:
+    """A `Session` whose replies are scripted. Nothing is sampled, so nothing is recorded but the messages."""
+
+    def __init__(self, expert: Callable[[Sequence[Message]], Message]) -> None:
+        self._expert = expert
+        self.messages: tuple[Message, ...] = ()
+
+    async def complete(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
+        """The expert's reply to the conversation so far."""
+        reply = self._expert(messages)
+        self.messages = (*messages, reply)
+        return reply
+
+
+class ExpertEpisode:
+    """An `Episode` held by an expert, by the same harness that will hold the policy's."""
+
+    def __init__(self, context: Context, task: Task, box: Sandbox | None, session: ExpertSession) -> None:
+        self.task = task
+        self.env = context.factory.make()
+        self.box = box
+        self._session = session
+
+    def session(self, role: str = "policy") -> ExpertSession:
+        """The scripted session, whatever the role."""
+        return self._session
+
+
+async def demonstrations(context: Context, renderer: Renderer) -> list[tuple[str, Rendered]]:
+    """Every demonstration of the run that solves its task, as (task id, tokens with their sampled marks), in task order.
+
+    Raises:
+        BadInput: there is nothing to imitate, or the expert solves fewer than nine in ten.
+    """
+    from sparring.render.demonstrate import demonstration_tokens
+
+    shown = await conversations(context, None)
+    solved = [c for c in shown if c.score is not None and c.score.success is not False]
+    if len(solved) < 0.9 * len(shown):
+        raise refusal("[env]", "an expert that solves its tasks", f"{len(solved)} of {len(shown)}", "correct the expert")
+    return [(c.task.id, demonstration_tokens(renderer, c.messages, c.tools)) for c in solved]
+
+
+async def conversations(context: Context, count: int | None) -> list[Conversation]:
+    """The first `count` conversations of the expert (None: all that the environment's config asks for).
+
+    Raises:
+        BadInput: the environment has no expert for a task.
+    """
+    source = context.factory.tasks("demonstration", context.config.run.seed)
+    tasks: list[Task] = []
+    while (count is None or len(tasks) < count) and (task := source.next()) is not None:
+        tasks.append(task)
+    if not tasks:
+        raise refusal(
+            "[env]", "tasks to demonstrate", "none", "give the environment demonstrations, or leave out the sft stage"
+        )
+    gate = asyncio.Semaphore(32)
+
+    async def one(task: Task) -> Conversation:
+        async with gate:
+            return await demonstrate(context, task)
+
+    return list(await asyncio.gather(*map(one, tasks)))
+
+
+async def demonstrate(context: Context, task: Task) -> Conversation:
+    """Let the expert do `task` in a world of its own.
+
+    Raises:
+        BadInput: the environment has no expert for it.
+    """
+    expert = context.factory.expert(task)
+    if expert is None:
+        raise refusal(f"task {task.id}", "an expert", "none", "leave its dataset out of the demonstrations")
+    return await converse(context, task, expert)
+
+
+async def converse(context: Context, task: Task, reply: Callable[[Sequence[Message]], Message]) -> Conversation:
+    """Hold one conversation whose replies are `reply(messages so far)`, tools run for real, and score it."""
+    box = await context.boxes.take(task.box) if task.box is not None else None
+    session = ExpertSession(reply)
+    episode = ExpertEpisode(context, task, box, session)
+    try:
+        await ChatHarness().run(episode)
+        score = await episode.env.score(_trajectory(task, session.messages))
+        return Conversation(task=task, messages=session.messages, tools=episode.env.tools, score=score)
+    finally:
+        await episode.env.close()
+        if box is not None:
+            await box.close()
+
+
+def _trajectory(task: Task, messages: Sequence[Message]) -> Trajectory:
+    """A conversation without tokens, as a scorer wants it."""
+    segments = tuple(
+        Segment(
+            index=place,
+            parent=place - 1 if place else None,
+            source="expert" if message.role == "assistant" else "prompt",
+            tokens=(),
+            message=message,
+        )
+        for place, message in enumerate(messages)
+    )
+    outcome = Outcome(kind="completed", reason="answered")
+    return Trajectory(id=task.id, task=task.id, role="policy", segments=segments, outcome=outcome)

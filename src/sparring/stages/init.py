@@ -1,0 +1,77 @@
+"""A fresh model: a tokenizer trained on the environment's own text, and random weights of the configured shape."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from sparring.stages.context import POLICY, Context
+from sparring.stages.demonstrate import conversations
+
+TEXTS = 600
+
+
+async def run(context: Context) -> dict[str, Any]:
+    """Write `<run>/init/model`, unless `[models.policy] path` names a checkpoint.
+
+    Returns:
+        `model`: the folder; for a fresh one also `parameters` and `vocab_size`.
+    """
+    spec = context.config.models[POLICY]
+    if spec.init is None:
+        return {"model": spec.path}
+    from tokenizers import Tokenizer
+
+    from sparring.model.create import create
+    from sparring.render.train_tokenizer import train_tokenizer
+
+    context.sink.start("init", 1)
+    out = context.output("init")
+    train_tokenizer(await _texts(context), spec.init.vocab_size, out)
+    tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
+    vocab_size = -(-tokenizer.get_vocab_size() // 64) * 64
+    create(
+        spec.init,
+        vocab_size,
+        out,
+        context.config.run.seed,
+        eos_token_id=[tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")],
+        pad_token_id=tokenizer.token_to_id("<|endoftext|>"),
+    )
+    return {"model": str(out), "vocab_size": vocab_size, "parameters": _parameters(out)}
+
+
+async def _texts(context: Context) -> list[str]:
+    """What the tokenizer learns from: conversations as the renderer writes them, cut at its special tokens.
+
+    A tokenizer without merges renders them first, so the tool header, the JSON and the tool's answers are in the form
+    that the policy will see.
+    """
+    from sparring.render.load import load_renderer
+    from sparring.render.train_tokenizer import MIN_VOCAB_SIZE, train_tokenizer
+
+    with tempfile.TemporaryDirectory() as folder:
+        train_tokenizer([], MIN_VOCAB_SIZE, Path(folder))
+        renderer = load_renderer(folder)
+        texts = []
+        for shown in await conversations(context, TEXTS):
+            tokens = renderer.render(shown.messages, shown.tools, generation=False).tokens
+            texts += re.split(r"<\|?/?\w+\|?>", renderer.decode(tokens))
+    return [text for text in texts if text]
+
+
+def _parameters(folder: Path) -> int:
+    from safetensors import safe_open
+
+    with safe_open(folder / "model.safetensors", framework="numpy") as tensors:
+        return sum(_size(tensors.get_slice(name).get_shape()) for name in tensors.keys())
+
+
+def _size(shape: list[int]) -> int:
+    size = 1
+    for extent in shape:
+        size *= extent
+    return size
+

@@ -1,0 +1,225 @@
+"""A whole run: its folder, its stages in order, and what the command line asks of finished ones."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import importlib
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sparring.config import RunConfig, dump, load, resolve
+from sparring.errors import refusal
+from sparring.observe.progress import progress
+from sparring.observe.sinks.load import load_sinks
+from sparring.observe.sinks.sink import Fanout
+from sparring.stages.context import Context
+from sparring.stages.summary import write_summary
+
+CONFIG = "config.toml"
+STORE = "store.sqlite"
+
+
+def run_recipe(config: RunConfig) -> Path:
+    """Run every stage that the run's folder does not have yet, check first. The same as `sparring run`.
+
+    Returns:
+        The run's folder, with `summary.json` in it.
+
+    Raises:
+        BadInput: something is wrong that can be known before the work starts.
+    """
+    return asyncio.run(_run(resolve(config)))
+
+
+async def _run(config: RunConfig) -> Path:
+    from sparring.stages.check import check
+
+    async with opened(config) as context:
+        if any(context.done(stage) is None for stage in config.run.stages):
+            for fact in await check(context):
+                context.sink.event("check", fact)
+        for stage in config.run.stages:
+            if context.done(stage) is None:
+                await _stage(context, stage)
+        write_summary(context)
+        return context.folder
+
+
+async def _stage(context: Context, name: str) -> None:
+    """Run one stage and record its result; its wall clock is kept even when it is stopped."""
+    module = importlib.import_module(f"sparring.stages.{name}")
+    started = time.monotonic()
+    before = context.store.get(f"wall/{name}") or 0.0
+    try:
+        result = await module.run(context)
+    finally:
+        context.store.put(f"wall/{name}", before + time.monotonic() - started)
+        await context.cluster.close()
+    context.store.put(f"stage/{name}", result)
+
+
+@asynccontextmanager
+async def opened(config: RunConfig) -> AsyncIterator[Context]:
+    """The parts of a run, its folder locked for this process, closed at the end.
+
+    Raises:
+        BadInput: another process runs in the folder, or it holds a run with another config.
+    """
+    from sparring.cluster.inline import InlineCluster
+    from sparring.envs.registry import load_env
+    from sparring.sandbox.bubblewrap import BubblewrapBoxes
+    from sparring.store.sqlite import SqliteStore
+    from sparring.tasks.files import read_rows
+
+    factory = load_env(config.env, read_rows)
+    folder = Path(config.run.directory) / config.run.name
+    folder.mkdir(parents=True, exist_ok=True)
+    store = SqliteStore(folder / STORE)
+    try:
+        _claim(folder, config)
+        recipe = msgspec.to_builtins(config)
+        sinks = load_sinks(config.observe, folder, name=config.run.name, recipe=recipe)
+        sink = Fanout([*sinks, progress(config.observe)])
+        boxes = BubblewrapBoxes(config.sandbox)
+        cluster = InlineCluster(
+            models=config.models,
+            train=config.train,
+            engine=config.engine,
+            device=config.run.device,
+            threads=config.run.threads,
+        )
+        try:
+            yield Context(
+                config=config, folder=folder, store=store, sink=sink, cluster=cluster, boxes=boxes, factory=factory
+            )
+        finally:
+            await cluster.close()
+            await boxes.close()
+            sink.close()
+    finally:
+        store.close()
+
+
+def _claim(folder: Path, config: RunConfig) -> None:
+    """Write the resolved config into a fresh folder; in an old one it must be the same.
+
+    Raises:
+        BadInput: the folder holds a run with another config.
+    """
+    text, file = dump(config), folder / CONFIG
+    if not file.exists():
+        staging = file.with_name(file.name + ".tmp")
+        staging.write_text(text, encoding="utf-8")
+        staging.rename(file)
+        return
+    differing = _differences(msgspec.to_builtins(load(file)), msgspec.to_builtins(config))
+    if differing:
+        raise refusal(
+            str(folder),
+            "the config that this run was started with",
+            f"another: {', '.join(differing[:4])}",
+            "choose another [run] name (--name), or remove the folder",
+        )
+
+
+def _differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """Which keys differ, as `path (old -> new)`. How progress is shown does not count."""
+    if path == "observe":
+        return []
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        keys = sorted(old.keys() | new.keys())
+        return [d for key in keys for d in _differences(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))]
+    return [] if old == new else [f"{path} ({old!r} -> {new!r})"]
+
+
+def check_recipe(config: RunConfig) -> list[str]:
+    """Everything that can be known to be wrong before a run. The same as `sparring check`; trains and leaves nothing.
+
+    Raises:
+        BadInput: what a run would be refused for.
+    """
+    import tempfile
+
+    from sparring.stages.check import check
+
+    async def checked() -> list[str]:
+        with tempfile.TemporaryDirectory() as folder:
+            run = msgspec.structs.replace(config.run, directory=folder)
+            quiet = msgspec.structs.replace(config.observe, sinks=(), progress="off")
+            async with opened(resolve(msgspec.structs.replace(config, run=run, observe=quiet))) as context:
+                return await check(context)
+
+    return asyncio.run(checked())
+
+
+def evaluate_checkpoint(config: RunConfig, checkpoint: Path) -> dict[str, Any]:
+    """A checkpoint on a recipe's held-out tasks: `success`, `low`, `high`, `tasks` and `by_dataset` of the same.
+
+    Raises:
+        BadInput: the recipe or the checkpoint is refused.
+    """
+    import tempfile
+
+    from sparring.stages.eval import evaluate_folder, held_out
+    from sparring.stages.summary import rates
+
+    async def evaluated() -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            run = msgspec.structs.replace(config.run, directory=folder)
+            quiet = msgspec.structs.replace(config.observe, sinks=())
+            async with opened(resolve(msgspec.structs.replace(config, run=run, observe=quiet))) as context:
+                tasks = held_out(context, config.eval.tasks)
+                return rates(await evaluate_folder(context, str(checkpoint), tasks, "checkpoint"))
+
+    return asyncio.run(evaluated())
+
+
+def export_checkpoint(checkpoint: Path, out: Path, dtype: str) -> None:
+    """Write a checkpoint as a plain Hugging Face folder of `dtype` weights.
+
+    Raises:
+        BadInput: the checkpoint cannot be loaded.
+    """
+    from sparring.stages.export import export_folder
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    export_folder(checkpoint, out, dtype)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayLines:
+    """What a replay found, in words."""
+
+    identical: bool
+    lines: list[str]
+
+
+def replay_rollout(folder: Path, rollout_id: str) -> ReplayLines:
+    """Sample a recorded rollout again, alone, under the weights that sampled it.
+
+    The weights are the checkpoint of that version where it is kept, else the stage's input (version 0).
+
+    Raises:
+        BadInput: there is no such run or rollout, or its weights are no longer there.
+    """
+    from sparring.stages.replay import replay_recorded
+
+    return ReplayLines(**dataclasses.asdict(asyncio.run(replay_recorded(folder, rollout_id))))
+
+
+def chat_checkpoint(checkpoint: Path, *, tools: bool, temperature: float, max_tokens: int, seed: int) -> Any:
+    """Something that answers: `await reply(messages) -> (answer, messages on the way)`, `await close()`.
+
+    Raises:
+        BadInput: the checkpoint is refused, or the machine cannot isolate the Python tool.
+    """
+    from sparring.stages.chat import Chat
+
+    return Chat(checkpoint, tools=tools, temperature=temperature, max_tokens=max_tokens, seed=seed)

@@ -1,0 +1,152 @@
+"""Group-relative reinforcement learning over live multi-turn rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from sparring.batch.batches import batches
+from sparring.harness.chat import ChatHarness
+from sparring.loop import run_loop
+from sparring.observe.spans import Spans
+from sparring.protocols import Engine, TrainPlan
+from sparring.record.recorder import Recorder
+from sparring.rollout.runner import RolloutRunner
+from sparring.rollout.scheduler import Scheduler
+from sparring.rollout.window import Window
+from sparring.stages.checkpoints import Checkpoints
+from sparring.stages.context import POLICY, Context
+from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
+from sparring.types import Batch, StepResult, TokenAccount
+
+
+async def run(context: Context) -> dict[str, Any]:
+    """Train the stage's input and write a Hugging Face folder.
+
+    Returns:
+        The token account, `logprob_max_abs_diff` over the whole stage and `model`, the folder.
+    """
+    config = context.config
+    source = context.input("rl")
+    spans = Spans()
+    engine = WatchedEngine(context.cluster.engine(POLICY, path=str(source)), spans)
+    trainer = WatchedTrainer(context.cluster.trainer(POLICY, path=str(source), plan=_plan(context)), spans)
+    window = Window(config.rl.groups_per_step, config.rollout.max_lag, config.rl.steps)
+    scheduler = Scheduler(
+        runner(context, engine, source),
+        context.factory.tasks("train", config.run.seed),
+        window,
+        run_seed=config.run.seed,
+        engine_version=lambda: engine.version,
+    )
+    checkpoints = Checkpoints(
+        trainer=trainer,
+        store=context.store,
+        stage="rl",
+        folder=context.folder / "rl",
+        config=config.train,
+        last_step=config.rl.steps,
+    )
+    done, state = await checkpoints.resume()
+    context.store.truncate("rl", done, first_group=done * config.rl.groups_per_step)
+    totals = _Totals(state.get("totals"))
+    if done:
+        scheduler.restore(state["scheduler"])
+        await engine.pull(await trainer.push())
+    context.sink.start("rl", config.rl.steps)
+    clock = StepClock(spans)
+
+    async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
+        metrics = {**metrics, **scheduler.metrics(), **clock.lap(batch.account.sampled)}
+        totals.add(batch, metrics)
+        context.store.metric("rl", step.version, metrics)
+        context.sink.log("rl", step.version, metrics)
+        await checkpoints.after(
+            step, metrics, {"scheduler": scheduler.state(step.version), "totals": totals.as_dict()}
+        )
+
+    async with aclosing(scheduler.groups()) as groups:
+        steps = batches(
+            groups,
+            steps=range(done + 1, config.rl.steps + 1),
+            groups_per_step=config.rl.groups_per_step,
+            credit=credit(context),
+            model=POLICY,
+            store=context.store,
+        )
+        await run_loop(steps, {POLICY: trainer}, {POLICY: engine}, window, after_step)
+    from sparring.stages.export import write_model
+
+    await write_model(trainer, source, context.output("rl"))
+    return {**totals.as_dict(), "model": str(context.output("rl"))}
+
+
+def runner(context: Context, engine: Engine, model: Path) -> RolloutRunner:
+    """What runs one rollout of this run's environment on `engine`, which serves the checkpoint folder `model`."""
+    recorder = Recorder(
+        engine,
+        context.renderer(model),
+        context.store,
+        sampling=context.config.rollout.sampling(),
+        model=POLICY,
+        max_context=max_context(context, model),
+    )
+    return RolloutRunner(context.factory, context.boxes, recorder, ChatHarness(), context.config.rollout)
+
+
+def max_context(context: Context, model: Path) -> int:
+    """Most tokens that a conversation may have: what the model was made for."""
+    import json
+
+    return int(json.loads((model / "config.json").read_text())["max_position_embeddings"])
+
+
+def _plan(context: Context) -> TrainPlan:
+    from sparring.algo.loss.policy import PolicyLoss
+
+    config = context.config
+    return TrainPlan(losses=[PolicyLoss(config.algo)], total_steps=config.rl.steps, overrides=config.rl.train)
+
+
+def credit(context: Context) -> Any:
+    """The configured credit, or its control."""
+    from sparring.algo.credit.grpo import Grpo
+    from sparring.algo.credit.shuffled import Shuffled
+
+    grpo = Grpo(context.config.algo)
+    return Shuffled(grpo, seed=context.config.run.seed) if context.config.algo.control == "shuffled" else grpo
+
+
+class _Totals:
+    """What the stage's result says about all its steps; saved with every checkpoint so that a resume loses none."""
+
+    def __init__(self, saved: Mapping[str, Any] | None) -> None:
+        saved = saved or {}
+        self.account = TokenAccount(**saved.get("account", {}))
+        self.logprob_max_abs_diff = float(saved.get("logprob_max_abs_diff", 0.0))
+        self.lag_max = float(saved.get("lag_max", 0.0))
+        self.overlap_s = float(saved.get("overlap_s", 0.0))
+        self.step_s = float(saved.get("step_s", 0.0))
+        self.steps = int(saved.get("steps", 0))
+
+    def add(self, batch: Batch, metrics: Mapping[str, float]) -> None:
+        self.account += batch.account
+        self.logprob_max_abs_diff = max(self.logprob_max_abs_diff, metrics.get("logprob_max_abs_diff", 0.0))
+        self.lag_max = max(self.lag_max, metrics.get("rollout/lag_max", 0.0))
+        self.overlap_s += metrics["time/overlap"] * metrics["time/step_s"]
+        self.step_s += metrics["time/step_s"]
+        self.steps += 1
+
+    def as_dict(self) -> dict[str, Any]:
+        import dataclasses
+
+        return {
+            "account": dataclasses.asdict(self.account),
+            "logprob_max_abs_diff": self.logprob_max_abs_diff,
+            "lag_max": self.lag_max,
+            "overlap_s": self.overlap_s,
+            "step_s": self.step_s,
+            "steps": self.steps,
+        }

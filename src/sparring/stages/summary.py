@@ -1,0 +1,79 @@
+"""`summary.json`: the figures of a run, read by people, by the report and by other runs."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Mapping
+from typing import Any
+
+from sparring.stages.context import Context
+
+
+def write_summary(context: Context) -> dict[str, Any]:
+    """Write `<run>/summary.json` from what the stages recorded, and return it. Rates are numbers from 0 to 1."""
+    results = context.done("eval") or {}
+    rl = context.done("rl") or {}
+    account = rl.get("account", {})
+    sft, after, off = (_overall(results.get(name)) for name in ("sft", "rl", "no_tool"))
+    summary = {
+        "name": context.config.run.name,
+        "sft_success": sft["success"],
+        "sft_success_low": sft["low"],
+        "sft_success_high": sft["high"],
+        "rl_success": after["success"],
+        "rl_success_low": after["low"],
+        "rl_success_high": after["high"],
+        "no_tool_success": off["success"],
+        "eval_tasks": max(sft["tasks"], after["tasks"]),
+        "turns_successful": (results.get("rl") or results.get("sft") or {}).get("mean_turns_successful"),
+        "by_dataset": _by_dataset(context, results),
+        "logprob_max_abs_diff": rl.get("logprob_max_abs_diff"),
+        "tokens_sampled": account.get("sampled"),
+        "tokens_trained": account.get("trained"),
+        "tokens": account,
+        "lag_max": rl.get("lag_max"),
+        "overlap_share": rl["overlap_s"] / rl["step_s"] if rl.get("step_s") else None,
+        "wall_s": {stage: context.store.get(f"wall/{stage}") or 0.0 for stage in context.config.run.stages},
+        "peak_rss_bytes": _peak_rss(context),
+    }
+    staging = context.folder / "summary.json.tmp"
+    staging.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    staging.rename(context.folder / "summary.json")
+    return summary
+
+
+def rates(result: Mapping[str, Any]) -> dict[str, Any]:
+    """An evaluation result as `success`, `low`, `high`, `tasks`, and the same `by_dataset`."""
+    return {**_overall(result), "by_dataset": {tag: _rate(rate) for tag, rate in result["by_tag"].items()}}
+
+
+def _overall(result: Mapping[str, Any] | None) -> dict[str, Any]:
+    return _rate(result["overall"]) if result else {"success": None, "low": None, "high": None, "tasks": 0}
+
+
+def _rate(rate: Mapping[str, Any]) -> dict[str, Any]:
+    low, high = rate["interval"] or (None, None)
+    return {"success": rate["success_rate"], "low": low, "high": high, "tasks": rate["tasks"]}
+
+
+def _by_dataset(context: Context, results: Mapping[str, Any]) -> dict[str, Any]:
+    before, after = ((results.get(name) or {}).get("by_tag", {}) for name in ("sft", "rl"))
+    coverage = getattr(context.factory, "coverage", {})
+    return {
+        tag: {
+            "coverage": coverage.get(tag),
+            "sft": before[tag]["success_rate"] if tag in before else None,
+            "rl": after[tag]["success_rate"] if tag in after else None,
+            "tasks": (after.get(tag) or before[tag])["tasks"],
+        }
+        for tag in sorted(before.keys() | after.keys())
+    }
+
+
+def _peak_rss(context: Context) -> int:
+    """The highest of this process and of the earlier ones of the run."""
+    now = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = max(now, context.store.get("peak_rss_bytes") or 0)
+    context.store.put("peak_rss_bytes", peak)
+    return peak

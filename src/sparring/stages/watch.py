@@ -1,0 +1,96 @@
+"""Trainer and engine under a stopwatch: which share of a step went into generating, training, both, neither."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from sparring.observe.spans import Spans
+from sparring.protocols import Engine, Trainer
+from sparring.types import Batch, CheckpointRef, Completion, GenerateRequest, StepResult, WeightRef
+
+
+class WatchedEngine:
+    """An engine whose waiting requests count as `generating`. Implements `protocols.Engine`."""
+
+    def __init__(self, engine: Engine, spans: Spans) -> None:
+        self._engine = engine
+        self._spans = spans
+
+    @property
+    def version(self) -> int:
+        """The version that is served."""
+        return self._engine.version
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """As the engine."""
+        with self._spans.span("generating"):
+            return await self._engine.generate(request)
+
+    async def release(self, conversation: str) -> None:
+        """As the engine."""
+        await self._engine.release(conversation)
+
+    async def pull(self, ref: WeightRef) -> None:
+        """As the engine; counts as `updating`."""
+        with self._spans.span("updating"):
+            await self._engine.pull(ref)
+
+    async def close(self) -> None:
+        """As the engine."""
+        await self._engine.close()
+
+
+class WatchedTrainer:
+    """A trainer whose computing counts as `training`. Implements `protocols.Trainer`."""
+
+    def __init__(self, trainer: Trainer, spans: Spans) -> None:
+        self._trainer = trainer
+        self._spans = spans
+
+    @property
+    def version(self) -> int:
+        """The version of the weights that the trainer holds."""
+        return self._trainer.version
+
+    async def forward_backward(self, batch: Batch) -> Mapping[str, float]:
+        """As the trainer."""
+        with self._spans.span("training"):
+            return await self._trainer.forward_backward(batch)
+
+    async def step(self) -> StepResult:
+        """As the trainer."""
+        with self._spans.span("training"):
+            return await self._trainer.step()
+
+    async def push(self) -> WeightRef:
+        """As the trainer; counts as `updating`."""
+        with self._spans.span("updating"):
+            return await self._trainer.push()
+
+    async def save(self, path: str, *, stage: str, metrics: Mapping[str, float]) -> CheckpointRef:
+        """As the trainer."""
+        return await self._trainer.save(path, stage=stage, metrics=metrics)
+
+    async def restore(self, ref: CheckpointRef) -> None:
+        """As the trainer."""
+        await self._trainer.restore(ref)
+
+
+class StepClock:
+    """Times of one step, for its metrics."""
+
+    def __init__(self, spans: Spans) -> None:
+        self._spans = spans
+        self._last = time.monotonic()
+
+    def lap(self, tokens: float) -> dict[str, float]:
+        """Metrics of the step that ends now: `time/step_s`, `time/<activity>` as shares of it, and `time/tokens_per_s`.
+
+        Args:
+            tokens: sampled tokens of the step.
+        """
+        now = time.monotonic()
+        step_s, self._last = now - self._last, now
+        shares = {f"time/{name}": share for name, share in self._spans.shares().items()}
+        return {"time/step_s": step_s, "time/tokens_per_s": tokens / step_s if step_s else 0.0, **shares}

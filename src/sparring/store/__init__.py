@@ -1,0 +1,1 @@
+"""The durable record of a run: turns, groups, outcomes, metrics, events and checkpoint manifests."""

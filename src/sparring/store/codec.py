@@ -1,0 +1,129 @@
+"""Nouns <-> bytes, in MessagePack. Floats travel as their 64 bits, so a log-probability comes back to the bit.
+
+What a user puts into `Task.data`, `ToolCall.arguments` or `Store.put` is plain data: None, bool, int of any size, float,
+str, bytes, lists and string-keyed mappings. A tuple comes back as a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+
+from sparring.types import Group, Purpose, Rollout, Score, Task, Trajectory
+
+SCHEMA_VERSION = 1
+"""Raised with every change to what is written here or to the tables of `sqlite.py`."""
+
+BIG_INT = 1
+"""MessagePack extension code of an integer beyond 64 bits, written in decimal."""
+
+T = TypeVar("T")
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class StoredRollout(msgspec.Struct, frozen=True, kw_only=True):
+    """A rollout without its task, which its group holds once. `task` is None where it is the group's."""
+
+    id: str
+    task: Task | None
+    index: int
+    attempt: int
+    purpose: Purpose
+    trajectories: tuple[Trajectory, ...]
+
+    @staticmethod
+    def of(rollout: Rollout, group_task: Task) -> StoredRollout:
+        """The stored form of a rollout of `group_task`."""
+        return StoredRollout(
+            id=rollout.id,
+            task=None if rollout.task == group_task else rollout.task,
+            index=rollout.index,
+            attempt=rollout.attempt,
+            purpose=rollout.purpose,
+            trajectories=rollout.trajectories,
+        )
+
+    def rollout(self, group_task: Task) -> Rollout:
+        """The noun again."""
+        return Rollout(
+            id=self.id,
+            task=self.task or group_task,
+            index=self.index,
+            attempt=self.attempt,
+            purpose=self.purpose,
+            trajectories=self.trajectories,
+        )
+
+
+class StoredGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A group without its rollouts, which have rows of their own."""
+
+    id: str
+    index: int
+    task: Task
+    scores: tuple[Score, ...]
+    version: int
+
+    @staticmethod
+    def of(group: Group) -> StoredGroup:
+        """The stored form of a group."""
+        return StoredGroup(id=group.id, index=group.index, task=group.task, scores=group.scores, version=group.version)
+
+    def group(self, rollouts: Sequence[Rollout], failed: Sequence[Rollout]) -> Group:
+        """The noun again."""
+        return Group(
+            id=self.id,
+            index=self.index,
+            task=self.task,
+            rollouts=tuple(rollouts),
+            scores=self.scores,
+            failed=tuple(failed),
+            version=self.version,
+        )
+
+
+def encode(value: Any) -> bytes:
+    """Bytes of a noun or of plain data.
+
+    Raises:
+        TypeError: the value holds something that is not plain data.
+    """
+    try:
+        return _encoder.encode(value)
+    except OverflowError:  # rare enough that only then is the value walked
+        return _encoder.encode(_shrunk(msgspec.to_builtins(value, builtin_types=(bytes, bytearray))))
+
+
+def decode(data: bytes, kind: type[T]) -> T:
+    """What `encode` was given.
+
+    Raises:
+        msgspec.MsgspecError: the bytes are not a `kind`.
+    """
+    return _decoder(kind).decode(data)
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.msgpack.Decoder:
+    return msgspec.msgpack.Decoder(kind, ext_hook=_extension)
+
+
+def _extension(code: int, data: memoryview) -> int:
+    if code != BIG_INT:
+        raise msgspec.ValidationError(f"unknown extension {code}")
+    return int(bytes(data).decode())
+
+
+def _shrunk(value: Any) -> Any:
+    """Plain data with every integer beyond 64 bits as an extension."""
+    if isinstance(value, dict):
+        return {k: _shrunk(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_shrunk(v) for v in value]
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+        return msgspec.msgpack.Ext(BIG_INT, str(value).encode())
+    return value

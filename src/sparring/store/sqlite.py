@@ -1,0 +1,351 @@
+"""The run's durable record in one SQLite file.
+
+Crash safety. Every method is one transaction in write-ahead-log mode, so after kill -9 it happened or it did not.
+`synchronous = NORMAL` leaves the log's pages with the kernel at commit: they survive the death of this process, not a power
+cut. A checkpoint manifest is committed with `FULL`, which also makes everything before it durable on the disk.
+
+Speed. A commit is a few writes into the kernel's page cache (tens of microseconds), short enough for the event loop. The one
+slow thing, copying the log into the database with its fsync, happens on a thread with its own connection.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sparring.errors import StoreError, refusal
+from sparring.store.codec import SCHEMA_VERSION, StoredGroup, StoredRollout, decode, encode
+from sparring.store.lock import RunLock
+from sparring.types import CheckpointRef, Group, Rollout, Score, Segment
+
+TABLES = """
+CREATE TABLE turns (row INTEGER PRIMARY KEY AUTOINCREMENT, rollout TEXT NOT NULL, data BLOB NOT NULL);
+CREATE INDEX turns_by_rollout ON turns (rollout);
+CREATE TABLE groups (row INTEGER PRIMARY KEY, stage TEXT NOT NULL, number INTEGER NOT NULL, data BLOB NOT NULL,
+    superseded INTEGER NOT NULL DEFAULT 0);
+CREATE UNIQUE INDEX groups_once ON groups (stage, number) WHERE superseded = 0;
+CREATE TABLE rollouts (row INTEGER PRIMARY KEY, id TEXT NOT NULL, in_group INTEGER NOT NULL, failed INTEGER NOT NULL,
+    outcome TEXT NOT NULL, reason TEXT NOT NULL, error TEXT, reward REAL, data BLOB NOT NULL);
+CREATE INDEX rollouts_by_id ON rollouts (id);
+CREATE INDEX rollouts_by_group ON rollouts (in_group);
+CREATE TABLE metrics (row INTEGER PRIMARY KEY, stage TEXT NOT NULL, step INTEGER NOT NULL, data BLOB NOT NULL,
+    superseded INTEGER NOT NULL DEFAULT 0);
+CREATE INDEX metrics_by_stage ON metrics (stage, step);
+CREATE TABLE events (row INTEGER PRIMARY KEY, time REAL NOT NULL, stage TEXT NOT NULL, text TEXT NOT NULL);
+CREATE TABLE pairs (key TEXT PRIMARY KEY, data BLOB NOT NULL);
+CREATE TABLE checkpoints (row INTEGER PRIMARY KEY, stage TEXT NOT NULL, step INTEGER NOT NULL, ref BLOB NOT NULL,
+    state BLOB NOT NULL, superseded INTEGER NOT NULL DEFAULT 0);
+"""
+
+LOG_BYTES = 8 << 20
+"""After this much was written, the log is copied into the database."""
+
+
+class SqliteStore:
+    """Implements `protocols.Store` on one file. One writer per folder; readers (report, replay) open with `read_only`.
+
+    Args:
+        path: the database file; its folder is made. `<path>.lock` is the lock of the run folder.
+        read_only: take no lock and write nothing. A live run may be read.
+
+    Raises:
+        BadInput: another run holds the folder, or the file is another version's or no store at all.
+        StoreError: the file cannot be opened.
+    """
+
+    def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
+        self._path = Path(path)
+        self._lock: RunLock | None = None
+        self._one_at_a_time = threading.RLock()
+        self._log_bytes = 0
+        self._copying: Future[None] | None = None
+        if read_only:
+            if not self._path.is_file():
+                raise refusal(str(self._path), "the store of a run", "no file", "check the run's folder")
+            self._database = _connect(self._path, read_only=True)
+        else:
+            with self._translated("make the folder"):
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._lock = RunLock(self._path.with_name(self._path.name + ".lock"))
+            self._database = _connect(self._path)
+        self._copier = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
+        try:
+            self._prepare(read_only)
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self, read_only: bool) -> None:
+        """Settings of the connection; the tables where the file is new."""
+        with self._translated("open"):
+            try:
+                version = self._database.execute("PRAGMA user_version").fetchone()[0]
+                if version == 0 and not read_only:
+                    self._database.execute("PRAGMA journal_mode = WAL")
+            except sqlite3.DatabaseError as error:
+                if getattr(error, "sqlite_errorname", "") != "SQLITE_NOTADB":
+                    raise
+                raise refusal(str(self._path), "a SQLite database", "another kind of file", "move it away") from error
+            self._database.execute("PRAGMA synchronous = NORMAL")
+            self._database.execute("PRAGMA wal_autocheckpoint = 0")
+        if version == 0 and not read_only:
+            with self._transaction():
+                for statement in TABLES.split(";"):
+                    self._database.execute(statement)
+                self._database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        elif version != SCHEMA_VERSION:
+            raise refusal(
+                str(self._path),
+                f"a store of version {SCHEMA_VERSION}",
+                f"version {version}",
+                "read it with the Sparring that wrote it, or start a new run folder",
+            )
+        # turns up to here are of rollouts that an earlier process did not finish
+        self._cut_off = self._rows("SELECT coalesce(max(row), 0) FROM turns")[0][0]
+
+    # --- turns, groups, rollouts ---
+
+    def append_turn(self, rollout: str, segments: Sequence[Segment]) -> None:
+        """Record new segments of a trajectory in flight (a rollout's policy trajectory bears the rollout's id). They are
+        dropped when its group, which holds them all, is appended.
+
+        Raises:
+            StoreError: the disk is full or broken; nothing was written and nothing written before is lost.
+        """
+        data = encode(tuple(segments))
+        with self._transaction(len(data)):
+            self._database.execute("INSERT INTO turns (rollout, data) VALUES (?, ?)", (rollout, data))
+
+    def turns(self, rollout: str) -> list[Segment]:
+        """The recorded segments of a rollout whose group has not been appended: in flight, or cut off by a crash."""
+        rows = self._rows("SELECT data FROM turns WHERE rollout = ? ORDER BY row", rollout)
+        return [segment for (data,) in rows for segment in self._decoded(data, tuple[Segment, ...])]
+
+    def append(self, group: Group, *, stage: str) -> None:
+        """Record a scored group with its rollouts.
+
+        Raises:
+            StoreError: as `append_turn`, or this stage already has a group of that index that is not superseded.
+        """
+        scores = [*group.scores, *(None for _ in group.failed)]
+        rows = [
+            (r, s, encode(StoredRollout.of(r, group.task)))
+            for r, s in zip((*group.rollouts, *group.failed), scores, strict=True)
+        ]
+        data = encode(StoredGroup.of(group))
+        with self._transaction(len(data) + sum(len(d) for _, _, d in rows)):
+            insert = "INSERT INTO groups (stage, number, data) VALUES (?, ?, ?)"
+            row = self._database.execute(insert, (stage, group.index, data)).lastrowid
+            self._database.executemany(
+                "INSERT INTO rollouts (id, in_group, failed, outcome, reason, error, reward, data)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                [_rollout_row(rollout, score, data, row) for rollout, score, data in rows],
+            )
+            done = [(trajectory.id,) for rollout, _, _ in rows for trajectory in rollout.trajectories]
+            self._database.executemany("DELETE FROM turns WHERE rollout = ?", done)
+
+    def groups(self, *, stage: str | None = None) -> Iterator[Group]:
+        """The groups that count, by admission; of all stages (in the order their first group was written) when `stage` is
+        None. Read one by one, so a long run fits into memory.
+
+        Raises:
+            StoreError: the file cannot be read or is damaged.
+        """
+        rows = self._rows("SELECT row, stage, number FROM groups WHERE superseded = 0 AND stage = coalesce(?, stage)", stage)
+        first = {name: row for row, name, _ in reversed(rows)}
+        for row, _, _ in sorted(rows, key=lambda r: (first[r[1]], r[2])):
+            yield self._group(row)
+
+    def _group(self, row: int) -> Group:
+        """One group with its rollouts."""
+        stored = self._decoded(self._rows("SELECT data FROM groups WHERE row = ?", row)[0][0], StoredGroup)
+        rollouts: tuple[list[Rollout], list[Rollout]] = ([], [])
+        for failed, data in self._rows("SELECT failed, data FROM rollouts WHERE in_group = ? ORDER BY row", row):
+            rollouts[failed].append(self._decoded(data, StoredRollout).rollout(stored.task))
+        return stored.group(*rollouts)
+
+    def load(self, rollout: str) -> Rollout:
+        """A rollout of an appended group, the latest one where a resumed run did it again.
+
+        Raises:
+            BadInput: there is none of that id.
+        """
+        rows = self._rows(
+            "SELECT rollouts.data, groups.data FROM rollouts JOIN groups ON groups.row = in_group"
+            " WHERE id = ? ORDER BY rollouts.row DESC LIMIT 1",
+            rollout,
+        )
+        if not rows:
+            known = [i for (i,) in self._rows("SELECT id FROM rollouts ORDER BY row LIMIT 3")]
+            got = f"{rollout!r} (there are {', '.join(known)}, ...)" if known else f"{rollout!r} in a run without rollouts"
+            raise refusal(str(self._path), "the id of a recorded rollout", got, "take one from the report")
+        return self._decoded(rows[0][0], StoredRollout).rollout(self._decoded(rows[0][1], StoredGroup).task)
+
+    # --- metrics, events, pairs ---
+
+    def metric(self, stage: str, step: int, values: Mapping[str, float]) -> None:
+        """Record the metrics of one step. Raises StoreError as `append_turn`."""
+        data = encode(dict(values))
+        with self._transaction(len(data)):
+            self._database.execute("INSERT INTO metrics (stage, step, data) VALUES (?, ?, ?)", (stage, step, data))
+
+    def metrics(self, stage: str) -> list[tuple[int, dict[str, float]]]:
+        """(step, values) of every step that counts, in order."""
+        query = "SELECT step, data FROM metrics WHERE superseded = 0 AND stage = ? ORDER BY step, row"
+        return [(step, self._decoded(data, dict[str, float])) for step, data in self._rows(query, stage)]
+
+    def event(self, stage: str, text: str) -> None:
+        """Record something that happened, with the time. Raises StoreError as `append_turn`."""
+        with self._transaction(len(text)):
+            insert = "INSERT INTO events (time, stage, text) VALUES (?, ?, ?)"
+            self._database.execute(insert, (time.time(), stage, text))
+
+    def events(self) -> list[tuple[float, str, str]]:
+        """(epoch time, stage, text) of every event, in order."""
+        return self._rows("SELECT time, stage, text FROM events ORDER BY row")
+
+    def put(self, key: str, value: Any) -> None:
+        """Set a key, replacing what it held. Raises StoreError as `append_turn`, TypeError for other than plain data."""
+        data = encode(value)
+        with self._transaction(len(data)):
+            self._database.execute("INSERT OR REPLACE INTO pairs (key, data) VALUES (?, ?)", (key, data))
+
+    def get(self, key: str) -> Any | None:
+        """What a key holds, None where it was never put."""
+        rows = self._rows("SELECT data FROM pairs WHERE key = ?", key)
+        return self._decoded(rows[0][0], Any) if rows else None
+
+    # --- checkpoints and resume ---
+
+    def checkpoint(self, ref: CheckpointRef, state: Mapping[str, Any]) -> None:
+        """Record that a checkpoint's folder is complete, with what a resume needs beside it. Durable against a power cut.
+
+        Raises:
+            StoreError: as `append_turn`, or the folder is not there.
+        """
+        if not Path(ref.path).is_dir():
+            raise StoreError(f"{ref.path}: expected the complete folder of a checkpoint, got nothing; write it first")
+        rows = (ref.stage, ref.step, encode(ref), encode(dict(state)))
+        with self._one_at_a_time:
+            self._database.execute("PRAGMA synchronous = FULL")
+            try:
+                with self._transaction(len(rows[3])):
+                    insert = "INSERT INTO checkpoints (stage, step, ref, state) VALUES (?, ?, ?, ?)"
+                    self._database.execute(insert, rows)
+            finally:
+                self._database.execute("PRAGMA synchronous = NORMAL")
+
+    def last_checkpoint(self, stage: str) -> tuple[CheckpointRef, Mapping[str, Any]] | None:
+        """The checkpoint of the highest step whose folder still exists, and its state; None where there is none."""
+        query = "SELECT ref, state FROM checkpoints WHERE superseded = 0 AND stage = ? ORDER BY step DESC, row DESC"
+        for ref_data, state in self._rows(query, stage):
+            ref = self._decoded(ref_data, CheckpointRef)
+            if Path(ref.path).is_dir():
+                return ref, self._decoded(state, dict[str, Any])
+        return None
+
+    def truncate(self, stage: str, step: int, *, first_group: int = 0) -> None:
+        """Go back to the end of `step`: what came later no longer counts and will be done again.
+
+        Later metrics and checkpoints, and groups from `first_group` (the first one after `step`) on, are marked superseded;
+        they stay in the file. The turns of rollouts that an earlier process left unfinished are dropped. One transaction.
+
+        Raises:
+            StoreError: as `append_turn`.
+        """
+        with self._transaction():
+            run = self._database.execute
+            run("UPDATE groups SET superseded = 1 WHERE stage = ? AND number >= ?", (stage, first_group))
+            run("UPDATE metrics SET superseded = 1 WHERE stage = ? AND step > ?", (stage, step))
+            run("UPDATE checkpoints SET superseded = 1 WHERE stage = ? AND step > ?", (stage, step))
+            run("DELETE FROM turns WHERE row <= ?", (self._cut_off,))
+
+    def close(self) -> None:
+        """Copy the log into the database and let the next run in. Safe to call twice."""
+        self._copier.shutdown(wait=True)
+        self._database.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    # --- how it is done ---
+
+    @contextmanager
+    def _transaction(self, num_bytes: int = 256) -> Iterator[None]:
+        """All or nothing. `num_bytes` is about what it writes, to decide when to copy the log."""
+        with self._one_at_a_time, self._translated("write"):
+            if self._copying is not None and self._copying.done():
+                failed, self._copying = self._copying.exception(), None
+                if failed is not None:  # say so now: a log that is never copied grows without bound
+                    raise failed
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._database.execute("COMMIT")
+            except BaseException:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+                raise
+            self._log_bytes += num_bytes
+            if self._log_bytes > LOG_BYTES and self._copying is None:
+                self._log_bytes = 0
+                self._copying = self._copier.submit(_copy_log, self._path)
+
+    @contextmanager
+    def _translated(self, what: str) -> Iterator[None]:
+        """SQLite's and the system's complaints as ours."""
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise StoreError(
+                f"{self._path}: expected to {what}, got {error}; free disk space or check the disk, then run the same"
+                " command again: nothing recorded before is lost"
+            ) from error
+
+    def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self._one_at_a_time, self._translated("read"):
+            return self._database.execute(query, values).fetchall()
+
+    def _decoded(self, data: bytes, kind: Any) -> Any:
+        try:
+            return decode(data, kind)
+        except msgspec.MsgspecError as error:
+            raise StoreError(f"{self._path}: expected a {kind}, got damaged data ({error}); restore the file") from error
+
+
+def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
+    """A connection without implicit transactions. It waits five seconds for another one's."""
+    try:
+        return sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+            timeout=5.0,
+        )
+    except sqlite3.Error as error:
+        raise StoreError(f"{path}: expected a file to write, got {error}; check the folder and the disk") from error
+
+
+def _copy_log(path: Path) -> None:
+    """Move the write-ahead log into the database. Passive: it never makes a writer wait."""
+    connection = _connect(path)
+    try:
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+    finally:
+        connection.close()
+
+
+def _rollout_row(rollout: Rollout, score: Score | None, data: bytes, group_row: int | None) -> tuple[Any, ...]:
+    """One row of the table `rollouts`; `score` is None for one that left the group."""
+    outcome = rollout.outcome
+    error = outcome.failure.error if outcome.failure else None
+    reward = score.reward if score else None
+    return (rollout.id, group_row, int(score is None), outcome.kind, outcome.reason, error, reward, data)

@@ -1,0 +1,1 @@
+"""Where tasks come from: files, and mixtures of sources."""

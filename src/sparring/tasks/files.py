@@ -1,0 +1,261 @@
+"""Rows of JSON Lines, Parquet and Hugging Face `datasets` folders: as tasks, and as conversations to imitate.
+
+A row that does not parse is refused with its file and line. Columns are renamed by a mapping of our names to the file's:
+`{"prompt": "question", "answer": "answer"}`; all other columns are kept as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from sparring.errors import refusal
+from sparring.types import BoxSpec, Group, Limits, Message, Task, ToolCall
+
+DEFAULT_COLUMNS = {"prompt": "prompt", "answer": "answer", "messages": "messages", "id": "id"}
+ROLES = ("system", "user", "assistant", "tool")
+
+
+def read_rows(path: str, columns: Mapping[str, str] = DEFAULT_COLUMNS) -> list[dict[str, Any]]:
+    """The rows of a task file, with our column names.
+
+    Args:
+        path: `.jsonl` (or `.json` with one object a line), `.parquet`, or a folder written by `datasets.save_to_disk`.
+        columns: our name -> the file's, for any of prompt, answer, messages, id.
+
+    Returns:
+        every row with `id` (the line number where the file has none) and `prompt` (a text) or `messages` (a tuple of
+        `Message` that does not end with the assistant).
+
+    Raises:
+        BadInput: no such file, a format that is not one of the three, or a row that does not parse.
+    """
+    names = {**DEFAULT_COLUMNS, **columns}
+    return [_task_row(row, names, where, number) for number, where, row in _located(path)]
+
+
+def read_conversations(path: str, columns: Mapping[str, str] = DEFAULT_COLUMNS) -> list[tuple[Message, ...]]:
+    """Conversations for supervised fine-tuning: the `messages` column, or `prompt` and `answer` as two messages.
+
+    Raises:
+        BadInput: as `read_rows`, or a conversation in which the assistant says nothing.
+    """
+    names = {**DEFAULT_COLUMNS, **columns}
+    return [_conversation(row, names, where) for _, where, row in _located(path)]
+
+
+class FileTasks:
+    """A `TaskSource` over rows: in file order once, or endlessly with an order of its own in every epoch.
+
+    The order of epoch e depends on (seed, e) alone, so that the state is one number.
+
+    Args:
+        rows: of `read_rows`.
+        env: the environment that serves these tasks.
+        seed: of the order; None keeps the file's order and ends after one epoch.
+        limits: what one rollout may use.
+        box: the box that the tasks need, or None.
+        tag: the name that reports are split by.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        env: str,
+        seed: int | None = None,
+        limits: Limits = Limits(),
+        box: BoxSpec | None = None,
+        tag: str = "",
+    ) -> None:
+        self._tasks = [_task(row, env, limits, box, tag) for row in rows]
+        self._seed = seed
+        self._next = 0
+
+    def next(self) -> Task | None:
+        """The next task, None at the end."""
+        if not self._tasks or (self._seed is None and self._next >= len(self._tasks)):
+            return None
+        epoch, place = divmod(self._next, len(self._tasks))
+        self._next += 1
+        return self._tasks[place if self._seed is None else _order(self._seed, epoch, len(self._tasks))[place]]
+
+    def observe(self, group: Group) -> None:
+        """A file does not learn from results."""
+
+    def state(self) -> Mapping[str, Any]:
+        """Where the source stands."""
+        return {"next": self._next}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state()`."""
+        self._next = int(state["next"])
+
+
+@functools.lru_cache(maxsize=4)
+def _order(seed: int, epoch: int, count: int) -> tuple[int, ...]:
+    def key(place: int) -> int:
+        return xxhash.xxh3_64_intdigest(f"{seed}\x1f{epoch}\x1f{place}".encode())
+
+    return tuple(sorted(range(count), key=key))
+
+
+def _task(row: Mapping[str, Any], env: str, limits: Limits, box: BoxSpec | None, tag: str) -> Task:
+    id = f"{tag or env}/{row['id']}"
+    messages = row.get("messages") or (Message(role="user", content=row["prompt"]),)
+    data = {key: value for key, value in row.items() if key != "messages"}
+    seed = xxhash.xxh3_64_intdigest(id.encode()) >> 33
+    return Task(id=id, env=env, messages=messages, data=data, limits=limits, box=box, seed=seed, tag=tag)
+
+
+Located = Iterator[tuple[int, str, dict[str, Any]]]
+"""(number from 1, where in words, row)."""
+
+
+def _located(path: str) -> Located:
+    source = Path(path)
+    if source.is_dir():
+        return _datasets_folder(source)
+    if not source.is_file():
+        raise refusal(path, "a data file or datasets folder", "nothing there", "check the path")
+    if source.suffix == ".parquet":
+        return _parquet(source)
+    if source.suffix in (".jsonl", ".json", ".ndjson"):
+        return _json_lines(source)
+    raise refusal(path, "a .jsonl or .parquet file or a datasets folder", f"a {source.suffix or 'nameless'} file", "convert it")
+
+
+def _json_lines(path: Path) -> Located:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            where = f"{path}:{number}"
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise refusal(where, "one JSON object on the line", str(error), "correct or remove the line") from error
+            if not isinstance(row, dict):
+                raise refusal(where, "a JSON object", type(row).__name__, "write {...} with the columns as keys")
+            yield number, where, row
+
+
+def _parquet(path: Path) -> Located:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        batches = pyarrow.parquet.ParquetFile(path).iter_batches()
+        rows = (row for batch in batches for row in batch.to_pylist())
+        yield from ((number, f"{path}, row {number}", row) for number, row in enumerate(rows, 1))
+    except pyarrow.ArrowException as error:
+        raise refusal(str(path), "a Parquet file", str(error), "write it again") from error
+
+
+def _datasets_folder(path: Path) -> Located:
+    """`state.json` lists the Arrow stream files in order; a folder of splits has `dataset_dict.json` instead."""
+    import pyarrow
+
+    splits = path / "dataset_dict.json"
+    if splits.is_file():
+        there = ", ".join(json.loads(splits.read_bytes())["splits"])
+        raise refusal(str(path), "one split", f"a folder of splits ({there})", f"name one: {path}/<split>")
+    state = path / "state.json"
+    if not state.is_file():
+        raise refusal(str(path), "a folder with state.json, written by datasets.save_to_disk", "none", "check the path")
+    number = 0
+    for entry in json.loads(state.read_bytes())["_data_files"]:
+        file = path / entry["filename"]
+        try:
+            with pyarrow.OSFile(str(file), "rb") as handle, pyarrow.ipc.open_stream(handle) as batches:
+                for batch in batches:
+                    for row in batch.to_pylist():
+                        number += 1
+                        yield number, f"{path}, row {number}", row
+        except (OSError, pyarrow.ArrowException) as error:
+            raise refusal(str(file), "an Arrow stream file", str(error), "save the dataset again") from error
+
+
+def _task_row(row: dict[str, Any], names: Mapping[str, str], where: str, number: int) -> dict[str, Any]:
+    renamed = _renamed(row, names)
+    id = renamed.get("id")
+    renamed["id"] = str(number if id is None else id)
+    if renamed.get("messages") is not None:
+        renamed["messages"] = messages = _messages(renamed["messages"], where)
+        if messages[-1].role == "assistant":
+            raise refusal(where, "a conversation that waits for the assistant", "one that ends with it", "drop the reply")
+    else:
+        renamed.pop("messages", None)
+        _text(renamed, "prompt", names, where)
+    return renamed
+
+
+def _conversation(row: dict[str, Any], names: Mapping[str, str], where: str) -> tuple[Message, ...]:
+    renamed = _renamed(row, names)
+    if renamed.get("messages") is None:
+        return (
+            Message(role="user", content=_text(renamed, "prompt", names, where)),
+            Message(role="assistant", content=_text(renamed, "answer", names, where)),
+        )
+    messages = _messages(renamed["messages"], where)
+    if all(message.role != "assistant" for message in messages):
+        raise refusal(where, "an assistant message to learn", "none", "add one or remove the row")
+    return messages
+
+
+def _renamed(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    back = {theirs: ours for ours, theirs in names.items()}
+    # A column that merely happens to bear one of our names makes room for the one that is mapped to it.
+    kept = {key: value for key, value in row.items() if key in back or key not in names}
+    return {back.get(key, key): value for key, value in kept.items()}
+
+
+def _text(row: Mapping[str, Any], name: str, names: Mapping[str, str], where: str) -> str:
+    if name not in row:
+        raise refusal(
+            where, f"a column {names[name]!r}", f"{', '.join(map(repr, row)) or 'none'}", f"map columns.{name} to the right one"
+        )
+    if not isinstance(row[name], str):
+        raise refusal(f"{where}, column {names[name]!r}", "a text", repr(row[name])[:80], "write it as a string")
+    return row[name]
+
+
+def _messages(value: Any, where: str) -> tuple[Message, ...]:
+    if not isinstance(value, list) or not value:
+        raise refusal(f"{where}, messages", "a list of {role, content}", repr(value)[:80], "correct the row")
+    return tuple(_message(entry, f"{where}, messages[{index}]") for index, entry in enumerate(value))
+
+
+def _message(entry: Any, where: str) -> Message:
+    if not isinstance(entry, dict) or entry.get("role") not in ROLES:
+        raise refusal(where, f"an object with role, one of {', '.join(ROLES)}", repr(entry)[:80], "correct the row")
+    content = entry.get("content")
+    if content is not None and not isinstance(content, str):
+        raise refusal(f"{where}.content", "a text", repr(content)[:80], "write it as a string")
+    return Message(
+        role=entry["role"],
+        content=content or "",
+        reasoning=entry.get("reasoning") or entry.get("reasoning_content"),
+        tool_calls=tuple(_tool_call(call, i, f"{where}.tool_calls[{i}]") for i, call in enumerate(entry.get("tool_calls") or ())),
+        tool_call_id=entry.get("tool_call_id"),
+        name=entry.get("name"),
+    )
+
+
+def _tool_call(call: Any, index: int, where: str) -> ToolCall:
+    """OpenAI's form, `{id, function: {name, arguments}}`, or the bare `{name, arguments}`; arguments as object or JSON text."""
+    function = call.get("function") or call if isinstance(call, dict) else {}
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError as error:
+            raise refusal(f"{where}.arguments", "JSON", str(error), "correct the row") from error
+    if not isinstance(function.get("name"), str) or not isinstance(arguments, dict):
+        raise refusal(where, "a name and arguments", repr(call)[:80], "correct the row")
+    return ToolCall(id=call.get("id") or f"call_{index}", name=function["name"], arguments=arguments)

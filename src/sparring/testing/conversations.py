@@ -1,0 +1,46 @@
+"""Conversations that are hard to render, for everybody who tests a renderer."""
+
+from __future__ import annotations
+
+from sparring.types import Message, ToolCall, ToolSpec
+
+TOOL = ToolSpec(
+    name="python",
+    description='Runs "code" & <prints>.',
+    parameters={"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
+)
+ODD = 'quote " backslash \\ newline\nüñí 数 🙂 <tool_call> {"a": 1} </p>'
+
+
+def user(content: str) -> Message:
+    """A user's message."""
+    return Message(role="user", content=content)
+
+
+def call(code: str, content: str = "", reasoning: str | None = None) -> Message:
+    """A reply that calls the tool."""
+    calls = (ToolCall(id="call_0", name="python", arguments={"code": code}),)
+    return Message(role="assistant", content=content, reasoning=reasoning, tool_calls=calls)
+
+
+def answer(content: str) -> Message:
+    """A tool's answer."""
+    return Message(role="tool", content=content, tool_call_id="call_0", name="python")
+
+
+def say(content: str, reasoning: str | None = None) -> Message:
+    """A reply in words."""
+    return Message(role="assistant", content=content, reasoning=reasoning)
+
+
+SYSTEM = Message(role="system", content="Be brief.")
+CONVERSATIONS = (
+    (user("Hi"),),
+    (SYSTEM, user(ODD)),
+    (user("Hi"), say("Hello."), user("Again")),
+    (user("Hi"), call(ODD), answer(ODD)),
+    (SYSTEM, user("Hi"), call("1", content="Let me see."), answer("1"), answer("2"), say("It is 1.")),
+    (user("Hi"), call("1", reasoning="Hm."), answer("1"), say("It is 1.", reasoning="So."), user("Sure?")),
+    (user("Hi"), say("A", reasoning="One\n\ntwo"), user("B"), say("C", reasoning="Three")),
+    (user("Hi"), say("")),
+)

@@ -1,0 +1,136 @@
+"""An engine that says what a script tells it to: everything but the model is real."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import xxhash
+
+from sparring.errors import EngineError
+from sparring.types import Completion, GenerateRequest, Runs, WeightRef
+
+Script = Callable[[GenerateRequest], Sequence[int]]
+
+
+class ScriptedEngine:
+    """Implements `Engine`. Log-probabilities are a function of version, position and token.
+
+    A script's ids are cut at the first stop id and at `max_tokens`; where it ends without a stop id, the request's first
+    stop id is appended, so that scripts need not know the format.
+
+    Args:
+        script: the ids to "sample" for a request.
+        version: the weight version served at first.
+        latency_s: time that a request takes (on the loop's clock).
+        fail_on: numbers of the requests, counted from 1, that raise `EngineError`.
+
+    Attributes:
+        requests: every request, in order of arrival, failed ones included.
+        pulled: every weight reference that was pulled.
+        held: the ids whose KV is kept, by conversation.
+        most_in_flight: the most requests that were in flight at once.
+    """
+
+    def __init__(
+        self, script: Script, *, version: int = 0, latency_s: float = 0.0, fail_on: Collection[int] = ()
+    ) -> None:
+        self._script = script
+        self._version = version
+        self._latency_s = latency_s
+        self._fail_on = frozenset(fail_on)
+        self._in_flight = 0
+        self._closed = False
+        self.requests: list[GenerateRequest] = []
+        self.pulled: list[WeightRef] = []
+        self.held: dict[str, tuple[int, ...]] = {}
+        self.most_in_flight = 0
+
+    @property
+    def version(self) -> int:
+        """The weight version being served."""
+        return self._version
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """Answer a request after the engine's latency.
+
+        Raises:
+            EngineError: the engine is closed, or this request was chosen to fail.
+        """
+        if self._closed:
+            raise EngineError("the scripted engine is closed")
+        self.requests.append(request)
+        number = len(self.requests)
+        self._in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self._in_flight)
+        try:
+            await asyncio.sleep(self._latency_s)
+        finally:
+            self._in_flight -= 1
+        if number in self._fail_on:
+            raise EngineError(f"request {number} was chosen to fail")
+        return self._answer(request)
+
+    async def release(self, conversation: str) -> None:
+        """Forget a conversation's KV."""
+        self.held.pop(conversation, None)
+
+    async def pull(self, ref: WeightRef) -> None:
+        """Serve another version; KV of the old one is dropped (law 4)."""
+        self.pulled.append(ref)
+        self._version = ref.version
+        self.held.clear()
+
+    async def close(self) -> None:
+        """Refuse further requests."""
+        self._closed = True
+        self.held.clear()
+
+    def _answer(self, request: GenerateRequest) -> Completion:
+        tokens, finished = _ended(self._script(request), request)
+        start = len(request.tokens)
+        cached = 0
+        if request.conversation is not None:
+            cached = _common(self.held.get(request.conversation, ()), request.tokens[:-1])
+            self.held[request.conversation] = (*request.tokens, *tokens)
+        versions = Runs.of(self._version, len(tokens))
+        return Completion(
+            tokens=tokens,
+            logprobs=tuple(self._logprob(start + at, token, request) for at, token in enumerate(tokens)),
+            finish_reason="stop" if finished else "length",
+            versions=versions,
+            kv_versions=versions,
+            cached_tokens=cached,
+        )
+
+    def _logprob(self, position: int, token: int, request: GenerateRequest) -> float:
+        if request.sampling.temperature == 0:
+            return 0.0
+        drawn = xxhash.xxh3_64_intdigest(f"{self._version}/{position}/{token}".encode())
+        return -(drawn % 4096 + 1) / 1024.0
+
+
+def replies(texts: Iterable[str], encode: Callable[[str], Sequence[int]]) -> Script:
+    """A script that gives these texts, one per request, then repeats the last.
+
+    Args:
+        texts: what to say, without the end of the turn.
+        encode: text -> ids, `renderer.tokenizer.encode` for example.
+    """
+    planned = [tuple(encode(text)) for text in texts]
+    if not planned:
+        raise ValueError("a script needs at least one reply")
+    left = iter(planned)
+    return lambda request: next(left, planned[-1])
+
+
+def _ended(script: Sequence[int], request: GenerateRequest) -> tuple[tuple[int, ...], bool]:
+    stop = request.sampling.stop
+    end = next((at + 1 for at, token in enumerate(script) if token in stop), None)
+    tokens = tuple(script[:end]) if end is not None else (*script, *stop[:1])
+    most = request.sampling.max_tokens
+    return tokens[:most], len(tokens) <= most and bool(stop)
+
+
+def _common(held: Sequence[int], tokens: Sequence[int]) -> int:
+    return next((at for at, (a, b) in enumerate(zip(held, tokens, strict=False)) if a != b), min(len(held), len(tokens)))

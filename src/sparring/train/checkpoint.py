@@ -1,0 +1,131 @@
+"""Checkpoint folders: written whole or not at all, read verified, kept within bounds."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from sparring.errors import StoreError, refusal
+from sparring.types import CheckpointRef
+from sparring.weights.checksum import checksum
+
+MODEL = "model.safetensors"
+OPTIMISER = "optimiser.safetensors"
+MANIFEST = "trainer.json"
+
+
+def write(path: Path, tensors: Mapping[str, Mapping[str, torch.Tensor]], manifest: Mapping[str, Any]) -> None:
+    """Write one checkpoint folder: every file of `tensors`, then the manifest with their checksums, then one rename.
+
+    Until the rename nothing stands at `path` but what stood there before; all bytes are on disk by then.
+
+    Args:
+        path: the folder.
+        tensors: file name -> named tensors.
+        manifest: everything else, as JSON.
+
+    Raises:
+        StoreError: the disk is full or cannot be written; what stood at `path` is intact.
+    """
+    staging = path.with_name(path.name + ".tmp")
+    try:
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+        for name, values in tensors.items():
+            save_file({key: value.contiguous() for key, value in values.items()}, staging / name)
+            _flush(staging / name)
+        checksums = {name: checksum(values) for name, values in tensors.items()}
+        (staging / MANIFEST).write_text(json.dumps({**manifest, "checksums": checksums}, indent=2) + "\n")
+        _flush(staging / MANIFEST)
+        _flush(staging)
+        _swap(staging, path)
+        _flush(path.parent)
+    except (OSError, SafetensorError) as cause:
+        shutil.rmtree(staging, ignore_errors=True)
+        size = sum(t.numel() * t.element_size() for values in tensors.values() for t in values.values())
+        raise StoreError(
+            f"checkpoint {path}: expected to write {size / 1e6:.1f} MB, got {cause}; "
+            "free disk space and run the same command again: it goes on from the checkpoint before, which is intact"
+        ) from cause
+
+
+def read(path: Path, device: torch.device | str = "cpu") -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
+    """The manifest and the tensors of every file of a checkpoint folder, verified.
+
+    Raises:
+        BadInput: there is no checkpoint at `path`.
+        StoreError: it is there but damaged.
+    """
+    replaced = path.with_name(path.name + ".old")
+    if not path.exists() and replaced.exists():  # a crash between the two renames of `_swap`
+        path = replaced
+    if not (path / MANIFEST).is_file():
+        raise refusal(f"checkpoint {path}", f"a folder with {MANIFEST}", "none", "name a checkpoint that this run wrote")
+    tensors: dict[str, dict[str, torch.Tensor]] = {}
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        for name in manifest["checksums"]:
+            tensors[name] = load_file(path / name, device=str(device))
+    except (OSError, ValueError, KeyError, SafetensorError) as cause:
+        raise StoreError(f"checkpoint {path}: cannot be read ({cause}); restore an earlier one") from cause
+    for name, expected in manifest["checksums"].items():
+        if (found := checksum(tensors[name])) != expected:
+            raise StoreError(f"checkpoint {path}: expected checksum {expected} of {name}, got {found}; restore an earlier one")
+    return manifest, tensors
+
+
+def retain(
+    refs: Sequence[CheckpointRef], *, keep_last: int, best_metric: str = "", best_is_highest: bool = True
+) -> list[CheckpointRef]:
+    """Delete all checkpoint folders but the last `keep_last` and the best one.
+
+    Call it after the manifest of the newest is in the store. The best is decided among those that have `best_metric`;
+    the earlier one wins a tie.
+
+    Args:
+        refs: the checkpoints of one stage, oldest first.
+        keep_last: how many of the newest stay.
+        best_metric: key of `CheckpointRef.metrics`; empty keeps no best.
+        best_is_highest: whether a higher value is better.
+
+    Returns:
+        What is left, oldest first.
+    """
+    kept = list(refs[-keep_last:])
+    sign = 1.0 if best_is_highest else -1.0
+    rated = [ref for ref in refs if not math.isnan(ref.metrics.get(best_metric, math.nan))]
+    if rated:
+        best = max(rated, key=lambda ref: sign * ref.metrics[best_metric])
+        if best not in kept:
+            kept.insert(0, best)
+    for path in {ref.path for ref in refs} - {ref.path for ref in kept}:
+        shutil.rmtree(path, ignore_errors=True)
+    return kept
+
+
+def _swap(staging: Path, path: Path) -> None:
+    """Put `staging` at `path`. A folder that is already there steps aside first, for a folder cannot be renamed over another."""
+    replaced = path.with_name(path.name + ".old")
+    shutil.rmtree(replaced, ignore_errors=True)
+    if path.exists():
+        os.rename(path, replaced)
+    os.rename(staging, path)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    """Have a file's bytes, or a folder's entries, on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,65 @@
+"""Configuration of the trainer: `[train]` of a recipe."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """AdamW, its schedule, and when to write checkpoints."""
+
+    learning_rate: float = 1e-5
+    """Peak learning rate."""
+
+    beta1: float = 0.9
+    """Decay of AdamW's first moment."""
+
+    beta2: float = 0.999
+    """Decay of AdamW's second moment."""
+
+    epsilon: float = 1e-8
+    """AdamW's epsilon."""
+
+    weight_decay: float = 0.0
+    """Decoupled weight decay of matrices and embeddings; vectors (norms, biases) have none."""
+
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate after the warm-up."""
+
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises linearly to its peak."""
+
+    min_ratio: float = 0.0
+    """Where linear and cosine end, as a share of the peak."""
+
+    gradient_clip: float = 1.0
+    """Largest global gradient norm; a longer gradient is scaled down to it. 0: no clipping."""
+
+    token_budget: int = 8192
+    """Tokens per micro-batch. Changes memory and speed, never what is learned."""
+
+    save_every: int = 20
+    """Steps between checkpoints; 0 writes only the last one of a stage."""
+
+    keep_last: int = 2
+    """Checkpoints kept, beside the best."""
+
+    best_metric: str = "rollout/reward"
+    """The metric whose best checkpoint is kept."""
+
+    best_is_highest: bool = True
+    """Whether a higher `best_metric` is better."""
+
+    def __post_init__(self) -> None:
+        if self.learning_rate <= 0:
+            raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            raise ValueError(f"beta1 and beta2 must lie in [0, 1), got {self.beta1} and {self.beta2}")
+        if self.epsilon <= 0 or self.weight_decay < 0 or self.gradient_clip < 0:
+            raise ValueError("epsilon must be above 0, weight_decay and gradient_clip not below 0")
+        if self.warmup_steps < 0 or not 0 <= self.min_ratio <= 1:
+            raise ValueError("warmup_steps must not be below 0, min_ratio must lie in [0, 1]")
+        if self.token_budget < 1 or self.save_every < 0 or self.keep_last < 1:
+            raise ValueError("token_budget and keep_last must be at least 1, save_every not below 0")

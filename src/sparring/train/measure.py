@@ -1,0 +1,74 @@
+"""What one forward_backward measures, added up over its micro-batches.
+
+Shapes: M weighted tokens of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+
+from sparring.batch.tensors import MicroBatch
+from sparring.protocols import LossResult
+
+
+class Measures:
+    """Sums, counts and maxima of an update. A measure that nothing contributed to does not exist, which is not 0."""
+
+    def __init__(self, version: int) -> None:
+        self._version = version
+        self._losses: dict[str, float] = defaultdict(float)
+        self._sums: dict[str, tuple[float, float]] = {}
+        self._maxima: dict[str, float] = {}
+        self._counts: dict[str, int] = defaultdict(int)
+
+    def add_loss(self, term: str, result: LossResult) -> None:
+        """One term on one micro-batch."""
+        self._losses[term] += result.loss.item()
+        for name, (amount, count) in result.metrics.items():
+            before = self._sums.get(name, (0.0, 0.0))
+            self._sums[name] = (before[0] + amount, before[1] + count)
+
+    def add_tokens(self, micro: MicroBatch, logprobs: torch.Tensor) -> None:
+        """Count the weighted tokens and compare log-probabilities with those recorded when sampled.
+
+        A token is fresh when this trainer's version sampled it and computed all the KV it attended to; only then must
+        the two be equal (law 3). All other sampled tokens are stale and measured apart.
+
+        Args:
+            micro: the micro-batch.
+            logprobs: [M] float32, from the very forward whose gradients are taken.
+        """
+        sampled = micro.versions >= 0
+        fresh = sampled & (micro.versions == self._version) & (micro.kv_versions == self._version)
+        stale = sampled & ~fresh
+        difference = (logprobs.detach() - micro.behaviour_logprobs).abs()
+        self._maximum("logprob_max_abs_diff", difference[fresh])
+        self._maximum("logprob_stale_max_abs_diff", difference[stale])
+        lag = (self._version - micro.versions)[sampled]
+        self._maximum("version_lag_max", lag)
+        self._counts["tokens"] += len(micro.targets)
+        self._counts["forward"] += len(micro.tokens)
+        self._counts["sampled"] += int(sampled.sum())
+        self._counts["stale"] += int(stale.sum())
+        self._counts["micro_batches"] += 1
+
+    def result(self) -> dict[str, float]:
+        """All measures by name."""
+        metrics = {f"loss_{term}": value for term, value in self._losses.items()}
+        metrics |= {name: amount / count for name, (amount, count) in self._sums.items() if count}
+        metrics |= self._maxima
+        if self._counts["sampled"]:
+            metrics["logprob_stale_share"] = self._counts["stale"] / self._counts["sampled"]
+        metrics["tokens_trained"] = float(self._counts["tokens"])
+        metrics["tokens_forward"] = float(self._counts["forward"])
+        metrics["micro_batches"] = float(self._counts["micro_batches"])
+        return metrics
+
+    def _maximum(self, name: str, values: torch.Tensor) -> None:
+        if len(values):
+            # NaN must win: a comparison with it is false, so it would vanish from a plain max
+            found = values.max().item()
+            known = self._maxima.get(name, 0.0)
+            self._maxima[name] = found if found != found or found > known else known

@@ -1,0 +1,114 @@
+"""AdamW on float32 masters, with gradients accumulated in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from sparring.errors import refusal
+from sparring.train.config import TrainConfig
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Optimiser:
+    """AdamW (Decoupled weight decay regularization, arXiv 1711.05101, algorithm 2) over named parameters.
+
+    A float32 parameter is its own master. Any other gets a float32 master; its gradients are added to the master's after each
+    backward pass, so that micro-batches accumulate in float32, and `cast` gives the values to write back.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], config: TrainConfig) -> None:
+        self._clip = config.gradient_clip
+        self._parameters = {name: p for name, p in parameters.items() if p.requires_grad}
+        self._masters = {
+            name: p if p.dtype == torch.float32 else nn.Parameter(p.detach().float())
+            for name, p in self._parameters.items()
+        }
+        decayed = [master for master in self._masters.values() if master.ndim >= 2]
+        others = [master for master in self._masters.values() if master.ndim < 2]
+        self._adamw = torch.optim.AdamW(
+            [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
+            lr=config.learning_rate,
+            betas=(config.beta1, config.beta2),
+            eps=config.epsilon,
+            fused=True,
+        )
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether some parameter is not float32 and must be written back after a step."""
+        return any(self._masters[name] is not p for name, p in self._parameters.items())
+
+    def collect(self) -> None:
+        """After a backward pass: move gradients of low-precision parameters into their masters."""
+        for name, parameter in self._parameters.items():
+            master = self._masters[name]
+            if master is parameter or parameter.grad is None:
+                continue
+            gradient = parameter.grad.float()
+            master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+            parameter.grad = None
+
+    def step(self, rate: float) -> float:
+        """Clip, update the masters and drop the gradients.
+
+        Returns:
+            The global gradient norm before clipping. Where it is not finite, nothing was updated.
+        """
+        gradients = [master.grad for master in self._masters.values() if master.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if torch.isfinite(norm):
+            if self._clip and norm > self._clip:
+                torch._foreach_mul_(gradients, self._clip / norm)
+            for group in self._adamw.param_groups:
+                group["lr"] = rate
+            self._adamw.step()
+        self.discard()
+        return norm.item()
+
+    def discard(self) -> None:
+        """Drop all gradients."""
+        for master in (*self._masters.values(), *self._parameters.values()):
+            master.grad = None
+
+    def cast(self) -> dict[str, torch.Tensor]:
+        """Every master in its parameter's own dtype."""
+        return {name: self._masters[name].detach().to(p.dtype) for name, p in self._parameters.items()}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Moments, step counts and (where they are not the parameters themselves) masters, by `<kind>/<parameter>`."""
+        tensors = {}
+        for name, master in self._masters.items():
+            if master is not self._parameters[name]:
+                tensors[f"master/{name}"] = master.detach()
+            for kind, value in self._adamw.state.get(master, {}).items():
+                tensors[f"{kind}/{name}"] = value
+        return tensors
+
+    def load_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `state` gave.
+
+        Raises:
+            BadInput: the tensors belong to other parameters or another dtype.
+        """
+        self.discard()
+        masters = {name for name, master in self._masters.items() if master is not self._parameters[name]}
+        given = {name.removeprefix("master/") for name in tensors if name.startswith("master/")}
+        if masters != given:
+            do = "restore with the dtype it was saved with"
+            raise refusal("optimiser state", f"{len(masters)} masters", str(len(given)), do)
+        strangers = {name.partition("/")[2] for name in tensors} - self._masters.keys()
+        if strangers:
+            do = "restore the model it was saved from"
+            raise refusal("optimiser state", "this model's parameters", f"also {min(strangers)}", do)
+        with torch.no_grad():
+            for name in masters:
+                self._masters[name].copy_(tensors[f"master/{name}"])
+        self._adamw.state.clear()
+        for name, master in self._masters.items():
+            if f"step/{name}" in tensors:
+                moments = {kind: tensors[f"{kind}/{name}"].to(master.device).clone() for kind in _MOMENTS}
+                self._adamw.state[master] = {"step": tensors[f"step/{name}"].to(master.device).clone(), **moments}

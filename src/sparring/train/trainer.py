@@ -1,0 +1,240 @@
+"""`LocalTrainer`: one model on one device, driven from the event loop and computed on its own thread."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import torch
+import xxhash
+
+from sparring.batch.packing import pack
+from sparring.batch.tensors import MicroBatch, micro_batch
+from sparring.errors import refusal
+from sparring.model.attention import Packed
+from sparring.model.causal import CausalModel
+from sparring.model.head import token_quantities
+from sparring.protocols import Loss
+from sparring.train import checkpoint
+from sparring.train.config import TrainConfig
+from sparring.train.measure import Measures
+from sparring.train.optimiser import Optimiser
+from sparring.train.schedule import learning_rate
+from sparring.types import Batch, CheckpointRef, StepResult, WeightRef
+from sparring.weights.inline import Probe, publish
+
+T = TypeVar("T")
+
+_PROBE_TOKENS = 16
+
+
+class LocalTrainer:
+    """Trains a `CausalModel` in place; implements `Trainer`.
+
+    float32 trains the module's own parameters. Any other dtype keeps float32 masters, accumulates gradients in float32 and
+    casts after each step. All tensor work runs in one worker thread, in the order it was asked for.
+
+    Args:
+        model: the model; nobody else may compute with it.
+        config: `[train]`.
+        losses: the terms that are trained; a batch may carry any of them and no other.
+        name: which model of the run this is.
+        total_steps: how many steps the learning rate's schedule spans.
+        version: of the weights that `model` holds.
+        threads: CPU threads of the worker; 0 keeps torch's number.
+    """
+
+    def __init__(
+        self,
+        model: CausalModel,
+        config: TrainConfig,
+        losses: Sequence[Loss],
+        *,
+        name: str,
+        total_steps: int,
+        version: int = 0,
+        threads: int = 0,
+    ) -> None:
+        for loss in losses:
+            if loss.needs.statistics:
+                raise refusal(f"loss {loss.term}", "no batch statistics", "a loss that needs them", "use a loss without")
+        self._model = model
+        self._config = config
+        self._losses = {loss.term: loss for loss in losses}
+        self._name = name
+        self._total_steps = total_steps
+        self._version = version
+        self._steps = 0
+        self._has_gradients = False
+        self._optimiser = Optimiser(dict(model.module.named_parameters()), config)
+        # OpenMP keeps its number of threads per calling thread, so it is set where the work is done
+        self._worker = ThreadPoolExecutor(
+            1, f"trainer-{name}", initializer=torch.set_num_threads, initargs=(threads or torch.get_num_threads(),)
+        )
+
+    @property
+    def version(self) -> int:
+        """The version of the weights that the model holds now."""
+        return self._version
+
+    async def forward_backward(self, batch: Batch) -> Mapping[str, float]:
+        """Add the gradients of a batch, micro-batch by micro-batch.
+
+        Returns:
+            loss_<term>; the losses' own metrics; tokens_trained, tokens_forward, micro_batches; forward_backward_s; and, where
+            sampled tokens were trained, logprob_max_abs_diff (fresh tokens), logprob_stale_max_abs_diff, logprob_stale_share
+            and version_lag_max. A batch without rows has none of the latter.
+
+        Raises:
+            ValueError: the batch is for another model or carries a term that no loss of this trainer takes.
+        """
+        return await self._work(self._forward_backward, batch)
+
+    async def step(self) -> StepResult:
+        """Apply the gradients and count the version up. Without any (all groups filtered) the weights stay as they are.
+
+        Metrics: learning_rate, step_s and updated (1 when weights changed); grad_norm (before clipping) where there were
+        gradients. A gradient that is not finite is dropped, and updated is 0.
+        """
+        return await self._work(self._step)
+
+    async def push(self) -> WeightRef:
+        """Publish a copy of the weights with a probe: a fixed row of tokens and its log-probabilities under them."""
+        return await self._work(self._push)
+
+    async def save(self, path: str, *, stage: str, metrics: Mapping[str, float]) -> CheckpointRef:
+        """Write everything a bitwise resume needs as folder `path`, whole or not at all.
+
+        Raises:
+            StoreError: the disk is full or cannot be written; earlier checkpoints are intact.
+        """
+        return await self._work(self._save, path, stage, metrics)
+
+    async def restore(self, ref: CheckpointRef) -> None:
+        """Go back to a checkpoint of a trainer with the same model and config: training on is bitwise as if never stopped.
+
+        Raises:
+            BadInput: there is none, or it was written under another config.
+            StoreError: it is damaged.
+        """
+        await self._work(self._restore, ref)
+
+    async def close(self) -> None:
+        """Finish what was asked for and end the worker thread. Safe to call twice."""
+        await asyncio.to_thread(self._worker.shutdown)
+
+    async def _work(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._worker, function, *arguments)
+
+    def _forward_backward(self, batch: Batch) -> dict[str, float]:
+        started = time.perf_counter()
+        if batch.model != self._name:
+            raise ValueError(f"batch {batch.step} trains {batch.model}, this trainer trains {self._name}")
+        unknown = batch.denominators.keys() - self._losses.keys()
+        if unknown:
+            raise ValueError(f"batch {batch.step} carries terms {sorted(unknown)}, this trainer has {sorted(self._losses)}")
+        measures = Measures(self._version)
+        for rows in pack(batch.rows, self._config.token_budget):
+            micro = micro_batch(rows, batch.denominators, self._model.device)
+            if len(micro.targets):
+                self._micro_batch(micro, measures)
+        return {**measures.result(), "forward_backward_s": time.perf_counter() - started}
+
+    def _micro_batch(self, micro: MicroBatch, measures: Measures) -> None:
+        losses = [self._losses[term] for term in micro.weights]
+        quantities = self._quantities(micro, frozenset().union(*(loss.needs.quantities for loss in losses)))
+        measures.add_tokens(micro, quantities["logprob"])
+        results = [loss(quantities, micro) for loss in losses]
+        sum(result.loss for result in results).backward()
+        self._optimiser.collect()
+        self._has_gradients = True
+        for loss, result in zip(losses, results, strict=True):
+            measures.add_loss(loss.term, result)
+
+    def _quantities(self, micro: MicroBatch, needs: frozenset[str]) -> dict[str, torch.Tensor]:
+        hidden = self._model.hidden(micro.tokens, micro.positions, Packed(micro.cu_seqlens))
+        return token_quantities(self._model, hidden[micro.predicting], micro.targets, micro.temperature, needs | {"logprob"})
+
+    def _step(self) -> StepResult:
+        started = time.perf_counter()
+        rate = learning_rate(self._config, self._steps, self._total_steps)
+        metrics = {"learning_rate": rate, "updated": 0.0}
+        if self._has_gradients:
+            norm = self._optimiser.step(rate)
+            metrics |= {"grad_norm": norm, "updated": float(norm - norm == 0)}
+            self._write_back()
+            self._has_gradients = False
+        self._steps += 1
+        self._version += 1
+        return StepResult(version=self._version, metrics={**metrics, "step_s": time.perf_counter() - started})
+
+    def _write_back(self) -> None:
+        """Bring the model up to date with the masters."""
+        if self._optimiser.has_masters:
+            self._model.load_state({**self._model.state(), **self._optimiser.cast()})
+        else:
+            self._model.refresh()
+
+    @torch.no_grad()
+    def _push(self) -> WeightRef:
+        return publish(self._name, self._version, self._model.state(), self._probe())
+
+    def _probe(self) -> Probe:
+        """Fixed tokens [T] spread over the vocabulary and the log-probabilities [T - 1] of all but the first."""
+        tokens = [
+            xxhash.xxh3_64_intdigest(f"probe/{place}".encode()) % self._model.vocab_size
+            for place in range(min(_PROBE_TOKENS, self._model.max_positions))
+        ]
+        device = self._model.device
+        row = torch.tensor(tokens[:-1], device=device)
+        hidden = self._model.hidden(
+            row,
+            torch.arange(len(row), device=device),
+            Packed(torch.tensor([0, len(row)], dtype=torch.int32, device=device)),
+        )
+        targets = torch.tensor(tokens[1:], device=device)
+        quantities = token_quantities(
+            self._model, hidden, targets, torch.ones(len(row), device=device), frozenset({"logprob"})
+        )
+        return tuple(tokens), tuple(quantities["logprob"].tolist())
+
+    def _save(self, path: str, stage: str, metrics: Mapping[str, float]) -> CheckpointRef:
+        manifest = {
+            "model": self._name,
+            "stage": stage,
+            "step": self._steps,
+            "version": self._version,
+            "config": self._config_digest(),
+            "metrics": dict(metrics),
+        }
+        tensors = {checkpoint.MODEL: self._model.state(), checkpoint.OPTIMISER: self._optimiser.state()}
+        checkpoint.write(Path(path), tensors, manifest)
+        return CheckpointRef(model=self._name, stage=stage, step=self._steps, path=path, metrics=dict(metrics))
+
+    def _restore(self, ref: CheckpointRef) -> None:
+        manifest, tensors = checkpoint.read(Path(ref.path))
+        if manifest["config"] != self._config_digest():
+            raise refusal(
+                f"checkpoint {ref.path}",
+                "the [train] settings it was written with",
+                "others",
+                "set them back, or start a new run from its weights",
+            )
+        self._optimiser.load_state(tensors[checkpoint.OPTIMISER])
+        self._model.load_state(tensors[checkpoint.MODEL])
+        self._has_gradients = False
+        self._steps, self._version = manifest["step"], manifest["version"]
+
+    def _config_digest(self) -> str:
+        """What decides the numbers: two runs with equal digests (and equal data) make equal weights."""
+        settings = msgspec.to_builtins(self._config)
+        for name in ("save_every", "keep_last", "best_metric", "best_is_highest"):
+            del settings[name]
+        if self._config.schedule != "constant":
+            settings["total_steps"] = self._total_steps
+        return xxhash.xxh3_128_hexdigest(msgspec.json.encode(settings, order="deterministic"))

@@ -1,0 +1,1 @@
+"""What was published and how it travels from trainer to engine."""

@@ -1,0 +1,44 @@
+"""Weights between a trainer and an engine of one process: an object in memory, copied on both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from sparring.errors import WeightsError
+from sparring.types import WeightRef
+from sparring.weights.checksum import checksum
+
+Probe = tuple[tuple[int, ...], tuple[float, ...]]
+
+
+def publish(model: str, version: int, state: Mapping[str, torch.Tensor], probe: Probe | None = None) -> WeightRef:
+    """Copy `state` and name it. The reference shares no storage with the trainer (law 9): training on does not change it.
+
+    Args:
+        model: whose weights these are.
+        version: number of optimiser steps that made them.
+        state: parameters by Hugging Face name.
+        probe: tokens [T] and the log-probabilities [T - 1] of tokens[1:] under these weights at temperature 1, for
+            the receiver to reproduce.
+    """
+    copies = {name: tensor.detach().clone() for name, tensor in state.items()}
+    return WeightRef(
+        model=model, version=version, checksum=checksum(copies), transport="inline", location=copies, probe=probe
+    )
+
+
+def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
+    """The published tensors, verified. They are the reference's own: a receiver copies them (`CausalModel.load_state` does).
+
+    Raises:
+        WeightsError: the reference travels another way, or its tensors are not the ones that were published.
+    """
+    where = f"weights of {ref.model} version {ref.version}"
+    if ref.transport != "inline":
+        raise WeightsError(f"{where}: expected transport 'inline', got {ref.transport!r}; fetch them with that transport")
+    found = checksum(ref.location)
+    if found != ref.checksum:
+        raise WeightsError(f"{where}: expected checksum {ref.checksum}, got {found}; publish them again")
+    return dict(ref.location)

@@ -1,0 +1,219 @@
+"""The contract of `Boxes` and `Sandbox`, for every implementation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from sparring.protocols import Boxes
+from sparring.sandbox.bubblewrap import BubblewrapBoxes
+from sparring.sandbox.config import SandboxConfig
+from sparring.types import BoxSpec
+
+MAKERS: dict[str, Callable[[], Boxes]] = {"bubblewrap": lambda: BubblewrapBoxes(SandboxConfig(servers=1))}
+SPEC = BoxSpec(timeout_s=20.0)
+Bench = Callable[[Callable[[Boxes], Awaitable[Any]]], Any]
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """Runs a coroutine function with a pool of the implementation under test."""
+    with asyncio.Runner() as runner:
+        boxes = MAKERS[request.param]()
+
+        async def bounded(work: Callable[[Boxes], Awaitable[Any]]) -> Any:
+            async with asyncio.timeout(60):
+                return await work(boxes)
+
+        yield lambda work: runner.run(bounded(work))
+        runner.run(boxes.close())
+
+
+def python(bench: Bench, code: str, spec: BoxSpec = SPEC) -> Any:
+    async def work(boxes: Boxes) -> Any:
+        box = await boxes.take(spec)
+        result = await box.python(code)
+        await box.close()
+        return result
+
+    return bench(work)
+
+
+def test_python_prints(bench: Bench) -> None:
+    result = python(bench, "print(6 * 7)")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "42\n", "")
+    assert not (result.timed_out or result.out_of_memory or result.truncated)
+
+
+def test_an_uncaught_exception_prints_python_s_own_traceback(bench: Bench) -> None:
+    result = python(bench, "print('before')\ndef f():\n    1 / 0\nf()")
+    assert (result.exit_code, result.stdout) == (1, "before\n")
+    assert result.stderr == (
+        "Traceback (most recent call last):\n"
+        '  File "<string>", line 4, in <module>\n'
+        '  File "<string>", line 3, in f\n'
+        "ZeroDivisionError: division by zero\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "stderr"),
+    [
+        ("import sys; sys.exit()", 0, ""),
+        ("import sys; sys.exit(3)", 3, ""),
+        ("import sys; sys.exit('no good')", 1, "no good\n"),
+        ("exit(4)", 4, ""),
+        ("raise SystemExit(0)", 0, ""),
+        ("import os; os.kill(os.getpid(), 15)", 143, ""),
+        ("import os; os._exit(9)", 9, ""),
+    ],
+)
+def test_exit_status(bench: Bench, code: str, status: int, stderr: str) -> None:
+    result = python(bench, code)
+    assert (result.exit_code, result.stderr) == (status, stderr)
+
+
+@pytest.mark.parametrize("code", ["def", "x = 1\n y = 2", "print('\ud800')", "a\0b"])
+def test_code_that_does_not_compile_is_an_observation(bench: Bench, code: str) -> None:
+    result = python(bench, code)
+    assert result.exit_code == 1
+    assert "Error" in result.stderr
+
+
+def test_code_is_a_main_module_of_its_own(bench: Bench) -> None:
+    code = "if __name__ == '__main__':\n    class A: pass\n    import pickle\n    print(type(pickle.loads(pickle.dumps(A()))).__name__)"
+    assert python(bench, code).stdout == "A\n"
+    assert python(bench, "print(sorted(k for k in globals() if not k.startswith('__')))").stdout == "[]\n"
+
+
+def test_atexit_and_threads_finish(bench: Bench) -> None:
+    code = (
+        "import atexit, threading\natexit.register(print, 'last')\n"
+        "threading.Thread(target=lambda: print('thread')).start()\nprint('main', flush=True)"
+    )
+    assert sorted(python(bench, code).stdout.split()) == ["last", "main", "thread"]
+
+
+def test_unicode_both_ways(bench: Bench) -> None:
+    async def work(boxes: Boxes) -> Any:
+        box = await boxes.take(SPEC)
+        results = await box.python("print('žluťoučký 🐎')"), await box.exec(["cat"], stdin="ďábelské ódy 🎉\n")
+        raw = await box.python("import sys; sys.stdout.buffer.write(b'a\\xffb')")
+        await box.close()
+        return [result.stdout for result in (*results, raw)]
+
+    assert bench(work) == ["žluťoučký 🐎\n", "ďábelské ódy 🎉\n", "a\ufffdb"]
+
+
+def test_exec_runs_programs_with_stdin_and_status(bench: Bench) -> None:
+    async def work(boxes: Boxes) -> Any:
+        box = await boxes.take(SPEC)
+        shell = await box.exec(["sh", "-c", "wc -c; echo oops >&2; exit 7"], stdin="x" * 300_000)
+        missing = await box.exec(["no-such-program"])
+        refused = await box.exec(["/usr"])
+        empty = await box.exec([])
+        await box.close()
+        return shell, missing, refused, empty
+
+    shell, missing, refused, empty = bench(work)
+    assert (shell.exit_code, shell.stdout.strip(), shell.stderr) == (7, "300000", "oops\n")
+    assert (missing.exit_code, missing.stderr) == (127, "no-such-program: No such file or directory\n")
+    assert (refused.exit_code, refused.stderr) == (126, "/usr: Permission denied\n")
+    assert empty.exit_code == 126
+
+
+def test_stdin_that_nobody_reads_does_not_block(bench: Bench) -> None:
+    async def work(boxes: Boxes) -> Any:
+        box = await boxes.take(SPEC)
+        result = await box.exec(["true"], stdin="x" * 1_000_000)
+        return result, await box.python("input()")
+
+    unread, empty = bench(work)
+    assert unread.exit_code == 0
+    assert empty.stderr.endswith("EOFError: EOF when reading a line\n")
+
+
+def test_files_live_as_long_as_their_box(bench: Bench) -> None:
+    async def work(boxes: Boxes) -> Any:
+        box = await boxes.take(SPEC)
+        await box.python("open('kept', 'w').write('here')")
+        kept = await box.exec(["cat", "kept", "/box/kept"])
+        imported = await box.write("library.py", b"value = 5"), await box.python("import library; print(library.value)")
+        await box.close()
+        other = await boxes.take(SPEC)
+        return kept.stdout, imported[1].stdout, (await other.python("import os; print(os.listdir('.'))")).stdout
+
+    assert bench(work) == ("herehere", "5\n", "[]\n")
+
+
+def test_read_and_write_bytes(bench: Bench) -> None:
+    data = bytes(range(256)) * 1000
+
+    async def work(boxes: Boxes) -> Any:
+        box = await boxes.take(SPEC)
+        await box.write("a/b/c.bin", data)
+        size = await box.python("import os; print(os.path.getsize('/box/a/b/c.bin'))")
+        back = await box.read("a/b/c.bin"), await box.read("/box/a/b/c.bin")
+        return size.stdout, back
+
+    assert bench(work) == (f"{len(data)}\n", (data, data))
+
+
+def test_read_and_write_raise_what_the_file_system_says(bench: Bench) -> None:
+    async def work(boxes: Boxes) -> None:
+        box = await boxes.take(BoxSpec(timeout_s=20.0, disk_bytes=1 << 20))
+        with pytest.raises(FileNotFoundError):
+            await box.read("missing")
+        with pytest.raises(IsADirectoryError):
+            await box.read("/box")
+        with pytest.raises(OSError, match="(?i)read-only"):
+            await box.write("/usr/new", b"x")
+        with pytest.raises(OSError, match="(?i)no space|too large"):
+            await box.write("big", bytes(2 << 20))
+        assert (await box.python("print('fine')")).stdout == "fine\n"
+
+    bench(work)
+
+
+def test_two_boxes_at_once_answer_their_own_callers(bench: Bench) -> None:
+    async def work(boxes: Boxes) -> list[str]:
+        async def one(index: int) -> str:
+            box = await boxes.take(SPEC)
+            await box.python(f"open('n', 'w').write('{index}')")
+            result = await box.python("print(open('n').read())")
+            await box.close()
+            return result.stdout
+
+        return await asyncio.gather(*map(one, range(24)))
+
+    assert bench(work) == [f"{index}\n" for index in range(24)]
+
+
+def test_a_broken_time_limit_is_an_observation(bench: Bench) -> None:
+    result = python(bench, "print('started', flush=True)\nwhile True: pass", BoxSpec(timeout_s=0.5))
+    assert (result.timed_out, result.exit_code, result.stdout) == (True, 137, "started\n")
+
+
+def test_the_argument_overrides_the_spec_s_time_limit(bench: Bench) -> None:
+    async def work(boxes: Boxes) -> Any:
+        box = await boxes.take(SPEC)
+        return await box.exec(["sleep", "3600"], timeout_s=0.2), await box.python("while True: pass", timeout_s=0.2)
+
+    assert [result.timed_out for result in bench(work)] == [True, True]
+
+
+def test_output_beyond_the_limit_is_dropped_without_blocking(bench: Bench) -> None:
+    spec = BoxSpec(timeout_s=20.0, output_bytes=100)
+    result = python(bench, "import sys\nprint('x' * 10**6)\nprint('done', file=sys.stderr)", spec)
+    assert (result.stdout, result.stderr, result.truncated, result.exit_code) == ("x" * 100, "done\n", True, 0)
+    assert python(bench, "print('é' * 80)", BoxSpec(timeout_s=20.0, output_bytes=101)).stdout == "é" * 50
+
+
+def test_the_same_code_prints_the_same(bench: Bench) -> None:
+    code = "import os, time\nprint(hash('a'), {'b', 'a', 'c'}, os.getcwd(), time.tzname, os.getuid(), dict(os.environ))"
+    first, second = python(bench, code), python(bench, code)
+    assert first.stdout == second.stdout
+    assert first.exit_code == 0

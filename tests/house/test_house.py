@@ -1,0 +1,296 @@
+"""The house keeps its own rules (design/architecture.md, section 2): checked on the source, without importing it."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "sparring"
+
+LAYERS = (
+    "types protocols errors observe",
+    "tasks envs sandbox render record store algo batch model weights",
+    "harness gateway rollout train engine",
+    "loop cluster dashboard",
+    "config",
+    "stages",
+    "cli testing",
+)
+LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names.split()}
+CLUSTER_MAKERS = ("stages/pipeline.py", "stages/chat.py", "stages/replay.py")  # not stages: what the verbs start from
+ALWAYS_NEVER = {("stages", "cluster"), *((name, "testing") for name in LAYER if name != "testing")}
+FORBIDDEN_NAMES = {"utils", "util", "common", "misc", "helpers", "helper", "manager"}
+HEAVY = {
+    "torch": ("algo/loss/", "batch/tensors.py", "model/", "weights/", "train/", "engine/", "stages/"),
+    "transformers": ("model/", "weights/", "train/", "engine/", "stages/"),
+    "vllm": ("engine/adapters/",),
+    "ray": ("cluster/ray",),
+    "tensorboard": (),
+    "wandb": (),
+    "datasets": (),
+}
+BROAD_EXCEPT = ("errors.py", "cli/main.py")
+MAX_FILE, MAX_FUNCTION, MAX_PARAMETERS, MAX_WIDTH = 500, 60, 8, 130
+MACHINE_PATH = re.compile(r"""["'\s=](/(?:root|home|work|Users|tmp|mnt)/\w)""")
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Module(NamedTuple):
+    """One source file: its path inside `src/sparring`, and what is in it."""
+
+    path: str
+    text: str
+    tree: ast.Module
+
+    @property
+    def package(self) -> str:
+        return self.path.split("/")[0].removesuffix(".py")
+
+    @property
+    def name(self) -> str:
+        return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def read(sources: dict[str, str]) -> list[Module]:
+    return [Module(path, text, ast.parse(text)) for path, text in sorted(sources.items())]
+
+
+def imports(module: Module, *, top_level: bool = False) -> Iterator[tuple[str, int]]:
+    """Everything imported, as (dotted name, line); `top_level` leaves out functions and `if TYPE_CHECKING`."""
+    waiting: list[ast.AST] = [module.tree]
+    while waiting:
+        node = waiting.pop()
+        if top_level and (isinstance(node, Function) or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))):
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module.path}:{node.lineno}: relative import; write it in full"
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+        waiting.extend(ast.iter_child_nodes(node))
+
+
+def functions(module: Module) -> Iterator[tuple[Function, bool]]:
+    """Every function, with whether outsiders may call it: public name, in the module or in public classes. A protocol's
+    methods are said by its docstring."""
+    waiting: list[tuple[ast.AST, bool]] = [(module.tree, True)]
+    while waiting:
+        node, public = waiting.pop()
+        for child in ast.iter_child_nodes(node):
+            named = isinstance(child, (Function, ast.ClassDef))
+            open_here = public and not isinstance(node, Function) and not (named and child.name.startswith("_"))
+            open_here &= not (isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases))
+            if isinstance(child, Function):
+                yield child, open_here
+            waiting.append((child, open_here if named else public))
+
+
+def layer_rules(modules: list[Module]) -> Iterator[str]:
+    """A package imports itself and strictly lower layers; config may import any part's `config` module."""
+    for module in modules:
+        if module.package not in LAYER and module.path != "__init__.py":
+            yield f"{module.path}: {module.package} has no layer"
+            continue
+        for name, line in imports(module):
+            if not name.startswith("sparring."):
+                continue
+            _, target, *rest = name.split(".")
+            if target == module.package or target not in LAYER or module.path == "__init__.py":
+                continue
+            parts_config = module.package == "config" and rest[:1] == ["config"]
+            same_ground = LAYER[target] == LAYER[module.package] == 0
+            lower = LAYER[target] < LAYER[module.package] or same_ground or parts_config
+            only_configs = module.package == "config" and not parts_config and target != "errors"
+            never = (module.package, target) in ALWAYS_NEVER and module.path not in CLUSTER_MAKERS
+            if not lower or only_configs or never:
+                yield f"{module.path}:{line}: {module.package} may not import {target}"
+
+
+def import_cycles(modules: list[Module]) -> Iterator[str]:
+    """No module reaches itself through the imports that run when it is imported."""
+    names = {module.name for module in modules}
+    edges = {
+        module.name: {n for name, _ in imports(module, top_level=True) for n in _ours(name, names)} - {module.name}
+        for module in modules
+    }
+    for start in sorted(edges):
+        reached, waiting = set(), list(edges[start])
+        while waiting:
+            at = waiting.pop()
+            if at not in reached:
+                reached.add(at)
+                waiting.extend(edges[at])
+        if start in reached:
+            yield f"{start}: imports itself through {sorted(reached)}"
+
+
+def _ours(name: str, names: set[str]) -> set[str]:
+    inner = name.removeprefix("sparring.")
+    return {candidate for candidate in (inner, inner.rpartition(".")[0]) if candidate in names}
+
+
+def heavy_imports(modules: list[Module]) -> Iterator[str]:
+    """Torch and its like are imported only where they belong, and never by an `__init__` or a `config`."""
+    for module in modules:
+        light = module.path.endswith(("__init__.py", "config.py"))
+        for name, line in imports(module, top_level=True):
+            allowed = HEAVY.get(name.split(".")[0])
+            if allowed is not None and (light or not module.path.startswith(allowed or "-")):
+                yield f"{module.path}:{line}: imports {name} when it is imported"
+
+
+def light_inits(modules: list[Module]) -> Iterator[str]:
+    """An `__init__` is a docstring; the project's own may also say what `sparring` offers."""
+    for module in modules:
+        if module.path.endswith("__init__.py"):
+            extra = [node for node in module.tree.body if not isinstance(node, ast.Expr)]
+            if not ast.get_docstring(module.tree) or (extra and module.path != "__init__.py"):
+                yield f"{module.path}: must be a docstring and nothing else"
+
+
+def sizes(modules: list[Module]) -> Iterator[str]:
+    """Files, lines, functions and signatures a reader can hold in the head."""
+    for module in modules:
+        lines = module.text.splitlines()
+        if len(lines) > MAX_FILE:
+            yield f"{module.path}: {len(lines)} lines, more than {MAX_FILE}"
+        yield from (f"{module.path}:{n}: {len(s)} characters wide" for n, s in enumerate(lines, 1) if len(s) > MAX_WIDTH)
+        for function, _ in functions(module):
+            length = (function.end_lineno or 0) - function.lineno + 1
+            if length > MAX_FUNCTION:
+                yield f"{module.path}:{function.lineno}: {function.name} has {length} lines, more than {MAX_FUNCTION}"
+            if (count := len(_parameters(function))) > MAX_PARAMETERS:
+                yield f"{module.path}:{function.lineno}: {function.name} has {count} parameters, more than {MAX_PARAMETERS}"
+
+
+def _parameters(function: Function) -> list[ast.arg]:
+    arguments = function.args
+    both = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+    return [a for a in both if a is not None and a.arg not in ("self", "cls")]
+
+
+def documentation(modules: list[Module]) -> Iterator[str]:
+    """Modules, public classes and public functions say what they are; public functions are typed."""
+    for module in modules:
+        if not ast.get_docstring(module.tree):
+            yield f"{module.path}: no docstring"
+        for node in ast.iter_child_nodes(module.tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and not ast.get_docstring(node):
+                yield f"{module.path}:{node.lineno}: class {node.name} has no docstring"
+        for function, public in functions(module):
+            if not public:
+                continue
+            where = f"{module.path}:{function.lineno}: {function.name}"
+            untyped = [a.arg for a in _parameters(function) if a.annotation is None]
+            if untyped or (function.returns is None and function.name != "__init__"):
+                yield f"{where} lacks types ({', '.join(untyped) or 'return'})"
+            if not ast.get_docstring(function):
+                yield f"{where} has no docstring"
+
+
+def names(modules: list[Module]) -> Iterator[str]:
+    """No noun, no home."""
+    for module in modules:
+        yield from (f"{module.path}: {part} names nothing" for part in module.name.split(".") if part in FORBIDDEN_NAMES)
+
+
+def broad_excepts(modules: list[Module]) -> Iterator[str]:
+    """Only the boundary and the command line catch everything."""
+    for module in modules:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ExceptHandler) and module.path not in BROAD_EXCEPT:
+                kinds = {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)} if node.type else {"Exception"}
+                reraised = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
+                if "Exception" in kinds or ("BaseException" in kinds and not reraised):
+                    yield f"{module.path}:{node.lineno}: catches everything"
+
+
+def machine_paths(modules: list[Module]) -> Iterator[str]:
+    """Nobody's machine is written into the source."""
+    for module in modules:
+        for number, line in enumerate(module.text.splitlines(), 1):
+            if found := MACHINE_PATH.search(line):
+                yield f"{module.path}:{number}: {found[1]}... exists on one machine"
+
+
+def full_packages(modules: list[Module]) -> Iterator[str]:
+    """A package that holds nothing yet does not exist yet."""
+    homes = {module.path.rpartition("/")[0] for module in modules if not module.path.endswith("__init__.py")}
+    for module in modules:
+        home = module.path.removesuffix("/__init__.py")
+        if module.path.endswith("/__init__.py") and not any(f"{h}/".startswith(f"{home}/") for h in homes):
+            yield f"{home}: an empty package"
+
+
+RULES = (
+    layer_rules, import_cycles, heavy_imports, light_inits, sizes, documentation, names, broad_excepts, machine_paths,
+    full_packages,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_house_keeps(rule) -> None:
+    sources = {str(path.relative_to(SOURCE)): path.read_text() for path in SOURCE.rglob("*.py")}
+    assert len(sources) > 20
+    findings = list(rule(read(sources)))
+    assert not findings, "\n".join(["", *findings])
+
+
+LONG = "def f() -> None:\n    '''d'''\n" + "    x = 1\n" * 60
+BITES = [
+    (layer_rules, {"engine/a.py": "from sparring.train.trainer import T"}, "engine may not import train"),
+    (layer_rules, {"batch/a.py": "def f():\n    import sparring.loop"}, "batch may not import loop"),
+    (layer_rules, {"stages/rl.py": "from sparring.cluster.inline import C"}, "stages may not import cluster"),
+    (layer_rules, {"config.py": "from sparring.envs.base import Env"}, "config may not import envs"),
+    (layer_rules, {"cli/a.py": "from sparring.testing.toy import T"}, "cli may not import testing"),
+    (layer_rules, {"attic/a.py": ""}, "attic has no layer"),
+    (import_cycles, {"a.py": "import sparring.b", "b.py": "from sparring.a import f"}, "a: imports itself"),
+    (heavy_imports, {"rollout/a.py": "import torch.nn"}, "imports torch.nn"),
+    (heavy_imports, {"model/config.py": "import torch"}, "imports torch"),
+    (heavy_imports, {"cluster/a.py": "from ray import remote"}, "imports ray.remote"),
+    (light_inits, {"model/__init__.py": "'''d'''\nfrom x import y"}, "docstring and nothing else"),
+    (light_inits, {"model/__init__.py": ""}, "docstring and nothing else"),
+    (sizes, {"a.py": "x = 1\n" * 501}, "501 lines"),
+    (sizes, {"a.py": LONG}, "f has 62 lines"),
+    (sizes, {"a.py": "def f(a, b, c, d, e, *, g, h, i, j): ..."}, "f has 9 parameters"),
+    (sizes, {"a.py": "#" * 131}, "131 characters wide"),
+    (documentation, {"a.py": "x = 1"}, "a.py: no docstring"),
+    (documentation, {"a.py": "class A: ..."}, "class A has no docstring"),
+    (documentation, {"a.py": "def f(a) -> int:\n    '''d'''"}, "f lacks types (a)"),
+    (documentation, {"a.py": "class A:\n    '''d'''\n    async def f(self):\n        '''d'''"}, "f lacks types (return)"),
+    (documentation, {"a.py": "def f() -> int: ..."}, "f has no docstring"),
+    (names, {"model/utils.py": ""}, "utils names nothing"),
+    (names, {"helpers/a.py": ""}, "helpers names nothing"),
+    (broad_excepts, {"a.py": "try: ...\nexcept (KeyError, Exception): ..."}, "catches everything"),
+    (broad_excepts, {"a.py": "try: ...\nexcept: ..."}, "catches everything"),
+    (broad_excepts, {"a.py": "try: ...\nexcept BaseException: ..."}, "catches everything"),
+    (machine_paths, {"a.py": "x = '/home/me/model'"}, "exists on one machine"),
+    (full_packages, {"attic/__init__.py": "'''d'''", "a.py": ""}, "attic: an empty package"),
+]
+
+
+@pytest.mark.parametrize(("rule", "sources", "finding"), BITES, ids=lambda value: getattr(value, "__name__", ""))
+def test_the_rule_bites(rule, sources, finding) -> None:
+    assert any(finding in found for found in rule(read(sources)))
+
+
+CLEAN = {
+    "types.py": "'''d'''\n",
+    "protocols.py": "'''d'''\nfrom sparring.types import T\nif TYPE_CHECKING:\n    import torch\n",
+    "errors.py": "'''d'''\ntry: ...\nexcept Exception: ...\n",
+    "train/__init__.py": "'''d'''\n",
+    "train/config.py": "'''d'''\n",
+    "train/a.py": "'''d'''\nimport torch\nfrom sparring.types import T\ndef _f(x): ...\n",
+    "rollout/a.py": "'''d'''\ndef f() -> None:\n    '''d'''\n    import torch\n",
+    "config.py": "'''d'''\nfrom sparring.train.config import C\nfrom sparring.errors import E\n",
+}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_rule_lets_the_good_pass(rule) -> None:
+    assert not list(rule(read(CLEAN)))

@@ -1,0 +1,72 @@
+"""Loss terms on hand-made log-probabilities."""
+
+import math
+
+import pytest
+import torch
+
+from sparring.algo.config import GrpoConfig
+from sparring.algo.loss.imitate import ImitateLoss
+from sparring.algo.loss.policy import PolicyLoss
+from sparring.batch.tensors import micro_batch
+from sparring.types import Sample
+
+
+def run(config, ratio, advantage):
+    """Loss and its derivative by the log-probability of one token with this ratio and advantage."""
+    behaviour = -1.0
+    row = Sample(
+        id="r",
+        group="g",
+        source="policy",
+        tokens=(1, 2),
+        weights={"policy": (0.0, 1.0)},
+        logprobs=(0.0, behaviour),
+        advantages=(0.0, advantage),
+    )
+    logprob = torch.tensor([behaviour + math.log(ratio)], requires_grad=True)
+    quantities = {"logprob": logprob, "entropy": torch.tensor([0.5])}
+    result = PolicyLoss(config)(quantities, micro_batch([row], {"policy": 1.0}))
+    result.loss.backward()
+    return result.loss.item(), logprob.grad.item(), result.metrics
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "value", "derivative", "clipped"),
+    [
+        (1.0, 2.0, -2.0, -2.0, 0),
+        (1.25, 2.0, -2.5, -2.5, 0),  # inside the higher upper bound
+        (1.5, 2.0, -1.28 * 2.0, 0.0, 1),
+        (0.5, 2.0, -1.0, -1.0, 0),  # a good token that became rare is pushed without bound
+        (0.5, -2.0, 0.8 * 2.0, 0.0, 1),
+        (1.5, -2.0, 3.0, 3.0, 0),
+    ],
+)
+def test_clip_higher(ratio, advantage, value, derivative, clipped):
+    loss, slope, metrics = run(GrpoConfig(clip_low=0.2, clip_high=0.28), ratio, advantage)
+    assert loss == pytest.approx(value, rel=1e-5)
+    assert slope == pytest.approx(derivative, rel=1e-5)
+    assert metrics["clip_fraction"] == (clipped, 1)
+    assert metrics["ratio"][0] == pytest.approx(ratio, rel=1e-5)
+    assert metrics["approx_kl"][0] == pytest.approx(ratio - 1 - math.log(ratio), abs=1e-5)
+    assert metrics["entropy"] == (0.5, 1)
+
+
+def test_tis_cap_bounds_the_weight_of_a_stale_token_and_keeps_its_direction():
+    loss, slope, _ = run(GrpoConfig(tis_cap=2.0), 10.0, -1.0)
+    assert (loss, slope) == pytest.approx((2.0, 2.0), rel=1e-5)
+    assert run(GrpoConfig(tis_cap=2.0), 1.5, -1.0)[:2] == run(GrpoConfig(), 1.5, -1.0)[:2]
+
+
+def test_a_broken_log_probability_stays_finite():
+    loss, slope, _ = run(GrpoConfig(), math.exp(100), -1.0)
+    assert math.isfinite(loss) and slope == 0.0
+
+
+def test_imitation_is_the_weighted_mean_of_negative_log_likelihood():
+    row = Sample(id="r", group="g", source="expert", tokens=(1, 2, 3), weights={"imitate": (0.0, 1.0, 3.0)})
+    logprob = torch.tensor([-1.0, -2.0], requires_grad=True)
+    result = ImitateLoss()({"logprob": logprob}, micro_batch([row], {"imitate": 4.0}))
+    result.loss.backward()
+    assert result.loss.item() == 7.0 / 4.0
+    assert logprob.grad.tolist() == [-0.25, -0.75]

@@ -1,0 +1,219 @@
+"""From scored groups to batches: every sampled token is trained once or accounted for by name."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from sparring.batch.batches import assemble, batches
+from sparring.batch.flatten import flatten
+from sparring.errors import SparringError
+from sparring.types import (
+    Failure,
+    Group,
+    Outcome,
+    Rollout,
+    Runs,
+    Sampling,
+    Score,
+    Segment,
+    Task,
+    TokenAccount,
+    Trajectory,
+)
+
+TASK = Task(id="t", env="e", messages=())
+DONE = Outcome(kind="completed", reason="answered")
+BROKEN = Outcome(kind="infra_failed", reason="failure", failure=Failure(error="SandboxError", where="box", message="gone"))
+
+
+def given_tokens(index, parent, tokens):
+    return Segment(index=index, parent=parent, source="tool", tokens=tokens)
+
+
+def sampled(index, parent, tokens, *, model="policy", temperature=1.0, version=0):
+    return Segment(
+        index=index,
+        parent=parent,
+        source="policy",
+        tokens=tokens,
+        model=model,
+        logprobs=tuple(-0.1 * token for token in tokens),
+        versions=Runs.of(version, len(tokens)),
+        kv_versions=Runs.of(version, len(tokens)),
+        sampling=Sampling(temperature=temperature),
+    )
+
+
+def make_rollout(id, index, segments, outcome=DONE, purpose="train"):
+    trajectory = Trajectory(id=id, task="t", role="policy", segments=tuple(segments), outcome=outcome)
+    return Rollout(id=id, task=TASK, index=index, attempt=0, purpose=purpose, trajectories=(trajectory,))
+
+
+def make_group(name, rewards, *, index=0, length=2, failed=0):
+    """Rollouts of a prompt of two tokens and `length` sampled ones; `failed` more that an infrastructure failure took."""
+    segments = [given_tokens(0, None, (1, 2)), sampled(1, 0, tuple(range(3, 3 + length)))]
+    rollouts = tuple(make_rollout(f"{name}-{i}", i, segments) for i in range(len(rewards)))
+    lost = tuple(make_rollout(f"{name}-lost{i}", i, segments, BROKEN) for i in range(failed))
+    scores = tuple(Score(reward=reward) for reward in rewards)
+    return Group(id=name, index=index, task=TASK, rollouts=rollouts, scores=scores, failed=lost)
+
+
+class Centred:
+    """A credit as plain as can be: reward minus the group's mean; no variance, no group."""
+
+    def credit(self, groups, samples):
+        return [self._group(group, rows) for group, rows in zip(groups, samples, strict=True)]
+
+    def _group(self, group, rows):
+        rewards = [score.reward for score in group.scores]
+        if len(set(rewards)) < 2:
+            return []
+        mean = sum(rewards) / len(rewards)
+        return [
+            replace(row, advantages=tuple(reward - mean for _ in row.tokens)) for row, reward in zip(rows, rewards, strict=True)
+        ]
+
+
+def collect(groups, **options):
+    """Every batch, with the number of groups taken when it came."""
+    taken = []
+
+    async def source():
+        for group in groups:
+            taken.append(group.id)
+            yield group
+
+    async def run():
+        settings = {"groups_per_step": 2, "credit": Centred(), "model": "policy", **options}
+        return [(batch, len(taken)) async for batch in batches(source(), **settings)]
+
+    return asyncio.run(run())
+
+
+def forked():
+    """A tree: prompt, a first turn shared by two branches, then an edit that makes another second turn."""
+    return [
+        given_tokens(0, None, (1, 2)),
+        sampled(1, 0, (3, 4)),
+        given_tokens(2, 1, (5,)),
+        sampled(3, 2, (6, 7)),
+        given_tokens(4, 1, (8,)),
+        sampled(5, 4, (9,)),
+        given_tokens(6, 1, (10,)),
+    ]
+
+
+def test_a_forked_tree_trains_each_sampled_token_once():
+    group = Group(id="g", index=0, task=TASK, rollouts=(make_rollout("r", 0, forked()),), scores=(Score(reward=1.0),))
+    first, second = flatten(group, "policy")
+    assert (first.id, second.id) == ("r#0", "r#1"), "the branch that ends in a tool's words alone is left out"
+    assert first.tokens == (1, 2, 3, 4, 5, 6, 7)
+    assert first.weights["policy"] == (0, 0, 1, 1, 0, 1, 1)
+    assert first.logprobs == pytest.approx((0, 0, -0.3, -0.4, 0, -0.6, -0.7))
+    assert first.versions == first.kv_versions == (-1, -1, 0, 0, -1, 0, 0)
+    assert second.tokens == (1, 2, 3, 4, 8, 9)
+    assert second.weights["policy"] == (0, 0, 0, 0, 0, 1), "the shared turn already has its weight in the first branch"
+    assert second.logprobs == pytest.approx((0, 0, 0, 0, 0, -0.9))
+
+
+def test_tokens_of_another_model_are_context():
+    segments = [given_tokens(0, None, (1,)), sampled(1, 0, (2,), model="judge"), sampled(2, 1, (3,), temperature=0.7)]
+    group = Group(id="g", index=0, task=TASK, rollouts=(make_rollout("r", 0, segments),), scores=(Score(reward=1.0),))
+    [row] = flatten(group, "policy")
+    assert (row.weights["policy"], row.temperature) == ((0, 0, 1), 0.7)
+    [row] = flatten(group, "judge")
+    assert row.weights["policy"] == (0, 1, 0)
+    assert flatten(group, "critic") == []
+
+
+def test_what_cannot_be_trained_is_refused():
+    mixed = [given_tokens(0, None, (1,)), sampled(1, 0, (2,), temperature=1.0), sampled(2, 1, (3,), temperature=0.5)]
+    cases = {
+        "one temperature": make_rollout("r", 0, mixed),
+        "first token": make_rollout("r", 0, [sampled(0, None, (1, 2))]),
+        "not for training": make_rollout("r", 0, forked(), purpose="eval"),
+    }
+    for message, rollout in cases.items():
+        with pytest.raises(ValueError, match=message):
+            flatten(Group(id="g", index=0, task=TASK, rollouts=(rollout,), scores=(Score(reward=1.0),)), "policy")
+
+
+def test_batches_come_in_admission_order_and_take_no_group_early():
+    groups = [make_group(f"g{i}", [1.0, 0.0], index=i) for i in range(5)]
+    found = collect(groups, steps=range(3, 10))
+    assert [(batch.step, batch.groups, taken) for batch, taken in found] == [
+        (3, ("g0", "g1"), 2),
+        (4, ("g2", "g3"), 4),
+        (5, ("g4",), 5),
+    ]
+    assert [batch.groups for batch, _ in collect(groups, steps=range(1, 2))] == [("g0", "g1")]
+
+
+def test_the_account_balances_over_failed_filtered_and_zero():
+    groups = [
+        make_group("mixed", [1.0, 0.5, 0.0], length=3, failed=2),
+        make_group("flat", [1.0, 1.0], length=4, failed=1),
+        make_group("gone", [], failed=2),
+    ]
+    [(batch, _)] = collect(groups, steps=[1], groups_per_step=3)
+    assert batch.account == TokenAccount(sampled=9 + 6 + 8 + 4 + 4, trained=6, filtered=8, zero_advantage=3, failed=14)
+    assert batch.account.balanced
+    assert [row.id for row in batch.rows] == ["mixed-0#0", "mixed-2#0"], "a row without advantage is not computed"
+    assert batch.denominators == {"policy": 9.0}, "but its tokens count: the mean is over the groups that remain"
+    assert batch.groups == ("mixed", "flat", "gone")
+
+
+def test_a_step_whose_groups_are_all_filtered_has_no_rows():
+    [(batch, _)] = collect([make_group("a", [1.0, 1.0]), make_group("b", [0.0, 0.0])], steps=[1])
+    assert (batch.rows, batch.denominators) == ((), {})
+    assert batch.account == TokenAccount(sampled=8, filtered=8)
+
+
+class Tampering:
+    """Changes what another credit returns."""
+
+    def __init__(self, change):
+        self._change = change
+
+    def credit(self, groups, samples):
+        return [self._change(rows) for rows in Centred().credit(groups, samples)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rows: rows[:-1],
+        lambda rows: [*rows, rows[0]],
+        lambda rows: [replace(row, weights={"policy": (0.0,) * len(row.tokens)}) for row in rows],
+        lambda rows: [replace(row, advantages=None) for row in rows],
+    ],
+)
+def test_a_credit_that_loses_or_doubles_tokens_is_refused(change):
+    group = make_group("g", [1.0, 0.0])
+    with pytest.raises(SparringError, match="expected"):
+        assemble([group], flatten(group, "policy"), credit=Tampering(change), model="policy", step=1)
+
+
+class Reference:
+    """An annotator that writes each token's id."""
+
+    async def annotate(self, samples):
+        return [replace(row, annotations={"reference": tuple(map(float, row.tokens))}) for row in samples]
+
+
+class Shelf:
+    """A store of groups, in memory."""
+
+    def __init__(self):
+        self.groups = []
+
+    def append(self, group, *, stage):
+        self.groups.append((group.id, stage))
+
+
+def test_groups_are_recorded_and_samples_annotated():
+    shelf = Shelf()
+    [(batch, _)] = collect([make_group("a", [1.0, 0.0])], steps=[1], store=shelf, annotators=[Reference()], stage="rl")
+    assert shelf.groups == [("a", "rl")]
+    assert batch.rows[0].annotations["reference"] == (1.0, 2.0, 3.0, 4.0)

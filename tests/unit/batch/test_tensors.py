@@ -1,0 +1,80 @@
+"""The worked example of `types.Sample`, laid out."""
+
+import pytest
+import torch
+
+from sparring.batch.demonstration import demonstration, demonstration_batch
+from sparring.batch.denominators import denominators
+from sparring.batch.tensors import micro_batch
+from sparring.errors import BadInput
+from sparring.types import Sample
+
+EXAMPLE = Sample(
+    id="x#0",
+    group="g",
+    source="policy",
+    tokens=(10, 11, 20, 21, 30, 22, 31),
+    weights={"policy": (0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0)},
+    logprobs=(0.0, 0.0, -0.3, -1.2, 0.0, -0.7, 0.0),
+    advantages=(0.0, 0.0, 0.5, 0.5, 0.0, 0.5, 0.0),
+    versions=(-1, -1, 7, 7, -1, 8, -1),
+    kv_versions=(-1, -1, 7, 7, -1, 7, -1),
+    temperature=0.5,
+)
+
+
+def test_the_worked_example_is_aligned_with_the_positions_that_predict():
+    expert = demonstration([5, 6, 7], [False, False, True], "d")
+    micro = micro_batch([EXAMPLE, expert], {"policy": 3.0, "imitate": 1.0})
+    assert micro.tokens.tolist() == [10, 11, 20, 21, 30, 5, 6], "nothing is computed behind the last weighted token"
+    assert micro.positions.tolist() == [0, 1, 2, 3, 4, 0, 1]
+    assert micro.cu_seqlens.tolist() == [0, 5, 7] and micro.cu_seqlens.dtype == torch.int32
+    assert micro.predicting.tolist() == [1, 2, 4, 6]
+    assert micro.targets.tolist() == [20, 21, 22, 7]
+    assert micro.weights["policy"].tolist() == [1.0, 1.0, 1.0, 0.0]
+    assert micro.weights["imitate"].tolist() == [0.0, 0.0, 0.0, 1.0]
+    assert micro.behaviour_logprobs.tolist() == torch.tensor([-0.3, -1.2, -0.7, 0.0]).tolist()
+    assert micro.advantages.tolist() == [0.5, 0.5, 0.5, 0.0]
+    assert micro.versions.tolist() == [7, 7, 8, -1]
+    assert micro.kv_versions.tolist() == [7, 7, 7, -1]
+    assert micro.temperature.tolist() == [0.5, 0.5, 0.5, 1.0]
+
+
+def test_tokens_without_advantage_are_not_computed():
+    row = Sample(
+        id="x#0",
+        group="g",
+        source="policy",
+        tokens=(1, 2, 3),
+        weights={"policy": (0.0, 1.0, 1.0)},
+        advantages=(0.0, 0.5, 0.0),
+        annotations={"reference": (0.0, -1.0, -2.0)},
+    )
+    micro = micro_batch([row], denominators([row]))
+    assert micro.targets.tolist() == [2] and micro.tokens.tolist() == [1]
+    assert micro.denominators == {"policy": 2.0}
+    assert micro.annotations["reference"].tolist() == [-1.0]
+
+
+def test_rows_without_weight_give_empty_tensors():
+    row = Sample(id="x", group="g", source="policy", tokens=(1, 2), weights={"policy": (0.0, 0.0)})
+    micro = micro_batch([row], {"policy": 1.0})
+    assert [len(t) for t in (micro.tokens, micro.targets, micro.weights["policy"])] == [0, 0, 0]
+    assert micro.cu_seqlens.tolist() == [0]
+
+
+def test_denominators_are_the_sum_of_weights():
+    rows = [demonstration([1, 2, 3], [False, True, True], "a"), EXAMPLE]
+    assert denominators(rows) == {"imitate": 2.0, "policy": 3.0}
+    assert demonstration_batch(rows[:1], step=4, model="policy").denominators == {"imitate": 2.0}
+    with pytest.raises(ValueError, match="zero or less"):
+        denominators([Sample(id="a", group="g", source="expert", tokens=(1, 2), weights={"imitate": (0.0, -1.0)})])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "marks", "message"),
+    [([1, 2], [True], "mark every"), ([1, 2], [False, False], "assistant"), ([1, 2], [True, True], "prompt token first")],
+)
+def test_a_demonstration_that_cannot_be_learned_is_refused(tokens, marks, message):
+    with pytest.raises(BadInput, match=message):
+        demonstration(tokens, marks, "d")

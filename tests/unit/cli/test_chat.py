@@ -1,0 +1,64 @@
+"""What the terminal shows of a conversation."""
+
+import subprocess
+import sys
+
+from sparring.cli.chat import printable, shown
+from sparring.types import Message, ToolCall
+
+SCRIPT = """
+import asyncio
+from sparring.cli.chat import _converse
+from sparring.errors import EngineError
+from sparring.types import Message, ToolCall
+
+class Echo:
+    async def reply(self, messages):
+        last = messages[-1].content
+        if last == "break":
+            raise EngineError("engine: gone")
+        call = Message(role="assistant", tool_calls=(ToolCall(id="1", name="python", arguments={"code": "print(1)"}),))
+        return Message(role="assistant", content=f"{len(messages)} {last}"), [call, Message(role="tool", content="1")]
+    async def close(self):
+        pass
+
+with asyncio.Runner() as runner:
+    _converse(runner, Echo(), [Message(role="system", content="s")])
+"""
+
+
+def _talk(*lines: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", SCRIPT], input="\n".join(lines), capture_output=True, text=True, timeout=60)
+
+
+def test_a_conversation_grows_and_new_forgets_it() -> None:
+    done = _talk("hello", "again", "/new", "fresh", "/quit", "never")
+    answers = [line for line in done.stdout.splitlines() if "it> " in line]
+    assert [line.partition("it> ")[2] for line in answers] == ["2 hello", "6 again", "2 fresh"]
+    assert "  > python:\n  > print(1)\n  | 1\nit> 2 hello" in done.stdout
+
+
+def test_a_failed_answer_is_forgotten_and_the_talk_goes_on() -> None:
+    done = _talk("break", "hello")
+    assert done.returncode == 0
+    assert "(engine: gone)" in done.stderr
+    assert "it> 2 hello" in done.stdout
+
+
+def test_calls_reasoning_and_results_are_set_off() -> None:
+    calls = (
+        ToolCall(id="1", name="python", arguments={"code": "a = 1\nprint(a)"}),
+        ToolCall(id="2", name="look", arguments={"at": "x", "n": 2}),
+        ToolCall(id="3", name="bad", arguments=None, raw="{oops"),
+    )
+    text = shown(Message(role="assistant", content="", reasoning="let me see", tool_calls=calls))
+    assert text.splitlines() == [
+        "  ~ let me see", "  > python:", "  > a = 1", "  > print(a)", "  > look(at='x', n=2)", "  > bad: {oops",
+    ]
+    assert shown(Message(role="tool", content="1\n2")) == "  | 1\n  | 2"
+    assert shown(Message(role="tool", content="")) == "  | (nothing)"
+    assert shown(Message(role="assistant", content="")) == "it> "
+
+
+def test_a_model_cannot_steer_the_terminal() -> None:
+    assert printable("a\x1b[2Jb\r\tc\n") == "a\\x1b[2Jb\\r\tc\n"

@@ -1,0 +1,141 @@
+"""The command line as a user meets it: in a process of its own."""
+
+import errno
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparring.cli.main import VERBS, _disk_is_full, main, parser
+from sparring.errors import StoreError
+
+RECIPE = """
+[run]
+name = "first"
+[models.policy.init]
+[env]
+name = "reasoning_gym"
+"""
+
+
+def _sparring(*args: str, code: str = "") -> subprocess.CompletedProcess:
+    start = code or "import sys; from sparring.cli.main import main; sys.exit(main())"
+    return subprocess.run([sys.executable, "-c", start, *args], capture_output=True, text=True, timeout=60)
+
+
+def test_help_names_every_verb_and_imports_nothing_heavy() -> None:
+    code = """
+import sys
+from sparring.cli.main import main
+try:
+    main(["--help"])
+except SystemExit as end:
+    print("code", end.code)
+roots = {name.split(".")[0] for name in sys.modules}
+print("heavy", sorted(roots & {"torch", "transformers", "numpy", "msgspec", "tokenizers", "pyarrow", "rich", "asyncio"}))
+print("parts", sorted(n for n in sys.modules if n.startswith("sparring.") and n.split(".")[1] not in ("cli", "errors", "types")))
+"""
+    done = _sparring(code=code)
+    assert [verb for verb in ("run", "check", "eval", "export", "chat", "replay", "report") if f"    {verb} " not in done.stdout] == []
+    assert "code 0" in done.stdout
+    heavy = next(line for line in done.stdout.splitlines() if line.startswith("heavy"))
+    assert heavy in ("heavy []", "heavy ['asyncio']")
+    assert "parts []" in done.stdout
+
+
+@pytest.mark.parametrize("verb", [verb.__name__.rpartition(".")[2] for verb in VERBS])
+def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as end:
+        parser().parse_args([verb, "--help"])
+    assert end.value.code == 0
+    assert f"usage: sparring {verb}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("argv", [[], ["rum"], ["run"], ["export", "a", "b", "--dtype", "int8"]])
+def test_a_wrong_command_line_ends_with_2(argv: list[str], capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(argv)
+    assert end.value.code == 2
+    assert "--help" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["run", "check"])
+def test_a_refused_recipe_ends_with_2_and_one_line(verb: str, tmp_path: Path) -> None:
+    recipe = tmp_path / "first.toml"
+    recipe.write_text(RECIPE + "[rl]\nstepps = 3\n")
+    done = _sparring(verb, str(recipe))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [
+        f"{recipe}: rl.stepps: expected one of groups_per_step, steps, train, got an unknown key; do you mean rl.steps?"
+    ]
+
+
+def test_set_and_name_override_the_recipe(tmp_path: Path) -> None:
+    from sparring.cli.recipe import load_recipe
+
+    recipe = tmp_path / "first.toml"
+    recipe.write_text(RECIPE)
+    args = parser().parse_args(["run", str(recipe), "--set", "rl.steps=3", "--set", "rl.groups_per_step=2", "--name", "2 a"])
+    config = load_recipe(args)
+    assert (config.rl.steps, config.rl.groups_per_step, config.run.name) == (3, 2, "2 a")
+    assert config.run.device != "auto" and config.run.threads > 0
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "true", "3"])
+def test_a_name_is_text_whatever_it_looks_like(name: str, tmp_path: Path) -> None:
+    from sparring.cli.recipe import load_recipe
+
+    recipe = tmp_path / "first.toml"
+    recipe.write_text(RECIPE)
+    assert load_recipe(parser().parse_args(["run", str(recipe), "--name", name])).run.name == name
+
+
+@pytest.mark.parametrize("argv", [["report", "{}"], ["replay", "{}", "rl/0/0"], ["export", "{}", "{}/out"], ["chat", "{}"]])
+def test_a_folder_that_holds_nothing_is_refused(argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main([word.format(tmp_path) for word in argv]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith(str(tmp_path)) and ": expected " in message and ", got " in message and "; " in message
+
+
+def test_export_does_not_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["export", str(tmp_path), str(tmp_path)]) == 2
+    assert "expected a folder that does not exist yet" in capsys.readouterr().err
+
+
+def test_an_interrupt_says_how_to_go_on() -> None:
+    code = """
+import argparse, sys
+from sparring.cli import main, report
+def interrupted(args: argparse.Namespace) -> int:
+    raise KeyboardInterrupt
+report.run = interrupted
+report.add.__globals__["run"] = interrupted
+sys.exit(main.main(["report", "runs/a b"]))
+"""
+    done = _sparring(code=code)
+    assert done.returncode == 130
+    assert done.stderr.strip() == "interrupted; the same command goes on where it stopped: sparring report 'runs/a b'"
+
+
+def test_a_full_disk_is_found_behind_other_errors() -> None:
+    try:
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        except OSError as cause:
+            raise StoreError("store: cannot write") from cause
+    except StoreError as error:
+        assert _disk_is_full(error)
+    assert not _disk_is_full(StoreError("store: damaged"))
+
+
+def test_a_checkpoint_is_found_in_a_run(tmp_path: Path) -> None:
+    from sparring.cli.checkpoint import find_checkpoint
+
+    for place in ("init/model", "rl/model"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "config.json").write_text(json.dumps({}))
+    assert find_checkpoint(tmp_path) == tmp_path / "rl/model"
+    assert find_checkpoint(tmp_path / "init/model") == tmp_path / "init/model"

@@ -1,0 +1,48 @@
+"""The table at the end of a run."""
+
+from sparring.cli.result import print_rates, result_lines
+
+SUMMARY = {
+    "sft_success": 0.5,
+    "rl_success": 0.92,
+    "rl_success_low": 0.9,
+    "no_tool_success": 0.0,
+    "eval_tasks": 520,
+    "logprob_max_abs_diff": 0.0,
+    "tokens_sampled": 1234567,
+    "tokens_trained": 1000000,
+    "wall_s": {"sft": 60.2, "rl": 200.4},
+    "by_dataset": {
+        "gcd": {"coverage": "well", "sft": 0.8, "rl": 0.98, "tasks": 260},
+        "base_conversion": {"coverage": "thin", "sft": 0.2, "rl": 0.86, "tasks": 260},
+    },
+}
+
+
+def test_the_table_has_a_row_per_dataset_and_a_total() -> None:
+    lines = result_lines(SUMMARY)
+    assert lines[0].split() == ["dataset", "coverage", "after", "SFT", "after", "RL", "tasks"]
+    assert lines[2].split() == ["gcd", "well", "80.0", "%", "98.0", "%", "260"]
+    assert lines[5].split() == ["all", "together", "50.0", "%", "92.0", "%", "520"]
+    assert len({len(line) for line in lines[:6]}) == 1
+
+
+def test_the_facts_follow() -> None:
+    text = "\n".join(result_lines(SUMMARY))
+    assert "largest log-probability difference  0.0" in text
+    assert "1,234,567 / 1,000,000" in text
+    assert "261 s (sft 60 s, rl 200 s)" in text
+    assert "with the tool host switched off                             0.0 %" in text
+
+
+def test_what_a_run_does_not_have_is_left_out() -> None:
+    lines = result_lines({"wall_s": {"sft": 3.0}, "sft_success": None, "by_dataset": {}})
+    assert lines == ["wall clock  3 s (sft 3 s)"]
+
+
+def test_an_evaluation(capsys) -> None:
+    rate = {"success": 0.5, "low": 0.4, "high": 0.6, "tasks": 100}
+    print_rates({**rate, "by_dataset": {"gcd": rate}})
+    out = capsys.readouterr().out.splitlines()
+    assert out[2].split() == ["gcd", "50.0", "%", "40.0", "%", "to", "60.0", "%", "100"]
+    assert out[4].startswith("all together")

@@ -1,0 +1,195 @@
+"""Recipes: what loads, what is refused, and in which words."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparring.config import dump, from_data, load, resolve
+from sparring.errors import BadInput
+from sparring.rollout.config import RolloutConfig
+
+RECIPE = """
+[run]
+name = "first"
+
+[models.policy.init]
+hidden_size = 64
+
+[env]
+name = "reasoning_gym"
+args = { datasets = [{ name = "gcd", weight = 1 }, { name = "lcm", weight = 2 }] }
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "first.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+def _refused(recipe: Path, *overrides: str, text: str | None = None) -> str:
+    if text is not None:
+        recipe.write_text(text)
+    with pytest.raises(BadInput) as refusal:
+        load(recipe, overrides)
+    return str(refusal.value)
+
+
+def test_a_recipe_is_the_parts_configs_composed(recipe: Path) -> None:
+    config = load(recipe)
+    assert config.run.name == "first"
+    assert config.models["policy"].init.hidden_size == 64
+    assert config.rollout == RolloutConfig()
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "value"),
+    [
+        ("rl.steps=7", ("rl", "steps"), 7),
+        ("train.learning_rate = 1e-4", ("train", "learning_rate"), 1e-4),
+        ("run.name=second", ("run", "name"), "second"),
+        ('run.name="a b"', ("run", "name"), "a b"),
+        ("run.name=1\nx=2", ("run", "name"), "1\nx=2"),
+        ('run.stages=["sft", "rl"]', ("run", "stages"), ("sft", "rl")),
+        ("models.policy.init.num_layers=2", ("models", "policy", "init", "num_layers"), 2),
+        ("env.args.datasets.1.weight=5", ("env", "args", "datasets", 1, "weight"), 5),
+        ("env.args.datasets.0={name='x'}", ("env", "args", "datasets", 0), {"name": "x"}),
+        ("sandbox.enabled=false", ("sandbox", "enabled"), False),
+    ],
+)
+def test_an_override_sets_one_key(recipe: Path, override: str, path: tuple, value: object) -> None:
+    at: object = load(recipe, [override])
+    for key in path:
+        at = getattr(at, key) if isinstance(at, msgspec.Struct) else at[key]
+    assert at == value
+
+
+def test_the_last_override_wins_and_the_file_stays(recipe: Path) -> None:
+    assert load(recipe, ["rl.steps=1", "rl.steps=2"]).rl.steps == 2
+    assert recipe.read_text() == RECIPE
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    message = _refused(tmp_path / "none.toml")
+    assert message.endswith("none.toml: expected a recipe file, got No such file or directory; check the path")
+
+
+def test_a_folder_is_no_recipe(tmp_path: Path) -> None:
+    assert "expected a recipe file, got Is a directory" in _refused(tmp_path)
+
+
+def test_text_that_is_not_toml(recipe: Path) -> None:
+    assert "expected TOML, got" in _refused(recipe, text="[run\n")
+    assert "line 1" in _refused(recipe, text="[run\n")
+
+
+def test_an_unknown_key_names_its_place_and_the_likely_one(recipe: Path) -> None:
+    message = _refused(recipe, text=RECIPE + "\n[rollout]\ngroup_sizee = 4\n")
+    assert message.startswith(f"{recipe}: rollout.group_sizee: expected one of ")
+    assert message.endswith(", got an unknown key; do you mean rollout.group_size?")
+
+
+def test_a_key_of_another_section_is_pointed_there(recipe: Path) -> None:
+    assert _refused(recipe, "rl.group_size=4").endswith("do you mean rollout.group_size?")
+
+
+def test_a_key_like_no_other_is_to_be_removed(recipe: Path) -> None:
+    assert _refused(recipe, "rl.zzzz=4").endswith("got an unknown key; remove it")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("rl.steps=ten", 'rl.steps: expected an integer, got "ten"'),
+        ("rl.steps=1.5", "rl.steps: expected an integer, got 1.5"),
+        ("train.learning_rate=true", "train.learning_rate: expected a number, got true"),
+        ("run.cluster=moon", 'run.cluster: expected one of "inline", got "moon"'),
+        ("run.name.0=x", 'expected a table at run.name, got "first"'),
+        ('run.stages=["init", "zft"]', 'run.stages.1: expected one of "eval", '),
+        ("run=3", "run: expected a table, got 3"),
+        ("models.policy.dtype=int8", "models.policy.dtype: expected one of "),
+        ("models.policy.init.hidden_sise=8", "do you mean models.policy.init.hidden_size?"),
+        ("env.name.x=1", 'expected a table at env.name, got "reasoning_gym"'),
+        ("env.args.datasets.2.name=1", "expected an index below 2 into the list env.args.datasets, got 2"),
+        ("rl.steps", "expected section.key=value, got 'rl.steps'"),
+        ("=3", "expected section.key=value"),
+        ("rl.steps=0", "rl: expected steps and groups_per_step must be at least 1, got"),
+    ],
+)
+def test_what_an_override_gets_wrong_is_blamed_on_it(recipe: Path, override: str, said: str) -> None:
+    message = _refused(recipe, "rl.groups_per_step=2", override)
+    assert message.startswith(f"--set {override}: ")
+    assert said in message
+
+
+def test_what_the_file_gets_wrong_is_blamed_on_the_file(recipe: Path) -> None:
+    message = _refused(recipe, "rl.steps=3", text=RECIPE + "[eval]\ntasks = true\n")
+    assert message.startswith(f"{recipe}: eval.tasks: expected an integer, got true")
+
+
+def test_a_wrong_table_of_many_is_found_by_name(recipe: Path) -> None:
+    text = RECIPE + '[models.teacher]\npath = "x"\nnumerics = "rough"\n'
+    assert f"{recipe}: models.teacher.numerics: expected one of " in _refused(recipe, text=text)
+
+
+def test_a_missing_section_and_a_missing_key(recipe: Path) -> None:
+    assert "run: expected a table, got nothing; add run to the recipe" in _refused(recipe, text="[env]\nname='x'\n")
+    message = _refused(recipe, text=RECIPE.replace('name = "first"', ""))
+    assert message == f"{recipe}: run.name: expected a string, got nothing; add name to [run]"
+
+
+def test_a_run_needs_a_policy(recipe: Path) -> None:
+    message = _refused(recipe, text=RECIPE.replace("models.policy", "models.other"))
+    assert message == f"{recipe}: expected models must have a table [models.policy], got ['other']; correct it there or with --set"
+
+
+def test_dump_loads_to_the_same_config_and_so_does_its_dump(recipe: Path, tmp_path: Path) -> None:
+    config = resolve(load(recipe, ["algo.tis_cap=2.0", "rollout.timeout_s=1.5", "run.seed=3"]))
+    text = dump(config)
+    (tmp_path / "dumped.toml").write_text(text)
+    assert load(tmp_path / "dumped.toml") == config
+    assert resolve(config) == config
+    assert dump(load(tmp_path / "dumped.toml")) == text
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    text=st.text(min_size=1).filter(lambda t: "/" not in t),
+    rate=st.floats(min_value=1e-300, max_value=1e300),
+    args=st.dictionaries(st.text(), st.one_of(st.integers(), st.text(), st.booleans(), st.floats(allow_nan=False))),
+)
+def test_whatever_a_value_is_it_survives_the_dump(text: str, rate: float, args: dict) -> None:
+    data = {"run": {"name": text}, "models": {"policy": {"path": text}}, "env": {"name": "e", "args": args}}
+    config = from_data({**data, "train": {"learning_rate": rate}}, "here")
+    assert from_data(tomllib.loads(dump(config)), "there") == config
+
+
+def test_a_value_that_toml_cannot_express_is_refused_not_lost(recipe: Path) -> None:
+    config = load(recipe)
+    broken = msgspec.structs.replace(config, env=msgspec.structs.replace(config.env, args={"a": None}))
+    with pytest.raises(BadInput, match="expected values that TOML can express"):
+        dump(broken)
+
+
+def test_resolve_replaces_auto_by_this_machine(recipe: Path) -> None:
+    resolved = resolve(load(recipe)).run
+    assert resolved.device in ("cpu", "cuda") and resolved.threads >= 1
+    assert resolve(load(recipe, ["run.device=cpu", "run.threads=3"])).run.threads == 3
+
+
+def test_config_imports_nothing_heavy(recipe: Path) -> None:
+    code = f"""
+import sys
+from sparring.config import dump, load, resolve
+dump(resolve(load({str(recipe)!r})))
+print(sorted({{"torch", "transformers", "numpy", "pyarrow", "tokenizers"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

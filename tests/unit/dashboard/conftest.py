@@ -1,0 +1,179 @@
+"""A run's folder as a real run leaves it, made through the real types and the real store, with hostile text in it."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+
+from sparring.store.sqlite import SqliteStore
+from sparring.types import (
+    Failure,
+    Group,
+    Message,
+    Outcome,
+    Rollout,
+    Runs,
+    Score,
+    Segment,
+    Task,
+    Timing,
+    Trajectory,
+    Usage,
+)
+
+HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+DATASETS = ("basic_arithmetic", "gcd", "base_conversion", "letter_counting")
+STEPS = 60
+CALL = '<tool_call>\n{"name": "python", "arguments": {"code": "print(12 * 7)"}}\n</tool_call>'
+CONFIG = """
+[run]
+name = "sample"
+stages = ["sft", "rl"]
+device = "cpu"
+seed = 3
+
+[env]
+name = "reasoning_gym"
+"""
+
+
+def _tokenizer(folder: Path) -> Tokenizer:
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    trainer = BpeTrainer(
+        vocab_size=420, special_tokens=["<|im_start|>", "<|im_end|>"], initial_alphabet=ByteLevel.alphabet()
+    )
+    tokenizer.train_from_iterator(["print(12 * 7)", "What is the answer to the question?", "assistant tool user"] * 8, trainer)
+    folder.mkdir(parents=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return tokenizer
+
+
+class _Maker:
+    """Makes groups of two-turn rollouts with a tool call."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.random = random.Random(7)
+
+    def segment(self, index: int, source: str, role: str, text: str, version: int) -> Segment:
+        tokens = tuple(self.tokenizer.encode(f"<|im_start|>{role}\n{text}<|im_end|>\n").ids)
+        model = "policy" if source == "policy" else None
+        return Segment(
+            index=index,
+            parent=index - 1 if index else None,
+            source=source,
+            tokens=tokens,
+            message=Message(role=role, content=text),
+            model=model,
+            logprobs=tuple(-self.random.expovariate(3.0) for _ in tokens) if model else None,
+            versions=Runs.of(version, len(tokens)) if model else None,
+            kv_versions=Runs.of(max(0, version - index // 3), len(tokens)) if model else None,
+        )
+
+    def rollout(self, task: Task, group: str, index: int, version: int, solved: bool) -> Rollout:
+        answer = "84" if solved else "The café has 83 ☕"
+        segments = (
+            self.segment(0, "prompt", "system", "Use the tool `python` to compute, then answer.", version),
+            self.segment(1, "prompt", "user", f"What is 12 * 7? {HOSTILE}", version),
+            self.segment(2, "policy", "assistant", CALL, version),
+            self.segment(3, "tool", "tool", "84\n", version),
+            self.segment(4, "policy", "assistant", answer, version + (index == 1)),
+        )
+        sampled = sum(len(s.tokens) for s in segments if s.model)
+        trajectory = Trajectory(
+            id=f"{group}/{index}/policy",
+            task=task.id,
+            role="policy",
+            segments=segments,
+            outcome=Outcome(kind="completed", reason="answered"),
+            usage=Usage(sampled_tokens=sampled, turns=2, tool_calls=1),
+            timing=Timing(wall_s=0.4),
+        )
+        return Rollout(id=f"{group}/{index}", task=task, index=index, attempt=0, purpose="train", trajectories=(trajectory,))
+
+    def failed(self, task: Task, group: str, index: int) -> Rollout:
+        failure = Failure(error="SandboxError", where="box", message="the host died " + HOSTILE)
+        outcome = Outcome(kind="infra_failed", reason="failure", failure=failure)
+        trajectory = Trajectory(id=f"{group}/{index}/policy", task=task.id, role="policy", segments=(), outcome=outcome)
+        return Rollout(id=f"{group}/{index}", task=task, index=index, attempt=2, purpose="train", trajectories=(trajectory,))
+
+    def group(self, number: int, version: int, tag: str, rate: float) -> Group:
+        task = Task(id=f"{tag}:{number}", env="reasoning_gym", messages=(), tag=tag, seed=number)
+        name = f"rl/{number}"
+        solved = [self.random.random() < rate for _ in range(4)]
+        return Group(
+            id=name,
+            index=number,
+            task=task,
+            rollouts=tuple(self.rollout(task, name, i, version, s) for i, s in enumerate(solved)),
+            scores=tuple(Score(reward=float(s), success=s, parts={"format": 1.0}) for s in solved),
+            failed=(self.failed(task, name, 4),) if number % 25 == 7 else (),
+            version=version,
+        )
+
+
+def _metrics(step: int, rate: float, source: random.Random) -> dict[str, float]:
+    return {
+        "rollout/reward": rate + source.gauss(0, 0.04),
+        "rollout/success": min(1.0, max(0.0, rate + source.gauss(0, 0.04))),
+        "entropy": 0.5 * (1 - rate) + source.gauss(0, 0.01) + 0.05,
+        "logprob_max_abs_diff": 0.0,
+        "grad_norm": 0.6 + source.gauss(0, 0.08),
+        "learning_rate": 3e-4 * min(1, step / 10),
+        "clip_fraction": 0.0,
+        "rollout/tokens_mean": 60 + 10 * (1 - rate) + source.gauss(0, 1),
+        "time/generating": 0.55 + source.gauss(0, 0.01),
+        "time/training": 0.35 + source.gauss(0, 0.01),
+        "time/waiting": 0.1,
+        "tokens_forward": 9000 + source.gauss(0, 200),
+        "micro_batches": 3.0,
+        **{f"rollout/success/{tag}": source.betavariate(20 * rate + 1, 20 * (1 - rate) + 1) for tag in DATASETS},
+    }
+
+
+SUMMARY = {
+    "sft_success": 0.561,
+    "rl_success": 0.952,
+    "rl_success_low": 0.931,
+    "no_tool_success": 0.04,
+    "eval_tasks": 520,
+    "logprob_max_abs_diff": 0.0,
+    "tokens_sampled": 1_204_331,
+    "tokens_trained": 730_120,
+    "tokens": {"sampled": 1_204_331, "trained": 730_120, "filtered": 455_001, "zero_advantage": 15_210, "failed": 4_000},
+    "wall_s": {"init": 2.1, "sft": 61.0, "rl": 190.4, "eval": 38.2, "export": 0.6},
+    "peak_rss_bytes": 1_430_000_000,
+    "by_dataset": {
+        name: {"coverage": coverage, "sft": sft, "rl": rl, "tasks": 130}
+        for name, coverage, sft, rl in zip(
+            DATASETS, ("well", "well", "thin", "thin"), (0.9, 0.83, 0.3, 0.21), (0.98, 0.97, 0.94, 0.91), strict=True
+        )
+    },
+}
+
+
+@pytest.fixture(scope="session")
+def sample_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run of 60 RL steps."""
+    run = tmp_path_factory.mktemp("runs") / "sample"
+    maker = _Maker(_tokenizer(run / "init" / "model"))
+    store = SqliteStore(run / "store.sqlite")
+    for step in range(1, 41):
+        store.metric("sft", step, {"loss_imitate": 3.0 * 0.93**step + 0.1 + maker.random.gauss(0, 0.02), "grad_norm": 1.0})
+    for step in range(STEPS):
+        rates = [min(0.97, start + 0.9 * step / STEPS) for start in (0.8, 0.7, 0.25, 0.1)]
+        for place, (tag, rate) in enumerate(zip(DATASETS, rates, strict=True)):
+            store.append(maker.group(step * 4 + place, step, tag, rate), stage="rl")
+        store.metric("rl", step + 1, _metrics(step + 1, sum(rates) / 4, maker.random))
+    store.close()
+    (run / "summary.json").write_text(json.dumps(SUMMARY))
+    (run / "config.toml").write_text(CONFIG)
+    return run

@@ -1,0 +1,126 @@
+"""The report, rendered by a real browser."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sparring.dashboard.report import embedded_json, write_report
+from sparring.errors import BadInput
+
+
+def browse(report: Path, profile: Path) -> str:
+    """The document of a page after its script ran."""
+    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    flags += " --disable-component-update --disable-sync"
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    assert browser, "the report's tests need chromium: apt-get install chromium"
+    command = [browser, *flags.split(), f"--user-data-dir={profile}", "--dump-dom", report.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+@pytest.fixture(scope="session")
+def dom(sample_run: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The document of the sample's report."""
+    return browse(write_report(sample_run), tmp_path_factory.mktemp("profile"))
+
+
+def test_it_draws_itself(dom: str) -> None:
+    assert 'data-ready="yes"' in dom
+    assert ">sample</h1>" in dom
+
+
+def test_evaluation_has_a_row_per_dataset_and_a_total(dom: str) -> None:
+    table = re.search(r'<table id="evaluation-table">.*?</table>', dom, re.DOTALL)
+    assert table is not None
+    assert table[0].count("<tr") == 1 + 4 + 1
+    assert "95.2 %" in table[0] and "base_conversion" in table[0]
+
+
+def test_stage_table_names_every_stage(dom: str) -> None:
+    table = re.search(r'<table id="stage-table">.*?</table>', dom, re.DOTALL)
+    assert table is not None
+    assert [name for name in ("init", "sft", "rl", "eval", "export") if f"<td>{name}</td>" in table[0]] == [
+        "init", "sft", "rl", "eval", "export",
+    ]
+
+
+def test_token_account_adds_up_in_names(dom: str) -> None:
+    assert "group without variance: 455\u202f001 (37.8 %)" in dom
+
+
+def test_viewer_shows_tokens_of_each_source(dom: str) -> None:
+    talk = dom[dom.index('class="talk"') :]
+    assert 'class="t sampled"' in talk
+    assert '<span class="t special">&lt;|im_start|&gt;</span>' in talk
+    assert re.search(r'class="t sampled" style="background: color-mix', talk)
+    assert "<b>tool</b>" in talk and "<b>prompt</b>" in talk
+
+
+def test_text_of_a_rollout_stays_text(dom: str) -> None:
+    assert "<title>sample · Sparring</title>" in dom
+    assert "<img" not in dom
+    assert dom.count("</script>") == 2
+    talk = dom[dom.index('class="talk"') :]
+    assert "onerror" in re.sub(r"<[^>]*>", "", talk)
+
+
+def test_filters_narrow_the_list_and_modes_recolour(sample_run: Path, tmp_path: Path) -> None:
+    act = """
+    const filter = document.querySelector('select[aria-label="outcome"]');
+    const pick = (value) => { filter.value = value; filter.dispatchEvent(new Event("change")); };
+    const color = () => document.querySelector(".t.sampled").style.background;
+    const said = [document.querySelectorAll(".list button").length];
+    pick("infra_failed");
+    said.push([...document.querySelectorAll(".list .badge")].map((b) => b.textContent).join());
+    said.push(document.querySelector(".failure").textContent.slice(0, 20));
+    pick("");
+    const before = color();
+    document.querySelectorAll(".talk .bar button")[3].click();
+    said.push(before !== color(), document.querySelector(".talk .bar .key").textContent);
+    document.title = said.join(" / ");
+    """
+    text = write_report(sample_run).read_text()
+    text = re.sub(r"<meta http-equiv[^>]*>", "", text).replace("main();\n</script>", "main();</script>")
+    page = tmp_path / "page.html"
+    page.write_text(text.replace("main();</script>", f"main();{act}</script>"))
+    title = re.search(r"<title>(.*?)</title>", browse(page, tmp_path / "profile"))
+    assert title is not None
+    total, outcomes, failure, recoloured, versions = title[1].split(" / ")
+    assert int(total) > 20
+    assert outcomes == "infra_failed,infra_failed,infra_failed"
+    assert failure == "SandboxError at box:"
+    assert recoloured == "true"
+    assert versions == "version 59"
+
+
+def test_nothing_outside_the_file_is_named(sample_run: Path) -> None:
+    text = write_report(sample_run).read_text()
+    outside = set(re.findall(r"https?://[\w./-]+", text)) - {"http://www.w3.org/2000/svg"}
+    assert not outside
+    assert "default-src 'none'" in text
+
+
+def test_only_the_report_is_written(sample_run: Path) -> None:
+    write_report(sample_run)
+    before = _contents(sample_run)
+    write_report(sample_run)
+    assert _contents(sample_run) == before
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    """Every file but the report and SQLite's own table of readers."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in ("report.html", "store.sqlite-shm")]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_embedded_json_cannot_end_its_element() -> None:
+    text = embedded_json({"a": "</script><!--&\u2028"})
+    assert not set("<>&\u2028") & set(text)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="expected a run's folder with store.sqlite, got none"):
+        write_report(tmp_path)

@@ -1,0 +1,52 @@
+"""Quantities in chunks: the same bits for any chunking, with or without recomputation in the backward pass."""
+
+import pytest
+import torch
+
+from sparring.errors import BadInput
+from sparring.model import head
+from sparring.model.load import load
+from sparring.testing.tiny_models import VOCABULARY, tiny_model
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return tiny_model("qwen3", tmp_path_factory.mktemp("model") / "qwen3", tied=False)
+
+
+def inputs(count):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(count, 48, generator=generator, requires_grad=True)
+    return hidden, torch.randint(VOCABULARY, (count,), generator=generator), torch.full((count,), 0.9)
+
+
+def test_chunks_do_not_show(path):
+    model = load(path)
+    hidden, targets, heat = inputs(2 * head.CHUNK_ROWS + 5)
+    found = head.token_quantities(model, hidden, targets, heat, {"logprob", "entropy"})
+    for part in (slice(0, 1), slice(1020, 1030), slice(2047, None)):
+        alone = head.token_quantities(model, hidden[part], targets[part], heat[part], {"logprob", "entropy"})
+        assert torch.equal(alone["logprob"], found["logprob"][part])
+        assert torch.equal(alone["entropy"], found["entropy"][part])
+
+
+def test_recomputation_gives_the_same_gradients(path):
+    gradients = []
+    count = 2 * head.CHUNK_ROWS + 5
+    for limit in (count * VOCABULARY, count * VOCABULARY - 1):
+        model = load(path)
+        hidden, targets, heat = inputs(count)
+        found = head.token_quantities(model, hidden, targets, heat, {"logprob"}, keep_elements=limit)
+        found["logprob"].sum().backward()
+        gradients.append((hidden.grad, model.state()["lm_head.weight"], dict(model.module.named_parameters())["lm_head.weight"].grad))
+    assert torch.equal(gradients[0][0], gradients[1][0])
+    assert torch.equal(gradients[0][2], gradients[1][2])
+
+
+def test_only_what_is_needed_comes_back_and_nothing_unknown(path):
+    model = load(path)
+    hidden, targets, heat = inputs(3)
+    assert set(head.token_quantities(model, hidden, targets, heat, {"entropy"})) == {"entropy"}
+    assert head.token_quantities(model, hidden[:0], targets[:0], heat[:0], {"logprob"})["logprob"].shape == (0,)
+    with pytest.raises(BadInput, match="top_k"):
+        head.token_quantities(model, hidden, targets, heat, {"top_k"})

@@ -1,0 +1,138 @@
+"""Loading: refusals by name, what is swapped, which numerics are in use, updates of the weights."""
+
+import pytest
+import torch
+
+from sparring.errors import BadInput, WeightsError
+from sparring.model.attention import Packed
+from sparring.model.decoder import Decoder
+from sparring.model.load import load
+from sparring.model.swap import swap
+from sparring.testing.tiny_models import VOCABULARY, tiny_model
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return tiny_model("qwen3", tmp_path_factory.mktemp("model") / "qwen3", tied=True)
+
+
+def logits(model, rows):
+    positions = torch.cat([torch.arange(len(row)) for row in rows])
+    hidden = model.hidden(torch.cat([torch.tensor(row) for row in rows]), positions, Packed.of([len(row) for row in rows]))
+    return model.logits(hidden)
+
+
+def test_shape_is_read_from_the_config(path):
+    model = load(path)
+    assert (model.num_layers, model.num_heads, model.num_kv_heads, model.head_dim) == (2, 4, 2, 16)
+    assert (model.vocab_size, model.max_positions, model.dtype) == (VOCABULARY, 256, torch.float32)
+    assert model.path_name == "exact-kernels"
+
+
+def test_missing_folder_is_refused(tmp_path):
+    with pytest.raises(BadInput, match="expected a checkpoint folder with config.json, got no such folder"):
+        load(tmp_path / "nothing")
+    with pytest.raises(BadInput, match="got a folder without one"):
+        load(tmp_path)
+
+
+def test_unknown_dtype_and_numerics_are_refused(path):
+    with pytest.raises(BadInput, match="dtype"):
+        load(path, dtype="float16")
+    with pytest.raises(BadInput, match="numerics"):
+        load(path, numerics="quick")
+
+
+def test_recurrent_layers_are_refused_by_name(tmp_path):
+    tiny_model("qwen3_next", tmp_path, num_experts=4, moe_intermediate_size=16, shared_expert_intermediate_size=16)
+    with pytest.raises(BadInput, match="linear_attention"):
+        load(tmp_path)
+
+
+def test_model_that_changes_with_the_batch_is_refused_under_exact_only(tmp_path):
+    tiny_model("gpt2", tmp_path)
+    with pytest.raises(BadInput, match='GPT2LMHeadModel, whose logits do; not replaced: .*numerics = "fast"'):
+        load(tmp_path)
+    assert load(tmp_path, numerics="fast").path_name == "fast"
+
+
+def test_head_that_does_more_than_a_matrix_product_is_refused(tmp_path):
+    tiny_model("granite", tmp_path, logits_scaling=8.0)
+    with pytest.raises(BadInput, match="GraniteForCausalLM does more"):
+        load(tmp_path)
+
+
+def test_attention_of_its_own_is_refused(tmp_path):
+    tiny_model("bloom", tmp_path)
+    with pytest.raises(BadInput, match="BloomForCausalLM, which has its own"):
+        load(tmp_path, numerics="fast")
+
+
+def test_frequencies_that_depend_on_the_length_are_refused_under_exact(tmp_path):
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    tiny_model("llama", tmp_path, rope_parameters=rope)
+    with pytest.raises(BadInput, match="rope_type 'dynamic'"):
+        load(tmp_path)
+
+
+def test_a_sliding_window_bounds_the_positions(tmp_path):
+    assert load(tiny_model("mistral", tmp_path / "a", sliding_window=64)).max_positions == 64
+    assert load(tiny_model("mistral", tmp_path / "b", sliding_window=None)).max_positions == 256
+
+
+def test_known_family_runs_the_lean_decoder_and_every_part_is_row_invariant(path):
+    model = load(path)
+    assert isinstance(model._forward, Decoder)
+    assert swap(model.module, 256) == [] or all("Row" in name or "Table" in name for name in swap(model.module, 256))
+
+
+def test_unknown_family_passes_its_proof(tmp_path):
+    model = load(tiny_model("olmo2", tmp_path))
+    assert not isinstance(model._forward, Decoder)
+    rows = [[1, 2, 3], [4], list(range(40))]
+    together = logits(model, rows).split([len(row) for row in rows])
+    for row, found in zip(rows, together, strict=True):
+        assert torch.equal(found, logits(model, [row]))
+
+
+def test_rows_do_not_depend_on_the_packing(path):
+    model = load(path)
+    rows = [[(3 * i + j) % VOCABULARY for j in range(length)] for i, length in enumerate([1, 2, 30, 7, 64, 5])]
+    together = logits(model, rows).split([len(row) for row in rows])
+    for row, found in zip(rows, together, strict=True):
+        assert torch.equal(found, logits(model, [row]))
+
+
+def test_training_mode_changes_nothing(tmp_path):
+    model = load(tiny_model("llama", tmp_path, attention_dropout=0.5), gradient_checkpointing=True)
+    assert torch.equal(logits(model, [[1, 2, 3]]), logits(model, [[1, 2, 3]]))
+
+
+def test_state_has_a_tied_weight_once_and_loads_elsewhere(path, tmp_path):
+    source, target = load(path), load(tiny_model("qwen3", tmp_path, tied=True, seed=9))
+    assert "lm_head.weight" not in source.state()
+    assert not torch.equal(logits(source, [[1, 2, 3]]), logits(target, [[1, 2, 3]]))
+    target.load_state(source.state())
+    assert torch.equal(logits(source, [[1, 2, 3]]), logits(target, [[1, 2, 3]]))
+    assert source.state()["model.norm.weight"].data_ptr() != target.state()["model.norm.weight"].data_ptr()
+
+
+def test_state_that_does_not_fit_changes_nothing(path):
+    model = load(path)
+    before = logits(model, [[1, 2, 3]])
+    state = {name: tensor.clone().zero_() for name, tensor in model.state().items()}
+    with pytest.raises(WeightsError, match="model.norm.weight should be"):
+        model.load_state({**state, "model.norm.weight": torch.zeros(3)})
+    del state["model.norm.weight"]
+    with pytest.raises(WeightsError, match="model.norm.weight"):
+        model.load_state(state)
+    assert torch.equal(before, logits(model, [[1, 2, 3]]))
+
+
+def test_refresh_sees_changed_parameters(path):
+    model = load(path)
+    before = logits(model, [[1, 2, 3]])
+    with torch.no_grad():
+        model.state()["model.layers.1.mlp.down_proj.weight"].mul_(1.5)
+    model.refresh()
+    assert not torch.equal(before, logits(model, [[1, 2, 3]]))

@@ -1,0 +1,193 @@
+"""One rollout to its typed outcome, through every way of breaking (law 6)."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from fates import Fates, make_stack
+
+from sparring.errors import EngineError, JudgeError, LimitReached, PolicyFailure, SandboxError, StoreError, ToolHostError
+from sparring.testing.clock import run_virtual
+from sparring.testing.scripted_engine import ScriptedEngine
+from sparring.testing.toy import toy_renderer, toy_script, toy_task
+from sparring.types import BoxSpec, Failure, Limits, Outcome, Rollout
+
+BOXED = replace(toy_task(), box=BoxSpec())
+
+
+def once(error: BaseException) -> Callable[[int], BaseException | None]:
+    """Only the first call breaks."""
+    return lambda number: error if number == 0 else None
+
+
+def always(error: BaseException) -> Callable[[int], BaseException | None]:
+    """Every call breaks."""
+    return lambda number: error
+
+
+def sampled(rollout: Rollout) -> list[tuple[tuple[int, ...], tuple[float, ...] | None]]:
+    """What the policy sampled."""
+    return [(s.tokens, s.logprobs) for t in rollout.trajectories for s in t.segments if s.model is not None]
+
+
+def test_a_good_rollout_is_scored_and_everything_is_closed() -> None:
+    stack = make_stack()
+    done = stack.run(BOXED)
+    assert done.rollout.outcome == Outcome(kind="completed", reason="answered")
+    assert done.score is not None and done.score.reward == 1.0 and done.broken == ()
+    assert (done.rollout.id, done.rollout.attempt, done.rollout.purpose) == ("rl/0/0", 0, "train")
+    (trajectory,) = done.rollout.trajectories
+    assert trajectory.usage.turns == 2 and trajectory.timing.wall_s == trajectory.timing.generate_s == 2.0
+    assert stack.fates.open_worlds == stack.fates.open_boxes == 0 and stack.engine.held == {}
+
+
+@pytest.mark.parametrize("where", ["take", "open", "step", "score"])
+@pytest.mark.parametrize("error", [SandboxError("gone"), ToolHostError("refused"), ValueError("bug")])
+def test_a_crash_is_retried_and_samples_the_same_tokens(where: str, error: Exception) -> None:
+    if where == "take" and isinstance(error, ValueError):
+        error = SandboxError("untyped errors of the pool are the pool's to wrap")
+    clean = make_stack().run(BOXED)
+    stack = make_stack(Fates(**{where: once(error)}))
+    done = stack.run(BOXED)
+    assert done.rollout.outcome.kind == "completed" and done.score == clean.score
+    assert (done.rollout.id, done.rollout.attempt) == ("rl/0/0/retry-1", 1)
+    assert sampled(done.rollout) == sampled(clean.rollout)
+    (broken,) = done.broken
+    assert (broken.id, broken.attempt, broken.outcome.kind) == ("rl/0/0", 0, "infra_failed")
+    assert sampled(broken) == sampled(clean.rollout)[: len(sampled(broken))]
+    assert broken.outcome.failure is not None and str(error) in str(broken.outcome.failure)
+    assert stack.fates.open_worlds == stack.fates.open_boxes == 0 and stack.engine.held == {}
+
+
+@pytest.mark.parametrize("where", ["step", "score"])
+def test_the_second_identical_failure_of_the_world_is_the_policys(where: str) -> None:
+    stack = make_stack(Fates(**{where: always(SandboxError("box: died of signal 9"))}), policy_failure_reward=-0.5)
+    done = stack.run(BOXED)
+    failure = Failure(error="SandboxError", where="box", message="died of signal 9")
+    assert done.rollout.outcome == Outcome(kind="policy_failed", reason="failure", failure=failure)
+    assert done.score is not None and (done.score.reward, done.score.success) == (-0.5, False)
+    assert [r.outcome.kind for r in done.broken] == ["infra_failed"]
+    assert stack.fates.open_worlds == stack.fates.open_boxes == 0
+
+
+def test_a_different_second_failure_is_not_the_policys() -> None:
+    fates = Fates(step=lambda number: SandboxError(f"box: failure {number}"))
+    done = make_stack(fates, retries=2).run(BOXED)
+    assert done.score is None and done.rollout.outcome.kind == "infra_failed"
+    assert [r.attempt for r in (*done.broken, done.rollout)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("fates", "kind"),
+    [
+        (Fates(take=always(SandboxError("no user namespaces"))), "infra_failed"),
+        (Fates(open=always(ValueError("bad data row"))), "infra_failed"),
+        (Fates(score=always(JudgeError("judge: 503"))), "judge_failed"),
+    ],
+)
+def test_failures_that_the_policy_cannot_have_caused_never_become_a_reward(fates: Fates, kind: str) -> None:
+    done = make_stack(fates, retries=3).run(BOXED)
+    assert done.score is None and done.rollout.outcome.kind == kind
+    assert len(done.broken) == 3
+
+
+def test_a_dead_engine_never_becomes_a_reward() -> None:
+    engine = ScriptedEngine(toy_script(toy_renderer()), fail_on=range(2, 100))
+    done = make_stack(engine=engine, retries=1).run(toy_task())
+    assert done.score is None and done.rollout.outcome.kind == "infra_failed"
+    assert done.rollout.outcome.failure is not None and done.rollout.outcome.failure.error == EngineError.__name__
+
+
+def test_no_retries_means_none() -> None:
+    done = make_stack(Fates(step=once(SandboxError("gone"))), retries=0).run(toy_task())
+    assert done.score is None and done.broken == () and done.rollout.outcome.kind == "infra_failed"
+
+
+def test_a_slow_world_is_truncated_and_still_scored() -> None:
+    stack = make_stack(Fates(step=lambda number: 1000.0), timeout_s=30.0)
+    done = stack.run(BOXED)
+    assert done.rollout.outcome == Outcome(kind="truncated", reason="timeout")
+    assert done.score is not None and done.score.reward == 0.0
+    timing = done.rollout.trajectories[0].timing
+    assert (timing.wall_s, timing.generate_s, timing.world_s) == (30.0, 1.0, 29.0)
+    assert sampled(done.rollout) and stack.fates.open_worlds == stack.fates.open_boxes == 0
+
+
+def test_waiting_for_a_box_is_not_on_the_policys_clock() -> None:
+    done = make_stack(Fates(take=lambda number: 100.0), timeout_s=10.0).run(BOXED)
+    assert done.rollout.outcome.kind == "completed"
+    late = make_stack(Fates(take=lambda number: 1000.0), retries=0).run(BOXED)
+    assert late.score is None and late.rollout.outcome.kind == "infra_failed"
+
+
+def test_a_judge_that_hangs_has_failed() -> None:
+    done = make_stack(Fates(score=lambda number: 1000.0), retries=0).run(toy_task())
+    assert done.score is None and done.rollout.outcome.kind == "judge_failed"
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (Limits(max_turns=1), "max_turns"),
+        (Limits(max_tokens=4), "max_tokens"),
+        (Limits(max_tool_calls=0), "max_tool_calls"),
+    ],
+)
+def test_limits_truncate(limits: Limits, reason: str) -> None:
+    done = make_stack().run(replace(toy_task(), limits=limits))
+    assert done.rollout.outcome == Outcome(kind="truncated", reason=reason)
+    assert done.score is not None and done.score.reward == 0.0
+
+
+def test_the_recipes_limits_replace_the_tasks() -> None:
+    done = make_stack(max_turns=1).run(toy_task())
+    assert done.rollout.outcome.reason == "max_turns" and done.rollout.task.limits.max_turns == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (PolicyFailure("cannot be acted on"), Outcome(kind="policy_failed", reason="malformed")),
+        (LimitReached("resources", "out of memory"), Outcome(kind="policy_failed", reason="resources")),
+        (LimitReached("context_length", "full"), Outcome(kind="truncated", reason="context_length")),
+        (asyncio.CancelledError(), Outcome(kind="cancelled", reason="cancelled")),
+    ],
+)
+def test_what_ends_a_conversation_has_its_type(error: BaseException, outcome: Outcome) -> None:
+    stack = make_stack(Fates(step=always(error)))
+    done = stack.run(BOXED)
+    assert done.rollout.outcome == outcome and done.broken == ()
+    assert (done.score is not None) == outcome.trainable
+    assert stack.fates.open_worlds == stack.fates.open_boxes == 0
+
+
+def test_a_full_disk_is_no_rollout_failure() -> None:
+    stack = make_stack(Fates(step=always(StoreError("disk full"))))
+    with pytest.raises(StoreError):
+        stack.run(BOXED)
+    assert stack.fates.open_worlds == stack.fates.open_boxes == 0
+
+
+def test_cancelling_closes_everything() -> None:
+    stack = make_stack(Fates(step=lambda number: 1000.0))
+
+    async def main() -> None:
+        task = asyncio.create_task(stack.runner.run(BOXED, rollout_id="rl/0/0", index=0, seed=1))
+        await asyncio.sleep(5)
+        assert stack.fates.open_worlds == stack.fates.open_boxes == 1
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run_virtual(main())
+    assert stack.fates.open_worlds == stack.fates.open_boxes == 0 and stack.engine.held == {}
+
+
+def test_what_fails_to_close_changes_no_outcome() -> None:
+    stack = make_stack(Fates(close=lambda number: ValueError("busy") if number == 0 else 1000.0))
+    assert stack.run(BOXED).rollout.outcome.kind == "completed"
+    assert stack.run(BOXED).rollout.outcome.kind == "completed"
+    assert [type(e).__name__ for e in stack.runner.close_failures] == ["EnvError", "EnvError"]
+    assert "busy" in str(stack.runner.close_failures[0]) and "not closed" in str(stack.runner.close_failures[1])
+    assert stack.fates.open_boxes == 0

@@ -1,0 +1,64 @@
+"""Real boxes for the tests of this folder: one event loop and one pool per test file."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparring.protocols import ExecResult
+from sparring.sandbox.bubblewrap import BubblewrapBoxes
+from sparring.sandbox.config import SandboxConfig
+from sparring.types import BoxSpec
+
+
+class Bench:
+    """A pool and the loop that it lives in."""
+
+    def __init__(self, runner: asyncio.Runner, boxes: BubblewrapBoxes) -> None:
+        self.runner = runner
+        self.boxes = boxes
+
+    def run(self, work: Callable[[BubblewrapBoxes], Any]) -> Any:
+        async def bounded() -> Any:
+            async with asyncio.timeout(60):
+                return await work(self.boxes)
+
+        return self.runner.run(bounded())
+
+    def python(self, *codes: str, **spec: Any) -> ExecResult:
+        """The codes, one after another in one fresh box; the last one's result."""
+
+        async def work(boxes: BubblewrapBoxes) -> ExecResult:
+            box = await boxes.take(BoxSpec(**{"timeout_s": 20.0} | spec))
+            for code in codes:
+                result = await box.python(code)
+            await box.close()
+            return result
+
+        return self.run(work)
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    with asyncio.Runner() as runner:
+        boxes = BubblewrapBoxes(SandboxConfig(servers=2, concurrency=4))
+        yield Bench(runner, boxes)
+        runner.run(boxes.close())
+
+
+def descendants(pid: int) -> list[int]:
+    """Process ids of all children of a process and theirs."""
+    found = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, children.read_text().split()):
+            found += [child, *descendants(child)]
+    return found
+
+
+@pytest.fixture
+def family() -> Callable[[int], list[int]]:
+    return descendants

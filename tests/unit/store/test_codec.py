@@ -1,0 +1,178 @@
+"""Nouns survive the codec, floats to the bit."""
+
+import math
+import struct
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparring.store.codec import StoredGroup, StoredRollout, decode, encode
+from sparring.types import (
+    BoxSpec,
+    Failure,
+    Group,
+    Limits,
+    Message,
+    Outcome,
+    Rollout,
+    Runs,
+    Sampling,
+    Score,
+    Segment,
+    Task,
+    Timing,
+    ToolCall,
+    Trajectory,
+    Usage,
+)
+
+NUMBERS = st.floats(allow_nan=False)
+COUNTS = st.integers(0, 2**63)
+SEEDS = st.integers(0, 2**64 - 1)
+TEXTS = st.text(max_size=8)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | NUMBERS | TEXTS | st.binary(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+TABLES = st.dictionaries(TEXTS, PLAIN, max_size=3)
+CALLS = st.builds(ToolCall, id=TEXTS, name=TEXTS, arguments=st.none() | TABLES, raw=TEXTS)
+MESSAGES = st.builds(
+    Message,
+    role=st.sampled_from(["system", "user", "assistant", "tool"]),
+    content=TEXTS,
+    reasoning=st.none() | TEXTS,
+    tool_calls=st.lists(CALLS, max_size=2).map(tuple),
+)
+TASKS = st.builds(
+    Task,
+    id=TEXTS,
+    env=TEXTS,
+    messages=st.lists(MESSAGES, max_size=2).map(tuple),
+    data=TABLES,
+    limits=st.builds(Limits, max_turns=COUNTS, timeout_s=NUMBERS),
+    box=st.none() | st.builds(BoxSpec, timeout_s=NUMBERS, network=st.booleans()),
+    seed=SEEDS,
+)
+SCORES = st.builds(
+    Score,
+    reward=NUMBERS,
+    parts=st.dictionaries(TEXTS, NUMBERS, max_size=2),
+    success=st.none() | st.booleans(),
+    per_turn=st.none() | st.lists(NUMBERS, max_size=2).map(tuple),
+)
+TRAINABLE = st.sampled_from(
+    [
+        Outcome(kind="completed", reason="answered"),
+        Outcome(kind="truncated", reason="timeout"),
+        Outcome(kind="policy_failed", reason="failure", failure=Failure(error="EnvError", where="env", message="x")),
+    ]
+)
+
+
+@st.composite
+def segments(draw, index: int = 0) -> Segment:
+    """One segment, sampled or not."""
+    tokens = tuple(draw(st.lists(st.integers(0, 2**31), max_size=4)))
+    parent = None if index == 0 else index - 1
+    if draw(st.booleans()):
+        return Segment(index=index, parent=parent, source="prompt", tokens=tokens, message=draw(st.none() | MESSAGES))
+    logprobs = tuple(draw(st.lists(NUMBERS, min_size=len(tokens), max_size=len(tokens))))
+    runs = Runs.of(draw(COUNTS), len(tokens))
+    sampling = draw(st.none() | st.builds(Sampling, temperature=NUMBERS, seed=SEEDS, stop=st.just((1, 2))))
+    return Segment(
+        index=index,
+        parent=parent,
+        source="policy",
+        tokens=tokens,
+        model="policy",
+        logprobs=logprobs,
+        versions=runs,
+        kv_versions=runs,
+        sampling=sampling,
+    )
+
+
+@st.composite
+def rollouts(draw, task: Task, number: int, outcomes=TRAINABLE) -> Rollout:
+    """A rollout with one trajectory."""
+    trajectory = Trajectory(
+        id=f"rl/0/{number}",
+        task=task.id,
+        role="policy",
+        segments=tuple(draw(segments(i)) for i in range(draw(st.integers(0, 3)))),
+        outcome=draw(outcomes),
+        usage=Usage(sampled_tokens=draw(COUNTS)),
+        timing=Timing(wall_s=draw(NUMBERS)),
+        origin=draw(st.none() | st.just(("rl/0/9", 3))),
+    )
+    return Rollout(
+        id=trajectory.id, task=task, index=number, attempt=draw(COUNTS), purpose="train", trajectories=(trajectory,)
+    )
+
+
+@st.composite
+def groups(draw) -> Group:
+    """A group with rollouts and failed ones, one of them of another task."""
+    task, other = draw(TASKS), draw(TASKS)
+    count = draw(st.integers(0, 3))
+    broken = st.just(
+        Outcome(kind="infra_failed", reason="failure", failure=Failure(error="SandboxError", where="box", message="gone"))
+    )
+    return Group(
+        id="rl/0",
+        index=draw(st.integers(0, 2**40)),
+        task=task,
+        rollouts=tuple(draw(rollouts(task if n else other, n)) for n in range(count)),
+        scores=tuple(draw(SCORES) for _ in range(count)),
+        failed=tuple(draw(rollouts(task, count, broken)) for _ in range(draw(st.integers(0, 1)))),
+        version=draw(COUNTS),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(group=groups())
+def test_a_group_comes_back_whole(group: Group) -> None:
+    stored = decode(encode(StoredGroup.of(group)), StoredGroup)
+    parts = [
+        [decode(encode(StoredRollout.of(r, group.task)), StoredRollout).rollout(stored.task) for r in part]
+        for part in (group.rollouts, group.failed)
+    ]
+    assert stored.group(*parts) == group
+
+
+@settings(max_examples=60, deadline=None)
+@given(bits=st.lists(st.integers(0, 2**64 - 1), max_size=5))
+def test_floats_come_back_to_the_bit(bits: list[int]) -> None:
+    floats = tuple(struct.unpack("<d", struct.pack("<Q", b))[0] for b in bits)
+    runs = Runs.of(1, len(floats))
+    segment = Segment(
+        index=0, parent=None, source="policy", tokens=(5,) * len(floats), model="m", logprobs=floats, versions=runs
+    )
+    again = decode(encode(segment), Segment)
+    assert [struct.pack("<d", x) for x in again.logprobs or ()] == [struct.pack("<d", x) for x in floats]
+
+
+def test_none_is_not_zero() -> None:
+    unscored, zero = Score(reward=None), Score(reward=0.0)
+    assert decode(encode(unscored), Score).reward is None
+    assert decode(encode(zero), Score).reward == 0.0
+    assert math.copysign(1, decode(encode(Score(reward=-0.0)), Score).reward) == -1
+
+
+def test_integers_of_any_size() -> None:
+    data = {"n": [2**64, -(2**63) - 1, 10**80, 2**64 - 1], "b": b"x"}
+    task = Task(id="big", env="e", messages=(), data=data)
+    assert decode(encode(task), Task) == task
+
+
+def test_other_than_plain_data_is_refused() -> None:
+    with pytest.raises(TypeError):
+        encode({"x": object()})
+
+
+def test_wrong_bytes_are_refused() -> None:
+    with pytest.raises(msgspec.MsgspecError):
+        decode(encode(Score(reward=1.0)), Task)

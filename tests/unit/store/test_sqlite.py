@@ -1,0 +1,288 @@
+"""The SQLite store against the world: kills, full disks, a second run, damage."""
+
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparring.errors import BadInput, StoreError
+from sparring.store.sqlite import SqliteStore
+from sparring.types import CheckpointRef, Group, Message, Outcome, Rollout, Runs, Score, Segment, Task, Trajectory
+
+WRITER = """
+import sys
+from pathlib import Path
+from sparring.store.sqlite import SqliteStore
+sys.path.insert(0, sys.argv[2])
+from test_sqlite import make_group, make_segment
+store = SqliteStore(sys.argv[1])
+number = len(list(store.groups()))
+while True:
+    for place in range(2):
+        store.append_turn(f"rl/{number}/{place}", [make_segment(number)])
+    store.append(make_group(number), stage="rl")
+    store.metric("rl", number, {"number": number})
+    store.put("last", number)
+    print(number, flush=True)
+    number += 1
+"""
+
+FILLER = """
+import resource, sys
+from sparring.errors import StoreError
+from sparring.store.sqlite import SqliteStore
+sys.path.insert(0, sys.argv[2])
+from test_sqlite import make_group
+store = SqliteStore(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+for number in range(10_000):
+    try:
+        store.append(make_group(number, size=500), stage="rl")
+    except StoreError as error:
+        print(number, error)
+        break
+assert len(list(store.groups())) == number
+store.close()
+"""
+
+
+def make_segment(number: int, size: int = 4) -> Segment:
+    """A sampled segment that tells its number."""
+    runs = Runs.of(number, size)
+    return Segment(
+        index=0,
+        parent=None,
+        source="policy",
+        tokens=(number,) * size,
+        model="policy",
+        logprobs=(-1.0 / (number + 1),) * size,
+        versions=runs,
+        kv_versions=runs,
+    )
+
+
+def make_group(number: int, size: int = 4) -> Group:
+    """A group of two that tells its number."""
+    task = Task(id=f"task-{number}", env="toy", messages=(Message(role="user", content="?"),))
+    trajectory = Trajectory(
+        id=f"rl/{number}/0",
+        task=task.id,
+        role="policy",
+        segments=(make_segment(number, size),),
+        outcome=Outcome(kind="completed", reason="answered"),
+    )
+    rollouts = tuple(
+        Rollout(
+            id=f"rl/{number}/{place}",
+            task=task,
+            index=place,
+            attempt=0,
+            purpose="train",
+            trajectories=(Trajectory(**{**_fields(trajectory), "id": f"rl/{number}/{place}"}),),
+        )
+        for place in range(2)
+    )
+    scores = (Score(reward=1.0), Score(reward=0.0))
+    return Group(id=f"rl/{number}", index=number, task=task, rollouts=rollouts, scores=scores, version=number)
+
+
+def _fields(trajectory: Trajectory) -> dict[str, object]:
+    return {name: getattr(trajectory, name) for name in Trajectory.__dataclass_fields__}
+
+
+def integrity(path: Path) -> str:
+    """What SQLite's own check says."""
+    connection = sqlite3.connect(path)
+    try:
+        return connection.execute("PRAGMA integrity_check").fetchone()[0]
+    finally:
+        connection.close()
+
+
+def child(script: str, path: Path) -> subprocess.Popen[str]:
+    """A process that writes to the store."""
+    return subprocess.Popen(
+        [sys.executable, "-c", script, str(path), str(Path(__file__).parent)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_kill_9_at_random_moments_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "store.sqlite"
+    chance = random.Random(5)
+    said = -1
+    for _ in range(5):
+        writer = child(WRITER, path)
+        assert writer.stdout is not None
+        for _ in range(chance.randrange(1, 60)):
+            said = int(writer.stdout.readline())
+        writer.send_signal(signal.SIGKILL)
+        rest = writer.stdout.read().split()
+        writer.wait()
+        said = int(rest[-1]) if rest else said
+        assert integrity(path) == "ok"
+        store = SqliteStore(path)
+        groups = list(store.groups(stage="rl"))
+        assert groups == [make_group(number) for number in range(len(groups))]
+        assert len(groups) in (said + 1, said + 2)  # what it said is there; at most the one in hand is too
+        assert [step for step, _ in store.metrics("rl")] in (list(range(len(groups))), list(range(len(groups) - 1)))
+        in_flight = [store.turns(f"rl/{len(groups)}/{place}") for place in range(2)]
+        assert all(turns in ([], [make_segment(len(groups))]) for turns in in_flight)
+        assert not any(store.turns(f"rl/{len(groups) - 1}/{place}") for place in range(2))
+        if len(store.metrics("rl")) < len(groups):  # the writer goes on behind the last group
+            store.metric("rl", len(groups) - 1, {"number": len(groups) - 1})
+        store.truncate("rl", len(groups), first_group=len(groups))
+        store.close()
+
+
+def test_a_full_disk_is_reported_and_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    filler = child(FILLER, path)
+    out, _ = filler.communicate()
+    assert filler.returncode == 0
+    number, _, message = out.partition(" ")
+    assert int(number) > 3 and "free disk space" in message and str(path) in message
+    assert integrity(path) == "ok"
+    store = SqliteStore(path)
+    assert list(store.groups()) == [make_group(n, size=500) for n in range(int(number))]
+    store.append(make_group(int(number)), stage="rl")
+    store.close()
+
+
+def test_a_full_database_is_reported_and_loses_nothing(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "store.sqlite")
+    store._database.execute("PRAGMA max_page_count = 60")
+    number = 0
+    with pytest.raises(StoreError, match="database or disk is full"):
+        while True:
+            store.append(make_group(number, size=500), stage="rl")
+            number += 1
+    assert number > 3
+    assert list(store.groups()) == [make_group(n, size=500) for n in range(number)]
+    store._database.execute("PRAGMA max_page_count = 6000")
+    store.append(make_group(number, size=500), stage="rl")
+    assert len(list(store.groups())) == number + 1
+    store.close()
+
+
+def test_a_second_run_in_the_folder_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    writer = child(WRITER, path)
+    assert writer.stdout is not None
+    writer.stdout.readline()
+    with pytest.raises(BadInput, match=rf"{tmp_path}: expected no other run in this folder, got pid {writer.pid}; "):
+        SqliteStore(path)
+    reader = SqliteStore(path, read_only=True)  # a report may be written meanwhile
+    assert next(iter(reader.groups())) == make_group(0)
+    reader.close()
+    writer.kill()
+    writer.wait()
+    SqliteStore(path).close()
+
+
+def test_the_lock_holds_within_a_process_too(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "store.sqlite")
+    with pytest.raises(BadInput, match="expected no other run"):
+        SqliteStore(tmp_path / "store.sqlite")
+    store.close()
+    SqliteStore(tmp_path / "store.sqlite").close()
+
+
+def test_a_resume_does_again_what_came_after_the_checkpoint(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "store.sqlite")
+    (tmp_path / "step").mkdir()
+    for number in range(6):
+        store.append(make_group(number), stage="rl")
+        store.append(make_group(number), stage="other")
+    for step in (1, 2, 3):
+        store.metric("rl", step, {"loss": step})
+        store.checkpoint(CheckpointRef(model="policy", stage="rl", step=step, path=str(tmp_path / "step")), {"k": step})
+    store.append_turn("rl/6/0", [make_segment(6)])
+    store.close()
+
+    store = SqliteStore(tmp_path / "store.sqlite")
+    store.append_turn("rl/7/0", [make_segment(7)])
+    store.truncate("rl", 2, first_group=4)
+    assert list(store.groups(stage="rl")) == [make_group(n) for n in range(4)]
+    assert len(list(store.groups(stage="other"))) == 6
+    assert [step for step, _ in store.metrics("rl")] == [1, 2]
+    assert store.last_checkpoint("rl")[0].step == 2
+    assert store.turns("rl/6/0") == []  # cut off by the crash
+    assert store.turns("rl/7/0") == [make_segment(7)]  # this process's own
+    for number in (4, 5):
+        store.append(make_group(number), stage="rl")
+    store.metric("rl", 3, {"loss": 30.0})
+    assert list(store.groups(stage="rl")) == [make_group(n) for n in range(6)]
+    assert store.metrics("rl")[-1] == (3, {"loss": 30.0})
+    assert store.load("rl/4/0") == make_group(4).rollouts[0]
+    store.close()
+
+
+def test_events_are_kept_in_order(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "store.sqlite")
+    store.event("rl", "first")
+    store.event("eval", "second")
+    assert [(stage, text) for _, stage, text in store.events()] == [("rl", "first"), ("eval", "second")]
+    store.close()
+
+
+def test_the_log_is_copied_into_the_database_while_writing(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    store = SqliteStore(path)
+    sizes = []
+    for number in range(1000):  # far more than needed; the copy happens beside it
+        store.put(str(number % 30), bytes(300_000))
+        sizes.append(path.stat().st_size)
+        if sizes[-1] > 4_000_000:
+            break
+    assert sizes[-1] > 4_000_000
+    assert store.get("0") == bytes(300_000)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"), [(b"not a database at all" * 100, "expected a SQLite database"), (b"", "")]
+)
+def test_another_kind_of_file_is_refused(tmp_path: Path, content: bytes, expected: str) -> None:
+    (tmp_path / "store.sqlite").write_bytes(content)
+    if expected:
+        with pytest.raises(BadInput, match=expected):
+            SqliteStore(tmp_path / "store.sqlite")
+    else:  # an empty file is what a kill right after creation leaves
+        SqliteStore(tmp_path / "store.sqlite").close()
+
+
+def test_another_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    SqliteStore(path).close()
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(BadInput, match="expected a store of version 1, got version 99"):
+        SqliteStore(path)
+
+
+def test_damaged_rows_are_reported(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    store = SqliteStore(path)
+    store.append(make_group(0), stage="rl")
+    store.close()
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE groups SET data = x'c1'")
+    connection.commit()
+    connection.close()
+    store = SqliteStore(path)
+    with pytest.raises(StoreError, match="damaged data"):
+        list(store.groups())
+    store.close()
+
+
+def test_reading_where_nothing_is(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="expected the store of a run, got no file"):
+        SqliteStore(tmp_path / "store.sqlite", read_only=True)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,248 @@
+"""The trainer on a tiny real model."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sparring.algo.config import GrpoConfig
+from sparring.algo.loss.imitate import ImitateLoss
+from sparring.algo.loss.policy import PolicyLoss
+from sparring.batch.demonstration import demonstration, demonstration_batch
+from sparring.batch.packing import pack
+from sparring.batch.tensors import micro_batch
+from sparring.errors import BadInput
+from sparring.model.attention import Packed
+from sparring.model.head import token_quantities
+from sparring.train.config import TrainConfig
+from sparring.train.trainer import LocalTrainer
+from sparring.types import Batch
+from sparring.weights.inline import fetch
+
+
+def make_trainer(model, **settings):
+    config = TrainConfig(**{"learning_rate": 1e-2, "token_budget": 64, **settings})
+    losses = [PolicyLoss(GrpoConfig()), ImitateLoss()]
+    return LocalTrainer(model, config, losses, name="policy", total_steps=20, threads=1)
+
+
+def run(trainer, work):
+    """`work(trainer)` on an event loop, and the trainer's thread ended."""
+
+    async def main():
+        try:
+            return await work(trainer)
+        finally:
+            await trainer.close()
+
+    return asyncio.run(main())
+
+
+def gradients(model):
+    return {name: parameter.grad.clone() for name, parameter in model.module.named_parameters()}
+
+
+def logprobs(model, rows):
+    """Every weighted token's log-probability, row by row, from one micro-batch of `rows`, with gradients on."""
+    micro = micro_batch(rows, {"policy": 1.0})
+    hidden = model.hidden(micro.tokens, micro.positions, Packed(micro.cu_seqlens))
+    found = token_quantities(model, hidden[micro.predicting], micro.targets, micro.temperature, {"logprob"})["logprob"]
+    return found.detach().split([sum(1 for weight in row.weights["policy"] if weight) for row in rows])
+
+
+def recorded(model, batch):
+    """The batch as the model itself would have sampled it: with its own log-probabilities, each row computed alone."""
+    rows = []
+    for row in batch.rows:
+        values = iter(logprobs(model, [row])[0].tolist())
+        rows.append(replace(row, logprobs=tuple(next(values) if weight else 0.0 for weight in row.weights["policy"])))
+    return replace(batch, rows=tuple(rows))
+
+
+def test_any_token_budget_gives_the_same_gradients(make_model, make_batch):
+    batch = make_batch()
+    whole = make_model()
+    metrics = run(make_trainer(whole, token_budget=10_000), lambda t: t.forward_backward(batch))
+    assert metrics["micro_batches"] == 1
+    for budget, least in ((1, 9), (30, 3), (64, 2)):
+        split = make_model()
+        parts = run(make_trainer(split, token_budget=budget), lambda t: t.forward_backward(batch))
+        assert parts["micro_batches"] >= least
+        assert parts["loss_policy"] == pytest.approx(metrics["loss_policy"], abs=1e-6)
+        assert parts["entropy"] == pytest.approx(metrics["entropy"], rel=1e-6)
+        assert parts["tokens_trained"] == metrics["tokens_trained"] == batch.denominators["policy"]
+        for name, expected in gradients(whole).items():
+            torch.testing.assert_close(gradients(split)[name], expected, atol=2e-6, rtol=1e-4)
+
+
+def test_any_packing_gives_the_same_log_probabilities_to_the_bit(make_model, make_batch):
+    model, rows = make_model(), make_batch(rows=12).rows
+    alone = {row.id: logprobs(model, [row])[0] for row in rows}
+    for budget in (20, 50, 10_000):
+        for part in pack(rows, budget):
+            for row, found in zip(part, logprobs(model, part), strict=True):
+                assert torch.equal(found, alone[row.id])
+
+
+def test_fresh_tokens_differ_by_exactly_nothing_and_one_bit_shows(make_model, make_batch):
+    model = make_model()
+    batch = recorded(model, make_batch())
+    metrics = run(make_trainer(model), lambda t: t.forward_backward(batch))
+    assert metrics["logprob_max_abs_diff"] == 0.0
+    assert (metrics["logprob_stale_share"], metrics["ratio"], metrics["clip_fraction"]) == (0.0, 1.0, 0.0)
+    assert "logprob_stale_max_abs_diff" not in metrics
+    other = make_model()
+    weight = other.module.get_parameter("model.norm.weight")
+    with torch.no_grad():
+        weight[0] = torch.nextafter(weight[0], torch.tensor(2.0))
+    other.refresh()
+    metrics = run(make_trainer(other), lambda t: t.forward_backward(batch))
+    assert metrics["logprob_max_abs_diff"] > 0.0
+
+
+def test_tokens_of_other_versions_or_caches_are_measured_apart(make_model, make_batch):
+    batch = make_batch(rows=4)
+    cached = replace(batch.rows[0], kv_versions=tuple(-1 if v < 0 else v - 1 for v in batch.rows[0].versions))
+    older = replace(batch.rows[1], versions=tuple(-1 if v < 0 else v + 1 for v in batch.rows[1].versions))
+    mixed = replace(batch, rows=(cached, older, *batch.rows[2:]))
+    metrics = run(make_trainer(make_model()), lambda t: t.forward_backward(mixed))
+    stale = sum(sum(row.weights["policy"]) for row in mixed.rows[:2])
+    assert metrics["logprob_stale_share"] == stale / batch.denominators["policy"]
+    assert metrics["logprob_stale_max_abs_diff"] > 0 < metrics["logprob_max_abs_diff"]
+
+
+def test_training_on_demonstrations_learns_them(make_model):
+    rows = [demonstration([1, 2, i, 3 * i % 48, 5 * i % 48, 4], [False] * 3 + [True] * 3, str(i)) for i in range(8)]
+
+    async def learn(trainer):
+        losses = []
+        for step in range(1, 31):
+            metrics = await trainer.forward_backward(demonstration_batch(rows, step=step, model="policy"))
+            losses.append(metrics["loss_imitate"])
+            result = await trainer.step()
+        assert "logprob_max_abs_diff" not in metrics, "nothing was sampled, so there is nothing to compare"
+        assert result.version == trainer.version == 30
+        return losses
+
+    losses = run(make_trainer(make_model()), learn)
+    assert losses[0] > 3.5 and losses[-1] < 0.7
+
+
+def test_policy_steps_raise_what_was_good(make_model, make_batch):
+    model = make_model()
+    batch = recorded(model, make_batch())
+    before = [values.mean() for values in logprobs(model, batch.rows)]
+
+    async def once(trainer):
+        await trainer.forward_backward(batch)
+        return await trainer.step()
+
+    result = run(make_trainer(model, learning_rate=1e-4), once)
+    assert result.metrics["updated"] == 1.0 and result.metrics["grad_norm"] > 0
+    after = [values.mean() for values in logprobs(model, batch.rows)]
+    advantages = [row.advantages[-1] for row in batch.rows]
+    assert sum(a * (new - old) for a, old, new in zip(advantages, before, after, strict=True)) > 0
+
+
+def test_an_empty_batch_advances_only_the_version(make_model):
+    model = make_model()
+    before = {name: value.clone() for name, value in model.state().items()}
+
+    async def nothing(trainer):
+        metrics = await trainer.forward_backward(Batch(step=1, model="policy", rows=(), denominators={}))
+        return metrics, await trainer.step()
+
+    metrics, result = run(make_trainer(model), nothing)
+    assert (metrics["tokens_trained"], result.version, result.metrics["updated"]) == (0.0, 1, 0.0)
+    assert all(torch.equal(value, before[name]) for name, value in model.state().items())
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(make_model, make_batch):
+    model = make_model()
+    before = {name: value.clone() for name, value in model.state().items()}
+    batch = make_batch(rows=2)
+    bad = replace(batch.rows[0], advantages=tuple(a and float("inf") for a in batch.rows[0].advantages))
+
+    async def once(trainer):
+        await trainer.forward_backward(replace(batch, rows=(bad, batch.rows[1])))
+        return await trainer.step()
+
+    assert run(make_trainer(model), once).metrics["updated"] == 0.0
+    assert all(torch.equal(value, before[name]) for name, value in model.state().items())
+
+
+def test_clipping_bounds_the_global_norm(make_model, make_batch):
+    """With clipping, AdamW's first moment after one step is (1 - beta1) times a gradient of the norm that was allowed."""
+
+    async def once(trainer):
+        await trainer.forward_backward(make_batch())
+        return await trainer.step()
+
+    for clip, expected in ((0.01, 0.01), (0.0, None), (100.0, None)):
+        trainer = make_trainer(make_model(), gradient_clip=clip)
+        norm = run(trainer, once).metrics["grad_norm"]
+        moments = [value for name, value in trainer._optimiser.state().items() if name.startswith("exp_avg/")]
+        length = torch.cat([moment.flatten() for moment in moments]).norm().item() / 0.1
+        assert norm > 0.01 and length == pytest.approx(expected or norm, rel=1e-4)
+
+
+def test_push_publishes_a_copy_with_a_probe(make_model, make_batch):
+    model = make_model()
+
+    async def push_and_go_on(trainer):
+        await trainer.forward_backward(make_batch())
+        await trainer.step()
+        ref = await trainer.push()
+        published = {name: value.clone() for name, value in model.state().items()}
+        await trainer.forward_backward(make_batch(2))
+        await trainer.step()
+        return ref, published
+
+    ref, published = run(make_trainer(model), push_and_go_on)
+    got = fetch(ref)
+    assert ref.version == 1 and all(torch.equal(value, published[name]) for name, value in got.items())
+    assert any(not torch.equal(value, got[name]) for name, value in model.state().items()), "the trainer went on"
+    other = make_model()
+    other.load_state(got)
+    tokens, values = ref.probe
+    row = torch.tensor(tokens)
+    hidden = other.hidden(row[:-1], torch.arange(len(row) - 1), Packed.of([len(row) - 1]))
+    found = token_quantities(other, hidden, row[1:], torch.ones(len(row) - 1), {"logprob"})["logprob"]
+    assert found.tolist() == list(values)
+
+
+def test_wrong_batches_are_refused(make_model, make_batch):
+    batch = make_batch()
+    with pytest.raises(ValueError, match="trains critic"):
+        run(make_trainer(make_model()), lambda t: t.forward_backward(replace(batch, model="critic")))
+    with pytest.raises(ValueError, match="carries terms"):
+        run(make_trainer(make_model()), lambda t: t.forward_backward(replace(batch, denominators={"value": 1.0})))
+
+
+def test_a_loss_that_needs_statistics_is_refused(make_model):
+    class Whitened(ImitateLoss):
+        needs = replace(ImitateLoss.needs, statistics=True)
+
+    with pytest.raises(BadInput, match="batch statistics"):
+        LocalTrainer(make_model(), TrainConfig(), [Whitened()], name="policy", total_steps=1)
+
+
+def test_bfloat16_trains_float32_masters(make_model, make_batch):
+    model = make_model("bfloat16")
+
+    async def steps(trainer):
+        for step in range(1, 4):
+            await trainer.forward_backward(make_batch(step))
+            await trainer.step()
+        return trainer._optimiser.state()
+
+    state = run(make_trainer(model, learning_rate=1e-5, token_budget=20), steps)
+    weights = model.state()
+    masters = {name.removeprefix("master/"): value for name, value in state.items() if name.startswith("master/")}
+    assert masters.keys() == weights.keys()
+    for name, master in masters.items():
+        assert master.dtype == torch.float32 and weights[name].dtype == torch.bfloat16
+        assert torch.equal(weights[name], master.to(torch.bfloat16))
+    finer = [name for name, master in masters.items() if not torch.equal(master, weights[name].float())]
+    assert len(finer) > len(masters) / 2, "steps too small for bfloat16 must add up in the masters"
