@@ -56,7 +56,7 @@ $(VENV)/.stamp-system:
 	@mkdir -p $(VENV) && touch $@
 
 $(VENV)/.stamp-chromium: | $(VENV)/.stamp-system
-	$(call debian,chromium:chromium,)
+	$(call debian,chromium:chromium,if command -v chromium-browser || command -v google-chrome; then missing=""; fi >/dev/null;)
 	@touch $@
 
 $(BIN)/python: | $(VENV)/.stamp-system

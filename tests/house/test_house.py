@@ -227,17 +227,39 @@ def full_packages(modules: list[Module]) -> Iterator[str]:
             yield f"{home}: an empty package"
 
 
+def real_objects(modules: list[Module]) -> Iterator[str]:
+    """Tests use real objects and always run: no mocks, no patches, no skips."""
+    for module in modules:
+        for name, line in imports(module):
+            if name.split(".")[:2] in (["unittest", "mock"], ["mock"]):
+                yield f"{module.path}:{line}: a mock"
+        for node in ast.walk(module.tree):
+            said = node.arg if isinstance(node, ast.arg) else node.attr if isinstance(node, ast.Attribute) else ""
+            if said in ("monkeypatch", "MonkeyPatch", "skip", "skipif", "xfail", "importorskip"):
+                yield f"{module.path}:{node.lineno}: {said}"
+
+
 RULES = (
     layer_rules, import_cycles, heavy_imports, light_inits, sizes, documentation, names, broad_excepts, machine_paths,
     full_packages,
 )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def house() -> list[Module]:
+    return read({str(path.relative_to(SOURCE)): path.read_text() for path in SOURCE.rglob("*.py")})
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_the_house_keeps(rule) -> None:
-    sources = {str(path.relative_to(SOURCE)): path.read_text() for path in SOURCE.rglob("*.py")}
-    assert len(sources) > 20
-    findings = list(rule(read(sources)))
+def test_the_house_keeps(rule, house: list[Module]) -> None:
+    assert len(house) > 60
+    findings = list(rule(house))
+    assert not findings, "\n".join(["", *findings])
+
+
+def test_the_tests_are_real() -> None:
+    tests = ROOT / "tests"
+    findings = list(real_objects(read({str(path.relative_to(tests)): path.read_text() for path in tests.rglob("*.py")})))
     assert not findings, "\n".join(["", *findings])
 
 
@@ -270,6 +292,9 @@ BITES = [
     (broad_excepts, {"a.py": "try: ...\nexcept: ..."}, "catches everything"),
     (broad_excepts, {"a.py": "try: ...\nexcept BaseException: ..."}, "catches everything"),
     (machine_paths, {"a.py": "x = '/home/me/model'"}, "exists on one machine"),
+    (real_objects, {"a.py": "from unittest.mock import Mock"}, "a mock"),
+    (real_objects, {"a.py": "def test_a(monkeypatch): ..."}, "monkeypatch"),
+    (real_objects, {"a.py": "@pytest.mark.skipif(True)\ndef test_a(): ..."}, "skipif"),
     (full_packages, {"attic/__init__.py": "'''d'''", "a.py": ""}, "attic: an empty package"),
 ]
 

@@ -115,7 +115,7 @@ def tokens(rollout: Rollout) -> list[tuple[int, ...]]:
     return [s.tokens for t in rollout.trajectories for s in t.segments if s.model]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     groups_per_step=st.integers(1, 4),
     group_size=st.integers(2, 4),
@@ -309,7 +309,7 @@ class Curriculum(ToyTasks):
         self.shown = list(state["shown"])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     kill_after=st.integers(1, 5), every=st.integers(1, 3), max_lag=st.integers(0, 2), seed=st.integers(0, 1000)
 )

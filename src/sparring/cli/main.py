@@ -10,7 +10,7 @@ import errno
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from sparring.cli import chat, check, eval, export, replay, report, run
@@ -50,19 +50,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if argv is None else argv)
     args = parser().parse_args(given)
+    return guarded(lambda: args.run(args), f"sparring {shlex.join(given)}")
+
+
+def guarded(verb: Callable[[], int], command: str) -> int:
+    """Call `verb`; turn what stops it into a message on stderr and an exit code.
+
+    Args:
+        verb: does the work and returns its own exit code.
+        command: what the user typed, for advice. An error nobody foresaw passes through with its traceback.
+    """
     try:
-        return args.run(args)
+        return verb()
     except BadInput as error:
         return _say(str(error), 2)
     except KeyboardInterrupt:
-        return _say(f"\ninterrupted; the same command goes on where it stopped: sparring {shlex.join(given)}", 130)
+        return _say(f"\ninterrupted; the same command goes on where it stopped: {command}", 130)
     except BrokenPipeError:
         # whoever read our output has left; keep the interpreter from complaining about it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
         if _disk_is_full(error):
-            again = f"free some space and run it again, nothing is lost: sparring {shlex.join(given)}"
+            again = f"free some space and run it again, nothing is lost: {command}"
             return _say(f"disk: expected room to write, got none ({error}); {again}", 2)
         if isinstance(error, SparringError):
             return _say(f"{type(error).__name__}: {error}", 1)

@@ -30,7 +30,6 @@ def run(args: argparse.Namespace) -> int:
     from sparring.stages.pipeline import run_recipe
 
     folder = run_recipe(load_recipe(args))
-    report = write_report(folder)
     print_result(folder)
-    print(f"report: {report}")
+    print(f"report: {write_report(folder)}")
     return 0

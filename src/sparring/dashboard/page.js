@@ -16,6 +16,7 @@ const KNOWN = {
   "learning_rate": ["Learning rate", "", {smooth: false, low: 0}],
 };
 const PALETTE = ["var(--blue)", "var(--teal)", "var(--warm)", "var(--violet)", "var(--amber)", "var(--rose)", "var(--green)", "var(--red)"];
+const ACCOUNT = {"trained": "var(--blue)", "group without variance": "var(--faint)", "zero advantage": "var(--amber)", "failed": "var(--red)"};
 const ACTIVITIES = ["time/generating", "time/training", "time/updating", "time/waiting", "time/overlap"];
 const BY_DATASET = "rollout/success/";
 
@@ -110,8 +111,8 @@ function account(data) {
     node("tbody", null, data.outcomes.map((o) => node("tr", null, node("td", null, o.name), node("td.number", null, count(o.count)), node("td.number", null, percent(o.share))))))) : null;
   return [
     node("p.note", null, `${count(total)} tokens were sampled for training. Each was trained once or left out for a reason with a name.`),
-    node("div.strip", null, data.account.map((a, i) => node("div", {style: {flex: String(Math.max(a.tokens, total / 400)), background: tint(PALETTE[i], .3)}, title: a.name}, a.tokens / total > .08 ? a.name : ""))),
-    key(data.account.map((a, i) => [`${a.name}: ${count(a.tokens)} (${percent(a.tokens / total)})`, tint(PALETTE[i], .5)])),
+    node("div.strip", null, data.account.map((a) => node("div", {style: {flex: String(Math.max(a.tokens, total / 400)), background: tint(ACCOUNT[a.name] || "var(--red)", .3)}, title: a.name}, a.tokens / total > .08 ? a.name : ""))),
+    key(data.account.map((a) => [`${a.name}: ${count(a.tokens)} (${percent(a.tokens / total)})`, tint(ACCOUNT[a.name] || "var(--red)", .5)])),
     outcomes,
   ];
 }

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import html
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,11 +63,19 @@ def page(data: Mapping[str, Any]) -> str:
 
 
 def embedded_json(data: Mapping[str, Any]) -> str:
-    """JSON that is safe between script tags: no `<`, `>` or `&`, and no line separator that JavaScript would break at."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    for character in "<>&\u2028\u2029":
+    """JSON that is safe between script tags: plain ASCII without `<`, `>` or `&`. What is not a finite number is null."""
+    text = json.dumps(_finite(data), separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _asset(name: str) -> str:

@@ -17,7 +17,7 @@ function expand(runs, length) {
 function tokenColor(mode, token, scale) {
   if (mode === "source") return token.sampled ? tint(TONES[token.source], .15) : null;
   if (!token.sampled) return null;
-  if (mode === "log-probability") return tint("var(--warm)", Math.min(.75, -token.logprob / 4));
+  if (mode === "log-probability") return token.logprob === null ? "var(--red)" : tint("var(--warm)", Math.min(.75, -token.logprob / 4));
   if (mode === "weight version") return tint(VERSION_TONES[token.version % VERSION_TONES.length], .24);
   if (!token.advantage) return null;
   return tint(token.advantage > 0 ? "var(--green)" : "var(--red)", .12 + .45 * Math.abs(token.advantage) / scale);
@@ -32,7 +32,8 @@ function tokenNode(token, pieces, select) {
   });
   const rows = [["token", JSON.stringify(text), true], ["id", String(token.id)], ["position", String(token.position)], ["source", token.source]];
   if (token.sampled) {
-    rows.push(["log-probability", token.logprob.toFixed(5)], ["probability", percent(Math.exp(token.logprob), 2)],
+    rows.push(["log-probability", token.logprob === null ? "not finite" : token.logprob.toFixed(5)],
+      ["probability", token.logprob === null ? "–" : percent(Math.exp(token.logprob), 2)],
       ["advantage", token.advantage === null ? "–" : token.advantage.toFixed(4)],
       ["weight version", String(token.version)], ["oldest KV version", token.kv === null ? "–" : String(token.kv)]);
   } else rows.push(["trained", "no: the policy did not sample it"]);

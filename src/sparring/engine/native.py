@@ -198,7 +198,9 @@ class NativeEngine:
         try:
             with boundary(EngineError, f"engine {self._name}: step"):
                 tokens, logprobs = self._runner.step(chunks)
-        except EngineError as error:
+        except SparringError as cause:
+            # a refusal by a kernel is a failure of the machinery too: the request itself was checked
+            error = cause if isinstance(cause, EngineError) else EngineError(str(cause))
             self._metrics["failed_steps"] += 1
             self._answers += [(sequence.future, error) for sequence in self._scheduler.discard(chunks)]
             return
@@ -230,8 +232,8 @@ class NativeEngine:
         try:
             with boundary(error, where):
                 self._answers.append((future, function()))
-        except SparringError as failure:
-            self._answers.append((future, failure))
+        except SparringError as cause:
+            self._answers.append((future, cause if isinstance(cause, error) else error(str(cause))))
 
     def _wake(self) -> None:
         """One call into each event loop for everything that finished in this step."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from sparring.engine.runner import Runner
-from sparring.errors import WeightsError, boundary
+from sparring.errors import SparringError, WeightsError, boundary
 from sparring.model.causal import CausalModel
 from sparring.types import WeightRef
 
@@ -26,9 +26,11 @@ def commit(model: CausalModel, runner: Runner, ref: WeightRef, state: Mapping[st
         with boundary(WeightsError, f"weights of {ref.model} version {ref.version}"):
             model.load_state(state)
             _verify(model, runner, ref)
-    except WeightsError:
+    except SparringError as cause:
         model.load_state(old)
-        raise
+        if isinstance(cause, WeightsError):
+            raise
+        raise WeightsError(str(cause)) from cause
 
 
 def _verify(model: CausalModel, runner: Runner, ref: WeightRef) -> None:
@@ -37,9 +39,9 @@ def _verify(model: CausalModel, runner: Runner, ref: WeightRef) -> None:
     tokens, expected = ref.probe
     [found] = runner.score([tokens], 1.0)
     tolerance = FAST_TOLERANCE if model.path_name == "fast" else 0.0
-    worst = max((abs(a - b) for a, b in zip(found, expected, strict=True)), default=0.0)
-    # written so that NaN is refused
-    if not worst <= tolerance:
+    # a comparison with NaN is false, so NaN is refused
+    if not all(abs(a - b) <= tolerance for a, b in zip(found, expected, strict=True)):
+        worst = max(abs(a - b) for a, b in zip(found, expected, strict=True))
         raise WeightsError(
             f"weights of {ref.model} version {ref.version}: expected the publisher's log-probabilities on its probe, got a "
             f"difference of {worst:.3g}; the old version serves on"

@@ -39,7 +39,7 @@ from sparring.envs.reasoning_gym_experts import expert_for, has_expert
 from sparring.envs.schema import env_args
 from sparring.envs.splits import Splits, Stream, derived_seed
 from sparring.envs.tools.python import PythonTool
-from sparring.errors import BadInput, boundary, refusal
+from sparring.errors import BadInput, EnvError, boundary, refusal
 from sparring.types import Message, Score, Task
 
 SEEDED_AT_CREATION = frozenset({"acre", "composite", "gsm_symbolic", "list_functions", "survo"})
@@ -106,10 +106,9 @@ class ReasoningGymEnv(Env):
 
     def reward(self, completion: str, task: Task) -> Score:
         """The dataset's score of the final text, or of what stands in `<answer>` tags there."""
-        raw = score_answer(task, extract_answer(completion) or completion)
+        # Some verifiers give a little, or all, for an empty answer.
+        raw = score_answer(task, extract_answer(completion) or completion) if completion else 0.0
         success = raw >= 1.0 - 1e-9
-        if not completion and not success:
-            raw = 0.0  # some verifiers give a little for showing up
         return Score(reward=float(success) if self.args.binary else raw, parts={"score": raw}, success=success)
 
 
@@ -168,7 +167,7 @@ class ReasoningGym:
         places = [((i + 0.5) / d.demonstrations, d.name) for d in self._args.datasets for i in range(d.demonstrations)]
         return tuple(self._by_name[name] for _, name in sorted(places))
 
-    def _draw(self, seed: int, demonstrated: Sequence[Dataset], split: str, index: int, attempt: int) -> Task:
+    def _draw(self, seed: int, demonstrated: Sequence[Dataset], split: str, index: int, attempt: int) -> Task | None:
         if split == "eval":
             dataset = self._args.datasets[index % len(self._args.datasets)]
         elif split == "demonstration":
@@ -177,12 +176,14 @@ class ReasoningGym:
             dataset = self._chosen(derived_seed(seed, "dataset", index) / 2**31)
         item_seed = derived_seed(seed, dataset.name, split, index, attempt)
         data = {"dataset": dataset.name, "params": dataset.params, "seed": item_seed, "index": index}
-        question = item(dataset.name, dataset.params, item_seed)["question"]
+        entry = item(dataset.name, dataset.params, item_seed)
+        if entry["answer"] == "":
+            return None  # base_conversion writes zero as nothing, so that there is neither a question nor an answer
         system = (Message(role="system", content=self._config.system),) if self._config.system else ()
         return Task(
             id=f"{dataset.name}/{split}/{index}",
             env=self.name,
-            messages=(*system, Message(role="user", content=question)),
+            messages=(*system, Message(role="user", content=entry["question"])),
             data=data,
             limits=self._config.limits.limits(),
             box=self._config.box.spec() if self._args.tool else None,
@@ -207,11 +208,22 @@ def entry_of(task: Task) -> dict[str, Any]:
 
 
 def score_answer(task: Task, answer: str) -> float:
-    """The library's own score of an answer, 0 to 1."""
-    name, params = task.data["dataset"], task.data["params"]
+    """The library's own score of an answer, 0 to 1; 0 where its verifier cannot even read the answer.
+
+    Raises:
+        EnvError: the verifier raises on the right answer as well, so that it is not the policy's doing.
+    """
+    name, seed = task.data["dataset"], task.data["seed"]
     entry = entry_of(task)
-    with _undisturbed(task.data["seed"], name):
-        return float(_dataset(name, _canonical(params), task.data["seed"]).score_answer(answer, copy.deepcopy(entry)))
+    with _undisturbed(seed, name):
+        verifier = _dataset(name, _canonical(task.data["params"]), seed)
+        try:
+            with boundary(EnvError, f"reasoning-gym's verifier of {name}"):
+                return float(verifier.score_answer(answer, copy.deepcopy(entry)))
+        except EnvError:
+            with boundary(EnvError, f"reasoning-gym's verifier of {name}, on its own answer"):
+                verifier.score_answer(entry["answer"], copy.deepcopy(entry))
+            return 0.0
 
 
 def item(name: str, params: Mapping[str, Any], seed: int) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from sparring.types import Task
 MAX_TRIES = 1000
 """Draws for one place of a stream before the world's prompts are called too few."""
 
-Draw = Callable[[str, int, int], Task]
-"""(split, index, attempt) -> task; another attempt is another draw for the same place."""
+Draw = Callable[[str, int, int], Task | None]
+"""(split, index, attempt) -> task; another attempt is another draw for the same place. None: this draw is unusable."""
 
 
 def derived_seed(*parts: str | int) -> int:
@@ -113,13 +113,14 @@ class Splits:
         return tasks
 
     def _fresh(self, split: str, index: int, taken: set[str]) -> Task:
+        task = None
         for attempt in range(MAX_TRIES):
             task = self._draw(split, index, attempt)
-            if prompt_key(task) not in taken:
+            if task is not None and prompt_key(task) not in taken:
                 return task
         raise refusal(
             f"env {self._world}",
-            f"a new prompt for the {split} split at task {index}{f' of {task.tag}' if task.tag else ''}",
+            f"a new prompt for the {split} split at task {index}{f' of {task.tag}' if task and task.tag else ''}",
             f"{MAX_TRIES} draws that all repeat prompts already taken",
             "lower held_out and demonstrations, or give the world more variety",
         )

@@ -90,7 +90,8 @@ def library_attention(
     """
     context = options.get(CONTEXT)
     if context is None:
-        raise refusal(type(module).__name__, "a call through CausalModel", "one without its attention context", "use CausalModel.hidden")
+        expected, got = "a call through CausalModel", "one without its attention context"
+        raise refusal(type(module).__name__, expected, got, "use CausalModel.hidden")
     for name in ("softcap", "s_aux", "position_bias"):
         if options.get(name) is not None:
             raise refusal(type(module).__name__, "plain causal attention", f"attention with {name}", "choose another model")

@@ -22,8 +22,6 @@ _FAMILIES = (
     ),
 )
 
-_MARKED = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
-
 
 def load_renderer(path: str | Path, name: str = "auto", thinking: bool = False) -> Renderer:
     """The renderer of a local checkpoint folder. Never imports torch or transformers.
@@ -64,10 +62,7 @@ def _library_renderer(name: str, tokenizer: FileTokenizer, thinking: bool) -> Li
     if config is not None and "enable_thinking" in type(config).model_fields:
         config = type(config)(enable_thinking=thinking)
     with boundary(BadInput, f"renderer {name} for {tokenizer.name_or_path}"):
-        library = create_renderer(tokenizer, config)
-        if not library.render(_MARKED).sampled_mask:
-            library = create_renderer(tokenizer.with_offsets(), config)
-        return LibraryRenderer(library, tokenizer, name)
+        return LibraryRenderer(create_renderer(tokenizer, config), tokenizer, name)
 
 
 def _recognise(

@@ -79,25 +79,12 @@ class FileTokenizer:
             return self.unk_token_id if id is None else id
         return [self.convert_tokens_to_ids(token) for token in tokens]
 
-    def with_offsets(self) -> OffsetTokenizer:
-        """The same tokenizer, able to say which characters a token stands for."""
-        return OffsetTokenizer(self._backend, self.special, self.name_or_path)
-
     def _ids(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         return tuple(self._backend.encode(_utf8(text), add_special_tokens=add_special_tokens).ids)
 
     def _named_id(self, name: str) -> int | None:
         token = self.special.get(name)
         return None if token is None else self._backend.token_to_id(token)
-
-
-class OffsetTokenizer(FileTokenizer):
-    """For the few renderers that mark sampled tokens by their characters; the others are faster without."""
-
-    def __call__(self, text: str, add_special_tokens: bool = False, **_: Any) -> dict[str, list[Any]]:
-        """Ids with the (start, end) characters that each stands for, under the names Hugging Face uses."""
-        encoding = self._backend.encode(_utf8(text), add_special_tokens=add_special_tokens)
-        return {"input_ids": encoding.ids, "offset_mapping": encoding.offsets}
 
 
 def load_tokenizer(path: str | Path) -> FileTokenizer:

@@ -7,7 +7,6 @@ import time
 from dataclasses import dataclass, replace
 
 from sparring.errors import EngineError, EnvError, InfraError, JudgeError, LimitReached, PolicyFailure, SandboxError, boundary
-from sparring.observe.spans import Spans
 from sparring.protocols import Boxes, EnvFactory, Harness
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.episode import RunningEpisode, SessionRecorder
@@ -22,7 +21,8 @@ CANCELLED = Outcome(kind="cancelled", reason="cancelled")
 class Finished:
     """A rollout with its score, and the earlier attempts that the infrastructure broke.
 
-    `score` is None when the rollout leaves its group; its reward is None when the world left it to a second pass. Every attempt is kept, so every sampled token has an owner.
+    `score` is None when the rollout leaves its group; its reward is None when the world left it to a second pass. Every attempt
+    is kept, so every sampled token has an owner.
     """
 
     rollout: Rollout
@@ -48,27 +48,19 @@ class RolloutRunner:
         recorder: opens the sessions.
         harness: holds the conversation.
         config: limits, retries.
-        spans: told when a rollout is in flight (`generating`).
 
     Attributes:
         close_failures: worlds and boxes that did not close; they change no outcome.
     """
 
     def __init__(
-        self,
-        factory: EnvFactory,
-        boxes: Boxes,
-        recorder: SessionRecorder,
-        harness: Harness,
-        config: RolloutConfig,
-        spans: Spans | None = None,
+        self, factory: EnvFactory, boxes: Boxes, recorder: SessionRecorder, harness: Harness, config: RolloutConfig
     ) -> None:
         self._factory = factory
         self._boxes = boxes
         self._recorder = recorder
         self._harness = harness
         self.config = config
-        self._spans = spans or Spans()
         self.close_failures: list[InfraError] = []
 
     async def run(
@@ -123,8 +115,7 @@ class RolloutRunner:
 
         try:
             await self._take_box(episode)
-            with self._spans.span("generating"):
-                outcome = await self._play(episode)
+            outcome = await self._play(episode)
             rollout = recorded(outcome)
             score = await self._scored(episode, rollout) if outcome.trainable else None
             return _Attempt(rollout=rollout, score=score, error=None)

@@ -89,9 +89,9 @@ def check_window(
     rollouts are handed out in admission order and given back only by a rollout's end, so the open step's rollouts wait at
     most for rollouts that were admitted before them, all of which are running. (3) A running rollout waits only for the
     engine and for its world. The engine can always run its oldest request if one whole rollout fits into its cache, because it
-    may then push out every other conversation; waiting for a box, the conversation and scoring have time limits. (4) So every running rollout
-    ends, the open step fills, and the trainer, which waits for nothing else, releases it. No circle is left as long as there
-    is a place at all, all limits are finite, and one rollout fits into the engine: that is what is checked.
+    may then push out every other conversation; waiting for a box, the conversation and scoring have time limits. (4) So every
+    running rollout ends, the open step fills, and the trainer, which waits for nothing else, releases it. No circle is left as
+    long as there is a place at all, all limits are finite, and one rollout fits into the engine: that is what is checked.
 
     Args:
         config: `[rollout]`.

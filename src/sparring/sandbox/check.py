@@ -70,7 +70,7 @@ async def _probe(config: SandboxConfig) -> str | None:
 
 def _explained(config: SandboxConfig, failure: str) -> BadInput:
     """The refusal that names the likeliest way out."""
-    if "source path" in failure or "execvp" in failure:
+    if any(words in failure for words in ("source path", "execvp", "failed to execute")):
         expected = "an interpreter that any user of this machine can read"
         return refusal("sandbox.python", expected, repr(failure), "do: apt-get install python3, or write the path of one")
     expected = "a machine where bubblewrap may make user namespaces"
@@ -79,7 +79,8 @@ def _explained(config: SandboxConfig, failure: str) -> BadInput:
         if switch.exists() and switch.read_text().strip() == forbids:
             return refusal("sandbox", expected, repr(failure), f"do: sysctl -w kernel.{name}={allows}{otherwise}")
     if failure == "no limit on processes":
-        return refusal("sandbox", "a user whose processes the kernel counts", failure, "run as a normal user, or as root of the machine")
+        expected = "a user whose processes the kernel counts"
+        return refusal("sandbox", expected, failure, "run as a normal user, or as root of the machine")
     words = ("namespace", "uid map", "ermission", "not permitted")
     if any(word in failure for word in words):
         way = (

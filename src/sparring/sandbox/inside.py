@@ -36,9 +36,8 @@ POLL_S = 0.02
 CPUS = len(os.sched_getaffinity(0))
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 WARM = (
-    "bisect cmath collections copy datetime decimal fractions functools heapq itertools json math operator random re statistics "
-    "string typing"
-).split()
+    "bisect cmath collections copy datetime decimal fractions functools heapq itertools json math operator re string typing"
+).split()  # not random or statistics: they bring OpenSSL, and every fork would pay for its pages
 
 
 def send(connection: socket.socket, header: dict, body: bytes = b"") -> None:

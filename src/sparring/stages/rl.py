@@ -7,6 +7,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+from sparring.algo.credit.load import load_credit
 from sparring.batch.batches import batches
 from sparring.harness.chat import ChatHarness
 from sparring.loop import run_loop
@@ -72,7 +73,7 @@ async def run(context: Context) -> dict[str, Any]:
             groups,
             steps=range(done + 1, config.rl.steps + 1),
             groups_per_step=config.rl.groups_per_step,
-            credit=credit(context),
+            credit=load_credit(config.algo, seed=config.run.seed),
             model=POLICY,
             store=context.store,
         )
@@ -110,15 +111,6 @@ def _plan(context: Context) -> TrainPlan:
     return TrainPlan(losses=[PolicyLoss(config.algo)], total_steps=config.rl.steps, overrides=config.rl.train)
 
 
-def credit(context: Context) -> Any:
-    """The configured credit, or its control."""
-    from sparring.algo.credit.grpo import Grpo
-    from sparring.algo.credit.shuffled import Shuffled
-
-    grpo = Grpo(context.config.algo)
-    return Shuffled(grpo, seed=context.config.run.seed) if context.config.algo.control == "shuffled" else grpo
-
-
 class _Totals:
     """What the stage's result says about all its steps; saved with every checkpoint so that a resume loses none."""
 
@@ -133,7 +125,9 @@ class _Totals:
 
     def add(self, batch: Batch, metrics: Mapping[str, float]) -> None:
         self.account += batch.account
-        self.logprob_max_abs_diff = max(self.logprob_max_abs_diff, metrics.get("logprob_max_abs_diff", 0.0))
+        difference = metrics.get("logprob_max_abs_diff", 0.0)
+        if not difference <= self.logprob_max_abs_diff:  # so that a NaN wins
+            self.logprob_max_abs_diff = difference
         self.lag_max = max(self.lag_max, metrics.get("rollout/lag_max", 0.0))
         self.overlap_s += metrics["time/overlap"] * metrics["time/step_s"]
         self.step_s += metrics["time/step_s"]

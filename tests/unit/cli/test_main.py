@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sparring.cli.main import VERBS, _disk_is_full, main, parser
-from sparring.errors import StoreError
+from sparring.cli.main import VERBS, guarded, main, parser
+from sparring.errors import BadInput, EngineError, StoreError
 
 RECIPE = """
 [run]
@@ -38,7 +38,8 @@ print("heavy", sorted(roots & {"torch", "transformers", "numpy", "msgspec", "tok
 print("parts", sorted(n for n in sys.modules if n.startswith("sparring.") and n.split(".")[1] not in ("cli", "errors", "types")))
 """
     done = _sparring(code=code)
-    assert [verb for verb in ("run", "check", "eval", "export", "chat", "replay", "report") if f"    {verb} " not in done.stdout] == []
+    for verb in ("run", "check", "eval", "export", "chat", "replay", "report"):
+        assert f"    {verb} " in done.stdout
     assert "code 0" in done.stdout
     heavy = next(line for line in done.stdout.splitlines() if line.startswith("heavy"))
     assert heavy in ("heavy []", "heavy ['asyncio']")
@@ -105,30 +106,35 @@ def test_export_does_not_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "expected a folder that does not exist yet" in capsys.readouterr().err
 
 
-def test_an_interrupt_says_how_to_go_on() -> None:
-    code = """
-import argparse, sys
-from sparring.cli import main, report
-def interrupted(args: argparse.Namespace) -> int:
-    raise KeyboardInterrupt
-report.run = interrupted
-report.add.__globals__["run"] = interrupted
-sys.exit(main.main(["report", "runs/a b"]))
-"""
-    done = _sparring(code=code)
-    assert done.returncode == 130
-    assert done.stderr.strip() == "interrupted; the same command goes on where it stopped: sparring report 'runs/a b'"
+def _stopped_by(error: BaseException, capsys: pytest.CaptureFixture) -> tuple[int, str]:
+    def verb() -> int:
+        raise error
+
+    return guarded(verb, "sparring run a.toml"), capsys.readouterr().err.strip()
 
 
-def test_a_full_disk_is_found_behind_other_errors() -> None:
-    try:
-        try:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        except OSError as cause:
-            raise StoreError("store: cannot write") from cause
-    except StoreError as error:
-        assert _disk_is_full(error)
-    assert not _disk_is_full(StoreError("store: damaged"))
+def test_an_interrupt_says_how_to_go_on(capsys: pytest.CaptureFixture) -> None:
+    code, said = _stopped_by(KeyboardInterrupt(), capsys)
+    assert (code, said) == (130, "interrupted; the same command goes on where it stopped: sparring run a.toml")
+
+
+def test_refused_input_and_a_failed_run_have_their_own_codes(capsys: pytest.CaptureFixture) -> None:
+    assert _stopped_by(BadInput("a: expected b, got c; do d"), capsys) == (2, "a: expected b, got c; do d")
+    assert _stopped_by(EngineError("engine: gone"), capsys) == (1, "EngineError: engine: gone")
+
+
+def test_a_full_disk_is_found_behind_other_errors(capsys: pytest.CaptureFixture) -> None:
+    error = StoreError("store: cannot write")
+    error.__cause__ = OSError(errno.ENOSPC, "No space left on device")
+    code, said = _stopped_by(error, capsys)
+    assert code == 2
+    assert said.startswith("disk: expected room to write, got none (store: cannot write); free some space and run it again")
+    assert _stopped_by(StoreError("store: damaged"), capsys)[0] == 1
+
+
+def test_an_error_nobody_foresaw_keeps_its_traceback(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(ZeroDivisionError):
+        _stopped_by(ZeroDivisionError(), capsys)
 
 
 def test_a_checkpoint_is_found_in_a_run(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The report, rendered by a real browser."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import pytest
 
 from sparring.dashboard.report import embedded_json, write_report
 from sparring.errors import BadInput
+from sparring.store.sqlite import SqliteStore
 
 
 def browse(report: Path, profile: Path) -> str:
@@ -116,9 +118,19 @@ def _contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def test_embedded_json_cannot_end_its_element() -> None:
-    text = embedded_json({"a": "</script><!--&\u2028"})
+def test_embedded_json_cannot_end_its_element_and_holds_whatever_comes() -> None:
+    text = embedded_json({"a": "</script><!--&\u2028\ud800", "b": [float("nan"), float("inf"), 0.5], 3: "x"})
     assert not set("<>&\u2028") & set(text)
+    back = json.loads(text)
+    assert back == {"a": "</script><!--&\u2028\ud800", "b": [None, None, 0.5], "3": "x"}
+
+
+def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path) -> None:
+    SqliteStore(tmp_path / "store.sqlite").close()
+    dom = browse(write_report(tmp_path), tmp_path / "profile")
+    assert 'data-ready="yes"' in dom
+    assert "has not written its summary yet" in dom
+    assert 'id="evaluation"' not in dom and 'id="rollouts"' not in dom
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

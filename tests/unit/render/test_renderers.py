@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer
 
 from sparring.errors import BadInput
 from sparring.render.demonstrate import demonstration_tokens, reply_tokens
@@ -65,6 +66,23 @@ def test_unknown_templates_are_served_by_difference(tmp_path, template, tools):
     renderer = load_renderer(with_template(tmp_path, template))
     assert renderer.name == "template"
     assert "a bridge closes a reply that was cut short" in prove(renderer, tools)
+
+
+HEADERS = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>")
+DEEPSEEK = tuple(f"<｜{n}｜>" for n in ("begin▁of▁sentence", "end▁of▁sentence", "User", "Assistant", "latest_reminder"))
+DEEPSEEK_TASKS = tuple(f"<｜{n}｜>" for n in ("action", "query", "authority", "domain", "title", "read_url"))
+
+
+@pytest.mark.parametrize(
+    "name, tokens", [("llama-3", HEADERS), ("qwen3.5", ()), ("deepseek-v4", (*DEEPSEEK, *DEEPSEEK_TASKS, "｜DSML｜"))]
+)
+@pytest.mark.parametrize("thinking", [False, True])
+def test_named_renderers_of_the_library_are_proven(tmp_path, name, tokens, thinking):
+    backend = Tokenizer.from_file(str(train_tokenizer([ODD], 300, tmp_path) / "tokenizer.json"))
+    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in tokens])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    renderer = load_renderer(tmp_path, name, thinking)
+    assert renderer.name == name and prove(renderer, (TOOL,))
 
 
 def test_a_template_that_ignores_tools_is_refused(tmp_path):

@@ -43,7 +43,8 @@ def test_a_machine_that_can_passes_also_from_inside_a_loop() -> None:
 
 
 def test_no_bubblewrap() -> None:
-    with pytest.raises(BadInput, match="sandbox.bwrap: expected bubblewrap .*got no program 'no-such'; do: apt-get install bubblewrap"):
+    message = "sandbox.bwrap: expected bubblewrap .*got no program 'no-such'; do: apt-get install bubblewrap"
+    with pytest.raises(BadInput, match=message):
         check_sandbox(SandboxConfig(bwrap="no-such"))
 
 
@@ -94,5 +95,6 @@ def test_a_private_interpreter_outside_usr_is_bound_read_only(folder: Path) -> N
     system = os.path.realpath("/usr/bin/python3")
     library = Path("/usr/lib") / Path(system).name
     shutil.copy(system, prefix / "bin" / "python3")
-    shutil.copytree(library, prefix / "lib" / library.name, ignore=shutil.ignore_patterns("__pycache__", "test", "config-*", "*dist*"))
+    unneeded = shutil.ignore_patterns("__pycache__", "test", "config-*", "*dist*")
+    shutil.copytree(library, prefix / "lib" / library.name, ignore=unneeded)
     check_sandbox(SandboxConfig(python=str(prefix / "bin" / "python3"), servers=1))

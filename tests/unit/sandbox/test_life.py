@@ -159,10 +159,13 @@ def test_a_closed_pool_refuses(family: Family) -> None:
 
 def test_a_parent_killed_with_signal_9_leaves_nothing(family: Family) -> None:
     program = (
-        "import asyncio\nfrom sparring.sandbox.bubblewrap import BubblewrapBoxes\nfrom sparring.sandbox.config import SandboxConfig\n"
-        "from sparring.types import BoxSpec\n"
-        "async def main():\n    boxes = BubblewrapBoxes(SandboxConfig(servers=1))\n    box = await boxes.take(BoxSpec(timeout_s=3600.0))\n"
-        "    await box.python('import os; os.fork(); os.setsid()\\nwhile True: pass')\nasyncio.run(main())"
+        "import asyncio\nfrom sparring.sandbox.bubblewrap import BubblewrapBoxes\n"
+        "from sparring.sandbox.config import SandboxConfig\nfrom sparring.types import BoxSpec\n"
+        "async def main():\n"
+        "    boxes = BubblewrapBoxes(SandboxConfig(servers=1))\n"
+        "    box = await boxes.take(BoxSpec(timeout_s=3600.0))\n"
+        "    await box.python('import os\\nif os.fork() == 0: os.setsid()\\nwhile True: pass')\n"
+        "asyncio.run(main())"
     )
     parent = subprocess.Popen([sys.executable, "-c", program])
     try:

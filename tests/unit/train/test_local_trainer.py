@@ -246,3 +246,13 @@ def test_bfloat16_trains_float32_masters(make_model, make_batch):
         assert torch.equal(weights[name], master.to(torch.bfloat16))
     finer = [name for name, master in masters.items() if not torch.equal(master, weights[name].float())]
     assert len(finer) > len(masters) / 2, "steps too small for bfloat16 must add up in the masters"
+
+
+def test_bfloat16_micro_batches_accumulate_each_gradient_once(make_model, make_batch):
+    async def once(trainer):
+        await trainer.forward_backward(make_batch())
+        return await trainer.step()
+
+    whole = run(make_trainer(make_model("bfloat16"), token_budget=10_000), once).metrics["grad_norm"]
+    split = run(make_trainer(make_model("bfloat16"), token_budget=1), once).metrics["grad_norm"]
+    assert split == pytest.approx(whole, rel=0.03)

@@ -50,25 +50,25 @@ static void packed(const T *q, const T *k, const T *v, T *out, float *logsumexp,
                    const Shape &s, int threads) {
     if (cu_seqlens[B] - cu_seqlens[0] < 32) threads = 1;
     parallel_for(B * s.G, threads, [=](int64_t task) {
-            int64_t b = task / s.G, g = task % s.G;
-            int64_t start = cu_seqlens[b], length = cu_seqlens[b + 1] - start, stride = s.G * s.d;
-            if (length <= 0) return;
-            Scratch &mine = Scratch::mine();
-            int64_t num_blocks = blocks_of(length, LANES);
-            float *keys = Scratch::room(mine.keys, num_blocks * LANES * s.d);
-            float *values = Scratch::room(mine.values, num_blocks * LANES * s.d);
-            transpose_blocks(k + start * stride + g * s.d, stride, length, s.d, keys);
-            widen(v + start * stride + g * s.d, stride, length, s.d, values);
-            mine.key_blocks.resize(num_blocks);
-            mine.value_blocks.resize(num_blocks);
-            for (int64_t i = 0; i < num_blocks; i++) {
-                mine.key_blocks[i] = keys + i * LANES * s.d;
-                mine.value_blocks[i] = values + i * LANES * s.d;
-            }
-            Keys<float> wide{(const float *const *)mine.key_blocks.data(), (const float *const *)mine.value_blocks.data(),
-                             s.d, s.d};
-            attend_queries<T>(&wide, nullptr, q + start * s.H * s.d, out + start * s.H * s.d,
-                              logsumexp ? logsumexp + start * s.H : nullptr, s, g, 0, length, 0);
+        int64_t b = task / s.G, g = task % s.G;
+        int64_t start = cu_seqlens[b], length = cu_seqlens[b + 1] - start, stride = s.G * s.d;
+        if (length <= 0) return;
+        Scratch &mine = Scratch::mine();
+        int64_t num_blocks = blocks_of(length, LANES);
+        float *keys = Scratch::room(mine.keys, num_blocks * LANES * s.d);
+        float *values = Scratch::room(mine.values, num_blocks * LANES * s.d);
+        transpose_blocks(k + start * stride + g * s.d, stride, length, s.d, keys);
+        widen(v + start * stride + g * s.d, stride, length, s.d, values);
+        mine.key_blocks.resize(num_blocks);
+        mine.value_blocks.resize(num_blocks);
+        for (int64_t i = 0; i < num_blocks; i++) {
+            mine.key_blocks[i] = keys + i * LANES * s.d;
+            mine.value_blocks[i] = values + i * LANES * s.d;
+        }
+        Keys<float> wide{(const float *const *)mine.key_blocks.data(), (const float *const *)mine.value_blocks.data(),
+                         s.d, s.d};
+        attend_queries<T>(&wide, nullptr, q + start * s.H * s.d, out + start * s.H * s.d,
+                          logsumexp ? logsumexp + start * s.H : nullptr, s, g, 0, length, 0);
     });
 }
 

@@ -108,7 +108,8 @@ template <class T> static void narrow(const float *rows, int64_t count, int64_t 
 
 // delta[i] = grad_i . out_i and this head's column of the logsumexp.
 template <class T>
-static void row_terms(const Call<T> &c, int64_t start, int64_t length, int64_t head, const float *grad, float *delta, float *lse) {
+static void row_terms(const Call<T> &c, int64_t start, int64_t length, int64_t head, const float *grad, float *delta,
+                      float *lse) {
     for (int64_t i = 0; i < length; i++) {
         v16 sum = splat(0.0f);
         for (int64_t j = 0; j < c.d; j += LANES)

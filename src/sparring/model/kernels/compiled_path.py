@@ -18,11 +18,15 @@ from sparring.model.kernels.build import build, load
 NAME = "exact-kernels"
 PANEL = 64
 ROWS_PER_PARTIAL = 64
+TILE_DEPTH = 32
 
 _P, _I, _F, _T = c_void_p, c_int64, c_float, c_int
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "pack_f32": (_P, _P, _I, _I, _T),
     "linear_f32": (_P, _P, _P, _P, _I, _I, _I, _T),
+    "has_tiles": (),
+    "pack_bf16": (_P, _P, _I, _I, _T),
+    "linear_bf16": (_P, _P, _P, _P, _T, _I, _I, _I, _T),
     "token_logprobs": (*[_P] * 7, _I, _I, _T),
     "token_logprobs_backward": (*[_P] * 9, _I, _I, _T),
     "sample": (*[_P] * 8, _I, _I, _T),
@@ -37,7 +41,7 @@ _TYPED_SIGNATURES: dict[str, tuple[Any, ...]] = {
     "attention_backward": (*[_P] * 10, *[_I] * 4, _F, _T),
     "attention_paged": (*[_P] * 6, _I, _I, *[_P] * 3, *[_I] * 5, _F, _T),
 }
-_RETURNING = ("token_logprobs", "attention_paged")
+_RETURNING = ("has_tiles", "token_logprobs", "attention_paged")
 _SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
@@ -67,28 +71,46 @@ class CompiledPath:
 
     def __init__(self, library: Library) -> None:
         self._f, self._t = library.functions, library.typed
+        self._tiles = bool(self._f["has_tiles"]())
 
     def pack(self, weight: torch.Tensor, storage: torch.Tensor | None) -> torch.Tensor:
-        """weight[M, K] -> panels [ceil(M / 64), K, 64] float32, into `storage` when it is given."""
+        """weight[M, K] -> panels of 64 columns, into `storage` when it is given.
+
+        float32 [ceil(M / 64), K, 64]; bfloat16 where the processor has AMX tiles: [ceil(M / 64), ceil(K / 32) * 16, 64, 2].
+        """
         rows, depth = weight.shape
+        weight, num_panels, threads = weight.detach().contiguous(), -(-rows // PANEL), torch.get_num_threads()
+        if weight.dtype is torch.bfloat16 and self._tiles:
+            if storage is None:
+                pairs = -(-depth // TILE_DEPTH) * TILE_DEPTH // 2
+                storage = torch.empty(num_panels, pairs, PANEL, 2, dtype=torch.bfloat16)
+            self._f["pack_bf16"](weight.data_ptr(), storage.data_ptr(), rows, depth, threads)
+            return storage
         if storage is None:
-            storage = torch.empty(-(-rows // PANEL), depth, PANEL)
-        wide = weight.detach().float().contiguous()
-        self._f["pack_f32"](wide.data_ptr(), storage.data_ptr(), rows, depth, torch.get_num_threads())
+            storage = torch.empty(num_panels, depth, PANEL)
+        weight = weight.float()
+        self._f["pack_f32"](weight.data_ptr(), storage.data_ptr(), rows, depth, threads)
         return storage
 
     def linear(
         self, x: torch.Tensor, panels: torch.Tensor, bias: torch.Tensor | None, num_outputs: int, dtype: torch.dtype
     ) -> torch.Tensor:
         """x[N, K] -> y[N, M] of `dtype`."""
-        if x.dtype is not torch.float32:
-            x = x.float()
         num_rows, depth = x.shape
-        y = torch.empty((num_rows, num_outputs))
-        pointer = None
         if bias is not None:
             bias = bias.detach().float()
-            pointer = bias.data_ptr()
+        pointer = None if bias is None else bias.data_ptr()
+        if panels.dtype is torch.bfloat16:
+            if depth % TILE_DEPTH:
+                x = torch.nn.functional.pad(x, (0, -depth % TILE_DEPTH))
+            y = torch.empty((num_rows, num_outputs), dtype=dtype)
+            wide, sizes = dtype is torch.float32, (num_rows, num_outputs, x.shape[1])
+            call = self._f["linear_bf16"]
+            call(x.data_ptr(), panels.data_ptr(), pointer, y.data_ptr(), wide, *sizes, torch.get_num_threads())
+            return y
+        if x.dtype is not torch.float32:
+            x = x.float()
+        y = torch.empty((num_rows, num_outputs))
         self._f["linear_f32"](
             x.data_ptr(), panels.data_ptr(), pointer, y.data_ptr(), num_rows, num_outputs, depth, torch.get_num_threads()
         )

@@ -23,7 +23,8 @@ struct Product {
 // One tile over one block of k: total [R][PANEL] becomes, or grows by, the block's sums. Kept free of anything else: with
 // a tail or a branch in it the compiler spills accumulators and a third of the speed is gone.
 template <int R, int C, bool AHEAD>
-static inline void tile_product(const float *x, int64_t stride, const float *b, float *total, int64_t depth, bool first) {
+static inline void tile_product(const float *x, int64_t stride, const float *b, float *total,
+                                int64_t depth, bool first) {
     v16 acc[R][C];
     clear(acc);
     accumulate(acc, 0, depth, [=](int r, int64_t k) { return x[r * stride + k]; },

@@ -115,14 +115,14 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
     Computed in float32; in bfloat16 the normed value is rounded before the weight multiplies it, as the library does.
     """
-    if weight.shape != x.shape[-1:] or weight.dtype is not x.dtype:
+    if weight.shape[0] != x.shape[-1] or weight.dtype is not x.dtype:
         got = f"x {tuple(x.shape)} {x.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
         raise refusal("rms_norm", "x[..., D] and weight[D] of one dtype", got, "reshape or cast")
-    shape = x.shape
-    rows = x.contiguous().view(-1, shape[-1])
+    if x.dim() != 2:
+        return rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        return gradients.RmsNorm.apply(rows, weight, eps, _current()).view(shape)
-    return _current().rms_norm(rows, weight, eps).view(shape)
+        return gradients.RmsNorm.apply(x.contiguous(), weight, eps, _current())
+    return _current().rms_norm(x.contiguous(), weight, eps)
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
@@ -147,10 +147,13 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
 
     x[N, H, d] with even d; cos[N, d] and sin[N, d] of the dtype of x. No gradient to cos and sin.
     """
-    if x.dim() != 3 or x.shape[-1] % 2 or cos.shape != (x.shape[0], x.shape[2]) or sin.shape != cos.shape:
+    shape = x.shape
+    if len(shape) != 3 or shape[2] % 2 or cos.shape != (shape[0], shape[2]) or sin.shape != cos.shape:
         got = f"x {tuple(x.shape)}, cos {tuple(cos.shape)}, sin {tuple(sin.shape)}"
         raise refusal("rope", "x[N, H, d] with even d, cos[N, d], sin[N, d]", got, "reshape")
-    x, cos, sin = x.contiguous(), cos.to(x.dtype).contiguous(), sin.to(x.dtype).contiguous()
+    if cos.dtype is not x.dtype or sin.dtype is not x.dtype:
+        cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()
     if torch.is_grad_enabled() and x.requires_grad:
         return gradients.Rope.apply(x, cos, sin, _current())
     return _current().rope(x, cos, sin, False)
@@ -247,16 +250,18 @@ def sample(
     id first. The log-probability is that of the distribution sampled from; untruncated it is `token_logprobs` to the bit.
     """
     _check_logits("sample", logits)
+    if seeds.dtype not in (torch.int64, torch.uint64):
+        raise refusal("sample", "seeds of 64 bits", str(seeds.dtype), "cast them")
     requests = (
         temperature.to(torch.float32).contiguous(),
         top_k.to(torch.int64).contiguous(),
         top_p.to(torch.float32).contiguous(),
-        seeds.contiguous(),
+        seeds.contiguous().view(torch.int64),
         positions.to(torch.int64).contiguous(),
     )
-    if any(request.shape != logits.shape[:1] for request in requests) or seeds.dtype not in (torch.int64, torch.uint64):
+    if any(request.shape != logits.shape[:1] for request in requests):
         got = str([(tuple(r.shape), r.dtype) for r in requests])
-        raise refusal("sample", f"five vectors of {logits.shape[0]}, seeds of 64 bits", got, "one value for each row of logits")
+        raise refusal("sample", f"five vectors of {logits.shape[0]}", got, "one value for each row of logits")
     return _current().sample(logits.contiguous(), *requests)
 
 
@@ -266,8 +271,9 @@ def _check_logits(where: str, logits: torch.Tensor) -> None:
 
 
 def _check_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    fits = q.dim() == k.dim() == 3 and k.shape == v.shape and q.shape[0] == k.shape[0] and q.shape[2] == k.shape[2]
-    if not fits or q.shape[1] % k.shape[1] or not (q.dtype is k.dtype is v.dtype):
+    many, few = q.shape, k.shape
+    fits = len(many) == len(few) == 3 and few == v.shape and many[0] == few[0] and many[2] == few[2]
+    if not fits or many[1] % few[1] or not (q.dtype is k.dtype is v.dtype):
         got = f"q {tuple(q.shape)} {q.dtype}, k {tuple(k.shape)} {k.dtype}, v {tuple(v.shape)} {v.dtype}"
         raise refusal("attention", "q[N, H, d], k[N, G, d], v[N, G, d] of one dtype, G dividing H", got, "reshape")
 

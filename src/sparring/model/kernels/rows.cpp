@@ -41,7 +41,8 @@ static void rms_norm(const T *x, const T *weight, T *y, int64_t N, int64_t D, fl
 }
 
 // dx = r w dy - x r^3 / D sum(w dy x), r the inverse root mean square; dw = sum over rows of dy x r, in partial sums of
-// ROWS_PER_PARTIAL rows, so that the thread count does not enter. partial [ceil(N / ROWS_PER_PARTIAL)][D]; dw ends up in its first row.
+// ROWS_PER_PARTIAL rows, so that the thread count does not enter. partial [ceil(N / ROWS_PER_PARTIAL)][D]; dw ends up in
+// its first row.
 template <class T>
 static void rms_norm_backward(const T *x, const T *weight, const T *dy, T *dx, float *partial, int64_t N, int64_t D,
                               float eps, int threads) {

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from sparring.errors import StoreError
 
 
 class JsonlSink:
@@ -15,15 +18,20 @@ class JsonlSink:
 
     A resumed run appends too: where a step stands twice, the later line counts. A value that is not finite is null.
     A line is one write, so a killed run leaves whole lines; a line that a full disk cut short is ended before the next.
+
+    Raises:
+        StoreError: the disk is full or broken. What was written before stays.
     """
 
     def __init__(self, path: str | Path) -> None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115  (held until close)
-        if self._file.tell():
-            self._file.seek(-1, 2)
-            if self._file.read(1) != b"\n":
-                self._file.write(b"\n")
+        self._path = Path(path)
+        with self._translated():
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("a+b", buffering=0)
+            if self._file.tell():
+                self._file.seek(-1, 2)
+                if self._file.read(1) != b"\n":
+                    self._file.write(b"\n")
 
     def start(self, stage: str, total_steps: int) -> None:
         """Write a line."""
@@ -42,4 +50,17 @@ class JsonlSink:
         self._file.close()
 
     def _write(self, line: dict[str, Any]) -> None:
-        self._file.write(msgspec.json.encode({"time": time.time(), **line}) + b"\n")
+        data = msgspec.json.encode({"time": time.time(), **line}) + b"\n"
+        with self._translated():
+            if self._file.write(data) != len(data):
+                raise OSError("the line was cut short")
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """The system's complaints as ours."""
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(
+                f"{self._path}: expected to write a line, got {error}; free disk space, then run the same command again"
+            ) from error

@@ -1,0 +1,166 @@
+"""What every `Engine` keeps. A new implementation adds a factory to `ENGINES`."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from sparring.errors import EngineError
+from sparring.protocols import Engine
+from sparring.testing.scripted_engine import ScriptedEngine
+from sparring.types import GenerateRequest, Sampling
+
+STOP = 3
+PROMPT = (5, 6, 7, 8, 9, 10)
+
+
+def scripted(path):
+    """Says eleven tokens that are a function of the seed; the ninth is the stop token for odd seeds."""
+
+    def script(request):
+        said = [(request.sampling.seed + at) % 40 + 10 for at in range(11)]
+        return [*said[:8], STOP] if request.sampling.seed % 2 else said
+
+    return ScriptedEngine(script, version=4, latency_s=0.01)
+
+
+def native(path):
+    from sparring.engine.config import EngineConfig
+    from sparring.engine.native import NativeEngine
+    from sparring.model.load import load
+
+    return NativeEngine(load(path), EngineConfig(max_running=8), version=4, threads=1)
+
+
+ENGINES = {"native": native, "scripted": scripted}
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    from sparring.testing.tiny_models import tiny_model
+
+    return tiny_model("qwen3", tmp_path_factory.mktemp("model") / "tiny", seed=4)
+
+
+@pytest.fixture(params=ENGINES.values(), ids=ENGINES.keys())
+def serve(request, model_path):
+    def run(scenario):
+        async def main():
+            engine = request.param(model_path)
+            try:
+                return await scenario(engine)
+            finally:
+                await engine.close()
+
+        return asyncio.run(main())
+
+    return run
+
+
+def turn(seed=1, tokens=PROMPT, conversation=None, **sampling):
+    sampling = Sampling(**{"max_tokens": 12, "seed": seed, "stop": (STOP,), **sampling})
+    return GenerateRequest(id=f"r{seed}", tokens=tokens, sampling=sampling, conversation=conversation)
+
+
+def test_it_is_an_engine_with_a_version(serve):
+    async def scenario(engine):
+        return isinstance(engine, Engine), engine.version
+
+    assert serve(scenario) == (True, 4)
+
+
+def test_every_token_has_a_probability_a_version_and_a_kv_version(serve):
+    async def scenario(engine):
+        return await asyncio.gather(*(engine.generate(turn(seed)) for seed in range(12)))
+
+    for answer in serve(scenario):
+        assert len(answer.tokens) == len(answer.logprobs) == len(answer.versions) == len(answer.kv_versions) > 0
+        assert all(logprob <= 0 for logprob in answer.logprobs)
+        assert set(answer.versions.expand()) == set(answer.kv_versions.expand()) == {4}
+
+
+def test_a_stop_token_ends_the_turn_and_is_part_of_it(serve):
+    async def scenario(engine):
+        return await asyncio.gather(*(engine.generate(turn(seed, max_tokens=60)) for seed in range(24)))
+
+    answers = serve(scenario)
+    stopped = [answer for answer in answers if answer.finish_reason == "stop"]
+    assert stopped
+    assert all(STOP not in answer.tokens[:-1] for answer in answers)
+    assert all((answer.tokens[-1] == STOP) == (answer.finish_reason == "stop") for answer in answers)
+
+
+def test_max_tokens_ends_the_turn(serve):
+    async def scenario(engine):
+        return await engine.generate(turn(2, max_tokens=4, stop=()))
+
+    answer = serve(scenario)
+    assert (len(answer.tokens), answer.finish_reason) == (4, "length")
+
+
+def test_the_seed_decides_not_the_neighbours(serve):
+    async def alone(engine):
+        return [await engine.generate(turn(seed)) for seed in range(6)]
+
+    async def together(engine):
+        return await asyncio.gather(*(engine.generate(turn(seed)) for seed in range(6)))
+
+    one, other = serve(alone), serve(together)
+    assert [(a.tokens, a.logprobs) for a in one] == [(a.tokens, a.logprobs) for a in other]
+    assert len({a.tokens for a in one}) > 1
+
+
+def test_a_conversation_is_kept_until_it_is_released(serve):
+    async def scenario(engine):
+        first = await engine.generate(turn(1, conversation="c"))
+        longer = (*PROMPT, *first.tokens, 11, 12)
+        second = await engine.generate(turn(2, tokens=longer, conversation="c"))
+        await engine.release("c")
+        await engine.release("never heard of")
+        third = await engine.generate(turn(3, tokens=(12, *longer), conversation="c"))
+        return first.cached_tokens, second.cached_tokens, len(longer), third.cached_tokens
+
+    first, second, length, third = serve(scenario)
+    assert (first, third) == (0, 0)
+    assert len(PROMPT) < second < length
+
+
+def test_cancelling_the_caller_aborts_and_the_engine_goes_on(serve):
+    async def scenario(engine):
+        task = asyncio.create_task(engine.generate(turn(2, max_tokens=200, stop=())))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return await engine.generate(turn(1))
+
+    assert serve(scenario).tokens
+
+
+def test_a_closed_engine_refuses(serve):
+    async def scenario(engine):
+        await engine.close()
+        await engine.close()
+        with pytest.raises(EngineError):
+            await engine.generate(turn(1))
+
+    serve(scenario)
+
+
+def test_a_pulled_version_marks_what_comes_after(serve, model_path):
+    from sparring.model.load import load
+    from sparring.weights.inline import publish
+
+    ref = publish("policy", 5, load(model_path).state())
+
+    async def scenario(engine):
+        before = await engine.generate(turn(1, conversation="c"))
+        await engine.pull(ref)
+        after = await engine.generate(turn(2, tokens=(*PROMPT, *before.tokens, 11), conversation="c"))
+        await engine.pull(replace(ref, version=6))
+        return engine.version, after
+
+    version, after = serve(scenario)
+    assert version == 6
+    assert set(after.versions.expand()) == set(after.kv_versions.expand()) == {5}
+    assert after.cached_tokens == 0

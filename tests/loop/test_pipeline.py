@@ -1,0 +1,164 @@
+"""The whole path on real parts: init, sft, rl, eval, export; stopped and continued; refused where it must be."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+TINY = Path(__file__).parent / "tiny.toml"
+WORLD = Path(__file__).parent / "tiny_world.py:Sums"
+STAGES = ("init", "sft", "rl", "eval", "export")
+
+
+def command(folder: Path, *more: str, recipe: Path = TINY) -> list[str]:
+    return [
+        *(sys.executable, "-m", "sparring.cli.main", "run", str(recipe)),
+        *("--set", f"run.directory={folder}", "--set", f"env.name={WORLD}", *more),
+    ]
+
+
+def finish(arguments: list[str]) -> str:
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def weights(folder: Path, stage: str = "rl/model") -> dict[str, bytes]:
+    return {name: tensor.tobytes() for name, tensor in load_file(folder / "tiny" / stage / "model.safetensors").items()}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run."""
+    folder = tmp_path_factory.mktemp("whole")
+    finish(command(folder))
+    return folder
+
+
+def test_a_run_leaves_its_figures(whole: Path) -> None:
+    summary = json.loads((whole / "tiny" / "summary.json").read_text())
+    assert summary["logprob_max_abs_diff"] == 0.0
+    assert summary["tokens_sampled"] > 0
+    assert summary["tokens"]["sampled"] == sum(n for name, n in summary["tokens"].items() if name != "sampled")
+    assert set(summary["wall_s"]) == set(STAGES)
+    assert summary["eval_tasks"] == 6
+    assert sum(entry["tasks"] for entry in summary["by_dataset"].values()) == 6
+    assert weights(whole, "sft/model") != weights(whole, "init/model")
+    assert weights(whole) != weights(whole, "sft/model")
+
+
+def test_every_step_was_exact(whole: Path) -> None:
+    lines = [json.loads(line) for line in (whole / "tiny" / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["values"] for line in lines if line["stage"] == "rl" and "step" in line]
+    assert len(steps) == 6
+    assert [values.get("logprob_max_abs_diff") for values in steps if values["tokens_trained"]] == [0.0] * 6
+
+
+def test_the_export_loads_anywhere(whole: Path) -> None:
+    code = (
+        "import sys; from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+        "model = AutoModelForCausalLM.from_pretrained(sys.argv[1]); tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])\n"
+        "text = tokenizer.apply_chat_template([{'role': 'user', 'content': '1 + 1 ='}], tokenize=False, add_generation_prompt=True)\n"
+        "out = model.generate(**tokenizer(text, return_tensors='pt'), max_new_tokens=3)\n"
+        "assert out.shape[0] == 1 and '<|im_start|>user' in text\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(whole / "tiny" / "export")], check=True, timeout=120)
+
+
+def test_a_finished_run_runs_again_in_no_time_and_changes_nothing(whole: Path) -> None:
+    before = (whole / "tiny" / "export" / "model.safetensors").stat().st_mtime_ns
+    finish(command(whole))
+    assert (whole / "tiny" / "export" / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_the_dumped_config_runs_as_it_is(whole: Path, tmp_path: Path) -> None:
+    finish(command(tmp_path, recipe=whole / "tiny" / "config.toml"))
+    assert weights(tmp_path) == weights(whole)
+
+
+def test_another_config_in_the_same_folder_is_refused(whole: Path) -> None:
+    done = subprocess.run(command(whole, "--set", "rl.steps=7"), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "rl.steps (6 -> 7)" in done.stderr
+
+
+def test_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
+    with subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as first:
+        wait_for(first, "check:")
+        second = subprocess.run(command(tmp_path), capture_output=True, text=True, timeout=120)
+        first.kill()
+        first.communicate()
+    assert second.returncode == 2
+    assert str(first.pid) in second.stderr
+
+
+def test_control_c_says_how_to_go_on_and_the_run_goes_on(whole: Path, tmp_path: Path) -> None:
+    with subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        wait_for(run, "rl 1/6")
+        run.send_signal(signal.SIGINT)
+        _, error = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert "the same command goes on" in error
+    finish(command(tmp_path))
+    assert weights(tmp_path) == weights(whole)
+
+
+def test_a_killed_run_ends_with_the_same_bits(whole: Path, tmp_path: Path) -> None:
+    killed_runs(tmp_path, ["sft 1/6", "rl 1/6"])
+    assert weights(tmp_path) == weights(whole)
+    assert account(tmp_path) == account(whole)
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments(whole: Path, tmp_path: Path) -> None:
+    moments = random.Random(7)
+    for number in range(4):
+        folder = tmp_path / str(number)
+        for _ in range(5):
+            with subprocess.Popen(command(folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+                deadline = time.monotonic() + moments.uniform(3, 25)
+                while run.poll() is None and time.monotonic() < deadline:
+                    os.sched_yield()
+                    try:
+                        run.wait(0.01)
+                    except subprocess.TimeoutExpired:
+                        continue
+                run.kill()
+        finish(command(folder))
+        assert weights(folder) == weights(whole)
+        assert account(folder) == account(whole)
+
+
+def killed_runs(folder: Path, moments: list[str]) -> None:
+    """Start the run once per moment and kill -9 it there."""
+    for moment in moments:
+        with subprocess.Popen(command(folder), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+            wait_for(run, moment)
+            run.kill()
+            run.communicate()
+        assert run.returncode == -signal.SIGKILL
+    finish(command(folder))
+
+
+def account(folder: Path) -> dict[str, int]:
+    return json.loads((folder / "tiny" / "summary.json").read_text())["tokens"]
+
+
+def wait_for(run: subprocess.Popen[str], text: str) -> None:
+    """Read the run's output until a line begins with `text`."""
+    assert run.stdout is not None
+    seen = []
+    for line in run.stdout:
+        seen.append(line)
+        if line.startswith(text):
+            return
+    raise AssertionError(f"the run ended without {text!r}: {''.join(seen)}")

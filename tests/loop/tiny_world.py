@@ -1,0 +1,33 @@
+"""A world for tests of the whole path: random text earns different rewards, and an expert shows how to use the tool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from sparring.envs.base import Env
+from sparring.envs.tools.python import PythonTool
+from sparring.types import Message, Score, Task, ToolCall, Trajectory
+
+
+class Sums(PythonTool, Env):
+    """Adds two digits. Any other text earns a little, by its length, so that untrained policies differ."""
+
+    def generate(self, random: Random) -> Mapping[str, str]:
+        a, b = random.randint(0, 99), random.randint(0, 99)
+        return {"prompt": f"{a} + {b} = ?", "answer": str(a + b), "tag": "odd" if (a + b) % 2 else "even"}
+
+    async def score(self, trajectory: Trajectory) -> Score:
+        """Also of rollouts that were cut short."""
+        text = "".join(s.message.content for s in trajectory.segments if s.message and s.message.role == "assistant")
+        solved = text.strip() == self.task.data["answer"]
+        return Score(reward=1.0 if solved else len(text) % 7 / 10, success=solved)
+
+    def expert(self, task: Task):
+        def reply(messages: Sequence[Message]) -> Message:
+            if messages[-1].role == "tool":
+                return Message(role="assistant", content=messages[-1].content)
+            code = f"print({task.data['prompt'].removesuffix(' = ?')})"
+            return Message(role="assistant", tool_calls=(ToolCall(id="call_0", name="python", arguments={"code": code}),))
+
+        return reply

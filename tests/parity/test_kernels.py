@@ -1,0 +1,150 @@
+"""The kernels against torch in float64: values no further off than torch's own, gradients within rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sparring.model.kernels import ops
+
+LENGTHS = (5, 130, 17, 1)
+
+
+@pytest.fixture(params=("exact-kernels", "exact-torch"), autouse=True)
+def path(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Both paths in turn, and whatever was in use afterwards."""
+    before = ops.path_name()
+    ops.use(request.param)
+    yield request.param
+    ops.use(before)
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def offsets() -> torch.Tensor:
+    return torch.tensor([0, *LENGTHS]).cumsum(0).to(torch.int32)
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """torch's attention, sequence by sequence."""
+    pieces = []
+    for begin, end in zip(offsets().tolist(), offsets().tolist()[1:], strict=False):
+        one = (t[begin:end].transpose(0, 1) for t in (q, k, v))
+        pieces.append(F.scaled_dot_product_attention(*one, is_causal=True, scale=0.2, enable_gqa=True).transpose(0, 1))
+    return torch.cat(pieces)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6))
+
+
+def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    a, b = x.chunk(2, -1)
+    return x * cos.unsqueeze(1) + torch.cat((-b, a), -1) * sin.unsqueeze(1)
+
+
+def logprob_and_entropy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    log_p = torch.log_softmax(logits / TEMPERATURE.to(logits.dtype).unsqueeze(1), 1)
+    return log_p.gather(1, TARGETS.unsqueeze(1))[:, 0], -(log_p * log_p.exp()).sum(1)
+
+
+def error(ours: torch.Tensor, exact: torch.Tensor) -> float:
+    """Root mean square of the difference: steadier than the maximum."""
+    return float((ours.detach().double() - exact.detach()).square().mean().sqrt())
+
+
+TARGETS, TEMPERATURE = torch.arange(50) * 17 % 900, torch.linspace(0.5, 1.5, 50)
+CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    "linear": (
+        lambda x, w, b: ops.linear(x, ops.pack(w), b),
+        F.linear,
+        (random(50, 1030), random(70, 1030, seed=1), random(70, seed=2)),
+    ),
+    "rms_norm": (lambda x, w: ops.rms_norm(x, w, 1e-6), rms_norm, (random(200, 72), random(72, seed=1))),
+    "silu": (ops.silu, F.silu, (random(31, 37) * 4,)),
+    "silu_mul": (ops.silu_mul, lambda a, b: F.silu(a) * b, (random(31, 37) * 4, random(31, 37, seed=1))),
+    "attention 48": (
+        lambda q, k, v: ops.attention_packed(q, k, v, offsets(), 0.2),
+        attention,
+        (random(sum(LENGTHS), 6, 48), random(sum(LENGTHS), 2, 48, seed=1), random(sum(LENGTHS), 2, 48, seed=2)),
+    ),
+    "attention 72": (
+        lambda q, k, v: ops.attention_packed(q, k, v, offsets(), 0.2),
+        attention,
+        (random(sum(LENGTHS), 2, 72), random(sum(LENGTHS), 1, 72, seed=1), random(sum(LENGTHS), 1, 72, seed=2)),
+    ),
+    "token_logprobs": (
+        lambda z: ops.token_logprobs(z, TARGETS, TEMPERATURE),
+        logprob_and_entropy,
+        (random(50, 900) * 3,),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients(name: str) -> None:
+    """Value: at most twice torch's own float32 error. Gradient: within 4e-6 of the largest, entry by entry."""
+    ours, theirs, inputs = CASES[name]
+    mine = [t.clone().requires_grad_() for t in inputs]
+    exact = [t.double().requires_grad_() for t in inputs]
+    mine_out, exact_out, torch_out = (as_tuple(f(*t)) for f, t in ((ours, mine), (theirs, exact), (theirs, inputs)))
+    for a, b, c in zip(mine_out, exact_out, torch_out, strict=True):
+        assert error(a, b) <= 2 * error(c, b) + 1e-9
+    slopes = [random(*out.shape, seed=9) for out in mine_out]
+    grads = torch.autograd.grad(mine_out, mine, slopes)
+    exact_grads = torch.autograd.grad(exact_out, exact, [s.double() for s in slopes])
+    for a, b in zip(grads, exact_grads, strict=True):
+        assert float((a - b).abs().max()) <= 4e-6 * float(b.abs().max())
+
+
+def as_tuple(out: Any) -> tuple[torch.Tensor, ...]:
+    return out if isinstance(out, tuple) else (out,)
+
+
+def test_rope_against_the_formula_and_its_gradient() -> None:
+    x, cos, sin = random(50, 3, 40).requires_grad_(), random(50, 40, seed=1), random(50, 40, seed=2)
+    exact = x.detach().double().requires_grad_()
+    ours, theirs = ops.rope(x, cos, sin), rope(exact, cos.double(), sin.double())
+    assert error(ours, theirs) <= 2 * error(rope(x, cos, sin), theirs)
+    slope = random(50, 3, 40, seed=3)
+    (a,), (b,) = torch.autograd.grad(ours, x, slope), torch.autograd.grad(theirs, exact, slope.double())
+    assert torch.allclose(a.double(), b, atol=1e-6)
+
+
+def test_bfloat16_is_as_close_as_torch() -> None:
+    x, w = random(40, 256).bfloat16(), random(96, 256, seed=1).bfloat16()
+    exact = F.linear(x.double(), w.double())
+    assert error(ops.linear(x, ops.pack(w)), exact) <= 1.1 * error(F.linear(x, w), exact)
+    assert error(ops.linear(x, ops.pack(w), out_dtype=torch.float32), exact) <= 1e-4
+    q, k, v = (random(sum(LENGTHS), heads, 32, seed=heads).bfloat16() for heads in (4, 2, 2))
+    exact = attention(q.double(), k.double(), v.double())
+    assert error(ops.attention_packed(q, k, v, offsets(), 0.2), exact) <= 1.1 * error(attention(q, k, v), exact)
+
+
+def test_gradients_do_not_depend_on_the_thread_count() -> None:
+    ours, _, inputs = CASES["attention 48"]
+    norm, _, norm_inputs = CASES["rms_norm"]
+    found, threads = [], torch.get_num_threads()
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        mine, others = ([t.clone().requires_grad_() for t in ts] for ts in (inputs, norm_inputs))
+        found.append((*torch.autograd.grad(ours(*mine).sum(), mine), *torch.autograd.grad(norm(*others).sum(), others)))
+    torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_tied_weight_collects_both_gradients() -> None:
+    weight = torch.nn.Parameter(random(40, 16))
+    packed = ops.pack(weight)
+    tokens = torch.tensor([3, 9, 3])
+    ops.linear(F.embedding(tokens, weight), packed).square().sum().backward()
+    exact = weight.detach().double().requires_grad_()
+    F.linear(F.embedding(tokens, exact), exact).square().sum().backward()
+    assert weight.grad is not None and exact.grad is not None
+    assert torch.allclose(weight.grad.double(), exact.grad, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,40 @@
+"""A tiny model served by real engines."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from sparring.engine.config import EngineConfig
+from sparring.engine.native import NativeEngine
+from sparring.model.load import load
+from sparring.testing.tiny_models import tiny_model
+
+
+@pytest.fixture(scope="session")
+def model_path(tmp_path_factory):
+    """A checkpoint folder of some forty thousand parameters, 256 positions."""
+    return tiny_model("qwen3", tmp_path_factory.mktemp("model") / "tiny", tied=True, seed=4)
+
+
+@pytest.fixture
+def serve(model_path):
+    """Run `scenario(engine)` on a fresh engine with these `[engine]` settings; returns what it returns."""
+
+    def run(scenario, *, path=None, **settings):
+        @asynccontextmanager
+        async def opened():
+            config = EngineConfig(**{"max_running": 32, "max_batch_tokens": 64, **settings})
+            engine = NativeEngine(load(path or model_path), config, threads=1)
+            try:
+                yield engine
+            finally:
+                await engine.close()
+
+        async def main():
+            async with opened() as engine:
+                return await scenario(engine)
+
+        return asyncio.run(main())
+
+    return run

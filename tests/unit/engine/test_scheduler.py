@@ -1,0 +1,151 @@
+"""Plans: budgets hold, better ranks first, and nobody waits for ever."""
+
+from concurrent.futures import Future
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
+from sparring.engine.kv import KvCache
+from sparring.engine.scheduler import Scheduler
+from sparring.engine.sequence import Sequence
+from sparring.types import GenerateRequest, Sampling
+
+PAGE = 4
+
+
+def scheduler(num_pages=64, max_running=8, max_batch_tokens=16):
+    cache = KvCache(num_pages, PAGE, share_prefixes=False)
+    return Scheduler(cache, max_running=max_running, max_batch_tokens=max_batch_tokens)
+
+
+def sequence(arrival, prompt=3, max_new=4, priority=0, conversation=None):
+    request = GenerateRequest(
+        id=str(arrival),
+        tokens=tuple(range(100 * arrival, 100 * arrival + prompt)),
+        sampling=Sampling(max_tokens=max_new),
+        priority=priority,
+        conversation=conversation,
+    )
+    return Sequence.of(request, Future(), arrival=arrival, max_new=max_new, keep=True)
+
+
+def step(plan, work, version=0):
+    """Pretend to compute a plan; returns those that finished."""
+    finished = []
+    for chunk in plan:
+        if chunk.samples:
+            chunk.sequence.append(7, -1.0, version)
+            if chunk.sequence.finish_reason:
+                work.retire(chunk.sequence, version)
+                finished.append(chunk.sequence)
+    return finished
+
+
+def test_prompts_are_cut_to_the_budget_and_generation_goes_on_beside_them():
+    work = scheduler(max_batch_tokens=10)
+    short, long = sequence(1, prompt=3, max_new=9), sequence(2, prompt=28)
+    work.add(short)
+    work.add(long)
+    counts = []
+    for _ in range(4):
+        plan = work.plan(0)
+        counts.append({chunk.sequence.arrival: chunk.count for chunk in plan})
+        assert [chunk.samples for chunk in plan if chunk.sequence is long] == [len(counts) == 4]
+        step(plan, work)
+    assert counts == [{1: 3, 2: 7}, {1: 1, 2: 9}, {1: 1, 2: 9}, {1: 1, 2: 3}]
+
+
+def test_higher_priority_enters_first():
+    work = scheduler(max_running=1)
+    low, high = sequence(1), sequence(2, priority=5)
+    work.add(low)
+    work.add(high)
+    assert [chunk.sequence for chunk in work.plan(0)] == [high]
+
+
+def test_out_of_pages_the_worst_rank_gives_way_and_still_finishes():
+    work = scheduler(num_pages=4, max_batch_tokens=32)
+    both = [sequence(1, prompt=4, max_new=9), sequence(2, prompt=4, max_new=9)]
+    for one in both:
+        work.add(one)
+    finished = []
+    for _ in range(60):
+        finished += step(work.plan(0), work)
+    assert [one.arrival for one in finished] == [1, 2]
+    assert work.num_preempted > 0
+    assert all(len(one.logprobs) == 9 for one in both)
+
+
+def test_a_preempted_request_computes_its_own_answer_again():
+    work = scheduler(num_pages=4, max_batch_tokens=32)
+    first, second = sequence(1, prompt=4, max_new=9), sequence(2, prompt=4, max_new=9)
+    work.add(first)
+    work.add(second)
+    while work.num_preempted == 0:
+        step(work.plan(0), work)
+    assert (second.computed, second.pages, second.oldest, second.slot) == (0, [], None, -1)
+    assert len(second.logprobs) > 1
+
+
+def test_removed_requests_give_everything_back():
+    work = scheduler(num_pages=8, max_running=1)
+    running, waiting = sequence(1), sequence(2)
+    for one in (running, waiting):
+        work.add(one)
+    work.plan(0)
+    for one in (running, waiting, running):
+        work.remove(one)
+    assert not work.busy
+    assert work.cache.pool.num_free == 8
+
+
+def test_kv_of_mixed_versions_is_not_kept():
+    for versions, kept in (((0, 0, 0, 0), True), ((0, 0, 1, 1), False)):
+        work = scheduler(num_pages=8)
+        one = sequence(1, conversation="c")
+        work.add(one)
+        for version in versions:
+            step(work.plan(version), work, version)
+        assert one.finish_reason == "length"
+        assert (work.cache.pool.num_free < 8) is kept
+        assert one.kv_versions == [0, 0, 0, 0] and one.versions == list(versions)
+
+
+def test_release_while_running_keeps_nothing():
+    work = scheduler(num_pages=8)
+    one = sequence(1, conversation="c", max_new=1)
+    work.add(one)
+    plan = work.plan(0)
+    work.release("c")
+    step(plan, work)
+    assert work.cache.pool.num_free == 8
+
+
+requests = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 12), st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=12)
+
+
+@settings(max_examples=80, deadline=None)
+@given(requests, st.integers(8, 20), st.integers(1, 4), st.integers(4, 24))
+def test_everything_finishes_within_every_limit(shapes, num_pages, max_running, max_batch_tokens):
+    work = scheduler(num_pages, max_running, max_batch_tokens)
+    waiting = [
+        sequence(i, prompt=prompt, max_new=new, priority=priority, conversation=str(name))
+        for i, (prompt, new, priority, name) in enumerate(shapes)
+    ]
+    everyone, finished = list(waiting), []
+    for turn in range(2000):
+        if waiting and turn % 2 == 0:
+            work.add(waiting.pop())
+        plan = work.plan(0)
+        assert len(plan) <= max_running
+        assert sum(chunk.count for chunk in plan) <= max_batch_tokens
+        held = [page for one in everyone for page in one.pages]
+        assert len(held) == len(set(held))
+        assert all(len(chunk.sequence.pages) * PAGE >= chunk.begin + chunk.count for chunk in plan)
+        finished += step(plan, work)
+        if not waiting and not work.busy:
+            break
+    assert len(finished) == len(everyone)
+    for name in range(3):
+        work.cache.release(str(name))
+    assert work.cache.pool.num_free == num_pages

@@ -1,0 +1,190 @@
+"""`[env]` -> a factory: what is found, what is refused, and reward functions over data files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparring.envs.config import BoxConfig, EnvConfig, LimitsConfig
+from sparring.envs.registry import load_env
+from sparring.envs.splits import overlap
+from sparring.errors import BadInput
+from sparring.tasks.files import read_rows
+from sparring.types import BoxSpec, Limits, Message, Outcome, Segment, Task, Trajectory
+
+WORLD = '''
+import msgspec
+from dataclasses import dataclass
+from sparring.envs.base import Env, tool
+
+@dataclass
+class Where:
+    x: int
+
+class Guess(Env):
+    class Args(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+        size: int = 100
+        sides: list[int] = []
+
+    def generate(self, random):
+        return {"prompt": f"Guess {random.randint(0, self.args.size)}", "answer": "1"}
+
+    @tool
+    def peek(self, where: Where) -> int:
+        """Peek."""
+        return where.x
+
+    def reward(self, completion, task):
+        return float(completion == "1")
+
+NUMBER = 3
+'''
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> str:
+    path = tmp_path / "guess.py"
+    path.write_text(WORLD)
+    return str(path)
+
+
+def test_a_class_in_a_file(world: str) -> None:
+    limits, box = LimitsConfig(max_turns=2), BoxConfig(timeout_s=1.0)
+    config = EnvConfig(name=f"{world}:Guess", args={"size": 10**6}, system="Be brief.", limits=limits, box=box)
+    factory = load_env(config)
+    task = factory.tasks("train", 1).next()
+    assert task is not None
+    assert [m.role for m in task.messages] == ["system", "user"]
+    assert task.limits == Limits(max_turns=2)
+    assert task.box is None, "a world without a box tool needs no box"
+    assert factory.make().tools[0].parameters["properties"]["where"]["required"] == ["x"]
+    assert factory.expert(task) is None
+
+
+def test_a_class_in_a_package_and_a_built_in() -> None:
+    args = {"datasets": [{"name": "gcd"}]}
+    by_name = load_env(EnvConfig(name="reasoning_gym", args=args, box=BoxConfig(timeout_s=1.5)))
+    by_path = load_env(EnvConfig(name="sparring.envs.reasoning_gym:ReasoningGym", args=args))
+    first, second = by_name.tasks("train", 4).next(), by_path.tasks("train", 4).next()
+    assert first is not None and second is not None
+    assert first.messages == second.messages
+    assert first.box == BoxSpec(timeout_s=1.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "said"),
+    [
+        ("resoning_gym", {}, "env.name: expected one of reasoning_gym, or package.module:Name, .* got 'resoning_gym'"),
+        ("WORLD:Gess", {}, "env.name: expected a name defined in .*guess.py, got 'Gess'; use one of: Where, Guess"),
+        ("WORLD:NUMBER", {}, "env.name: expected a subclass of Env"),
+        ("nowhere.py:Guess", {}, "env.name: expected a Python file nowhere.py, got no such file"),
+        ("no_such_package.worlds:Guess", {}, "env.name: expected an installed module no_such_package.worlds"),
+        ("WORLD:Guess", {"sise": 3}, r"env.args: expected settings of this world \(size, sides\), got has unknown field sise"),
+        ("WORLD:Guess", {"size": "3"}, "got size: expected int, got str"),
+        ("WORLD:Guess", {"sides": [1, "b"]}, r"got sides\[1\]: expected int, got str"),
+    ],
+)
+def test_what_is_not_there_is_refused(world: str, name: str, args: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        load_env(EnvConfig(name=name.replace("WORLD", world), args=args))
+
+
+def test_a_file_that_does_not_run_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text("import no_such_module\n")
+    with pytest.raises(BadInput, match="env.name: .*broken.py: ModuleNotFoundError"):
+        load_env(EnvConfig(name=f"{path}:World"))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "exactly one of name and reward"),
+        ({"name": "a", "reward": "b"}, "exactly one of name and reward"),
+        ({"reward": "r.py:f"}, "reward needs data"),
+        ({"name": "a", "tools": ("python",)}, "tools belongs to reward"),
+        ({"name": "a", "eval_data": "x"}, "eval_data needs data"),
+    ],
+)
+def test_combinations_that_mean_nothing_are_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        EnvConfig(**given)
+
+
+REWARD = "def reward(completion: str, answer: str) -> float:\n    return 1.0 if completion == answer else 0.0\n"
+
+
+def reward_config(folder: Path, rows: list[dict[str, Any]], code: str = REWARD, **more: Any) -> EnvConfig:
+    (folder / "reward.py").write_text(code)
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return EnvConfig(reward=f"{folder}/reward.py:reward", data=f"{folder}/data.jsonl", **more)
+
+
+ROWS = [{"question": f"{i} + 1", "solution": i + 1} for i in range(40)]
+
+
+def test_a_reward_function_over_a_file(tmp_path: Path) -> None:
+    config = reward_config(tmp_path, ROWS, columns={"prompt": "question", "answer": "solution"}, tools=("python",))
+    import msgspec
+
+    factory = load_env(msgspec.convert(msgspec.to_builtins(config), EnvConfig), read_rows)
+    assert [t.name for t in factory.make().tools] == ["python"]
+    task = factory.tasks("demonstration", 0).next()
+    assert task is not None and task.box is not None
+    assert asyncio.run(scored(factory.make(), task, str(task.data["answer"]))) == 1.0, "a number column meets a str hint"
+    assert asyncio.run(scored(factory.make(), task, "no")) == 0.0
+
+
+async def scored(world: Any, task: Task, text: str) -> float | None:
+    await world.open(task, None)
+    reply = Segment(index=0, parent=None, source="expert", tokens=(), message=Message(role="assistant", content=text))
+    outcome = Outcome(kind="completed", reason="answered")
+    score = await world.score(Trajectory(id="r", task=task.id, role="policy", segments=(reply,), outcome=outcome))
+    return score.reward
+
+
+def test_held_out_prompts_never_train_whatever_the_order_of_the_file(tmp_path: Path) -> None:
+    rows = [{"prompt": f"What is {i % 30}?", "answer": str(i)} for i in range(40)]
+    factory = load_env(reward_config(tmp_path, rows), read_rows)
+    turned = load_env(reward_config(tmp_path, rows[::-1]), read_rows)
+    held_out = drain(factory.tasks("eval", 0))
+    assert len(held_out) == 6
+    assert {t.messages for t in held_out} == {t.messages for t in drain(turned.tasks("eval", 5))}
+    source = factory.tasks("train", 0)
+    train = [source.next() for _ in range(200)]
+    assert overlap(held_out, train) == set()
+    epochs = [[t.id for t in train[i : i + 32]] for i in (0, 32)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) and len(set(epochs[0])) == 32
+    assert epochs[0] != epochs[1]
+
+
+def test_eval_data_takes_its_prompts_out_of_training(tmp_path: Path) -> None:
+    (tmp_path / "eval.jsonl").write_text('{"prompt": "what is  7?", "answer": "7"}\n')
+    rows = [{"prompt": f"What is {i}?", "answer": str(i)} for i in range(10)]
+    factory = load_env(reward_config(tmp_path, rows, eval_data=f"{tmp_path}/eval.jsonl"), read_rows)
+    assert len(drain(factory.tasks("demonstration", 0))) == 9
+
+
+@pytest.mark.parametrize(
+    ("rows", "code", "more", "said"),
+    [
+        ([{"prompt": "a", "answer": "1"}], REWARD, {}, "env.held_out: expected fewer than the 1 different prompts"),
+        (ROWS, REWARD, {}, "data.jsonl:1: expected a column 'prompt', got 'question', 'solution'"),
+        ([{"prompt": "a"}, {"prompt": "b"}], REWARD, {}, "task reward/train/1: expected a column 'answer'"),
+        ([{"prompt": "a", "answer": "b", "id": 1}] * 2, REWARD, {}, "expected rows with ids of their own, got '1' twice"),
+        (ROWS, "reward = 3\n", {}, "env.reward: expected a function, got 3"),
+    ],
+)
+def test_data_that_does_not_fit_is_refused(
+    tmp_path: Path, rows: list[dict[str, Any]], code: str, more: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(BadInput, match=said):
+        load_env(reward_config(tmp_path, rows, code, **more), read_rows)
+
+
+def drain(source: Any) -> list[Task]:
+    return list(iter(source.next, None))

@@ -1,0 +1,96 @@
+"""The compiled library: built once, found again, and the same bits from every vector unit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sparring.errors import BadInput
+from sparring.model.kernels import ops
+from sparring.model.kernels.build import FLAGS, build, load
+from sparring.model.kernels.compiled_path import CompiledPath, Library
+
+
+def test_a_second_build_finds_the_first() -> None:
+    first = build()
+    assert first is not None
+    stamp = first.stat().st_mtime_ns
+    assert build() == first
+    assert first.stat().st_mtime_ns == stamp
+
+
+def test_the_library_brings_no_openmp_runtime_of_its_own() -> None:
+    path = build()
+    assert path is not None
+    needed = subprocess.run(["readelf", "-d", str(path)], capture_output=True, text=True, check=True).stdout
+    assert "libgomp" not in needed
+    load(path)
+    loaded = {Path(line.split()[-1]).resolve() for line in Path("/proc/self/maps").read_text().splitlines() if "libgomp" in line}
+    assert len(loaded) <= 1
+
+
+def test_avx2_gives_the_bits_of_the_native_build() -> None:
+    """The fallback for processors without AVX-512, less optimised too, run here: every kernel, bit by bit."""
+    wide = build()
+    narrow = build(tuple({"-march=native": "-march=haswell", "-O3": "-O1"}.get(flag, flag) for flag in FLAGS))
+    assert wide is not None and narrow is not None and wide != narrow
+    assert outcomes(CompiledPath(Library(load(wide)))) == outcomes(CompiledPath(Library(load(narrow))))
+
+
+def outcomes(path: CompiledPath) -> dict[str, list[float]]:
+    """Every forward kernel on fixed random input.
+
+    Products of bfloat16 are left out: AMX tiles have an order of their own.
+    """
+    generator = torch.Generator().manual_seed(0)
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        x, y, weight = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((19, 72), (19, 72), (72,)))
+        matrix = torch.randn(100, 72, generator=generator).to(dtype)
+        q, k, v = (torch.randn(40, heads, 48, generator=generator).to(dtype) for heads in (4, 2, 2))
+        logits = torch.randn(19, 1500, generator=generator)
+        cu_seqlens = torch.tensor([0, 33, 40], dtype=torch.int32)
+        found |= {
+            f"linear of {dtype}": path.linear(x.float(), path.pack(matrix.float(), None), None, 100, dtype),
+            f"rms_norm {dtype}": path.rms_norm(x, weight, 1e-6),
+            f"silu_mul {dtype}": path.silu_mul(x, y),
+            f"rope {dtype}": path.rope(q, k[:, 0].contiguous(), v[:, 0].contiguous(), False),
+            f"attention {dtype}": path.attention_packed(q, k, v, cu_seqlens, 0.2)[0],
+            f"logprobs {dtype}": path.token_logprobs(logits, torch.arange(19), torch.full((19,), 0.7))[0][0],
+        }
+    return {name: value.flatten().tolist() for name, value in found.items()}
+
+
+def test_the_environment_turns_the_kernels_off() -> None:
+    program = "from sparring.model.kernels import ops; print(ops.path_name())"
+    environment = {**os.environ, "SPARRING_KERNELS": "off"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "exact-torch"
+
+
+def test_an_unknown_path_is_refused() -> None:
+    with pytest.raises(BadInput, match="exact-torch"):
+        ops.use("exact-magic")
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    packed = ops.pack(torch.zeros(4, 8))
+    with pytest.raises(BadInput, match="linear"):
+        ops.linear(torch.zeros(2, 9), packed)
+    with pytest.raises(BadInput, match="linear"):
+        ops.linear(torch.zeros(2, 8, dtype=torch.bfloat16), packed)
+    with pytest.raises(BadInput, match="pack"):
+        ops.pack(torch.zeros(4, 8, dtype=torch.float16))
+    with pytest.raises(BadInput, match="pack it anew"):
+        packed.update(torch.zeros(4, 9))
+    with pytest.raises(BadInput, match="rms_norm"):
+        ops.rms_norm(torch.zeros(2, 8), torch.zeros(7), 1e-6)
+    with pytest.raises(BadInput, match="rope"):
+        ops.rope(torch.zeros(2, 1, 8), torch.zeros(2, 7), torch.zeros(2, 7))
+    with pytest.raises(BadInput, match="cu_seqlens"):
+        ops.attention_packed(*(torch.zeros(4, 1, 16),) * 3, torch.tensor([0, 5], dtype=torch.int32), 1.0)

@@ -1,0 +1,64 @@
+"""Metrics add up the same however they were split."""
+
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparring.observe.metrics import Metrics
+
+VALUES = st.lists(st.tuples(st.integers(-1000, 1000), st.integers(1, 9)), min_size=1, max_size=12)
+
+
+def filled(values: list[tuple[int, int]]) -> Metrics:
+    """Every reduction over these."""
+    metrics = Metrics()
+    for value, weight in values:
+        metrics.add("mean", value, weight=weight)
+        metrics.add("ratio", value, "ratio", weight=weight)
+        for reduce in ("sum", "max", "min", "last"):
+            metrics.add(reduce, value, reduce)
+    return metrics
+
+
+@given(values=VALUES)
+def test_reductions_are_what_they_say(values: list[tuple[int, int]]) -> None:
+    numbers = [v for v, _ in values]
+    weight = sum(w for _, w in values)
+    assert filled(values).values() == {
+        "mean": float(Fraction(sum(v * w for v, w in values), weight)),
+        "ratio": float(Fraction(sum(numbers), weight)),
+        "sum": sum(numbers),
+        "max": max(numbers),
+        "min": min(numbers),
+        "last": numbers[-1],
+    }
+
+
+@given(one=VALUES, two=VALUES)
+def test_merging_is_reporting_in_one_place(one: list[tuple[int, int]], two: list[tuple[int, int]]) -> None:
+    merged, second = filled(one), filled(two)
+    merged.merge(second)
+    assert merged.values() == filled(one + two).values()
+    assert second.values() == filled(two).values()
+
+
+def test_take_starts_over() -> None:
+    metrics = Metrics()
+    metrics.add_all({"a": 1.0, "b": 2.0}, "sum")
+    assert metrics.take() == {"a": 1.0, "b": 2.0} and metrics.take() == {}
+
+
+def test_nothing_over_nothing_is_not_a_number() -> None:
+    metrics = Metrics()
+    metrics.add("rate", 0, "ratio", weight=0)
+    assert math.isnan(metrics.values()["rate"])
+
+
+def test_one_name_reduces_one_way() -> None:
+    metrics = Metrics()
+    metrics.add("a", 1)
+    with pytest.raises(ValueError, match="a reduces by mean, reported as sum"):
+        metrics.add("a", 1, "sum")
