@@ -29,7 +29,7 @@ config to `runs/<name>/config.toml`, which is a recipe itself and runs as it is.
 
 `--set a.b=value` replaces one key. The value is TOML; what is not TOML is text. A number in the path counts in a list.
 In Python the same config is a struct: `from sparring.config import load, RunConfig`, then
-`from sparring.stages.pipeline import run_recipe; run_recipe(config)`.
+`from sparring.launch.run import run_recipe; run_recipe(config)`.
 
 An unknown key, a wrong type or a contradiction is refused before anything starts, with exit status 2:
 

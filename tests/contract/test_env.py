@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from sparring.envs.config import EnvConfig
@@ -67,8 +68,6 @@ def generated(folder: Path) -> EnvFactory:
 def function(folder: Path) -> EnvFactory:
     columns = {"prompt": "q", "answer": "a"}
     settings = {"reward": f"{folder}/world.py:reward", "data": f"{folder}/data.jsonl", "columns": columns}
-    import msgspec
-
     return load_env(msgspec.convert(settings, EnvConfig), read_rows)
 
 
@@ -85,7 +84,11 @@ SOURCES: dict[str, Callable[[Path], TaskSource]] = {
     "file in order": lambda folder: FileTasks(rows_of(folder)[:8], env="e"),
     "file endless": lambda folder: FileTasks(rows_of(folder)[:8], env="e", seed=3),
     "mix": lambda folder: Mix(
-        [FileTasks(rows_of(folder)[:8], env="a"), FileTasks(rows_of(folder), env="b"), FileTasks(rows_of(folder)[:9], env="c", seed=1)],
+        [
+            FileTasks(rows_of(folder)[:8], env="a"),
+            FileTasks(rows_of(folder), env="b"),
+            FileTasks(rows_of(folder)[:9], env="c", seed=1),
+        ],
         [2, 1, 1],
         seed=5,
     ),

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         BadInput: the checkpoint is refused.
     """
     from sparring.cli.checkpoint import find_checkpoint
-    from sparring.stages.pipeline import chat_checkpoint
+    from sparring.launch.run import chat_checkpoint
 
     chat = chat_checkpoint(
         find_checkpoint(args.checkpoint),

@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
         BadInput: a run would be refused.
     """
     from sparring.cli.recipe import load_recipe
-    from sparring.stages.pipeline import check_recipe
+    from sparring.launch.run import check_recipe
 
     for line in check_recipe(load_recipe(args)):
         print(line)

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from sparring.cli.checkpoint import find_checkpoint
     from sparring.cli.recipe import load_recipe
     from sparring.cli.result import print_rates
-    from sparring.stages.pipeline import evaluate_checkpoint
+    from sparring.launch.run import evaluate_checkpoint
 
     if args.tasks is not None:
         args.overrides.append(f"eval.tasks={args.tasks}")

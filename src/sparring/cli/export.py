@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from sparring.cli.checkpoint import find_checkpoint
     from sparring.errors import refusal
-    from sparring.stages.pipeline import export_checkpoint
+    from sparring.launch.run import export_checkpoint
 
     if args.out.exists():
         raise refusal(str(args.out), "a folder that does not exist yet", "one that does", "choose another, or remove it")

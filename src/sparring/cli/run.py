@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     from sparring.cli.recipe import load_recipe
     from sparring.cli.result import print_result
     from sparring.dashboard.report import write_report
-    from sparring.stages.pipeline import run_recipe
+    from sparring.launch.run import run_recipe
 
     folder = run_recipe(load_recipe(args))
     print_result(folder)

@@ -59,8 +59,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What forward and generation compute in; the trainer keeps float32 masters either way."""
     numerics: Numerics = "exact"
     """exact: trainer and engine agree to the bit, or the model is refused; fast: the library's own kernels."""
-    device: str = "auto"
-    """auto, cpu, or a torch device."""
+    renderer: str = "auto"
+    """What turns messages into tokens: a name of the `renderers` library, `template` (the checkpoint's own), or auto."""
+    thinking: bool = False
+    """Whether the model may think before it speaks, where its format knows thoughts."""
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward pass instead of keeping its activations."""
 

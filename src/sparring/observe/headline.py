@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Mapping
 
 HEADLINES: tuple[tuple[str, str, str], ...] = (
-    ("loss", "loss", "{:.3f}"),
+    ("loss", "loss_imitate", "{:.3f}"),
     ("reward", "rollout/reward", "{:.3f}"),
     ("success", "rollout/success", "{:.1%}"),
-    ("tokens/s", "tokens_per_s", "{:,.0f}"),
+    ("tokens/s", "time/tokens_per_s", "{:,.0f}"),
     ("generating", "time/generating", "{:.0%}"),
     ("training", "time/training", "{:.0%}"),
+    ("updating", "time/updating", "{:.0%}"),
     ("waiting", "time/waiting", "{:.0%}"),
     ("logprob difference", "logprob_max_abs_diff", "{:.3g}"),
 )

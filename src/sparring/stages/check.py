@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sparring.errors import refusal
-from sparring.model.config import InitConfig, ModelConfig
 from sparring.rollout.window import check_window
 from sparring.sandbox.check import check_sandbox
 from sparring.stages.context import POLICY, Context
@@ -33,7 +32,7 @@ async def check(context: Context) -> list[str]:
     facts = [f"sandbox: {config.sandbox.bwrap} isolates a command on this machine"]
     facts += _stages(context)
     facts += _memory(context)
-    shape = _shape(config.models[POLICY])
+    shape = _shape(context)
     check_window(
         config.rollout,
         groups_per_step=config.rl.groups_per_step,
@@ -49,25 +48,21 @@ async def check(context: Context) -> list[str]:
 def _stages(context: Context) -> list[str]:
     """The order of stages makes sense: each finds weights to start from."""
     config = context.config
-    spec = config.models[POLICY]
     if "init" not in config.run.stages:
         raise refusal("run.stages", "`init` first", str(list(config.run.stages)), "add it: it also takes a given checkpoint")
-    if spec.path is not None and not (Path(spec.path) / "config.json").is_file():
-        raise refusal(
-            f"models.{POLICY}.path", "a Hugging Face checkpoint folder", f"no {spec.path}/config.json", "correct the path"
-        )
     return [f"stages: {' -> '.join(config.run.stages)}"]
 
 
 def _memory(context: Context) -> list[str]:
     """A bound on memory: weights, gradients and AdamW in float32, the engine's copy, its cache, a micro-batch's activations."""
     config = context.config
-    shape = _shape(config.models[POLICY])
+    shape = _shape(context)
     width, layers = shape["hidden_size"], shape["num_hidden_layers"]
     per_layer = width * (2 * shape["num_attention_heads"] + 2 * shape["num_key_value_heads"]) * shape["head_dim"]
     parameters = layers * (per_layer + 3 * width * shape["intermediate_size"]) + 2 * shape["vocab_size"] * width
     trainer = parameters * (4 + 4 + 8)
-    activations = config.train.token_budget * (layers * (12 * width + 4 * shape["intermediate_size"]) + 2 * shape["vocab_size"]) * 4
+    per_token = layers * (12 * width + 4 * shape["intermediate_size"]) + 2 * shape["vocab_size"]
+    activations = config.train.token_budget * per_token * 4
     needed = trainer + 3 * parameters * 4 + config.engine.kv_bytes + activations
     here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if config.run.device == "cpu" and needed > here:
@@ -86,9 +81,10 @@ def _memory(context: Context) -> list[str]:
     return [f"memory: about {needed / GIB:.2f} GiB of {here / GIB:.0f} GiB for {parameters / 1e6:.2f} million parameters"]
 
 
-def _shape(spec: ModelConfig) -> dict[str, int]:
+def _shape(context: Context) -> dict[str, int]:
     """The sizes of the policy, from its checkpoint or from `[models.policy.init]`."""
-    if isinstance(spec.init, InitConfig):
+    spec, given = context.config.models[POLICY], context.given()
+    if spec.init is not None:
         return {
             "hidden_size": spec.init.hidden_size,
             "num_hidden_layers": spec.init.num_layers,
@@ -99,7 +95,7 @@ def _shape(spec: ModelConfig) -> dict[str, int]:
             "vocab_size": spec.init.vocab_size,
             "max_position_embeddings": spec.init.max_positions,
         }
-    found = json.loads((Path(str(spec.path)) / "config.json").read_text(encoding="utf-8"))
+    found = json.loads((given / "config.json").read_text(encoding="utf-8")) if given is not None else {}
     found.setdefault("num_key_value_heads", found["num_attention_heads"])
     found.setdefault("head_dim", found["hidden_size"] // found["num_attention_heads"])
     found.setdefault("intermediate_size", 4 * found["hidden_size"])
@@ -149,9 +145,9 @@ def _rendering(context: Context) -> list[str]:
     from sparring.render.prove import prove
 
     tools = context.factory.make().tools
-    path = context.config.models[POLICY].path
-    if path is not None:
-        return [f"render: {fact}" for fact in prove(load_renderer(path), tools)]
+    given = context.given()
+    if given is not None:
+        return [f"render: {fact}" for fact in prove(context.renderer(given), tools)]
     from sparring.render.train_tokenizer import MIN_VOCAB_SIZE, train_tokenizer
 
     with tempfile.TemporaryDirectory() as folder:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparring.config import RunConfig
 from sparring.errors import refusal
+from sparring.model.hub import local_folder
 from sparring.observe.sinks.sink import Sink
 from sparring.protocols import Boxes, Cluster, EnvFactory, Store
 
@@ -32,9 +33,17 @@ class Context:
 
     def output(self, stage: str) -> Path:
         """The Hugging Face folder that `stage` writes (whether or not it exists yet)."""
-        if stage == "init" and self.config.models[POLICY].path is not None:
-            return Path(self.config.models[POLICY].path)
-        return self.folder / stage / "model"
+        given = self.given() if stage == "init" else None
+        return given or self.folder / stage / "model"
+
+    def given(self) -> Path | None:
+        """The folder of the checkpoint that the recipe starts from; None where it makes a fresh model.
+
+        Raises:
+            BadInput: there is no such checkpoint.
+        """
+        path = self.config.models[POLICY].path
+        return None if path is None else local_folder(path)
 
     def input(self, stage: str) -> Path:
         """The Hugging Face folder that `stage` starts from: what the nearest finished stage before it wrote.
@@ -57,7 +66,8 @@ class Context:
         """Messages <-> tokens for the checkpoint folder `path`."""
         from sparring.render.load import load_renderer
 
-        return load_renderer(str(path))
+        spec = self.config.models[POLICY]
+        return load_renderer(str(path), spec.renderer, spec.thinking)
 
     def with_boxes(self, boxes: Boxes) -> Context:
         """The same run with other boxes (such as a tool host that is switched off)."""

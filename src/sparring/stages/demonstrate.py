@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from sparring.errors import refusal
 from sparring.harness.chat import ChatHarness
-from sparring.protocols import Rendered, Renderer, Sandbox
+from sparring.harness.episode import LiveEpisode
+from sparring.protocols import Rendered, Renderer
 from sparring.stages.context import Context
+from sparring.tasks.files import read_conversations
 from sparring.types import Message, Outcome, Score, Segment, Task, ToolSpec, Trajectory
 
 
@@ -37,28 +39,19 @@ class ExpertSession:
         return reply
 
 
-class ExpertEpisode:
-    """An `Episode` held by an expert, by the same harness that will hold the policy's."""
-
-    def __init__(self, context: Context, task: Task, box: Sandbox | None, session: ExpertSession) -> None:
-        self.task = task
-        self.env = context.factory.make()
-        self.box = box
-        self._session = session
-
-    def session(self, role: str = "policy") -> ExpertSession:
-        """The scripted session, whatever the role."""
-        return self._session
-
-
 async def demonstrations(context: Context, renderer: Renderer) -> list[tuple[str, Rendered]]:
-    """Every demonstration of the run that solves its task, as (task id, tokens with their sampled marks), in task order.
+    """Every demonstration of the run, as (name, tokens with their sampled marks): the rows of `[sft] data`, or the expert's
+    conversations that solve their task, in task order.
 
     Raises:
-        BadInput: there is nothing to imitate, or the expert solves fewer than nine in ten.
+        BadInput: there is nothing to imitate, a row does not parse, or the expert solves fewer than nine in ten.
     """
     from sparring.render.demonstrate import demonstration_tokens
 
+    if context.config.sft.data is not None:
+        path, tools = context.config.sft.data, context.factory.make().tools
+        rows = read_conversations(path, context.config.env.columns.mapping())
+        return [(f"{path}:{n}", demonstration_tokens(renderer, row, tools)) for n, row in enumerate(rows, 1)]
     shown = await conversations(context, None)
     solved = [c for c in shown if c.score is not None and c.score.success is not False]
     if len(solved) < 0.9 * len(shown):
@@ -105,7 +98,7 @@ async def converse(context: Context, task: Task, reply: Callable[[Sequence[Messa
     """Hold one conversation whose replies are `reply(messages so far)`, tools run for real, and score it."""
     box = await context.boxes.take(task.box) if task.box is not None else None
     session = ExpertSession(reply)
-    episode = ExpertEpisode(context, task, box, session)
+    episode = LiveEpisode(task, context.factory.make(), box, lambda role: session)
     try:
         await ChatHarness().run(episode)
         score = await episode.env.score(_trajectory(task, session.messages))

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from sparring.errors import refusal
-from sparring.protocols import Boxes
+from sparring.rollout.runner import Finished
 from sparring.stages.context import POLICY, Context
 from sparring.types import Task
 
@@ -77,6 +77,13 @@ async def evaluate_folder(context: Context, folder: str, tasks: Sequence[Task], 
     from sparring.rollout.evaluate import evaluate
     from sparring.stages.rl import runner
 
+    successes = 0
+
+    def done(number: int, finished: Finished) -> None:
+        nonlocal successes
+        successes += bool(finished.score is not None and finished.score.success)
+        context.sink.log(f"eval {label}", number, {"rollout/success": successes / number})
+
     engine = context.cluster.engine(POLICY, path=folder)
     try:
         result = await evaluate(
@@ -86,6 +93,7 @@ async def evaluate_folder(context: Context, folder: str, tasks: Sequence[Task], 
             store=context.store,
             stage=f"eval/{label}",
             max_concurrent_rollouts=context.config.eval.max_concurrent_rollouts,
+            done=done,
         )
     finally:
         await engine.close()

@@ -21,7 +21,7 @@ async def run(context: Context) -> dict[str, Any]:
     """
     spec = context.config.models[POLICY]
     if spec.init is None:
-        return {"model": spec.path}
+        return {"model": str(context.given())}
     from tokenizers import Tokenizer
 
     from sparring.model.create import create

@@ -8,6 +8,7 @@ from typing import Any
 import xxhash
 
 from sparring.batch.demonstration import demonstration, demonstration_batch
+from sparring.errors import refusal
 from sparring.loop import run_loop
 from sparring.protocols import TrainPlan
 from sparring.stages.checkpoints import Checkpoints
@@ -38,6 +39,8 @@ async def run(context: Context) -> dict[str, Any]:
         demonstration(rendered.tokens, rendered.sampled, name)
         for name, rendered in await demonstrations(context, context.renderer(source))
     ]
+    if not rows:
+        raise refusal("sft", "at least one demonstration", "none", "add rows to [sft] data, or demonstrations to the environment")
     context.sink.start("sft", config.steps)
     plan = TrainPlan(losses=[ImitateLoss()], total_steps=config.steps, overrides=config.train)
     trainer = context.cluster.trainer(POLICY, path=str(source), plan=plan)

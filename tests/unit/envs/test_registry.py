@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from sparring.envs.config import BoxConfig, EnvConfig, LimitsConfig
@@ -129,8 +130,6 @@ ROWS = [{"question": f"{i} + 1", "solution": i + 1} for i in range(40)]
 
 def test_a_reward_function_over_a_file(tmp_path: Path) -> None:
     config = reward_config(tmp_path, ROWS, columns={"prompt": "question", "answer": "solution"}, tools=("python",))
-    import msgspec
-
     factory = load_env(msgspec.convert(msgspec.to_builtins(config), EnvConfig), read_rows)
     assert [t.name for t in factory.make().tools] == ["python"]
     task = factory.tasks("demonstration", 0).next()

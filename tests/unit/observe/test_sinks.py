@@ -23,7 +23,7 @@ def tell(sink: Sink, steps: int = 3) -> None:
     """A short stage."""
     sink.start("rl", steps)
     for step in range(1, steps + 1):
-        sink.log("rl", step, {"rollout/reward": step / 10, "rollout/success": 0.5, "tokens_per_s": 1234.5, "odd": float("nan")})
+        sink.log("rl", step, {"rollout/reward": step / 10, "rollout/success": 0.5, "time/tokens_per_s": 1234.5, "odd": float("nan")})
     sink.event("rl", "checkpoint at step 3")
 
 
@@ -152,7 +152,7 @@ def test_times_read_like_times(seconds: float | None, text: str) -> None:
 
 
 def test_headlines_leave_out_what_is_not_there() -> None:
-    assert headlines({"rollout/success": 0.5, "loss": float("nan"), "logprob_max_abs_diff": 0.0}) == [
+    assert headlines({"rollout/success": 0.5, "loss_imitate": float("nan"), "logprob_max_abs_diff": 0.0}) == [
         ("success", "50.0%"),
         ("logprob difference", "0"),
     ]

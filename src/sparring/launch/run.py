@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import importlib
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,6 +19,10 @@ from sparring.observe.sinks.load import load_sinks
 from sparring.observe.sinks.sink import Fanout
 from sparring.stages.context import Context
 from sparring.stages.summary import write_summary
+
+if TYPE_CHECKING:
+    from sparring.launch.chat import Chat
+    from sparring.launch.replay import Replayed
 
 CONFIG = "config.toml"
 STORE = "store.sqlite"
@@ -193,15 +195,7 @@ def export_checkpoint(checkpoint: Path, out: Path, dtype: str) -> None:
     export_folder(checkpoint, out, dtype)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReplayLines:
-    """What a replay found, in words."""
-
-    identical: bool
-    lines: list[str]
-
-
-def replay_rollout(folder: Path, rollout_id: str) -> ReplayLines:
+def replay_rollout(folder: Path, rollout_id: str) -> Replayed:
     """Sample a recorded rollout again, alone, under the weights that sampled it.
 
     The weights are the checkpoint of that version where it is kept, else the stage's input (version 0).
@@ -209,17 +203,17 @@ def replay_rollout(folder: Path, rollout_id: str) -> ReplayLines:
     Raises:
         BadInput: there is no such run or rollout, or its weights are no longer there.
     """
-    from sparring.stages.replay import replay_recorded
+    from sparring.launch.replay import replay_recorded
 
-    return ReplayLines(**dataclasses.asdict(asyncio.run(replay_recorded(folder, rollout_id))))
+    return asyncio.run(replay_recorded(folder, rollout_id))
 
 
-def chat_checkpoint(checkpoint: Path, *, tools: bool, temperature: float, max_tokens: int, seed: int) -> Any:
+def chat_checkpoint(checkpoint: Path, *, tools: bool, temperature: float, max_tokens: int, seed: int) -> Chat:
     """Something that answers: `await reply(messages) -> (answer, messages on the way)`, `await close()`.
 
     Raises:
         BadInput: the checkpoint is refused, or the machine cannot isolate the Python tool.
     """
-    from sparring.stages.chat import Chat
+    from sparring.launch.chat import Chat
 
     return Chat(checkpoint, tools=tools, temperature=temperature, max_tokens=max_tokens, seed=seed)

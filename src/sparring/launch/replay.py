@@ -10,6 +10,7 @@ from pathlib import Path
 from sparring.cluster.inline import InlineCluster
 from sparring.config import RunConfig, load
 from sparring.errors import refusal
+from sparring.model.hub import local_folder
 from sparring.rollout.replay import replay
 from sparring.stages.context import ORDER, POLICY
 from sparring.store.sqlite import SqliteStore
@@ -83,7 +84,7 @@ def _weights(config: RunConfig, folder: Path, store: SqliteStore, rollout: Rollo
         return folder / ("rl" if label == "no_tool" else label) / "model"
     before = [s for s in ORDER[: ORDER.index(stage)] if store.get(f"stage/{s}") is not None and s != "eval"]
     given = config.models[POLICY].path
-    source = Path(given) if given and before[-1] == "init" else folder / before[-1] / "model"
+    source = local_folder(given) if given and before[-1] == "init" else folder / before[-1] / "model"
     if version == 0:
         return source
     tensors = folder / stage / "checkpoints" / f"step-{version:06d}" / "model.safetensors"
