@@ -1,6 +1,6 @@
 """Rows -> tensors of one micro-batch.
 
-Shapes: N tokens of all rows, B rows, M weighted tokens (those that some term trains).
+Shapes: N tokens, one for each distinct prefix of a row; B rows; M weighted tokens (those that some term trains).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from sparring.batch.prefixes import lay_out
 from sparring.types import Sample
 
 
@@ -18,16 +19,22 @@ from sparring.types import Sample
 class MicroBatch:
     """Packed rows, without padding. The model's log-probability of targets[m] is read at row predicting[m] of its output.
 
+    What rows begin with in common stands, and is computed, once: the rows are a walk through their tree of prefixes. Weighted
+    tokens are per row, in the order of the rows given: several may be predicted from one place, and a token that several rows
+    train is there for each of them.
+
     A row is cut before its last weighted token: what follows is predicted from there on but predicts nothing that is trained.
     A policy token whose advantage is exactly zero has no gradient and is not a weighted token.
     """
 
     tokens: torch.Tensor
-    """[N] int64: ids, row after row."""
+    """[N] int64: ids, in the order of the walk."""
     positions: torch.Tensor
-    """[N] int64: place in its own row, from 0."""
+    """[N] int64: place in its row, from 0."""
     cu_seqlens: torch.Tensor
-    """[B + 1] int32: row b is tokens[cu_seqlens[b]:cu_seqlens[b + 1]]."""
+    """[B + 1] int32: row b of the walk adds tokens[cu_seqlens[b]:cu_seqlens[b + 1]]."""
+    shared: torch.Tensor
+    """[B] int32: behind the first shared[b] tokens of row b - 1 of the walk."""
     predicting: torch.Tensor
     """[M] int64: the place among the N whose output predicts the token, which is one before it."""
     targets: torch.Tensor
@@ -60,23 +67,22 @@ def micro_batch(
     terms = sorted(denominators)
     names = sorted(set.intersection(*(set(row.annotations) for row in rows))) if rows else []
     columns: dict[str, list[np.ndarray]] = {}
-    lengths: list[int] = []
-    start = 0
+    sequences: list[np.ndarray] = []
+    sources: list[np.ndarray] = []
     for row in rows:
         weights = _weights(row, terms)
         chosen = np.flatnonzero(weights.any(axis=0))
         if not len(chosen):
             continue
-        length = int(chosen[-1])
         tokens = np.array(row.tokens, dtype=np.int64)
         for name, values in _columns(row, tokens, names).items():
             columns.setdefault(name, []).append(values[chosen])
         columns.setdefault("weights", []).append(weights[:, chosen])
-        columns.setdefault("predicting", []).append(start + chosen - 1)
-        columns.setdefault("tokens", []).append(tokens[:length])
-        columns.setdefault("positions", []).append(np.arange(length))
-        lengths.append(length)
-        start += length
+        sequences.append(tokens[: chosen[-1]])
+        sources.append(chosen - 1)
+    layout = lay_out(sequences)
+    if columns:
+        columns["predicting"] = [path[source] for path, source in zip(layout.paths, sources, strict=True)]
 
     def tensor(name: str, dtype: torch.dtype) -> torch.Tensor:
         values = np.concatenate(columns[name], axis=-1) if columns else np.zeros(0)
@@ -84,9 +90,10 @@ def micro_batch(
 
     weights = tensor("weights", torch.float32) if columns else torch.zeros(len(terms), 0, device=device)
     return MicroBatch(
-        tokens=tensor("tokens", torch.int64),
-        positions=tensor("positions", torch.int64),
-        cu_seqlens=torch.as_tensor(np.cumsum([0, *lengths]), dtype=torch.int32).to(device),
+        tokens=torch.from_numpy(layout.tokens).to(device),
+        positions=torch.from_numpy(layout.positions).to(device),
+        cu_seqlens=torch.from_numpy(layout.cu_seqlens).to(device),
+        shared=torch.from_numpy(layout.shared).to(device),
         predicting=tensor("predicting", torch.int64),
         targets=tensor("targets", torch.int64),
         weights=dict(zip(terms, weights, strict=True)),

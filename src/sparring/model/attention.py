@@ -23,9 +23,14 @@ CONTEXT = "sparring_attention"
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Whole sequences end to end. `cu_seqlens[B+1]` int32: sequence b is tokens cu_seqlens[b]:cu_seqlens[b+1]."""
+    """Whole sequences end to end. `cu_seqlens[B+1]` int32: sequence b is tokens cu_seqlens[b]:cu_seqlens[b+1].
+
+    With `shared[B]` int32 these tokens follow the first shared[b] positions of sequence b - 1: a walk through a tree of
+    prefixes, in which every token stands once and is computed once.
+    """
 
     cu_seqlens: torch.Tensor
+    shared: torch.Tensor | None = None
 
     @staticmethod
     def of(lengths: list[int]) -> Packed:
@@ -34,7 +39,7 @@ class Packed:
 
     def to(self, device: torch.device) -> Packed:
         """The same on `device`."""
-        return Packed(self.cu_seqlens.to(device))
+        return Packed(self.cu_seqlens.to(device), None if self.shared is None else self.shared.to(device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,7 @@ def attend(
         [N, H, d].
     """
     if isinstance(attention, Packed):
-        return ops.attention_packed(q, k, v, attention.cu_seqlens, scale)
+        return ops.attention_packed(q, k, v, attention.cu_seqlens, scale, attention.shared)
     return ops.attention_paged(q, k, v, attention.pages, layer, attention.rows, scale)
 
 

@@ -45,30 +45,46 @@ static void attend_queries(const Keys<float> *wide, const Keys<T> *narrow, const
     }
 }
 
+// One part: sequences [begin, end) for one key/value head. What a sequence shares with the one before it is already in place.
 template <class T>
-static void packed(const T *q, const T *k, const T *v, T *out, float *logsumexp, const int32_t *cu_seqlens, int64_t B,
-                   const Shape &s, int threads) {
-    if (cu_seqlens[B] - cu_seqlens[0] < 32) threads = 1;
-    parallel_for(B * s.G, threads, [=](int64_t task) {
-        int64_t b = task / s.G, g = task % s.G;
-        int64_t start = cu_seqlens[b], length = cu_seqlens[b + 1] - start, stride = s.G * s.d;
-        if (length <= 0) return;
-        Scratch &mine = Scratch::mine();
-        int64_t num_blocks = blocks_of(length, LANES);
-        float *keys = Scratch::room(mine.keys, num_blocks * LANES * s.d);
-        float *values = Scratch::room(mine.values, num_blocks * LANES * s.d);
-        transpose_blocks(k + start * stride + g * s.d, stride, length, s.d, keys);
-        widen(v + start * stride + g * s.d, stride, length, s.d, values);
-        mine.key_blocks.resize(num_blocks);
-        mine.value_blocks.resize(num_blocks);
-        for (int64_t i = 0; i < num_blocks; i++) {
-            mine.key_blocks[i] = keys + i * LANES * s.d;
-            mine.value_blocks[i] = values + i * LANES * s.d;
-        }
-        Keys<float> wide{(const float *const *)mine.key_blocks.data(), (const float *const *)mine.value_blocks.data(),
-                         s.d, s.d};
+static void packed_part(const T *q, const T *k, const T *v, T *out, float *logsumexp, const Sequences &sequences, int64_t begin,
+                        int64_t end, const Shape &s, int64_t g) {
+    int64_t longest = 0, stride = s.G * s.d;
+    for (int64_t b = begin; b < end; b++) longest = larger(longest, sequences.length(b));
+    Scratch &mine = Scratch::mine();
+    int64_t num_blocks = blocks_of(longest, LANES);
+    float *keys = Scratch::room(mine.keys, num_blocks * LANES * s.d);
+    float *values = Scratch::room(mine.values, num_blocks * LANES * s.d);
+    mine.path.resize(longest);
+    mine.key_blocks.resize(num_blocks);
+    mine.value_blocks.resize(num_blocks);
+    for (int64_t i = 0; i < num_blocks; i++) {
+        mine.key_blocks[i] = keys + i * LANES * s.d;
+        mine.value_blocks[i] = values + i * LANES * s.d;
+    }
+    Keys<float> wide{(const float *const *)mine.key_blocks.data(), (const float *const *)mine.value_blocks.data(), s.d, s.d};
+    sequences.path(begin, sequences.kept(begin), mine.path.data());
+    for (int64_t b = begin; b < end; b++) {
+        int64_t kept = sequences.kept(b), length = sequences.length(b), start = sequences.cu_seqlens[b];
+        int64_t from = b == begin ? 0 : kept;
+        for (int64_t i = kept; i < length; i++) mine.path[i] = (int32_t)(start + i - kept);
+        transpose_blocks(k + g * s.d, stride, mine.path.data(), from, length, s.d, keys);
+        widen(v + g * s.d, stride, mine.path.data(), from, length, s.d, values);
         attend_queries<T>(&wide, nullptr, q + start * s.H * s.d, out + start * s.H * s.d,
-                          logsumexp ? logsumexp + start * s.H : nullptr, s, g, 0, length, 0);
+                          logsumexp ? logsumexp + start * s.H : nullptr, s, g, 0, length - kept, kept);
+    }
+}
+
+template <class T>
+static void packed(const T *q, const T *k, const T *v, T *out, float *logsumexp, const Sequences &sequences, const Shape &s,
+                   int threads) {
+    int64_t total = sequences.cu_seqlens[sequences.count];
+    if (total < 32) threads = 1;
+    // A part begins by laying out all keys of its first sequence, so there are only as many as keep the threads busy.
+    std::vector<int64_t> parts = sequences.parts(threads == 1 ? total : total * s.G / (8 * threads) + 1);
+    parallel_for((int64_t)(parts.size() - 1) * s.G, threads, [&](int64_t task) {
+        int64_t part = task / s.G;
+        packed_part(q, k, v, out, logsumexp, sequences, parts[part], parts[part + 1], s, task % s.G);
     });
 }
 
@@ -151,9 +167,9 @@ static void paged(const T *q, const T *k, const T *v, T *out, const Pages<T> &p,
 // sequence whose table is wrong, having done nothing.
 #define SPARRING_ATTENTION(NAME, T)                                                                                      \
     void sparring_attention_packed_##NAME(const T *q, const T *k, const T *v, T *out, float *logsumexp,                  \
-                                          const int32_t *cu_seqlens, int64_t B, int64_t H, int64_t G, int64_t d,         \
-                                          float scale, int threads) {                                                    \
-        packed<T>(q, k, v, out, logsumexp, cu_seqlens, B, Shape{H, G, d, scale}, threads);                               \
+                                          const int32_t *cu_seqlens, const int32_t *shared, int64_t B, int64_t H,        \
+                                          int64_t G, int64_t d, float scale, int threads) {                              \
+        packed<T>(q, k, v, out, logsumexp, Sequences{cu_seqlens, shared, B}, Shape{H, G, d, scale}, threads);            \
     }                                                                                                                    \
     int64_t sparring_attention_paged_##NAME(const T *q, const T *k, const T *v, T *out, T *keys, T *values,              \
                                             int64_t num_pages, int64_t page_size, const int32_t *tables,                 \

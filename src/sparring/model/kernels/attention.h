@@ -129,6 +129,7 @@ static void attend(const Keys<T> &keys, const Rows &rows, float scale, float *sc
 struct Scratch {
     std::vector<float> scores, keys, values, queries, outputs;
     std::vector<const void *> key_blocks, value_blocks;
+    std::vector<int32_t> path;
     static Scratch &mine() {
         static thread_local Scratch scratch;
         return scratch;
@@ -139,17 +140,52 @@ struct Scratch {
     }
 };
 
-// [count][d] rows, `stride` apart, into blocks [d][16]; lanes past `count` hold zeros.
+// Which rows of q, k and v make each packed sequence: the first shared[b] positions of sequence b - 1 and after them its
+// own rows, cu_seqlens[b] to cu_seqlens[b + 1]. A walk through a tree of prefixes has this form. `shared` may be null:
+// every sequence then consists of its own rows.
+struct Sequences {
+    const int32_t *cu_seqlens, *shared;
+    int64_t count;
+
+    int64_t kept(int64_t b) const { return shared ? shared[b] : 0; }
+    int64_t own(int64_t b) const { return cu_seqlens[b + 1] - cu_seqlens[b]; }
+    int64_t length(int64_t b) const { return kept(b) + own(b); }
+
+    // rows[i] = the row that holds position i of sequence b, for all i in [0, end).
+    void path(int64_t b, int64_t end, int32_t *rows) const {
+        for (; end > 0; end = smaller(end, kept(b)), b--)
+            for (int64_t i = kept(b); i < end; i++) rows[i] = (int32_t)(cu_seqlens[b] + i - kept(b));
+    }
+
+    // Parts of consecutive sequences of about `size` own rows: the first sequence of each, and `count` behind the last.
+    std::vector<int64_t> parts(int64_t size) const {
+        std::vector<int64_t> first;
+        for (int64_t b = 0; b < count; b++)
+            if (first.empty() || cu_seqlens[b] - cu_seqlens[first.back()] >= size) first.push_back(b);
+        first.push_back(count);
+        return first;
+    }
+};
+
+// Rows path[begin] to path[end - 1], `stride` apart, into blocks [d][16]; lanes past `end` hold zeros.
 template <class T>
-static void transpose_blocks(const T *rows, int64_t stride, int64_t count, int64_t d, float *blocks) {
-    for (int64_t i = 0; i < blocks_of(count, LANES) * LANES; i++) {
+static void transpose_blocks(const T *rows, int64_t stride, const int32_t *path, int64_t begin, int64_t end, int64_t d,
+                             float *blocks) {
+    for (int64_t i = begin; i < blocks_of(end, LANES) * LANES; i++) {
         float *out = blocks + i / LANES * LANES * d + i % LANES;
         alignas(64) float row[LANES];
         for (int64_t j = 0; j < d; j += LANES) {
-            store(row, i < count ? load(rows + i * stride + j) : splat(0.0f));
+            store(row, i < end ? load(rows + path[i] * stride + j) : splat(0.0f));
             for (int l = 0; l < LANES; l++) out[(j + l) * LANES] = row[l];
         }
     }
+}
+
+// The same rows into out[begin] to out[end - 1], each [d].
+template <class T>
+static void widen(const T *rows, int64_t stride, const int32_t *path, int64_t begin, int64_t end, int64_t d, float *out) {
+    for (int64_t i = begin; i < end; i++)
+        for (int64_t j = 0; j < d; j += LANES) store(out + i * d + j, load(rows + path[i] * stride + j));
 }
 
 template <class T> static void widen(const T *rows, int64_t stride, int64_t count, int64_t d, float *out) {

@@ -37,8 +37,8 @@ _TYPED_SIGNATURES: dict[str, tuple[Any, ...]] = {
     "silu_mul": (_P, _P, _P, _I, _T),
     "silu_mul_backward": (*[_P] * 5, _I, _T),
     "rope": (*[_P] * 4, _I, _I, _I, _T, _T),
-    "attention_packed": (*[_P] * 6, *[_I] * 4, _F, _T),
-    "attention_backward": (*[_P] * 10, *[_I] * 4, _F, _T),
+    "attention_packed": (*[_P] * 7, *[_I] * 4, _F, _T),
+    "attention_backward": (*[_P] * 11, *[_I] * 4, _F, _T),
     "attention_paged": (*[_P] * 6, _I, _I, *[_P] * 3, *[_I] * 5, _F, _T),
 }
 _RETURNING = ("has_tiles", "token_logprobs", "attention_paged")
@@ -177,7 +177,13 @@ class CompiledPath:
         return y
 
     def attention_packed(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, scale: float
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        scale: float,
+        shared: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """q[N, H, d], k, v[N, G, d] -> o[N, H, d] and the logsumexp [N, H] of the scaled scores."""
         out = torch.empty_like(q)
@@ -190,6 +196,7 @@ class CompiledPath:
             out.data_ptr(),
             logsumexp.data_ptr(),
             cu_seqlens.data_ptr(),
+            None if shared is None else shared.data_ptr(),
             cu_seqlens.numel() - 1,
             heads,
             k.shape[1],
@@ -200,15 +207,16 @@ class CompiledPath:
         return out, logsumexp
 
     def attention_packed_backward(
-        self, saved: tuple[torch.Tensor, ...], grad: torch.Tensor, scale: float
+        self, saved: tuple[torch.Tensor | None, ...], grad: torch.Tensor, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Gradients of q, k, v. `saved` is q, k, v, cu_seqlens, o, logsumexp of the forward call."""
-        q, k, v, cu_seqlens, out, logsumexp = saved
-        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        pointers = [t.data_ptr() for t in (q, k, v, out, grad, logsumexp, dq, dk, dv, cu_seqlens)]
+        """Gradients of q, k, v. `saved` is q, k, v, cu_seqlens, shared, o, logsumexp of the forward call."""
+        q, k, v, cu_seqlens, shared, out, logsumexp = saved
+        dq, (dk, dv) = torch.empty_like(q), torch.empty(2, *k.shape).unbind(0)
+        tensors = (q, k, v, out, grad, logsumexp, dq, dk, dv, cu_seqlens, shared)
+        pointers = [None if t is None else t.data_ptr() for t in tensors]
         sizes = (cu_seqlens.numel() - 1, q.shape[1], k.shape[1], q.shape[2])
         self._t["attention_backward"][q.dtype](*pointers, *sizes, scale, torch.get_num_threads())
-        return dq, dk, dv
+        return dq, dk.to(k.dtype), dv.to(v.dtype)
 
     def attention_paged(
         self,

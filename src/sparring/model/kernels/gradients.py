@@ -91,11 +91,18 @@ class AttentionPacked(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, scale: float, path: Any
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        where: tuple[torch.Tensor, torch.Tensor | None],
+        scale: float,
+        path: Any,
     ) -> torch.Tensor:
-        """q[N, H, d], k, v[N, G, d] -> [N, H, d]."""
-        out, logsumexp = path.attention_packed(q, k, v, cu_seqlens, scale)
-        ctx.save_for_backward(q, k, v, cu_seqlens, out, logsumexp)
+        """q[N, H, d], k, v[N, G, d] -> [N, H, d]; `where` is cu_seqlens and shared."""
+        cu_seqlens, shared = where
+        out, logsumexp = path.attention_packed(q, k, v, cu_seqlens, scale, shared)
+        ctx.save_for_backward(q, k, v, cu_seqlens, shared, out, logsumexp)
         ctx.scale, ctx.path = scale, path
         return out
 

@@ -160,23 +160,33 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
 
 
 def attention_packed(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    scale: float,
+    shared: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention within each packed sequence; q[N, H, d], k[N, G, d], v[N, G, d] -> [N, H, d].
 
-    cu_seqlens[B + 1] int32: sequence b is rows cu_seqlens[b]:cu_seqlens[b + 1]; it starts at 0 and ends at N.
+    cu_seqlens[B + 1] int32: sequence b is rows cu_seqlens[b]:cu_seqlens[b + 1]; it starts at 0 and ends at N. With
+    shared[B] int32 these rows follow the first shared[b] positions of sequence b - 1, wherever those came from: a walk
+    through a tree of prefixes, in which every row stands once. Its bits are those of the sequences laid out in full.
     Query head h reads key/value head h // (H / G). Accumulates in float32.
     """
     _check_attention(q, k, v)
     if cu_seqlens.dtype is not torch.int32 or cu_seqlens[-1] != q.shape[0]:
         got = f"{cu_seqlens.dtype} ending at {int(cu_seqlens[-1])}"
         raise refusal("cu_seqlens", f"int32 offsets that end at {q.shape[0]}", got, "see Packed.of")
+    if shared is not None:
+        _check_shared(cu_seqlens, shared)
+        shared = shared.contiguous()
     size = q.shape[2]
     q, k, v = _padded(q), _padded(k), _padded(v)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        out = gradients.AttentionPacked.apply(q, k, v, cu_seqlens.contiguous(), scale, _current())
+        out = gradients.AttentionPacked.apply(q, k, v, (cu_seqlens.contiguous(), shared), scale, _current())
     else:
-        out, _ = _current().attention_packed(q, k, v, cu_seqlens.contiguous(), scale)
+        out, _ = _current().attention_packed(q, k, v, cu_seqlens.contiguous(), scale, shared)
     return out if out.shape[2] == size else out[..., :size]
 
 
@@ -276,6 +286,15 @@ def _check_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     if not fits or many[1] % few[1] or not (q.dtype is k.dtype is v.dtype):
         got = f"q {tuple(q.shape)} {q.dtype}, k {tuple(k.shape)} {k.dtype}, v {tuple(v.shape)} {v.dtype}"
         raise refusal("attention", "q[N, H, d], k[N, G, d], v[N, G, d] of one dtype, G dividing H", got, "reshape")
+
+
+def _check_shared(cu_seqlens: torch.Tensor, shared: torch.Tensor) -> None:
+    if shared.dtype is not torch.int32 or shared.shape != (cu_seqlens.numel() - 1,):
+        got = f"{tuple(shared.shape)} {shared.dtype}"
+        raise refusal("shared", f"{cu_seqlens.numel() - 1} int32 counts", got, "one for each sequence")
+    lengths = torch.nn.functional.pad(shared + cu_seqlens.diff(), (1, 0))
+    if bool(((shared < 0) | (shared > lengths[:-1])).any()):
+        raise refusal("shared", "at most the length of the sequence before", str(shared.tolist()), "see batch.prefixes")
 
 
 def _padded(x: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,9 @@ tile that its position says. Signatures and letters as in `compiled_path`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 
 NAME = "exact-torch"
@@ -104,29 +107,33 @@ class TorchPath:
         return torch.cat((a * cos_a - b * sin_a, b * cos_b + a * sin_b), -1).to(x.dtype)
 
     def attention_packed(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, scale: float
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        scale: float,
+        shared: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """q[N, H, d], k, v[N, G, d] -> o[N, H, d], logsumexp [N, H]."""
         out, logsumexp = torch.empty_like(q), torch.empty(q.shape[:2])
-        offsets = cu_seqlens.tolist()
-        for begin, end in zip(offsets, offsets[1:], strict=False):
-            if end > begin:
-                out[begin:end], logsumexp[begin:end] = _attend(q[begin:end], k[begin:end], v[begin:end], scale)
+        for own, path in _sequences(cu_seqlens, shared):
+            out[own], logsumexp[own] = _attend(q[own], k[path], v[path], scale)
         return out, logsumexp
 
     def attention_packed_backward(
-        self, saved: tuple[torch.Tensor, ...], grad: torch.Tensor, scale: float
+        self, saved: tuple[Any, ...], grad: torch.Tensor, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Gradients of q, k, v from the saved logsumexp."""
-        q, k, v, cu_seqlens, out, logsumexp = saved
-        grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        offsets = cu_seqlens.tolist()
-        for begin, end in zip(offsets, offsets[1:], strict=False):
-            piece = [t[begin:end].float().transpose(0, 1) for t in (q, k, v, out, grad)]
-            parts = _attend_backward(piece, logsumexp[begin:end].t(), scale)
-            for whole, part in zip(grads, parts, strict=True):
-                whole[begin:end] = part.transpose(0, 1).to(whole.dtype)
-        return grads
+        q, k, v, cu_seqlens, shared, out, logsumexp = saved
+        dq, dk, dv = (torch.zeros(t.shape) for t in (q, k, v))
+        for own, path in _sequences(cu_seqlens, shared):
+            piece = [t.float().transpose(0, 1) for t in (q[own], k[path], v[path], out[own], grad[own])]
+            parts = _attend_backward(piece, logsumexp[own].t(), scale)
+            dq[own], of_keys, of_values = (part.transpose(0, 1) for part in parts)
+            dk.index_add_(0, path, of_keys)
+            dv.index_add_(0, path, of_values)
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
     def attention_paged(
         self,
@@ -216,6 +223,17 @@ class TorchPath:
         return tokens, logprobs
 
 
+def _sequences(cu_seqlens: torch.Tensor, shared: torch.Tensor | None) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Of each sequence that has rows of its own: these, and the rows of its whole length [L]."""
+    offsets = cu_seqlens.tolist()
+    counts = [0] * (len(offsets) - 1) if shared is None else shared.tolist()
+    path = torch.empty(0, dtype=torch.int64)
+    for begin, end, count in zip(offsets, offsets[1:], counts, strict=False):
+        path = torch.cat((path[:count], torch.arange(begin, end)))
+        if end > begin:
+            yield slice(begin, end), path
+
+
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The last len(q) positions of one sequence attend to k, v[L, G, d], in tiles of 16 positions by 16 keys."""
     count, heads, size = q.shape
@@ -257,11 +275,11 @@ def _attend_tile(
 def _attend_backward(
     piece: list[torch.Tensor], logsumexp: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of q[H, L, d], k, v[G, L, d] from q, k, v, o, grad of one sequence (Dao et al. 2022, algorithm 4)."""
+    """Gradients of q[H, n, d], k, v[G, L, d] from q, k, v, o, grad of the last n positions (Dao et al. 2022, algorithm 4)."""
     q, k, v, out, grad = piece
     group = q.shape[0] // k.shape[0]
     wide_k, wide_v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
-    ahead = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool).triu(1)
+    ahead = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).triu(1 + k.shape[1] - q.shape[1])
     scores = (q @ wide_k.transpose(1, 2) * scale).masked_fill(ahead, float("-inf"))
     p = torch.exp(scores - logsumexp.unsqueeze(-1))
     slope = p * (grad @ wide_v.transpose(1, 2) - (grad * out).sum(-1, keepdim=True)) * scale

@@ -1,0 +1,67 @@
+"""Sequences as a walk through their tree of prefixes: what several begin with is laid out, and computed, once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """B sequences over N tokens, one for each distinct prefix. Sequence b of the walk is the first shared[b] tokens of the
+    one before it, followed by tokens[cu_seqlens[b]:cu_seqlens[b + 1]]."""
+
+    tokens: np.ndarray
+    """[N] int64: ids."""
+    positions: np.ndarray
+    """[N] int64: place in every sequence that has the token, from 0."""
+    cu_seqlens: np.ndarray
+    """[B + 1] int32."""
+    shared: np.ndarray
+    """[B] int32."""
+    paths: list[np.ndarray]
+    """For each sequence in the order given (not that of the walk), where its tokens lie: tokens[paths[i]] is sequence i."""
+
+
+def walk(sequences: Sequence[Sequence[int] | np.ndarray]) -> tuple[list[int], list[int]]:
+    """The sequences' lexicographic order and, in this order, how many leading tokens each shares with the one before.
+
+    No earlier sequence shares more with one than its neighbour does, so what a sequence adds to the ones before it is what
+    follows those tokens: together, one token for each distinct prefix. Equal sequences keep their order.
+
+    Args:
+        sequences: token ids, at least 0 and below 2^32.
+    """
+    arrays = [np.asarray(sequence, dtype=">u4") for sequence in sequences]
+    keys = [array.tobytes() for array in arrays]  # big-endian words compare as the numbers do
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    return order, [0, *(_common(arrays[a], arrays[b]) for a, b in zip(order, order[1:], strict=False))][: len(order)]
+
+
+def lay_out(sequences: Sequence[np.ndarray]) -> Layout:
+    """One token for each distinct prefix of `sequences`, in the order of the walk."""
+    order, shared = walk(sequences)
+    paths: list[np.ndarray] = [np.zeros(0, dtype=np.int64)] * len(order)
+    offsets = [0]
+    path = np.zeros(0, dtype=np.int64)
+    for index, kept in zip(order, shared, strict=True):
+        offsets.append(offsets[-1] + len(sequences[index]) - kept)
+        path = paths[index] = np.concatenate((path[:kept], np.arange(offsets[-2], offsets[-1])))
+    added = [sequences[index][kept:] for index, kept in zip(order, shared, strict=True)]
+    positions = [np.arange(kept, len(sequences[index])) for index, kept in zip(order, shared, strict=True)]
+    return Layout(
+        tokens=np.concatenate([np.zeros(0, dtype=np.int64), *added]),
+        positions=np.concatenate([np.zeros(0, dtype=np.int64), *positions]),
+        cu_seqlens=np.array(offsets, dtype=np.int32),
+        shared=np.array(shared, dtype=np.int32),
+        paths=paths,
+    )
+
+
+def _common(a: np.ndarray, b: np.ndarray) -> int:
+    """Length of the longest common prefix."""
+    length = min(len(a), len(b))
+    differs = a[:length] != b[:length]
+    return int(differs.argmax()) if differs.any() else length
