@@ -279,16 +279,23 @@ def environment(threads: int) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": str(ROOT / "src"),
         "OMP_NUM_THREADS": str(threads),
-        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
+        "OMP_WAIT_POLICY": "PASSIVE",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
 
 
+def run(command: list[object], threads: int) -> str:
+    """Run a command to its end; what it printed. What it complained about is shown only if it failed."""
+    done = subprocess.run([*map(str, command)], env=environment(threads), capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{done.stderr}\n{' '.join(map(str, command))}: expected exit status 0, got {done.returncode}")
+    return done.stdout
+
+
 def last_line(command: list[object], threads: int) -> dict[str, Any]:
-    """Run a command to its end; the JSON object of its last line."""
-    done = subprocess.run([*map(str, command)], env=environment(threads), stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    """The JSON object of a command's last line."""
+    return json.loads(run(command, threads).strip().splitlines()[-1])
 
 
 def floor_s(spec: Mapping[str, Any], peak: float) -> float:
@@ -302,7 +309,7 @@ def measure(size: str, spec: dict[str, Any], pairs: int, with_trl: bool) -> dict
     path = Path(spec["folder"]) / "spec.json"
     path.write_text(json.dumps(spec))
     me, peer = [sys.executable, __file__, "--role", "ours"], [PEER_VENV / "bin" / "python", PEER / "step.py"]
-    subprocess.run([sys.executable, __file__, "--role", "prepare", "--sizes", size, "--spec", path], check=True)
+    run([sys.executable, __file__, "--role", "prepare", "--sizes", size, "--spec", path], spec["threads"])
     spec = json.loads(path.read_text())
     results = []
     for pair in range(pairs):
@@ -375,7 +382,6 @@ def main() -> None:
             spec = {"folder": folder, "warmup": arguments.warmup, "steps": arguments.steps, "threads": arguments.threads}
             spec |= {"groups_per_step": GROUPS, "group_size": GROUP_SIZE, "new_tokens": NEW_TOKENS}
             spec["learning_rate"] = LEARNING_RATE
-            if "TRL_CACHE" in os.environ: spec["cache_implementation"] = os.environ["TRL_CACHE"]  # TEMP
             figures[size] = measure(size, spec, arguments.pairs, not arguments.without_trl)
         made += claims(size, figures[size])
     about = {"benchmark": "rl_step", "threads": arguments.threads, "load_before": load_before, "sizes": figures}

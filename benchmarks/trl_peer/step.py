@@ -59,7 +59,7 @@ def settings(spec: dict[str, Any], folder: str) -> GRPOConfig:
         max_grad_norm=1.0,
         optim="adamw_torch_fused",
         gradient_checkpointing=False,
-        cache_implementation=spec.get("cache_implementation"),
+        cache_implementation="static",
         max_steps=spec["warmup"] + spec["steps"],
         shuffle_dataset=False,
         save_strategy="no",

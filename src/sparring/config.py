@@ -34,6 +34,9 @@ from sparring.train.config import TrainConfig
 
 Key = str | int
 
+OVERRIDES = (("sft", "train"), ("rl", "train"))
+"""Tables that hold any keys of `[train]`."""
+
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole run. Every section is the config of the part that bears its name."""
@@ -203,16 +206,15 @@ def _complaint(data: dict[str, Any]) -> str | None:
     return None
 
 
-_AT = re.compile(r"(?P<what>.*?)(?: - at (?:key in )?`\$(?P<path>.*)`)?", re.DOTALL)
+_AT = re.compile(r" - at (?:key in )?`\$([^`]*)`")
 _STEP = re.compile(r"\.(?P<name>\w+)|\[(?P<index>\d+)\]|(?P<any>\[\.\.\.\])")
 
 
 def _translated(complaint: str, data: dict[str, Any], source: str) -> BadInput:
     """msgspec's complaint in the one form of refusal, with the path that the user wrote."""
-    match = _AT.fullmatch(complaint)
-    assert match is not None
-    keys = tuple(_keys(match["path"] or "", complaint, data))
-    what = match["what"]
+    path = "".join(reversed(_AT.findall(complaint)))  # where one validation runs inside another, the inner path comes first
+    keys = tuple(_keys(path, complaint, data))
+    what = _AT.split(complaint)[0]
     quoted = re.search(r"`(\w+)`", what)
     name = quoted[1] if quoted else ""
     if "unknown field" in what:
@@ -267,7 +269,7 @@ def _join(source: str, keys: Sequence[Key]) -> str:
 def _type_at(keys: Sequence[Key]) -> msgspec.inspect.Type:
     """The declared type at a path; `AnyType` where the path leaves what is declared."""
     at: msgspec.inspect.Type = msgspec.inspect.type_info(RunConfig)
-    for key in keys:
+    for depth, key in enumerate(keys, 1):
         at = next((t for t in getattr(at, "types", ()) if not isinstance(t, msgspec.inspect.NoneType)), at)
         if isinstance(at, msgspec.inspect.StructType):
             at = next((f.type for f in at.fields if f.encode_name == key), msgspec.inspect.AnyType())
@@ -275,6 +277,8 @@ def _type_at(keys: Sequence[Key]) -> msgspec.inspect.Type:
             at = at.value_type
         else:
             at = getattr(at, "item_type", msgspec.inspect.AnyType())
+        if tuple(keys[:depth]) in OVERRIDES:
+            at = msgspec.inspect.type_info(TrainConfig)
     return at
 
 

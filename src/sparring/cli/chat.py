@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +17,13 @@ HELP = "An empty line or /quit ends, /new forgets the conversation, Ctrl-C stops
 
 
 class Chat(Protocol):
-    """A checkpoint that answers. What it calls on the way comes back as messages, in order."""
+    """A checkpoint that answers. What it calls on the way comes back as messages, in order.
+
+    Attributes:
+        cut_short: why the last answer ended before its end, "" where it did not.
+    """
+
+    cut_short: str
 
     async def reply(self, messages: Sequence[Message]) -> tuple[Message, list[Message]]:
         """The final answer to a conversation, and the turns before it: assistant messages with calls, tool messages."""
@@ -35,10 +42,23 @@ def add(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="a Hugging Face folder, or the folder of a run")
     parser.add_argument("--system", default="", help="a system message")
     parser.add_argument("--no-tools", action="store_true", help="offer no Python tool")
-    parser.add_argument("--temperature", type=float, default=1.0, help="sampling temperature; 0 is greedy")
-    parser.add_argument("--max-tokens", type=int, default=256, help="sampled tokens in one turn")
+    parser.add_argument("--temperature", type=_number(float, 0), default=1.0, help="sampling temperature; 0 is greedy")
+    parser.add_argument("--max-tokens", type=_number(int, 1), default=256, help="sampled tokens in one turn")
     parser.add_argument("--seed", type=int, default=0, help="the same seed and words give the same answers")
     parser.set_defaults(run=run)
+
+
+def _number(kind: Callable[[str], float], least: float) -> Callable[[str], float]:
+    """The type of an argument that must not be below `least`."""
+
+    def parsed(text: str) -> float:
+        value = kind(text)
+        if not least <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"expected {least} or more, got {text}")
+        return value
+
+    parsed.__name__ = kind.__name__  # what argparse calls it where `text` is no number at all
+    return parsed
 
 
 def run(args: argparse.Namespace) -> int:
@@ -94,6 +114,8 @@ def _converse(runner: asyncio.Runner, chat: Chat, opening: Sequence[Message]) ->
         messages = [*asked, *between, answer]
         for message in (*between, answer):
             print(shown(message))
+        if chat.cut_short:
+            print(f"(cut short: {chat.cut_short})")
 
 
 def shown(message: Message) -> str:

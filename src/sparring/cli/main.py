@@ -16,6 +16,7 @@ from typing import NoReturn
 from sparring.cli import chat, check, eval, export, replay, report, run
 from sparring.errors import BadInput, SparringError
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 VERBS = (run, check, eval, export, chat, replay, report)
 
 
@@ -72,8 +73,8 @@ def guarded(verb: Callable[[], int], command: str) -> int:
         return 1
     except Exception as error:
         if _disk_is_full(error):
-            again = f"free some space and run it again, nothing is lost: {command}"
-            return _say(f"disk: expected room to write, got none ({error}); {again}", 2)
+            again = f"free some space, then the same command goes on, nothing is lost: {command}"
+            return _say(f"disk: expected room to write, got none ({str(error).partition(';')[0]}); {again}", 2)
         if isinstance(error, SparringError):
             return _say(f"{type(error).__name__}: {error}", 1)
         raise
@@ -85,11 +86,11 @@ def _say(message: str, code: int) -> int:
 
 
 def _disk_is_full(error: BaseException | None) -> bool:
-    """Whether a full disk or quota is what began this."""
+    """Whether a full disk, a quota or the largest file allowed is what began this."""
     while error is not None:
-        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+        if getattr(error, "errno", None) in FULL or getattr(error, "sqlite_errorname", None) == "SQLITE_FULL":
             return True
-        if getattr(error, "sqlite_errorname", None) == "SQLITE_FULL":
+        if any(f"(os error {number})" in str(error) for number in FULL):  # as libraries in Rust say it
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -132,6 +132,8 @@ class WorldFactory:
     def _hold_out(self, tasks: Sequence[Task]) -> list[Task]:
         """Distinct prompts in the order of their hash: the same ones however the file is sorted, and for every seed."""
         distinct = list({prompt_key(task): task for task in reversed(tasks)}.values())
+        if not distinct:
+            raise refusal(self._config.data, "prompts for training and others for evaluation", "none", "add rows")
         count = self._config.held_out or min(DEFAULT_HELD_OUT, max(1, len(distinct) // 5))
         if count >= len(distinct):
             raise refusal(

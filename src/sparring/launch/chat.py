@@ -11,6 +11,7 @@ from sparring.cluster.inline import InlineCluster
 from sparring.engine.config import EngineConfig
 from sparring.envs.base import Env
 from sparring.envs.tools.python import PythonTool
+from sparring.errors import LimitReached
 from sparring.model.config import ModelConfig
 from sparring.protocols import Sandbox
 from sparring.record.recorder import Recorder
@@ -19,8 +20,9 @@ from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.check import check_sandbox
 from sparring.sandbox.config import SandboxConfig
 from sparring.stages.context import POLICY
+from sparring.stages.shape import folder_shape
 from sparring.train.config import TrainConfig
-from sparring.types import BoxSpec, Limits, Message, Sampling, Task
+from sparring.types import BoxSpec, Limits, Message, Sampling, Task, ToolSpec
 
 MAX_TURNS = 8
 
@@ -31,6 +33,9 @@ class _World(PythonTool, Env):
 
 class Chat:
     """One conversation. What was said before stays in the engine's cache; the box lives as long as the chat.
+
+    Attributes:
+        cut_short: why the last answer ended before its end, "" where it did not.
 
     Args:
         checkpoint: a Hugging Face folder.
@@ -52,6 +57,7 @@ class Chat:
             self._cluster.engine(POLICY, path=str(checkpoint)),
             load_renderer(str(checkpoint)),
             sampling=Sampling(temperature=temperature, max_tokens=max_tokens),
+            max_context=folder_shape(checkpoint).max_positions,
         )
         limits = Limits(max_turns=1 << 30, max_tokens=1 << 30, max_tool_calls=1 << 30)
         task = Task(id="chat", env="chat", messages=(), limits=limits, box=BoxSpec())
@@ -60,13 +66,20 @@ class Chat:
         self._world = _World() if tools else None
         self._task = task
         self._box: Sandbox | None = None
+        self.cut_short = ""
 
     async def reply(self, messages: Sequence[Message]) -> tuple[Message, list[Message]]:
-        """The answer to a conversation, and the messages on the way to it: calls and their results."""
+        """The answer to a conversation, and the messages on the way to it: calls and their results.
+
+        Raises:
+            LimitReached: the conversation has grown past the model's context.
+        """
         between: list[Message] = []
         specs = self._world.tools if self._world is not None else ()
         for _ in range(MAX_TURNS):
-            answer = await self._session.complete([*messages, *between], specs)
+            answer = await self._said([*messages, *between], specs)
+            if self.cut_short:
+                return answer, between
             if self._world is None or not answer.tool_calls:
                 return answer, between
             if self._box is None:
@@ -75,6 +88,20 @@ class Chat:
             observation = await self._world.step(answer)
             between += [answer, *observation.messages]
         return replace(answer, tool_calls=()), between
+
+    async def _said(self, messages: Sequence[Message], specs: Sequence[ToolSpec]) -> Message:
+        """One reply, also where it was cut short: what was said up to there."""
+        before, self.cut_short = len(self._session.segments), ""
+        try:
+            return await self._session.complete(messages, specs)
+        except LimitReached as limit:
+            if len(self._session.segments) == before:
+                raise
+            full = "the model's context is full, /new begins again"
+            self.cut_short = "max-tokens is used up" if limit.reason == "max_tokens" else full
+            said = self._session.segments[-1].message
+            assert said is not None, "a session ends its record with what was sampled"
+            return replace(said, tool_calls=())
 
     async def close(self) -> None:
         """Stop the engine and the box."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +60,7 @@ def version_of(rollout: Rollout) -> int:
     """The one weight version that sampled a rollout.
 
     Raises:
-        BadInput: several did.
+        BadInput: none or several did.
     """
     versions = {
         version
@@ -71,33 +70,59 @@ def version_of(rollout: Rollout) -> int:
         for version in segment.versions.values
     }
     if len(versions) != 1:
-        raise refusal(rollout.id, "one weight version", f"{sorted(versions)}", "pick a rollout of one version")
+        got = f"versions {sorted(versions)}" if versions else f"no sampled token ({rollout.outcome.kind})"
+        raise refusal(rollout.id, "a rollout that one weight version sampled", got, "pick another")
     return versions.pop()
 
 
 def _weights(config: RunConfig, folder: Path, store: SqliteStore, rollout: Rollout, made: Path) -> Path:
-    """A folder with the weights of the rollout's version: a stage's output, or its input with a checkpoint's tensors."""
+    """A folder with the weights of the rollout's version: a stage's output, or its input with a checkpoint's tensors.
+
+    Raises:
+        BadInput: its checkpoint is no longer kept; says which rollouts can be replayed.
+    """
     stage, _, rest = rollout.id.partition("/")
     version = version_of(rollout)
     if stage == "eval":
         label = rest.partition("/")[0]
-        return folder / ("rl" if label == "no_tool" else label) / "model"
-    before = [s for s in ORDER[: ORDER.index(stage)] if store.get(f"stage/{s}") is not None and s != "eval"]
-    given = config.models[POLICY].path
-    source = local_folder(given) if given and before[-1] == "init" else folder / before[-1] / "model"
+        tried = [s for s in config.eval.checkpoints if store.get(f"stage/{s}") is not None]
+        return _output(config, folder, tried[-1] if label == "no_tool" else label)
+    finished = [s for s in ORDER[: ORDER.index(stage)] if store.get(f"stage/{s}") is not None and s != "eval"]
+    source = _output(config, folder, finished[-1] if finished else "init")
     if version == 0:
         return source
-    tensors = folder / stage / "checkpoints" / f"step-{version:06d}" / "model.safetensors"
-    if not tensors.is_file():
-        kept = sorted(int(p.name[5:]) for p in (folder / stage / "checkpoints").glob("step-??????"))
-        raise refusal(rollout.id, f"the checkpoint of version {version}", f"versions {kept}", "pick a rollout of one of those")
+    kept = {int(path.parent.name[5:]): path for path in (folder / stage).glob("checkpoints/step-??????/model.safetensors")}
+    if version not in kept:
+        raise refusal(
+            rollout.id,
+            f"the checkpoint of version {version}, which sampled it",
+            f"{'none' if not kept else 'only those of ' + ', '.join(map(str, sorted(kept)))}",
+            f"replay {_replayable(store, stage, {0, *kept})}; a run with a higher train.keep_last keeps more",
+        )
     from safetensors.torch import load_file
 
     from sparring.model.save import save
 
-    shutil.rmtree(made / "model", ignore_errors=True)
-    save(load_file(tensors), str(source), str(made / "model"))
+    save(load_file(kept[version]), str(source), str(made / "model"))
     return made / "model"
+
+
+def _output(config: RunConfig, folder: Path, stage: str) -> Path:
+    """The Hugging Face folder that a stage wrote; of init, the checkpoint that the recipe names if it names one."""
+    given = config.models[POLICY].path
+    return local_folder(given) if stage == "init" and given is not None else folder / stage / "model"
+
+
+def _replayable(store: SqliteStore, stage: str, versions: set[int]) -> str:
+    """The groups of a stage that these versions sampled, in words."""
+    found = [group.index for group in store.groups(stage=stage) if group.version in versions]
+    spans: list[list[int]] = []
+    for index in found:
+        if spans and index == spans[-1][1] + 1:
+            spans[-1][1] = index
+        else:
+            spans.append([index, index])
+    return ", ".join(f"{stage}/{first}/* to {stage}/{last}/*" for first, last in spans) + " or eval/*"
 
 
 def _from_zero(rollout: Rollout) -> Rollout:

@@ -15,7 +15,7 @@ import msgspec
 from sparring.config import RunConfig, dump, load, resolve
 from sparring.errors import refusal
 from sparring.observe.progress import progress
-from sparring.observe.sinks.load import load_sinks
+from sparring.observe.sinks.load import check_sinks, load_sinks
 from sparring.observe.sinks.sink import Fanout
 from sparring.stages.context import Context
 from sparring.stages.summary import write_summary
@@ -47,6 +47,7 @@ async def _run(config: RunConfig) -> Path:
         if any(context.done(stage) is None for stage in config.run.stages):
             for fact in await check(context):
                 context.sink.event("check", fact)
+        _claim(context.folder, config)  # not before: a run that was refused may be corrected and started again
         for stage in config.run.stages:
             if context.done(stage) is None:
                 await _stage(context, stage)
@@ -72,20 +73,25 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
     """The parts of a run, its folder locked for this process, closed at the end.
 
     Raises:
-        BadInput: another process runs in the folder, or it holds a run with another config.
+        BadInput: another process runs in the folder, it holds a run with another config, or it cannot be made.
     """
     from sparring.cluster.inline import InlineCluster
     from sparring.envs.registry import load_env
     from sparring.sandbox.bubblewrap import BubblewrapBoxes
+    from sparring.stages.check import check_directory
     from sparring.store.sqlite import SqliteStore
     from sparring.tasks.files import read_rows
 
     factory = load_env(config.env, read_rows)
     folder = Path(config.run.directory) / config.run.name
-    folder.mkdir(parents=True, exist_ok=True)
+    check_directory(Path(config.run.directory))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise refusal("run.directory", "a folder to write to", str(error), "choose another") from error
     store = SqliteStore(folder / STORE)
     try:
-        _claim(folder, config)
+        _compare(folder, config)
         recipe = msgspec.to_builtins(config)
         sinks = load_sinks(config.observe, folder, name=config.run.name, recipe=recipe)
         sink = Fanout([*sinks, progress(config.observe)])
@@ -110,18 +116,24 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
 
 
 def _claim(folder: Path, config: RunConfig) -> None:
-    """Write the resolved config into a fresh folder; in an old one it must be the same.
+    """Write the resolved config into a fresh folder."""
+    file = folder / CONFIG
+    if not file.exists():
+        staging = file.with_name(file.name + ".tmp")
+        staging.write_text(dump(config), encoding="utf-8")
+        staging.rename(file)
+
+
+def _compare(folder: Path, config: RunConfig) -> None:
+    """The config must be the one that the folder's run was started with, and one that can be written down.
 
     Raises:
         BadInput: the folder holds a run with another config.
     """
-    text, file = dump(config), folder / CONFIG
-    if not file.exists():
-        staging = file.with_name(file.name + ".tmp")
-        staging.write_text(text, encoding="utf-8")
-        staging.rename(file)
+    dump(config)
+    if not (folder / CONFIG).exists():
         return
-    differing = _differences(msgspec.to_builtins(load(file)), msgspec.to_builtins(config))
+    differing = _differences(msgspec.to_builtins(load(folder / CONFIG)), msgspec.to_builtins(config))
     if differing:
         raise refusal(
             str(folder),
@@ -149,12 +161,15 @@ def check_recipe(config: RunConfig) -> list[str]:
     """
     import tempfile
 
-    from sparring.stages.check import check
+    from sparring.stages.check import check, check_directory
 
     async def checked() -> list[str]:
+        check_directory(Path(config.run.directory))
+        _compare(Path(config.run.directory) / config.run.name, resolve(config))
+        check_sinks(config.observe)
         with tempfile.TemporaryDirectory() as folder:
             run = msgspec.structs.replace(config.run, directory=folder)
-            quiet = msgspec.structs.replace(config.observe, sinks=(), progress="off")
+            quiet = msgspec.structs.replace(config.observe, sinks=(), progress="off")  # their libraries were looked for
             async with opened(resolve(msgspec.structs.replace(config, run=run, observe=quiet))) as context:
                 return await check(context)
 
@@ -169,6 +184,7 @@ def evaluate_checkpoint(config: RunConfig, checkpoint: Path) -> dict[str, Any]:
     """
     import tempfile
 
+    from sparring.sandbox.check import check_sandbox
     from sparring.stages.eval import evaluate_folder, held_out
     from sparring.stages.summary import rates
 
@@ -178,6 +194,8 @@ def evaluate_checkpoint(config: RunConfig, checkpoint: Path) -> dict[str, Any]:
             quiet = msgspec.structs.replace(config.observe, sinks=())
             async with opened(resolve(msgspec.structs.replace(config, run=run, observe=quiet))) as context:
                 tasks = held_out(context, config.eval.tasks)
+                if tasks[0].box is not None:
+                    check_sandbox(config.sandbox)
                 return rates(await evaluate_folder(context, str(checkpoint), tasks, "checkpoint"))
 
     return asyncio.run(evaluated())
@@ -191,7 +209,10 @@ def export_checkpoint(checkpoint: Path, out: Path, dtype: str) -> None:
     """
     from sparring.stages.export import export_folder
 
-    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise refusal(str(out), "a folder that can be made", str(error), "choose another") from error
     export_folder(checkpoint, out, dtype)
 
 

@@ -34,7 +34,9 @@ class InitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     initializer_range: float = 0.02
     """Standard deviation of the random weights."""
     vocab_size: int = 2048
-    """Size of the tokenizer that is trained for it (an upper bound: the tokenizer decides)."""
+    """Number of token ids of the tokenizer that is trained for it."""
+    digits: int = 1
+    """Most digits of a number in one token of that tokenizer. Qwen has 1; a tiny model copies numbers more surely in pairs."""
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size"):
@@ -44,6 +46,8 @@ class InitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError(f"num_kv_heads ({self.num_kv_heads}) must divide num_heads ({self.num_heads})")
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even, got {self.head_dim}")
+        if self.digits < 1:
+            raise ValueError(f"digits must be at least 1, got {self.digits}")
         if self.max_positions < 2:
             raise ValueError(f"max_positions must be at least 2, got {self.max_positions}")
 

@@ -11,10 +11,11 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from sparring.errors import refusal
 
-# Splits a text before merging, as the Qwen2 and Qwen3 tokenizers do: words with one leading mark, single digits, runs of
-# other marks, newlines apart from other space. (Qwen2 technical report, 2024; vocabulary file of the family.)
+# Splits a text before merging, as the Qwen2 and Qwen3 tokenizers do: words with one leading mark, single digits (or, where
+# asked for, groups of them), runs of other marks, newlines apart from other space. (Qwen2 technical report, 2024; vocabulary
+# file of the family.)
 _PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,DIGITS}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -33,7 +34,7 @@ _BYTES = 256
 MIN_VOCAB_SIZE = _BYTES + len(_SPECIAL) + len(_CONTENT)
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int, out_path: str | Path) -> Path:
+def train_tokenizer(texts: Iterable[str], vocab_size: int, out_path: str | Path, *, digits: int = 1) -> Path:
     """Train and write tokenizer.json, tokenizer_config.json, special_tokens_map.json and chat_template.jinja.
 
     The result is a function of the texts and the size alone. Where the texts give too few merges, reserved tokens fill the
@@ -43,6 +44,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, out_path: str | Path)
         texts: what the vocabulary is learned from, rendered conversations or plain text.
         vocab_size: number of ids, the bytes and the family's special tokens included.
         out_path: folder to write into; made when missing.
+        digits: most digits of a number in one token. The family has 1; a tiny model copies numbers more surely in pairs.
 
     Returns:
         The folder.
@@ -52,7 +54,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, out_path: str | Path)
     """
     if vocab_size < MIN_VOCAB_SIZE:
         raise refusal("vocab_size", f"at least {MIN_VOCAB_SIZE}", str(vocab_size), "raise it")
-    tokenizer = _untrained()
+    tokenizer = _untrained(digits)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(_SPECIAL) - len(_CONTENT),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
@@ -71,11 +73,11 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, out_path: str | Path)
     return out
 
 
-def _untrained() -> Tokenizer:
+def _untrained(digits: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_PATTERN), behavior="isolated"),
+            pre_tokenizers.Split(Regex(_PATTERN.replace("DIGITS", str(digits))), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

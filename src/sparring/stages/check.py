@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-from sparring.errors import refusal
+from sparring.errors import EnvError, refusal
 from sparring.rollout.window import check_window
 from sparring.sandbox.check import check_sandbox
-from sparring.stages.context import POLICY, Context
-from sparring.stages.demonstrate import converse, demonstrate
+from sparring.stages.context import ORDER, POLICY, Context
+from sparring.stages.demonstrate import Conversation, converse, demonstrate, given_conversations
+from sparring.stages.eval import held_out
+from sparring.stages.fit import SOME, check_rendering
+from sparring.stages.shape import InitConfig, folder_shape
 from sparring.types import Message, Task
 
 GIB = 1 << 30
@@ -28,40 +31,57 @@ async def check(context: Context) -> list[str]:
         BadInput: the run would fail, and why.
     """
     config = context.config
-    check_sandbox(config.sandbox)
-    facts = [f"sandbox: {config.sandbox.bwrap} isolates a command on this machine"]
-    facts += _stages(context)
-    facts += _memory(context)
+    facts = _stages(context)
     shape = _shape(context)
+    facts += _memory(context, shape)
     check_window(
         config.rollout,
         groups_per_step=config.rl.groups_per_step,
         engine_tokens=config.engine.kv_tokens or None,
-        rollout_tokens=shape["max_position_embeddings"],
+        rollout_tokens=shape.max_positions,
     )
     facts.append("rollouts: the window cannot deadlock")
-    facts += await _world(context)
-    facts += _rendering(context)
-    return facts
+    facts += _held_out(context)
+    tasks = _some_tasks(context)
+    task = tasks[0]
+    if task.box is not None:
+        check_sandbox(config.sandbox)
+        facts.append(f"sandbox: {config.sandbox.bwrap} isolates a command on this machine")
+    found, shown = await _world(context, task)
+    return facts + found + check_rendering(context, shape, tasks, shown)
 
 
 def _stages(context: Context) -> list[str]:
     """The order of stages makes sense: each finds weights to start from."""
-    config = context.config
-    if "init" not in config.run.stages:
-        raise refusal("run.stages", "`init` first", str(list(config.run.stages)), "add it: it also takes a given checkpoint")
-    return [f"stages: {' -> '.join(config.run.stages)}"]
+    stages, given = context.config.run.stages, context.given()
+    if list(stages) != sorted(stages, key=ORDER.index):
+        order = " -> ".join(sorted(stages, key=ORDER.index))
+        raise refusal("run.stages", order, " -> ".join(stages), "write them in this order")
+    if "init" not in stages and given is None:
+        raise refusal("run.stages", "`init` first", str(list(stages)), "add it, or give a checkpoint: models.policy.path")
+    checkpoints = context.config.eval.checkpoints
+    if "eval" in stages and not set(checkpoints) & set(stages):
+        raise refusal("eval.checkpoints", f"one of the run's stages {list(stages)}", str(list(checkpoints)), "add one of these")
+    return [f"stages: {' -> '.join(stages)}"]
 
 
-def _memory(context: Context) -> list[str]:
+def _shape(context: Context) -> InitConfig:
+    """The sizes of the policy, from its checkpoint or from `[models.policy.init]`."""
+    spec, given = context.config.models[POLICY], context.given()
+    if given is not None:
+        return folder_shape(given)
+    assert spec.init is not None, "a model has a path or an init"
+    return spec.init
+
+
+def _memory(context: Context, shape: InitConfig) -> list[str]:
     """A bound on memory: weights, gradients and AdamW in float32, the engine's copy, its cache, a micro-batch's activations."""
     config = context.config
-    shape = _shape(context)
-    width, layers = shape["hidden_size"], shape["num_hidden_layers"]
-    per_layer = width * (2 * shape["num_attention_heads"] + 2 * shape["num_key_value_heads"]) * shape["head_dim"]
-    parameters = layers * (per_layer + 3 * width * shape["intermediate_size"]) + 2 * shape["vocab_size"] * width
+    width, layers = shape.hidden_size, shape.num_layers
+    per_layer = width * (2 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    parameters = layers * (per_layer + 3 * width * shape.intermediate_size) + 2 * shape.vocab_size * width
     trainer = parameters * (4 + 4 + 8)
-    per_token = layers * (12 * width + 4 * shape["intermediate_size"]) + 2 * shape["vocab_size"]
+    per_token = layers * (12 * width + 4 * shape.intermediate_size) + 2 * shape.vocab_size
     activations = config.train.token_budget * per_token * 4
     needed = trainer + 3 * parameters * 4 + config.engine.kv_bytes + activations
     here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -81,75 +101,107 @@ def _memory(context: Context) -> list[str]:
     return [f"memory: about {needed / GIB:.2f} GiB of {here / GIB:.0f} GiB for {parameters / 1e6:.2f} million parameters"]
 
 
-def _shape(context: Context) -> dict[str, int]:
-    """The sizes of the policy, from its checkpoint or from `[models.policy.init]`."""
-    spec, given = context.config.models[POLICY], context.given()
-    if spec.init is not None:
-        return {
-            "hidden_size": spec.init.hidden_size,
-            "num_hidden_layers": spec.init.num_layers,
-            "num_attention_heads": spec.init.num_heads,
-            "num_key_value_heads": spec.init.num_kv_heads,
-            "head_dim": spec.init.head_dim,
-            "intermediate_size": spec.init.intermediate_size,
-            "vocab_size": spec.init.vocab_size,
-            "max_position_embeddings": spec.init.max_positions,
-        }
-    found = json.loads((given / "config.json").read_text(encoding="utf-8")) if given is not None else {}
-    found.setdefault("num_key_value_heads", found["num_attention_heads"])
-    found.setdefault("head_dim", found["hidden_size"] // found["num_attention_heads"])
-    found.setdefault("intermediate_size", 4 * found["hidden_size"])
-    return found
+def _held_out(context: Context) -> list[str]:
+    """There are as many held-out tasks as the evaluation asks for.
+
+    Raises:
+        BadInput: there are fewer.
+    """
+    config = context.config
+    if "eval" not in config.run.stages:
+        return []
+    there = len(held_out(context, config.eval.tasks))
+    if config.eval.no_tool_tasks > there:
+        few = f"at most {there}, the tasks of the evaluation"
+        raise refusal("eval.no_tool_tasks", few, str(config.eval.no_tool_tasks), "lower it")
+    return [f"eval: {there} held-out tasks"]
 
 
-async def _world(context: Context) -> list[str]:
-    """Open one world of each kind of task; its expert must be rewarded and an empty answer must not."""
-    if "sft" not in context.config.run.stages:
-        task = context.factory.tasks("train", context.config.run.seed).next()
-        if task is None:
-            raise refusal("env", "at least one training task", "none", "add data")
+async def _world(context: Context, task: Task) -> tuple[list[str], list[Conversation]]:
+    """Open one world of each kind of task; its expert must be rewarded and an empty answer must not.
+
+    Returns:
+        What was found, and the conversations that were held, or read from `[sft] data`.
+    """
+    config = context.config
+    fresh = "init" in config.run.stages and context.given() is None
+    if not fresh and "sft" not in config.run.stages:
         await _empty(context, task)
-        return [f"env: {context.factory.name} opens and does not reward an empty answer"]
-    facts = []
-    for task in _one_of_each(context):
-        shown = await demonstrate(context, task)
-        if shown.score is None or not shown.score.reward:
-            raise refusal(f"task {task.id}", "an expert that is rewarded", f"reward {shown.score}", "correct expert or scorer")
+        return [f"env: {context.factory.name} opens and does not reward an empty answer"], []
+    if config.sft.data is not None:
         await _empty(context, task)
-        facts.append(f"env: {task.tag or task.env}: expert {shown.score.reward:g}, empty answer 0")
-    return facts
+        rows = given_conversations(context)
+        return [f"sft: {len(rows)} conversations in {config.sft.data}"], rows
+    facts, shown = [], []
+    for example in _one_of_each(context):
+        async with _blamed(example):
+            conversation = await demonstrate(context, example)
+        if conversation.score is None or not conversation.score.reward:
+            got = f"reward {conversation.score.reward if conversation.score else None}"
+            raise refusal(f"task {example.id}", "an expert that is rewarded", got, "correct expert or scorer")
+        await _empty(context, example)
+        facts.append(f"env: {example.tag or example.env}: expert {conversation.score.reward:g}, empty answer 0")
+        shown.append(conversation)
+    return facts, shown
+
+
+def _some_tasks(context: Context) -> Sequence[Task]:
+    """The first training tasks.
+
+    Raises:
+        BadInput: there is none.
+    """
+    source = context.factory.tasks("train", context.config.run.seed)
+    tasks = [task for task in (source.next() for _ in range(SOME)) if task is not None]
+    if not tasks:
+        raise refusal("[env]", "at least one training task", "none", "add data")
+    return tasks
 
 
 def _one_of_each(context: Context) -> Sequence[Task]:
-    """The first demonstrated task of every tag."""
+    """The first demonstrated task of every tag.
+
+    Raises:
+        BadInput: there is none.
+    """
     source = context.factory.tasks("demonstration", context.config.run.seed)
     first: dict[str, Task] = {}
     while (task := source.next()) is not None:
         first.setdefault(task.tag, task)
+    if not first:
+        raise refusal(
+            "[env]",
+            "tasks to demonstrate (a fresh model's tokenizer and the sft stage learn from demonstrations)",
+            "none",
+            "raise the environment's demonstrations or set sft.data; or start from a checkpoint and leave sft out",
+        )
     return list(first.values())
 
 
 async def _empty(context: Context, task: Task) -> None:
-    silent = await converse(context, task, lambda messages: Message(role="assistant", content=""))
+    async with _blamed(task):
+        silent = await converse(context, task, lambda messages: Message(role="assistant", content=""))
     if silent.score is not None and silent.score.reward:
-        raise refusal(
-            f"task {task.id}", "no reward for an empty answer", f"{silent.score.reward:g}", "correct the scorer: it can be gamed"
-        )
+        got = f"{silent.score.reward:g}"
+        raise refusal(f"task {task.id}", "no reward for an empty answer", got, "correct the scorer: it can be gamed")
 
 
-def _rendering(context: Context) -> list[str]:
-    """A given checkpoint's template round-trips. A fresh tokenizer is proven on one without merges: same template."""
-    import tempfile
+@asynccontextmanager
+async def _blamed(task: Task) -> AsyncIterator[None]:
+    """A world that breaks before the run is wrong input; during the run it would be a failure."""
+    try:
+        yield
+    except EnvError as error:
+        raise refusal(f"task {task.id}", "an environment that plays it", f"{error}", "correct the environment") from error
 
-    from sparring.render.load import load_renderer
-    from sparring.render.prove import prove
 
-    tools = context.factory.make().tools
-    given = context.given()
-    if given is not None:
-        return [f"render: {fact}" for fact in prove(context.renderer(given), tools)]
-    from sparring.render.train_tokenizer import MIN_VOCAB_SIZE, train_tokenizer
+def check_directory(directory: Path) -> None:
+    """Prove that folders can be made in `directory`, without making any.
 
-    with tempfile.TemporaryDirectory() as folder:
-        train_tokenizer([], MIN_VOCAB_SIZE, Path(folder))
-        return [f"render: {fact}" for fact in prove(load_renderer(folder), tools)]
+    Raises:
+        BadInput: something else is in the way, or it is not ours to write.
+    """
+    there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        got = "one without the right to write" if there.is_dir() else "a file"
+        raise refusal("run.directory", f"a folder at {there}", got, "choose another")

@@ -86,8 +86,8 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[eval]`: held-out tasks, sampled at training temperature."""
 
-    tasks: int = 500
-    """Held-out tasks, dealt evenly over the environment's datasets."""
+    tasks: int = 0
+    """Held-out tasks, dealt evenly over the environment's datasets; 0 takes all that it holds out."""
 
     no_tool_tasks: int = 0
     """Of these, how many are also tried with the tool host switched off; 0 leaves that out."""
@@ -98,6 +98,10 @@ class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_concurrent_rollouts: int = 128
     """Rollouts in flight."""
 
+    def __post_init__(self) -> None:
+        if min(self.tasks, self.no_tool_tasks) < 0 or self.max_concurrent_rollouts < 1:
+            raise ValueError("tasks and no_tool_tasks must be 0 or more, max_concurrent_rollouts at least 1")
+
 
 class ExportConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[export]`: a plain Hugging Face checkpoint folder."""
@@ -107,8 +111,8 @@ class ExportConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def _check_overrides(keys: dict[str, int | float | str | bool]) -> None:
-    """Refuse keys that `[train]` does not have, or values that it does not take."""
+    """Refuse keys that `[train]` does not have, or values that it does not take; says where as msgspec does."""
     try:
         msgspec.convert(keys, TrainConfig, strict=True)
     except msgspec.ValidationError as error:
-        raise ValueError(f"train: {error}") from error
+        raise ValueError(f"{error} - at `$.train`") from error

@@ -46,14 +46,18 @@ class Context:
         return None if path is None else local_folder(path)
 
     def input(self, stage: str) -> Path:
-        """The Hugging Face folder that `stage` starts from: what the nearest finished stage before it wrote.
+        """The Hugging Face folder that `stage` starts from: what the nearest finished stage before it wrote, or the checkpoint
+        that the recipe names.
 
         Raises:
-            BadInput: no stage before it has run.
+            BadInput: no stage before it has run, and no checkpoint is named.
         """
         for before in reversed(ORDER[: ORDER.index(stage)]):
             if before != "eval" and self.done(before) is not None:
                 return self.output(before)
+        given = self.given()
+        if given is not None:
+            return given
         raise refusal(
             f"stage {stage}", "weights to start from", "none", "set [models.policy] path, or put `init` into [run] stages"
         )

@@ -1,4 +1,4 @@
-"""Conversations by the environment's scripted expert, its tools run for real, ready to be imitated."""
+"""Conversations to imitate: read from a file, or held by the environment's scripted expert, its tools run for real."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sparring.errors import refusal
+from sparring.errors import BadInput, refusal
 from sparring.harness.chat import ChatHarness
 from sparring.harness.episode import LiveEpisode
 from sparring.protocols import Rendered, Renderer
@@ -17,12 +17,13 @@ from sparring.types import Message, Outcome, Score, Segment, Task, ToolSpec, Tra
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """One finished conversation and what the world's own scorer says of it."""
+    """One finished conversation. `task` and `score`, what the world's own scorer says of it, are None for a row of a file."""
 
-    task: Task
+    name: str
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
-    score: Score | None
+    task: Task | None = None
+    score: Score | None = None
 
 
 class ExpertSession:
@@ -46,25 +47,48 @@ async def demonstrations(context: Context, renderer: Renderer) -> list[tuple[str
     Raises:
         BadInput: there is nothing to imitate, a row does not parse, or the expert solves fewer than nine in ten.
     """
-    from sparring.render.demonstrate import demonstration_tokens
-
-    if context.config.sft.data is not None:
-        path, tools = context.config.sft.data, context.factory.make().tools
-        rows = read_conversations(path, context.config.env.columns.mapping())
-        return [(f"{path}:{n}", demonstration_tokens(renderer, row, tools)) for n, row in enumerate(rows, 1)]
     shown = await conversations(context, None)
-    solved = [c for c in shown if c.score is not None and c.score.success is not False]
+    solved = [c for c in shown if c.task is None or (c.score is not None and c.score.success is not False)]
     if len(solved) < 0.9 * len(shown):
         raise refusal("[env]", "an expert that solves its tasks", f"{len(solved)} of {len(shown)}", "correct the expert")
-    return [(c.task.id, demonstration_tokens(renderer, c.messages, c.tools)) for c in solved]
+    return [(c.name, rendered(c, renderer)) for c in solved]
+
+
+def rendered(conversation: Conversation, renderer: Renderer) -> Rendered:
+    """The conversation as tokens, the replies marked.
+
+    Raises:
+        BadInput: the format cannot say it.
+    """
+    from sparring.render.demonstrate import demonstration_tokens
+
+    try:
+        return demonstration_tokens(renderer, conversation.messages, conversation.tools)
+    except BadInput as error:
+        raise BadInput(f"{conversation.name}: {error}") from error
+
+
+def given_conversations(context: Context) -> list[Conversation]:
+    """The rows of `[sft] data`.
+
+    Raises:
+        BadInput: there is none, or one does not parse.
+    """
+    path, tools = str(context.config.sft.data), context.factory.make().tools
+    rows = read_conversations(path, context.config.env.columns.mapping())
+    if not rows:
+        raise refusal(path, "at least one conversation", "none", "add rows, or leave out sft.data to ask the expert")
+    return [Conversation(name=f"{path}, row {n}", messages=row, tools=tools) for n, row in enumerate(rows, 1)]
 
 
 async def conversations(context: Context, count: int | None) -> list[Conversation]:
-    """The first `count` conversations of the expert (None: all that the environment's config asks for).
+    """The first `count` conversations to imitate (None: all): rows of `[sft] data`, or held by the expert.
 
     Raises:
-        BadInput: the environment has no expert for a task.
+        BadInput: there is none, a row does not parse, or the environment has no expert for a task.
     """
+    if context.config.sft.data is not None:
+        return given_conversations(context)[:count]
     source = context.factory.tasks("demonstration", context.config.run.seed)
     tasks: list[Task] = []
     while (count is None or len(tasks) < count) and (task := source.next()) is not None:
@@ -90,7 +114,8 @@ async def demonstrate(context: Context, task: Task) -> Conversation:
     """
     expert = context.factory.expert(task)
     if expert is None:
-        raise refusal(f"task {task.id}", "an expert", "none", "leave its dataset out of the demonstrations")
+        way = "write expert(self, task), or set sft.data, or leave this kind of task out of the demonstrations"
+        raise refusal(f"task {task.id}", "an expert", "none", way)
     return await converse(context, task, expert)
 
 
@@ -102,7 +127,9 @@ async def converse(context: Context, task: Task, reply: Callable[[Sequence[Messa
     try:
         await ChatHarness().run(episode)
         score = await episode.env.score(_trajectory(task, session.messages))
-        return Conversation(task=task, messages=session.messages, tools=episode.env.tools, score=score)
+        return Conversation(
+            name=f"task {task.id}", messages=session.messages, tools=episode.env.tools, task=task, score=score
+        )
     finally:
         await episode.env.close()
         if box is not None:

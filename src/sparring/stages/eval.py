@@ -41,11 +41,17 @@ async def run(context: Context) -> dict[str, Any]:
 
 
 def held_out(context: Context, count: int) -> list[Task]:
-    """The first `count` tasks of the environment's evaluation split."""
+    """The first `count` tasks of the environment's evaluation split; 0 takes all.
+
+    Raises:
+        BadInput: there are fewer.
+    """
     source = context.factory.tasks("eval", context.config.run.seed)
     tasks: list[Task] = []
-    while len(tasks) < count and (task := source.next()) is not None:
+    while (not count or len(tasks) < count) and (task := source.next()) is not None:
         tasks.append(task)
+    if len(tasks) < max(1, count):
+        raise refusal("eval.tasks", f"at most {len(tasks)}, the held-out tasks", str(count), "lower it, or raise env.held_out")
     return tasks
 
 
@@ -84,6 +90,7 @@ async def evaluate_folder(context: Context, folder: str, tasks: Sequence[Task], 
         successes += bool(finished.score is not None and finished.score.success)
         context.sink.log(f"eval {label}", number, {"rollout/success": successes / number})
 
+    context.sink.start(f"eval {label}", len(tasks))
     engine = context.cluster.engine(POLICY, path=folder)
     try:
         result = await evaluate(
@@ -105,7 +112,6 @@ async def _once(context: Context, label: str, stage: str, tasks: Sequence[Task])
     found = context.store.get(f"eval/{label}")
     if found is not None:
         return found
-    context.sink.start(f"eval {label}", len(tasks))
     context.store.truncate(f"eval/{label}", 0)
     result = await evaluate_folder(context, str(context.output(stage)), tasks, label)
     context.store.put(f"eval/{label}", result)

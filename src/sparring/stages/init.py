@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from sparring.stages.context import POLICY, Context
-from sparring.stages.demonstrate import conversations
+from sparring.stages.demonstrate import Conversation, conversations
 
 TEXTS = 600
 
@@ -25,11 +26,10 @@ async def run(context: Context) -> dict[str, Any]:
     from tokenizers import Tokenizer
 
     from sparring.model.create import create
-    from sparring.render.train_tokenizer import train_tokenizer
 
     context.sink.start("init", 1)
     out = context.output("init")
-    train_tokenizer(await _texts(context), spec.init.vocab_size, out)
+    trained_tokenizer(await conversations(context, TEXTS), spec.init.vocab_size, out)
     tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
     vocab_size = -(-tokenizer.get_vocab_size() // 64) * 64
     create(
@@ -43,8 +43,8 @@ async def run(context: Context) -> dict[str, Any]:
     return {"model": str(out), "vocab_size": vocab_size, "parameters": _parameters(out)}
 
 
-async def _texts(context: Context) -> list[str]:
-    """What the tokenizer learns from: conversations as the renderer writes them, cut at its special tokens.
+def trained_tokenizer(shown: Sequence[Conversation], vocab_size: int, out: Path) -> None:
+    """Train a tokenizer on conversations as the renderer writes them, cut at its special tokens, and write it to `out`.
 
     A tokenizer without merges renders them first, so the tool header, the JSON and the tool's answers are in the form
     that the policy will see.
@@ -56,10 +56,10 @@ async def _texts(context: Context) -> list[str]:
         train_tokenizer([], MIN_VOCAB_SIZE, Path(folder))
         renderer = load_renderer(folder)
         texts = []
-        for shown in await conversations(context, TEXTS):
-            tokens = renderer.render(shown.messages, shown.tools, generation=False).tokens
+        for conversation in shown:
+            tokens = renderer.render(conversation.messages, conversation.tools, generation=False).tokens
             texts += re.split(r"<\|?/?\w+\|?>", renderer.decode(tokens))
-    return [text for text in texts if text]
+    train_tokenizer([text for text in texts if text], vocab_size, out)
 
 
 def _parameters(folder: Path) -> int:

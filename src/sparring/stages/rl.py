@@ -7,6 +7,8 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from sparring.algo.credit.load import load_credit
 from sparring.batch.batches import batches
 from sparring.harness.chat import ChatHarness
@@ -19,6 +21,7 @@ from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
 from sparring.stages.checkpoints import Checkpoints
 from sparring.stages.context import POLICY, Context
+from sparring.stages.shape import folder_shape
 from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
 from sparring.types import Batch, StepResult, TokenAccount
 
@@ -47,7 +50,7 @@ async def run(context: Context) -> dict[str, Any]:
         store=context.store,
         stage="rl",
         folder=context.folder / "rl",
-        config=config.train,
+        config=msgspec.structs.replace(config.train, **config.rl.train),
         last_step=config.rl.steps,
     )
     done, state = await checkpoints.resume()
@@ -92,16 +95,9 @@ def runner(context: Context, engine: Engine, model: Path) -> RolloutRunner:
         context.store,
         sampling=context.config.rollout.sampling(),
         model=POLICY,
-        max_context=max_context(context, model),
+        max_context=folder_shape(model).max_positions,
     )
     return RolloutRunner(context.factory, context.boxes, recorder, ChatHarness(), context.config.rollout)
-
-
-def max_context(context: Context, model: Path) -> int:
-    """Most tokens that a conversation may have: what the model was made for."""
-    import json
-
-    return int(json.loads((model / "config.json").read_text())["max_position_embeddings"])
 
 
 def _plan(context: Context) -> TrainPlan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import xxhash
 
 from sparring.batch.demonstration import demonstration, demonstration_batch
@@ -49,7 +50,7 @@ async def run(context: Context) -> dict[str, Any]:
         store=context.store,
         stage="sft",
         folder=context.folder / "sft",
-        config=context.config.train,
+        config=msgspec.structs.replace(context.config.train, **config.train),
         last_step=config.steps,
     )
     done, state = await checkpoints.resume()

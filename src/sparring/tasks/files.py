@@ -205,6 +205,8 @@ def _conversation(row: dict[str, Any], names: Mapping[str, str], where: str) -> 
     messages = _messages(renamed["messages"], where)
     if all(message.role != "assistant" for message in messages):
         raise refusal(where, "an assistant message to learn", "none", "add one or remove the row")
+    if messages[0].role == "assistant":
+        raise refusal(f"{where}, messages[0]", "a question before the first reply", "a reply", "add one or remove the row")
     return messages
 
 

@@ -1,4 +1,4 @@
-"""Packing keeps every row whole, once, within the budget."""
+"""Packing keeps every row whole, once, within the budget; what rows begin with in common counts once."""
 
 import pytest
 from hypothesis import given
@@ -8,27 +8,50 @@ from sparring.batch.packing import pack
 from sparring.types import Sample
 
 
-def make_row(index, length):
-    return Sample(id=str(index), group="g", source="policy", tokens=(0,) * length, weights={})
+def make_row(index, tokens):
+    return Sample(id=str(index), group="g", source="policy", tokens=tuple(tokens), weights={})
 
 
-@given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 80))
-def test_every_row_is_packed_once_and_whole(lengths, budget):
-    rows = [make_row(i, length) for i, length in enumerate(lengths)]
+def make_rows(lengths):
+    """Rows that share nothing."""
+    return [make_row(i, range(100 * i, 100 * i + length)) for i, length in enumerate(lengths)]
+
+
+ROWS = st.lists(st.integers(1, 20), max_size=60).map(make_rows) | st.lists(
+    st.lists(st.integers(0, 2), min_size=1, max_size=12), max_size=40
+).map(lambda forest: [make_row(i, tokens) for i, tokens in enumerate(forest)])
+
+
+def load(part):
+    return len({row.tokens[: end + 1] for row in part for end in range(len(row.tokens))})
+
+
+def ids(part):
+    return [int(row.id) for row in part]
+
+
+@given(ROWS, st.integers(1, 80))
+def test_every_row_is_packed_once_and_whole(rows, budget):
     packed = pack(rows, budget)
     assert sorted((row for part in packed for row in part), key=lambda row: int(row.id)) == rows
     for part in packed:
-        assert len(part) == 1 or sum(len(row.tokens) for row in part) <= budget
-        assert [int(row.id) for row in part] == sorted(int(row.id) for row in part)
-    assert [int(part[0].id) for part in packed] == sorted(int(part[0].id) for part in packed)
+        assert len(part) == 1 or load(part) <= budget
+        assert ids(part) == sorted(ids(part))
+    assert [ids(part)[0] for part in packed] == sorted(ids(part)[0] for part in packed)
     assert pack(rows, budget) == packed
 
 
-@given(st.lists(st.integers(1, 20), min_size=1, max_size=60), st.integers(20, 80))
-def test_at_most_one_micro_batch_is_half_empty(lengths, budget):
-    parts = pack([make_row(i, length) for i, length in enumerate(lengths)], budget)
-    loads = [sum(len(row.tokens) for row in part) for part in parts]
-    assert sum(load * 2 <= budget for load in loads) <= 1
+@given(ROWS, st.integers(20, 80))
+def test_at_most_one_micro_batch_is_half_empty(rows, budget):
+    assert sum(load(part) * 2 <= budget for part in pack(rows, budget)) <= 1
+
+
+def test_groups_stay_together_and_the_common_part_is_paid_once():
+    header = tuple(range(100, 140))
+    prompts = [(*header, *range(200 + 10 * group, 210 + 10 * group)) for group in range(2)]
+    rows = [make_row(i, (*prompts[i % 2], 300 + i, 400 + i)) for i in range(8)]
+    assert [ids(part) for part in pack(rows, 40 + 2 * (10 + 4 * 2))] == [list(range(8))]
+    assert [ids(part) for part in pack(rows, 40 + 10 + 4 * 2)] == [[0, 2, 4, 6], [1, 3, 5, 7]]
 
 
 def test_a_budget_below_one_is_refused():

@@ -26,10 +26,11 @@ EXAMPLE = Sample(
 def test_the_worked_example_is_aligned_with_the_positions_that_predict():
     expert = demonstration([5, 6, 7], [False, False, True], "d")
     micro = micro_batch([EXAMPLE, expert], {"policy": 3.0, "imitate": 1.0})
-    assert micro.tokens.tolist() == [10, 11, 20, 21, 30, 5, 6], "nothing is computed behind the last weighted token"
-    assert micro.positions.tolist() == [0, 1, 2, 3, 4, 0, 1]
-    assert micro.cu_seqlens.tolist() == [0, 5, 7] and micro.cu_seqlens.dtype == torch.int32
-    assert micro.predicting.tolist() == [1, 2, 4, 6]
+    assert micro.tokens.tolist() == [5, 6, 10, 11, 20, 21, 30], "nothing is computed behind the last weighted token"
+    assert micro.positions.tolist() == [0, 1, 0, 1, 2, 3, 4]
+    assert micro.cu_seqlens.tolist() == [0, 2, 7] and micro.cu_seqlens.dtype == torch.int32
+    assert micro.shared.tolist() == [0, 0] and micro.shared.dtype == torch.int32
+    assert micro.predicting.tolist() == [3, 4, 6, 1], "weighted tokens come in the order of the rows given"
     assert micro.targets.tolist() == [20, 21, 22, 7]
     assert micro.weights["policy"].tolist() == [1.0, 1.0, 1.0, 0.0]
     assert micro.weights["imitate"].tolist() == [0.0, 0.0, 0.0, 1.0]
@@ -38,6 +39,21 @@ def test_the_worked_example_is_aligned_with_the_positions_that_predict():
     assert micro.versions.tolist() == [7, 7, 8, -1]
     assert micro.kv_versions.tolist() == [7, 7, 7, -1]
     assert micro.temperature.tolist() == [0.5, 0.5, 0.5, 1.0]
+
+
+def test_a_common_beginning_stands_once_and_every_row_keeps_its_weights():
+    rows = [
+        demonstration([1, 2, 3, 4], [False, False, True, True], "a"),
+        demonstration([1, 2, 5, 6], [False, False, True, True], "b"),
+        demonstration([1, 2, 3, 4], [False, False, True, True], "a again"),
+    ]
+    micro = micro_batch(rows, denominators(rows))
+    assert micro.tokens.tolist() == [1, 2, 3, 5]
+    assert micro.positions.tolist() == [0, 1, 2, 2]
+    assert (micro.cu_seqlens.tolist(), micro.shared.tolist()) == ([0, 3, 3, 4], [0, 3, 2])
+    assert micro.targets.tolist() == [3, 4, 5, 6, 3, 4]
+    assert micro.predicting.tolist() == [1, 2, 1, 3, 1, 2]
+    assert micro.weights["imitate"].tolist() == [1.0] * 6 and micro.denominators == {"imitate": 6.0}
 
 
 def test_tokens_without_advantage_are_not_computed():
@@ -60,7 +76,7 @@ def test_rows_without_weight_give_empty_tensors():
     row = Sample(id="x", group="g", source="policy", tokens=(1, 2), weights={"policy": (0.0, 0.0)})
     micro = micro_batch([row], {"policy": 1.0})
     assert [len(t) for t in (micro.tokens, micro.targets, micro.weights["policy"])] == [0, 0, 0]
-    assert micro.cu_seqlens.tolist() == [0]
+    assert (micro.cu_seqlens.tolist(), micro.shared.tolist()) == ([0], [])
 
 
 def test_denominators_are_the_sum_of_weights():

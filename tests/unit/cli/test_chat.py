@@ -13,6 +13,8 @@ from sparring.errors import EngineError
 from sparring.types import Message, ToolCall
 
 class Echo:
+    cut_short = ""
+
     async def reply(self, messages):
         last = messages[-1].content
         if last == "break":

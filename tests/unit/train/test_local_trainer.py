@@ -46,7 +46,7 @@ def gradients(model):
 def logprobs(model, rows):
     """Every weighted token's log-probability, row by row, from one micro-batch of `rows`, with gradients on."""
     micro = micro_batch(rows, {"policy": 1.0})
-    hidden = model.hidden(micro.tokens, micro.positions, Packed(micro.cu_seqlens))
+    hidden = model.hidden(micro.tokens, micro.positions, Packed(micro.cu_seqlens, micro.shared))
     found = token_quantities(model, hidden[micro.predicting], micro.targets, micro.temperature, {"logprob"})["logprob"]
     return found.detach().split([sum(1 for weight in row.weights["policy"] if weight) for row in rows])
 

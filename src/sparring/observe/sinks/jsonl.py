@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -53,7 +54,7 @@ class JsonlSink:
         data = msgspec.json.encode({"time": time.time(), **line}) + b"\n"
         with self._translated():
             if self._file.write(data) != len(data):
-                raise OSError("the line was cut short")
+                raise OSError(errno.ENOSPC, "the line was cut short")
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

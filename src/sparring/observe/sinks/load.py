@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sparring.errors import refusal
 from sparring.observe.config import ObserveConfig
 from sparring.observe.sinks.sink import Sink
+
+
+def check_sinks(config: ObserveConfig) -> None:
+    """Prove that every sink's library is there.
+
+    Raises:
+        BadInput: one is not.
+    """
+    if "wandb" in config.sinks and importlib.util.find_spec("wandb") is None:
+        raise refusal("observe.sinks", "the wandb package", "none installed", "pip install 'sparring[wandb]' or remove wandb")
 
 
 def load_sinks(config: ObserveConfig, folder: str | Path, *, name: str, recipe: Mapping[str, Any]) -> list[Sink]:
@@ -22,6 +34,7 @@ def load_sinks(config: ObserveConfig, folder: str | Path, *, name: str, recipe: 
     Raises:
         BadInput: a sink's library is not installed.
     """
+    check_sinks(config)
     sinks: list[Sink] = []
     for kind in config.sinks:
         if kind == "jsonl":

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from sparring.errors import refusal
 
 
 class WandbSink:
@@ -18,16 +15,9 @@ class WandbSink:
         project: of wandb.
         name: of the run, and its id within the project.
         config: what the run is, shown beside it.
-
-    Raises:
-        BadInput: wandb is not installed.
     """
 
     def __init__(self, folder: str | Path, *, project: str, name: str, config: Mapping[str, Any]) -> None:
-        if importlib.util.find_spec("wandb") is None:
-            raise refusal(
-                "observe.sinks", "the wandb package", "none installed", "pip install 'sparring[wandb]' or remove wandb"
-            )
         import wandb
 
         self._run = wandb.init(

@@ -1,0 +1,80 @@
+"""Preflight of the words: the chat format round-trips, and what will be said fits into the model's context."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from sparring.errors import refusal
+from sparring.protocols import Renderer
+from sparring.stages.context import Context
+from sparring.stages.demonstrate import Conversation, rendered
+from sparring.stages.init import trained_tokenizer
+from sparring.stages.shape import InitConfig
+from sparring.types import Task
+
+SOME = 200
+"""Demonstrations and training tasks that are tried; a stage refuses the others when it meets them."""
+
+
+def check_rendering(
+    context: Context, shape: InitConfig, tasks: Sequence[Task], shown: Sequence[Conversation]
+) -> list[str]:
+    """Prove the format, and that prompts and demonstrations fit.
+
+    A fresh model's tokenizer does not exist yet. One that is trained on `shown` alone writes those in about as few tokens as
+    the real one will at best, so that what does not fit here does not fit there.
+
+    Args:
+        context: the run's.
+        shape: of the policy.
+        tasks: training tasks; one whose prompt is too long is no error unless all are.
+        shown: conversations to imitate; may be empty.
+
+    Returns:
+        What was found, one sentence each.
+
+    Raises:
+        BadInput: something does not round-trip, or does not fit.
+    """
+    from sparring.render.prove import prove
+
+    tools = context.factory.make().tools
+    with _renderer(context, shape, shown) as renderer:
+        facts = [f"render: {fact}" for fact in prove(renderer, tools)]
+        known = [conversation.task for conversation in shown if conversation.task is not None]
+        asked = known if known and context.given() is None else tasks
+        lengths = [len(renderer.render(task.messages, tools).tokens) for task in asked]
+        if min(lengths) >= shape.max_positions:
+            raise _too_long(f"task {asked[0].id}", shape, f"a prompt of {lengths[0]}, tools included")
+        for conversation in shown[:SOME]:
+            length = len(rendered(conversation, renderer).tokens)
+            if length > shape.max_positions:
+                raise _too_long(conversation.name, shape, f"a demonstration of {length}")
+    fitting = [length for length in lengths if length < shape.max_positions]
+    facts.append(f"context: prompts of up to {max(fitting)} tokens leave {shape.max_positions - max(fitting)} for the rest")
+    if len(fitting) < len(lengths):
+        facts.append(f"context: {len(lengths) - len(fitting)} of {len(lengths)} prompts do not fit and cannot be trained")
+    return facts
+
+
+@contextmanager
+def _renderer(context: Context, shape: InitConfig, shown: Sequence[Conversation]) -> Iterator[Renderer]:
+    from sparring.render.train_tokenizer import MIN_VOCAB_SIZE
+
+    given = context.given()
+    if given is not None:
+        yield context.renderer(given)
+        return
+    if shape.vocab_size < MIN_VOCAB_SIZE:
+        raise refusal("models.policy.init.vocab_size", f"at least {MIN_VOCAB_SIZE}", str(shape.vocab_size), "raise it")
+    with tempfile.TemporaryDirectory() as folder:
+        trained_tokenizer(shown[:SOME], shape.vocab_size, Path(folder))
+        yield context.renderer(Path(folder))
+
+
+def _too_long(where: str, shape: InitConfig, got: str) -> Exception:
+    expected = f"fewer tokens than the {shape.max_positions} positions of the model"
+    return refusal(where, expected, got, "shorten it, raise models.policy.init.max_positions, or take another model")

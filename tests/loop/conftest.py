@@ -1,0 +1,40 @@
+"""What several tests of the whole path start from."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+TINY = Path(__file__).parent / "tiny.toml"
+WORLD = Path(__file__).parent / "tiny_world.py:Sums"
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny recipe's fresh model as a checkpoint folder; read-only."""
+    from sparring.config import load, resolve
+    from sparring.launch.run import opened
+    from sparring.stages import init
+
+    folder = tmp_path_factory.mktemp("checkpoint")
+    config = load(TINY, [f"run.directory={folder}", f"env.name={WORLD}", "observe.progress=off"])
+
+    async def made() -> None:
+        async with opened(resolve(config)) as context:
+            await init.run(context)
+
+    asyncio.run(made())
+    return folder / "tiny/init/model"
+
+
+@pytest.fixture
+def given(checkpoint: Path, tmp_path: Path) -> Path:
+    """The tiny recipe on that checkpoint in place of a fresh model; its runs go to a folder beside it."""
+    head, rest = TINY.read_text().split("[models.policy.init]")
+    recipe = tmp_path / "given.toml"
+    text = f'{head}[models.policy]\npath = "{checkpoint}"\n\n[env]{rest.partition("[env]")[2]}'
+    text = text.replace("tests/loop/tiny_world.py:Sums", str(WORLD))
+    recipe.write_text(text.replace('name = "tiny"\n', f'name = "tiny"\ndirectory = "{tmp_path / "runs"}"\n'))
+    return recipe

@@ -1,0 +1,303 @@
+"""Bad input, through the real command line: refused as *where: expected X, got Y; do Z*, status 2, before any work starts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sparring.cli.main import main
+from sparring.store.sqlite import SqliteStore
+
+REFUSAL = re.compile(r"(?P<where>.+?): expected (?P<expected>.+), got (?P<got>.+?); (?P<do>.+)", re.DOTALL)
+COMMAND = (sys.executable, "-m", "sparring.cli.main")
+
+
+@pytest.fixture
+def refused(given: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Refuses the tiny recipe with some overrides, by `check` and by `run`; the message without where it was set."""
+
+    def said(*overrides: str, text: Callable[[str], str] = str) -> str:
+        given.write_text(text(given.read_text()))
+        arguments = [str(given), *(word for override in overrides for word in ("--set", override))]
+        messages = []
+        for verb in ("check", "run"):
+            capsys.readouterr()
+            assert main([verb, *arguments]) == 2
+            out, error = capsys.readouterr()
+            assert out == ""
+            messages.append(error.strip())
+        assert messages[0] == messages[1]
+        assert REFUSAL.fullmatch(messages[0]), messages[0]
+        assert nothing_done(given.parent / "runs")
+        for source in (f"{given}: ", *(f"--set {override}: " for override in overrides)):
+            messages[0] = messages[0].removeprefix(source)
+        return messages[0]
+
+    return said
+
+
+def nothing_done(runs: Path) -> bool:
+    """No stage's folder, no config that the next run would be held to, and an empty store if any."""
+    for folder in runs.iterdir() if runs.exists() else ():
+        if {entry.name for entry in folder.iterdir()} & {"init", "sft", "rl", "export", "config.toml", "summary.json"}:
+            return False
+        store = SqliteStore(folder / "store.sqlite", read_only=True)
+        rows = [*store.groups(), *store.events(), *store.metrics("sft"), *store.metrics("rl"), store.get("stage/init")]
+        store.close()
+        if rows != [None]:
+            return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("override", "where", "said"),
+    [
+        ("rl.stepps=3", "rl.stepps", "do you mean rl.steps?"),
+        ("sft.train.learning_rat=1.0", "sft.train.learning_rat", "do you mean sft.train.learning_rate?"),
+        ("rl.train.group_size=4", "rl.train.group_size", "do you mean rollout.group_size?"),
+        ("rl.train.learning_rate=fast", "rl.train.learning_rate", 'expected a number, got "fast"'),
+        ("rl.train.learning_rate=-1.0", "rl.train", "learning_rate must be above 0, got -1.0"),
+        ("rl.steps=many", "rl.steps", 'expected an integer, got "many"'),
+        ("eval.tasks=-1", "eval", "tasks and no_tool_tasks must be 0 or more"),
+        ("env.name=reasoning_gim", "env.name", "expected one of reasoning_gym, or package.module:Name"),
+        ("env.name=worlds.py:Sums", "env.name", "expected a Python file worlds.py, got no such file"),
+        ("env.args.colour=red", "env.args", "got has unknown field colour"),
+        ("env.held_out=20000", "env Sums", "lower held_out and demonstrations"),
+        ("eval.tasks=13", "eval.tasks", "expected at most 12, the held-out tasks, got 13"),
+        ("eval.no_tool_tasks=7", "eval.no_tool_tasks", "expected at most 6"),
+        ("rollout.group_size=1", "rollout.group_size", "expected at least 2"),
+        ("engine.kv_tokens=256", "engine", "expected a cache of at least 512 tokens"),
+        ("env.demonstrations=0", "[env]", "expected tasks to demonstrate"),
+        ('run.stages=["rl", "sft"]', "run.stages", "expected sft -> rl, got rl -> sft"),
+        ('run.stages=["init", "eval"]', "eval.checkpoints", "expected one of the run's stages"),
+        ("sandbox.bwrap=bubblewrapp", "sandbox.bwrap", "do: apt-get install bubblewrap"),
+        ("models.policy.path=/no/such/model", "model /no/such/model", "got no such folder"),
+        ("models.policy.renderer=qwen33", "renderer", "correct the name"),
+    ],
+)
+def test_a_wrong_setting(refused: Callable[..., str], override: str, where: str, said: str) -> None:
+    message = refused(override)
+    assert message.startswith(f"{where}: ")
+    assert said in message
+
+
+def test_a_model_that_is_too_short_for_its_prompts(refused: Callable[..., str]) -> None:
+    def fresh(text: str) -> str:
+        return re.sub(r"path = .*", "init = { max_positions = 100 }", text)
+
+    message = refused(text=fresh)
+    assert message.startswith("task Sums/demonstration/0: ")
+    assert "expected fewer tokens than the 100 positions of the model" in message
+    assert "raise models.policy.init.max_positions" in message
+
+
+def test_a_given_model_that_is_too_short_for_its_prompts(refused: Callable[..., str], broken: Callable[..., str]) -> None:
+    folder = broken(config=lambda config: {**config, "max_position_embeddings": 150})
+    message = refused(folder, 'run.stages=["rl"]')
+    assert message.startswith("task Sums/train/0: expected fewer tokens than the 150 positions of the model, got a prompt of ")
+
+
+@pytest.fixture
+def broken(checkpoint: Path, tmp_path: Path) -> Callable[..., str]:
+    """The override that names a copy of the checkpoint without some files, or with another config."""
+
+    def made(*without: str, config: Callable[[dict], object] = dict) -> str:
+        folder = tmp_path / "broken"
+        shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns(*without))
+        file = folder / "config.json"
+        if file.exists():
+            file.write_text(json.dumps(config(json.loads(file.read_text()))))
+        return f"models.policy.path={folder}"
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("without", "said"),
+    [
+        ("config.json", "expected a Hugging Face checkpoint folder, got a folder without config.json"),
+        ("*.safetensors", "broken: expected weights (*.safetensors), got a folder without"),
+        ("tokenizer.json", "broken/tokenizer.json: expected a tokenizer.json (a fast tokenizer), got a folder without one"),
+    ],
+)
+def test_a_checkpoint_with_a_piece_missing(
+    refused: Callable[..., str], broken: Callable[..., str], without: str, said: str
+) -> None:
+    assert said in refused(broken(without))
+
+
+@pytest.mark.parametrize("config", [lambda config: [], lambda config: {"model_type": "resnet"}])
+def test_a_config_that_is_no_language_models(
+    refused: Callable[..., str], broken: Callable[..., str], config: Callable[[dict], object]
+) -> None:
+    assert "broken/config.json: expected a" in refused(broken(config=config))
+
+
+def test_a_tokenizer_without_a_chat_template(refused: Callable[..., str], broken: Callable[..., str]) -> None:
+    folder = broken("chat_template.jinja", config=lambda config: {**config, "model_type": "llama"})
+    file = Path(folder.partition("=")[2]) / "tokenizer_config.json"
+    named = json.loads(file.read_text())
+    named.pop("chat_template", None)
+    file.write_text(json.dumps(named))
+    assert "broken: expected a chat template (chat_template.jinja or tokenizer_config.json)" in refused(folder)
+
+
+QUESTION = {"role": "user", "content": "1 + 1 = ?"}
+ANSWER = {"role": "assistant", "content": "2"}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"messages": [', ":2: expected one JSON object on the line, got "),
+        ("[1, 2]", ":2: expected a JSON object, got list"),
+        (json.dumps({"messages": [QUESTION]}), ":2: expected an assistant message to learn, got none"),
+        (json.dumps({"messages": [ANSWER, QUESTION]}), ":2, messages[0]: expected a question before the first reply"),
+        (json.dumps({"messages": [QUESTION, {**ANSWER, "role": "bot"}]}), ":2, messages[1]: expected an object with role"),
+        (json.dumps({"text": "2"}), ":2: expected a column 'prompt', got 'text'"),
+        (json.dumps({"messages": [QUESTION, {**ANSWER, "content": "2" * 900}]}), ", row 2: expected fewer tokens than the 512 positions of the model, got a demonstration of"),
+    ],
+)
+def test_a_row_of_conversations_that_does_not_parse(
+    refused: Callable[..., str], tmp_path: Path, line: str, said: str
+) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text(json.dumps({"messages": [QUESTION, ANSWER]}) + "\n" + line + "\n")
+    assert f"{data}{said}" in refused(f"sft.data={data}")
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ('{"prompt": "a", "answer": "1"}\n{"prompt": ', "tasks.jsonl:2: expected one JSON object on the line"),
+        ('{"question": "a", "answer": "1"}\n', "tasks.jsonl:1: expected a column 'prompt', got 'question', 'answer'"),
+        ('{"prompt": "a", "answer": "1"}\n', "lower it"),
+        ("", "tasks.jsonl: expected prompts for training and others for evaluation, got none"),
+        ('{"prompt": "a"}\n{"prompt": "b"}\n', "expected a column 'answer' for the reward function"),
+    ],
+)
+def test_task_files(refused: Callable[..., str], tmp_path: Path, rows: str, said: str) -> None:
+    (tmp_path / "tasks.jsonl").write_text(rows)
+    (tmp_path / "judge.py").write_text("def reward(completion: str, answer: str) -> float:\n    return 0.0\n")
+
+    def rewarded(text: str) -> str:
+        env = f'[env]\nreward = "{tmp_path}/judge.py:reward"\ndata = "{tmp_path}/tasks.jsonl"\n\n[env.limits]'
+        return re.sub(r"\[env\].*?\[env.limits\]", env, text, flags=re.DOTALL)
+
+    assert said in refused('run.stages=["rl"]', text=rewarded)
+
+
+def test_a_scorer_that_raises_and_one_that_can_be_gamed(refused: Callable[..., str], tmp_path: Path) -> None:
+    world = tmp_path / "worlds.py"
+    world.write_text(
+        "from sparring.envs.base import Env\n"
+        "class Broken(Env):\n"
+        "    def generate(self, random):\n        return {'prompt': str(random.random())}\n"
+        "    def reward(self, completion, task):\n        return 1 / 0\n"
+        "class Generous(Broken):\n"
+        "    def reward(self, completion, task):\n        return 1\n"
+    )
+    message = refused('run.stages=["rl"]', f"env.name={world}:Broken")
+    assert message.startswith("task Broken/train/0: expected an environment that plays it, got ")
+    assert "Broken.reward: ZeroDivisionError" in message
+    message = refused('run.stages=["rl"]', f"env.name={world}:Generous")
+    assert message.startswith("task Generous/train/0: expected no reward for an empty answer, got 1; ")
+
+
+@pytest.mark.parametrize("verb", ["check", "run"])
+def test_user_namespaces_blocked(given: Path, capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)  # bubblewrap does not run as root
+        fake = Path(folder) / "bwrap"
+        fake.write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n")
+        fake.chmod(0o755)
+        assert main([verb, str(given), "--set", f"sandbox.bwrap={fake}"]) == 2
+    message = capsys.readouterr().err.strip()
+    assert REFUSAL.fullmatch(message)
+    assert message.startswith("sandbox: expected a machine where bubblewrap may make user namespaces, got ")
+    assert "uid map: Permission denied" in message
+    assert "userns" in message
+    assert nothing_done(given.parent / "runs")
+
+
+def test_no_bubblewrap_does_not_matter_to_a_world_without_boxes(
+    given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = tmp_path / "worlds.py"
+    world.write_text(
+        "from sparring.envs.base import Env\n"
+        "class Plain(Env):\n"
+        "    def generate(self, random):\n        return {'prompt': str(random.random())}\n"
+        "    def reward(self, completion, task):\n        return 0\n"
+    )
+    settings = ("sandbox.bwrap=none", 'run.stages=["rl"]', f"env.name={world}:Plain")
+    assert main(["check", str(given), *(word for s in settings for word in ("--set", s))]) == 0
+    assert "ready to run" in capsys.readouterr().out
+
+
+def test_a_sink_without_its_library(given: Path) -> None:
+    code = "import sys; sys.modules['wandb'] = None; from sparring.cli.main import main; sys.exit(main())"
+    for verb in ("check", "run"):
+        arguments = [sys.executable, "-c", code, verb, str(given), "--set", 'observe.sinks=["wandb"]']
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2
+        assert done.stderr.startswith("observe.sinks: expected the wandb package, got none installed; pip install")
+        assert nothing_done(given.parent / "runs")
+
+
+def test_a_run_folder_that_cannot_be_made(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert refused(f"run.directory={tmp_path}/file").startswith("run.directory: expected a folder")
+
+
+def test_two_runs_in_one_folder(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = given.parent / "runs" / "tiny"
+    folder.mkdir(parents=True)
+    first = SqliteStore(folder / "store.sqlite")
+    try:
+        assert main(["run", str(given)]) == 2
+    finally:
+        first.close()
+    message = capsys.readouterr().err.strip()
+    assert REFUSAL.fullmatch(message)
+    assert message.startswith(f"{folder}: expected no other run in this folder, got pid {os.getpid()}; ")
+
+
+def test_a_refused_run_may_be_corrected_and_started_again(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was refused leaves nothing that the corrected recipe is held to."""
+    assert main(["run", str(given), "--set", "eval.tasks=13"]) == 2
+    assert main(["run", str(given), "--set", "rollout.group_size=1"]) == 2
+    assert capsys.readouterr().err.splitlines()[1].startswith("rollout.group_size: ")
+
+
+def test_a_full_disk_loses_nothing(given: Path, tmp_path: Path) -> None:
+    """A disk of its own under the run is filled to the last byte in the middle of RL, and freed again."""
+    command = [*COMMAND, "run", str(given), "--set", 'run.stages=["rl"]', "--set", "rl.steps=30"]
+    command += ["--set", "observe.lines_every_s=0"]
+    plain = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert plain.returncode == 0, plain.stderr
+    weights = hashlib.sha256((tmp_path / "runs/tiny/rl/model/model.safetensors").read_bytes()).hexdigest()
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    inside = ["bwrap", "--dev-bind", "/", "/", "--size", str(48 << 20), "--tmpfs", str(disk), "--die-with-parent"]
+    driver = [sys.executable, str(Path(__file__).with_name("full_disk.py")), str(disk)]
+    done = subprocess.run(
+        [*inside, *driver, *command, "--set", f"run.directory={disk}"], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["at"] and found["at"] != "30/30"
+    assert found["code"] == 2, found["said"]
+    assert re.fullmatch(r"disk: expected room to write, got none \(.+\); free some space, .+\n", found["said"])
+    assert found["again"] == 0
+    assert found["weights"] == weights

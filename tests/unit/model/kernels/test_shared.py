@@ -1,0 +1,122 @@
+"""Sequences that continue one another: the bits of the sequences laid out in full, and the sums of their gradients."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from sparring.errors import BadInput
+from sparring.model.kernels import ops
+
+SCALE = 0.25
+
+
+@pytest.fixture(params=("exact-kernels", "exact-torch"), autouse=True)
+def path(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Both paths in turn, and whatever was in use afterwards."""
+    before, threads = ops.path_name(), torch.get_num_threads()
+    ops.use(request.param)
+    yield request.param
+    ops.use(before)
+    torch.set_num_threads(threads)
+
+
+def walk(seed: int, sequences: int) -> tuple[list[int], list[int]]:
+    """How many rows each sequence adds, and behind how many positions of the one before: none, some or all of them."""
+    draw = random.Random(seed)
+    own, shared, length = [], [], 0
+    for _ in range(sequences):
+        kept = draw.choice((0, length, draw.randint(0, length), draw.randint(0, length)))
+        own.append(draw.choice((0, 1, 5, 16, 50, 70)) if kept else draw.choice((3, 40, 150)))
+        shared.append(kept)
+        length = kept + own[-1]
+    return own, shared
+
+
+def paths(own: list[int], shared: list[int]) -> list[list[int]]:
+    """The rows of every sequence."""
+    found: list[list[int]] = []
+    start = 0
+    for count, kept in zip(own, shared, strict=True):
+        found.append([*(found[-1][:kept] if kept else ()), *range(start, start + count)])
+        start += count
+    return found
+
+
+def offsets(lengths: list[int]) -> torch.Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+
+
+def qkv(num_rows: int, heads: int, groups: int, size: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(num_rows)
+    return [torch.randn(num_rows, count, size, generator=generator).to(dtype) for count in (heads, groups, groups)]
+
+
+def in_full(tensors: list[torch.Tensor], own: list[int], shared: list[int]) -> torch.Tensor:
+    """Every sequence laid out from its first position; of the result, each sequence's own rows."""
+    rows = paths(own, shared)
+    index = torch.tensor([row for sequence in rows for row in sequence])
+    out = ops.attention_packed(*(t[index] for t in tensors), offsets([len(sequence) for sequence in rows]), SCALE)
+    pieces = out.split([len(sequence) for sequence in rows])
+    return torch.cat([piece[len(piece) - count :] for piece, count in zip(pieces, own, strict=True)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "groups", "size"), [(4, 2, 64), (2, 2, 40), (3, 1, 16)])
+def test_a_row_has_the_bits_of_its_sequence_in_full(heads: int, groups: int, size: int, dtype: torch.dtype) -> None:
+    for seed in range(3):
+        own, shared = walk(seed, 14)
+        tensors = qkv(sum(own), heads, groups, size, dtype)
+        expected = in_full(tensors, own, shared)
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            counts = torch.tensor(shared, dtype=torch.int32)
+            assert torch.equal(ops.attention_packed(*tensors, offsets(own), SCALE, counts), expected)
+
+
+def gradients(tensors: list[torch.Tensor], slope: torch.Tensor, attend: object) -> tuple[torch.Tensor, ...]:
+    inputs = [t.clone().requires_grad_() for t in tensors]
+    return torch.autograd.grad(attend(inputs), inputs, slope)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("heads", "groups", "size"), [(4, 2, 64), (2, 2, 40)])
+def test_a_shared_row_collects_the_gradients_of_all_its_sequences(heads: int, groups: int, size: int) -> None:
+    """In walks long enough for several parts, whose tasks run at once; not one bit depends on the threads."""
+    for seed, sequences in ((1, 6), (2, 60)):
+        own, shared = walk(seed, sequences)
+        tensors = qkv(sum(own), heads, groups, size, torch.float32)
+        slope = torch.randn(tensors[0].shape, generator=torch.Generator().manual_seed(5))
+        counts = torch.tensor(shared, dtype=torch.int32)
+        expected = gradients(tensors, slope, lambda inputs, own=own, shared=shared: in_full(inputs, own, shared))
+        found = []
+        for threads in (1, 3, 3):
+            torch.set_num_threads(threads)
+            found.append(gradients(tensors, slope, lambda t, o=own, c=counts: ops.attention_packed(*t, offsets(o), SCALE, c)))
+        for ours, theirs in zip(found[0], expected, strict=True):
+            assert float((ours - theirs).abs().max()) <= 4e-6 * float(theirs.abs().max())
+        if ops.path_name() == "exact-kernels":
+            assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
+def test_what_is_past_the_shared_positions_is_not_seen() -> None:
+    own, counts = [40, 10], torch.tensor([0, 20], dtype=torch.int32)
+    q, k, v = qkv(50, 2, 1, 32, torch.float32)
+    before = ops.attention_packed(q, k, v, offsets(own), SCALE, counts)
+    v[20] = v[20].nextafter(torch.tensor(100.0))
+    after = ops.attention_packed(q, k, v, offsets(own), SCALE, counts)
+    assert not torch.equal(before[20:40], after[20:40])
+    assert torch.equal(before[40:], after[40:])
+    v[19] = v[19].nextafter(torch.tensor(100.0))
+    assert not torch.equal(ops.attention_packed(q, k, v, offsets(own), SCALE, counts)[40:], after[40:])
+
+
+def test_a_walk_that_does_not_fit_is_refused() -> None:
+    tensors = qkv(8, 1, 1, 16, torch.float32)
+    for shared in ([1, 0], [0, 6], [0, -1], [0]):
+        with pytest.raises(BadInput, match="shared"):
+            ops.attention_packed(*tensors, offsets([5, 3]), SCALE, torch.tensor(shared, dtype=torch.int32))
+    with pytest.raises(BadInput, match="int32"):
+        ops.attention_packed(*tensors, offsets([5, 3]), SCALE, torch.tensor([0, 5]))
