@@ -5,13 +5,13 @@ Shapes: N tokens, one for each distinct prefix of a row; B rows; M weighted toke
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from sparring.batch.prefixes import lay_out
+from sparring.batch.prefixes import Layout, lay_out
 from sparring.types import Sample
 
 
@@ -66,71 +66,77 @@ def micro_batch(
     """
     terms = sorted(denominators)
     names = sorted(set.intersection(*(set(row.annotations) for row in rows))) if rows else []
-    columns: dict[str, list[np.ndarray]] = {}
-    sequences: list[np.ndarray] = []
-    sources: list[np.ndarray] = []
-    for row in rows:
-        weights = _weights(row, terms)
-        chosen = np.flatnonzero(weights.any(axis=0))
-        if not len(chosen):
-            continue
-        tokens = np.array(row.tokens, dtype=np.int64)
-        for name, values in _columns(row, tokens, names).items():
-            columns.setdefault(name, []).append(values[chosen])
-        columns.setdefault("weights", []).append(weights[:, chosen])
-        sequences.append(tokens[: chosen[-1]])
-        sources.append(chosen - 1)
-    layout = lay_out(sequences)
-    if columns:
-        columns["predicting"] = [path[source] for path, source in zip(layout.paths, sources, strict=True)]
+    flat = _Flat(rows)
+    weights = _weights(flat, terms)
+    chosen = np.flatnonzero(weights.any(axis=0))
+    layout, predicting = _predicting(flat, chosen)
 
-    def tensor(name: str, dtype: torch.dtype) -> torch.Tensor:
-        values = np.concatenate(columns[name], axis=-1) if columns else np.zeros(0)
-        return torch.as_tensor(values, dtype=dtype).to(device)
+    def integers(values: np.ndarray) -> torch.Tensor:
+        return torch.as_tensor(values, dtype=torch.int64).to(device)
 
-    weights = tensor("weights", torch.float32) if columns else torch.zeros(len(terms), 0, device=device)
+    def column(values: Iterable[Sequence[float] | None], absent: float = 0.0) -> torch.Tensor:
+        return torch.from_numpy(flat.column(values, absent, np.float32)[chosen]).to(device)
+
+    def versions(values: Iterable[Sequence[int] | None]) -> torch.Tensor:
+        return torch.from_numpy(flat.column(values, -1, np.int64)[chosen]).to(device)
+
     return MicroBatch(
-        tokens=torch.from_numpy(layout.tokens).to(device),
-        positions=torch.from_numpy(layout.positions).to(device),
+        tokens=integers(layout.tokens),
+        positions=integers(layout.positions),
         cu_seqlens=torch.from_numpy(layout.cu_seqlens).to(device),
         shared=torch.from_numpy(layout.shared).to(device),
-        predicting=tensor("predicting", torch.int64),
-        targets=tensor("targets", torch.int64),
-        weights=dict(zip(terms, weights, strict=True)),
-        behaviour_logprobs=tensor("logprobs", torch.float32),
-        advantages=tensor("advantages", torch.float32),
-        versions=tensor("versions", torch.int64),
-        kv_versions=tensor("kv_versions", torch.int64),
-        temperature=tensor("temperature", torch.float32),
-        annotations={name: tensor(f"annotation {name}", torch.float32) for name in names},
+        predicting=integers(predicting),
+        targets=integers(flat.tokens[chosen]),
+        weights={term: torch.from_numpy(values[chosen]).to(device) for term, values in zip(terms, weights, strict=True)},
+        behaviour_logprobs=column(row.logprobs for row in rows),
+        advantages=column(row.advantages for row in rows),
+        versions=versions(row.versions for row in rows),
+        kv_versions=versions(row.kv_versions for row in rows),
+        temperature=torch.from_numpy(flat.of_each([row.temperature for row in rows], np.float32)[chosen]).to(device),
+        annotations={name: column(row.annotations[name] for row in rows) for name in names},
         denominators=dict(denominators),
     )
 
 
-def _weights(row: Sample, terms: Sequence[str]) -> np.ndarray:
-    """[terms, T] float32."""
-    weights = np.zeros((len(terms), len(row.tokens)), dtype=np.float32)
+class _Flat:
+    """The rows end to end, T tokens in all: a column of values per token is filled row by row and then used whole."""
+
+    def __init__(self, rows: Sequence[Sample]) -> None:
+        self.rows = rows
+        self.lengths = np.array([len(row.tokens) for row in rows], dtype=np.int64)
+        self.offsets = np.concatenate(([0], self.lengths.cumsum()))
+        self.tokens = self.column((row.tokens for row in rows), 0, np.int64)
+
+    def column(self, values: Iterable[Sequence[float] | None], absent: float, dtype: type) -> np.ndarray:
+        """[T]: the values of each row, `absent` where it has none."""
+        column = np.full(self.offsets[-1], absent, dtype)
+        for place, of_row in enumerate(values):
+            if of_row is not None:
+                column[self.offsets[place] : self.offsets[place + 1]] = of_row
+        return column
+
+    def of_each(self, values: Sequence[float], dtype: type) -> np.ndarray:
+        """[T]: one value per row, for each of its tokens."""
+        return np.repeat(np.array(values, dtype), self.lengths)
+
+
+def _weights(flat: _Flat, terms: Sequence[str]) -> np.ndarray:
+    """[terms, T] float32. A policy token whose advantage is exactly zero has none."""
+    weights = np.zeros((len(terms), len(flat.tokens)), np.float32)
     for place, term in enumerate(terms):
-        if term in row.weights:
-            weights[place] = row.weights[term]
-        if term == "policy" and row.advantages is not None:
-            weights[place] *= np.array(row.advantages) != 0
+        weights[place] = flat.column((row.weights.get(term) for row in flat.rows), 0.0, np.float32)
+        if term == "policy":
+            weights[place] *= flat.column((row.advantages for row in flat.rows), 1.0, np.float64) != 0
     return weights
 
 
-def _columns(row: Sample, tokens: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Everything per token of a row, each [T]."""
-    length = len(tokens)
-    columns = {
-        "targets": tokens,
-        "logprobs": _column(row.logprobs, 0.0, length),
-        "advantages": _column(row.advantages, 0.0, length),
-        "versions": _column(row.versions, -1, length),
-        "kv_versions": _column(row.kv_versions, -1, length),
-        "temperature": np.full(length, row.temperature),
-    }
-    return columns | {f"annotation {name}": np.array(row.annotations[name]) for name in names}
-
-
-def _column(values: Sequence[float] | None, absent: float, length: int) -> np.ndarray:
-    return np.full(length, absent) if values is None else np.array(values)
+def _predicting(flat: _Flat, chosen: np.ndarray) -> tuple[Layout, np.ndarray]:
+    """The layout of all rows, each up to its last weighted token, and where in it the `chosen` [M] of the T are predicted."""
+    counts = np.diff(np.searchsorted(chosen, flat.offsets))
+    starts = flat.offsets[:-1][counts > 0]
+    ends = chosen[counts.cumsum()[counts > 0] - 1]
+    layout = lay_out([flat.tokens[start:end] for start, end in zip(starts, ends, strict=True)])
+    place = np.zeros(len(flat.tokens), np.int64)
+    for start, end, path in zip(starts, ends, layout.paths, strict=True):
+        place[start:end] = path
+    return layout, place[chosen - 1]

@@ -66,7 +66,8 @@ def guarded(verb: Callable[[], int], command: str) -> int:
     except BadInput as error:
         return _say(str(error), 2)
     except KeyboardInterrupt:
-        return _say(f"\ninterrupted; the same command goes on where it stopped: {command}", 130)
+        goes_on = f"; the same command goes on where it stopped: {command}" if command.startswith("sparring run ") else ""
+        return _say(f"\ninterrupted{goes_on}", 130)
     except BrokenPipeError:
         # whoever read our output has left; keep the interpreter from complaining about it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

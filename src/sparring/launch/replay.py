@@ -30,6 +30,9 @@ async def replay_recorded(folder: Path, rollout_id: str) -> Replayed:
     Raises:
         BadInput: there is no such run or rollout, or the weights of its version are not kept.
     """
+    if not (folder / "config.toml").is_file():
+        got = "a folder without config.toml" if folder.is_dir() else "no folder"
+        raise refusal(str(folder), "the folder of a run", got, "give one, like runs/quickstart")
     config = load(folder / "config.toml")
     store = SqliteStore(folder / "store.sqlite", read_only=True)
     try:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-from sparring.errors import refusal
+from sparring.errors import InfraError, boundary, refusal
 
 WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "tokenizer.model")
+ANSWER_S = 10.0
+"""How long the hub may take to say whether it has a model."""
 
 
 def local_folder(name: str) -> Path:
-    """The folder of a checkpoint. A hub name (`owner/model`) is looked up in the library's cache, then fetched.
+    """The folder of a checkpoint. A hub name (`owner/model`) is looked up in the library's cache; only what is not there is
+    fetched, so that a run that goes on finds the weights it began with.
 
     Raises:
         BadInput: there is no such folder, and the hub does not have it or cannot be reached.
@@ -23,15 +27,40 @@ def local_folder(name: str) -> Path:
         raise refusal(where, "a Hugging Face checkpoint folder", "a folder without config.json", "correct the path")
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise refusal(where, "a Hugging Face checkpoint folder or a hub name", "no such folder", "correct the path")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
     try:
-        return Path(snapshot_download(name, allow_patterns=list(WANTED)))
-    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
+        with boundary(InfraError, "hub"):
+            return _cached(name) or _fetched(name)
+    except InfraError as error:
         raise refusal(
             where,
             "a folder here or a model on the hub",
-            f"{type(error).__name__}: {str(error).splitlines()[0]}",
+            str(error).splitlines()[0],
             "correct the name, or download it and give its folder",
         ) from error
+
+
+def _cached(name: str) -> Path | None:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=list(WANTED), local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+    return folder if _complete(folder) else None
+
+
+def _fetched(name: str) -> Path:
+    from huggingface_hub import HfApi, snapshot_download
+
+    HfApi().model_info(name, timeout=ANSWER_S)  # the download itself would wait for an answer without end
+    return Path(snapshot_download(name, allow_patterns=list(WANTED)))
+
+
+def _complete(folder: Path) -> bool:
+    """Whether a download was not broken off: config, tokenizer and every file of weights are there."""
+    index = folder / "model.safetensors.index.json"
+    weights = ["model.safetensors"]
+    if index.is_file():
+        weights = list(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    return all((folder / file).is_file() for file in {"config.json", "tokenizer.json", *weights})

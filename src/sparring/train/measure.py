@@ -50,6 +50,7 @@ class Measures:
         self._maximum("version_lag_max", lag)
         self._counts["tokens"] += len(micro.targets)
         self._counts["forward"] += len(micro.tokens)
+        self._counts["shared"] += int(micro.shared.sum())
         self._counts["sampled"] += int(sampled.sum())
         self._counts["stale"] += int(stale.sum())
         self._counts["micro_batches"] += 1
@@ -63,6 +64,7 @@ class Measures:
             metrics["logprob_stale_share"] = self._counts["stale"] / self._counts["sampled"]
         metrics["tokens_trained"] = float(self._counts["tokens"])
         metrics["tokens_forward"] = float(self._counts["forward"])
+        metrics["tokens_shared"] = float(self._counts["shared"])
         metrics["micro_batches"] = float(self._counts["micro_batches"])
         return metrics
 

@@ -86,9 +86,10 @@ class LocalTrainer:
         """Add the gradients of a batch, micro-batch by micro-batch.
 
         Returns:
-            loss_<term>; the losses' own metrics; tokens_trained, tokens_forward, micro_batches; forward_backward_s; and, where
-            sampled tokens were trained, logprob_max_abs_diff (fresh tokens), logprob_stale_max_abs_diff, logprob_stale_share
-            and version_lag_max. A batch without rows has none of the latter.
+            loss_<term>; the losses' own metrics; tokens_trained, tokens_forward (computed), tokens_shared (of the rows, but not
+            computed: another row began with them), micro_batches; forward_backward_s; and, where sampled tokens were trained,
+            logprob_max_abs_diff (fresh tokens), logprob_stale_max_abs_diff, logprob_stale_share and version_lag_max. A batch
+            without rows has none of the latter.
 
         Raises:
             ValueError: the batch is for another model or carries a term that no loss of this trainer takes.

@@ -46,9 +46,8 @@ static inline void score_blocks(const Keys<T> &keys, const Rows &rows, int64_t b
 // scores [R][pitch] <- scale * q . k for every block that a row of the tile reaches.
 template <int R, class T>
 static inline void score(const Keys<T> &keys, const Rows &rows, float scale, float *scores, int64_t pitch) {
-    int64_t num_blocks = blocks_of(rows.longest, LANES), block = 0;
-    for (; block + WIDE <= num_blocks; block += WIDE) score_blocks<R, WIDE>(keys, rows, block, splat(scale), scores, pitch);
-    for (; block < num_blocks; block++) score_blocks<R, 1>(keys, rows, block, splat(scale), scores, pitch);
+    with_columns(blocks_of(rows.longest, LANES),
+                 [&]<int C>(int64_t block) { score_blocks<R, C>(keys, rows, block, splat(scale), scores, pitch); });
 }
 
 // Turns one row of scores into exp(score - max), zero past `length`; returns their sum and the maximum.
@@ -115,12 +114,9 @@ static void attend(const Keys<T> &keys, const Rows &rows, float scale, float *sc
         sum[r] = soften(scores + r * pitch, rows.length[r], &maximum);
         if (rows.logsumexp[r]) *rows.logsumexp[r] = maximum + (float)std::log((double)sum[r]);
     }
-    for (int64_t first = 0; first * LANES < rows.longest; first += VALUE_BLOCKS) {
-        int64_t column = 0;
-        for (; column + WIDE * LANES <= keys.d; column += WIDE * LANES)
-            weigh_partial<R, WIDE>(keys, rows, scores, pitch, first, column);
-        for (; column < keys.d; column += LANES) weigh_partial<R, 1>(keys, rows, scores, pitch, first, column);
-    }
+    for (int64_t first = 0; first * LANES < rows.longest; first += VALUE_BLOCKS)
+        with_columns(keys.d / LANES,
+                     [&]<int C>(int64_t c) { weigh_partial<R, C>(keys, rows, scores, pitch, first, c * LANES); });
     for (int r = 0; r < R; r++)
         for (int64_t i = 0; i < keys.d; i += LANES) store(rows.out[r] + i, load(rows.out[r] + i) / splat(sum[r]));
 }

@@ -37,9 +37,7 @@ static inline void add_product(float *out, const float *rows, int64_t d, int64_t
 
 template <class A> static void add_rows(int64_t count, float *out, const float *rows, int64_t d, int64_t depth, A a) {
     with_rows(count, [&]<int R>() {
-        int64_t column = 0;
-        for (; column + WIDE * LANES <= d; column += WIDE * LANES) add_product<R, WIDE>(out, rows, d, column, depth, a);
-        for (; column < d; column += LANES) add_product<R, 1>(out, rows, d, column, depth, a);
+        with_columns(d / LANES, [&]<int C>(int64_t c) { add_product<R, C>(out, rows, d, c * LANES, depth, a); });
     });
 }
 

@@ -43,6 +43,15 @@ template <class Body> static inline void with_rows(int64_t rows, Body body) {
     }
 }
 
+// body<C>(first) for all of `count` column vectors, as many at a time as a register tile takes.
+template <class Body> static inline void with_columns(int64_t count, Body body) {
+    int64_t first = 0;
+    for (; first + WIDE <= count; first += WIDE) body.template operator()<WIDE>(first);
+    if constexpr (WIDE > 2)
+        for (; first + 2 <= count; first += 2) body.template operator()<2>(first);
+    for (; first < count; first++) body.template operator()<1>(first);
+}
+
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t blocks_of(int64_t count, int64_t size) { return (count + size - 1) / size; }

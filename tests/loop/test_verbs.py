@@ -1,0 +1,209 @@
+"""Every verb as a newcomer uses it, on one tiny run: from another folder, with spaces in paths, stopped and started again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from sparring.cli.main import main
+
+HERE = Path(__file__).parent
+COMMAND = (sys.executable, "-m", "sparring.cli.main")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the user's own: the recipe and the world beside it, named relatively."""
+    folder = tmp_path_factory.mktemp("a user's folder")
+    shutil.copy(HERE / "tiny_world.py", folder / "my world.py")
+    (folder / "first try.toml").write_text((HERE / "tiny.toml").read_text().replace("tests/loop/tiny_world.py", "my world.py"))
+    return folder
+
+
+def sparring(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *words], cwd=home, capture_output=True, text=True, timeout=180)
+
+
+@pytest.fixture(scope="module")
+def run(home: Path) -> Path:
+    """A finished run in its default place."""
+    done = sparring(home, "run", "first try.toml")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "report: runs/tiny/report.html"
+    return home / "runs" / "tiny"
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    """What a verb prints, run in this process."""
+    capsys.readouterr()
+    assert main(words) == code
+    out, error = capsys.readouterr()
+    return out if code == 0 else error
+
+
+@pytest.mark.slow
+def test_stopped_in_every_stage_it_ends_as_if_it_never_was(run: Path, home: Path) -> None:
+    words = (*COMMAND, "run", "first try.toml", "--name", "stopped often", "--set", "observe.lines_every_s=0")
+    for moment in ("check: stages", "sft 3/6", "eval sft:", "export:"):
+        with subprocess.Popen(words, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None and process.stderr is not None
+            assert any(line.startswith(moment) for line in process.stdout), process.stderr.read()
+            process.send_signal(signal.SIGINT)
+            _, error = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert "the same command goes on where it stopped: sparring run 'first try.toml' --name 'stopped often'" in error
+    assert sparring(home, *words[3:]).returncode == 0
+    again = run.with_name("stopped often")
+    for stage in ("sft/model", "rl/model", "export"):
+        one, other = (load_file(folder / stage / "model.safetensors") for folder in (run, again))
+        assert all(one[name].tobytes() == other[name].tobytes() for name in one)
+    one, other = (json.loads((folder / "summary.json").read_text()) for folder in (run, again))
+    assert one["tokens"] == other["tokens"] and one["by_dataset"] == other["by_dataset"]
+
+
+def test_checkpoints_are_kept_as_the_stage_says(run: Path) -> None:
+    """`save_every` stands in `[rl.train]`, not in `[train]`."""
+    assert {folder.name for folder in (run / "rl/checkpoints").iterdir()} >= {"step-000004", "step-000006"}
+    assert {folder.name for folder in (run / "sft/checkpoints").iterdir()} >= {"step-000004", "step-000006"}
+
+
+@pytest.mark.parametrize("rollout", ["rl/0/0", "rl/9/2", "eval/sft/1", "eval/rl/0", "eval/no_tool/1"])
+def test_a_rollout_is_replayed_to_the_bit(run: Path, capsys: pytest.CaptureFixture[str], rollout: str) -> None:
+    assert said(capsys, "replay", str(run), rollout).endswith("identical, bit for bit\n")
+
+
+def test_a_rollout_whose_weights_are_gone_names_those_that_can_be_replayed(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = said(capsys, "replay", str(run), "rl/3/1", code=2)
+    assert message.startswith("rl/3/1: expected the checkpoint of version 1, which sampled it, got only those of ")
+    assert "replay rl/0/* to rl/1/*, " in message and "rl/8/* to rl/9/*" in message
+
+
+@pytest.mark.parametrize("words", [("{}", "rl/99/0"), ("{}", "no such"), ("{}/none", "rl/0/0"), ("{}/rl", "rl/0/0")])
+def test_what_is_no_recorded_rollout(run: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, str]) -> None:
+    message = said(capsys, "replay", *(word.format(run) for word in words), code=2)
+    assert ": expected the " in message and ", got " in message and "; " in message
+
+
+def test_eval_finds_what_the_run_found(run: Path, home: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    done = sparring(home, "eval", "first try.toml", "runs/tiny")
+    assert done.returncode == 0, done.stderr
+    last = done.stdout.splitlines()[-1].split()
+    assert last[:4] == ["all", "together", f"{100 * summary['rl_success']:.1f}", "%"] and last[-1] == "6"
+
+
+def test_eval_refuses_more_tasks_than_there_are(home: Path, run: Path) -> None:
+    done = sparring(home, "eval", "first try.toml", "runs/tiny", "--tasks", "13")
+    assert done.returncode == 2
+    assert done.stderr.startswith("eval.tasks: expected at most 12, the held-out tasks, got 13; ")
+
+
+def test_export_casts_and_never_overwrites(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "for friends" / "model"
+    assert said(capsys, "export", str(run), str(out), "--dtype", "bfloat16") == f"{out}\n"
+    assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
+    assert "expected a folder that does not exist yet" in said(capsys, "export", str(run), str(out), code=2)
+    (tmp_path / "file").write_text("")
+    blocked = said(capsys, "export", str(run), str(tmp_path / "file" / "model"), code=2)
+    assert "expected a folder that can be made" in blocked
+
+
+def test_the_report_is_written_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "report.html").unlink()
+    assert said(capsys, "report", str(run)) == f"{run}/report.html\n"
+    assert "</html>" in (run / "report.html").read_text()
+
+
+def test_a_run_that_is_going_on_may_be_looked_at(home: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*COMMAND, "run", "first try.toml", "--name", "live", "--set", "rl.steps=100000", "--set", "observe.lines_every_s=0")
+    with subprocess.Popen(words, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        assert any(line.startswith("rl 3/") for line in process.stdout)
+        live = run.with_name("live")
+        second = sparring(home, "run", "first try.toml", "--name", "live", "--set", "rl.steps=100000")
+        page = said(capsys, "report", str(live))
+        replayed = said(capsys, "replay", str(live), "rl/0/0")
+        process.kill()
+        process.stdout.close()
+    assert second.returncode == 2 and f"got pid {process.pid}; " in second.stderr
+    assert page == f"{live}/report.html\n"
+    assert replayed.endswith("identical, bit for bit\n")
+
+
+def test_chat_answers_also_where_it_is_cut_short(run: Path) -> None:
+    command = [*COMMAND, "chat", str(run), "--system", "Be brief.", "--max-tokens", "4"]
+    lines = "hello\nand again\n/new\nhello\n/quit\nnever\n"
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    answers = [part for part in done.stdout.split("you> ") if part.startswith("it> ")]
+    assert len(answers) == 3
+    assert any("(cut short: max-tokens is used up)" in answer for answer in answers)
+    assert done.stderr == ""
+
+
+STOPPED = """
+import sys
+from pathlib import Path
+from sparring.cli import chat
+from sparring.cli.main import main
+from sparring.launch import run
+
+def loud(*args, **settings):
+    talk = make(*args, **settings)
+    reply = talk.reply
+    async def announced(messages):
+        print("thinking", flush=True)
+        return await reply(messages)
+    talk.reply = announced
+    return talk
+
+make, run.chat_checkpoint = run.chat_checkpoint, loud
+sys.exit(main())
+"""
+
+
+def test_control_c_stops_an_answer_and_the_talk_goes_on(run: Path, tmp_path: Path) -> None:
+    """The model may go on for a very long time here, so that the answer is surely not there yet."""
+    long = tmp_path / "long"
+    shutil.copytree(run / "rl/model", long)
+    config = json.loads((long / "config.json").read_text())
+    (long / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 60000, "eos_token_id": 0}))
+    words = [sys.executable, "-c", STOPPED, "chat", str(long), "--no-tools", "--max-tokens", "50000", "--temperature", "0"]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        for word in ("count\n", "again\n"):
+            process.stdin.write(word)
+            process.stdin.flush()
+            assert any("thinking" in line for line in process.stdout)
+            process.send_signal(signal.SIGINT)
+            assert any("(stopped; say something else)" in line for line in process.stdout)
+        out, error = process.communicate("/quit\n", timeout=60)
+    assert process.returncode == 0, error
+    assert error == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--max-tokens", "0"), "argument --max-tokens: expected 1 or more, got 0"),
+        (("--temperature", "-1"), "argument --temperature: expected 0 or more, got -1"),
+        (("--temperature", "nan"), "argument --temperature: expected 0 or more, got nan"),
+        (("--temperature", "warm"), "argument --temperature: invalid float value: 'warm'"),
+    ],
+)
+def test_chat_refuses_numbers_that_make_no_sense(words: tuple[str, str], message: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["chat", "anywhere", *words])
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
