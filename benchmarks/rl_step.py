@@ -9,7 +9,8 @@ weights given back to the engine. Ours is what a run does: scheduler, recorded s
 trainer, verified weight update. Both sides get the same model files, the same prompts to the token, the same reward,
 learning rate, clipping and optimiser, and two threads that sleep while they wait. Each side is a process of its own, and they
 take turns step by step: one waits for its turn while the other computes, so that a change of the machine meets both.
-TRL is given what makes it fastest here: no gradient checkpointing, a static cache. `--peer defaults` leaves both as it has them.
+TRL is given what makes it fastest here: no gradient checkpointing, a static cache, sleeping threads. `--peer defaults` leaves
+all three as whoever installs it gets them.
 
 The floor is (6 x parameters x trained tokens + 2 x parameters x generated tokens) / peak, where peak is the best rate of
 matrix products [2048, 1024] x [1024, 2048] in the very process that is measured, right before and right after each of its steps.
@@ -269,16 +270,11 @@ async def train(spec: Mapping[str, Any]) -> None:
 # In turns.
 
 
-def environment(threads: int) -> dict[str, str]:
-    """Of a measured process."""
-    return {
-        **os.environ,
-        "PYTHONPATH": str(ROOT / "src"),
-        "OMP_NUM_THREADS": str(threads),
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+def environment(threads: int, sleeping: bool = True) -> dict[str, str]:
+    """Of a measured process. `sleeping`: threads that wait sleep, as in our Makefile; else OpenMP's own choice, to spin a while."""
+    kept = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    ours = {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    return {**kept, **ours, **({"OMP_WAIT_POLICY": "PASSIVE"} if sleeping else {})}
 
 
 class Side:
@@ -286,13 +282,13 @@ class Side:
 
     Args:
         command: started at once; it loads its model and waits.
-        threads: of its matrix products.
+        variables: its environment.
     """
 
-    def __init__(self, command: list[object], threads: int) -> None:
+    def __init__(self, command: list[object], variables: dict[str, str]) -> None:
         self._errors = tempfile.TemporaryFile("w+")
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
-        self._process = subprocess.Popen([*map(str, command)], env=environment(threads), text=True, **pipes)
+        self._process = subprocess.Popen([*map(str, command)], env=variables, text=True, **pipes)
 
     def step(self) -> dict[str, float]:
         """One step; what it took."""
@@ -325,9 +321,10 @@ def measure(size: str, spec: dict[str, Any], with_trl: bool) -> dict[str, Any]:
     me = [sys.executable, __file__, "--sizes", size, "--spec", path, "--role"]
     subprocess.run([*map(str, me), "prepare"], env=environment(spec["threads"]), check=True)
     spec = json.loads(path.read_text())
-    sides = [Side([*me, "ours", "--threads", spec["threads"]], spec["threads"])]
+    sides = [Side([*me, "ours", "--threads", spec["threads"]], environment(spec["threads"]))]
     if with_trl:
-        sides.append(Side([PEER_VENV / "bin" / "python", PEER / "step.py", path], spec["threads"]))
+        variables = environment(spec["threads"], sleeping=spec["peer"] == "fastest")
+        sides.append(Side([PEER_VENV / "bin" / "python", PEER / "step.py", path], variables))
     turns = [[side.step() for side in sides] for _ in range(spec["warmup"] + spec["steps"])][spec["warmup"] :]
     for side in sides:
         side.close()
@@ -375,7 +372,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--peer", choices=("fastest", "defaults"), default="fastest", help="TRL's options that only cost time")
+    parser.add_argument("--peer", choices=("fastest", "defaults"), default="fastest", help="TRL's settings")
     parser.add_argument("--without-trl", action="store_true")
     parser.add_argument("--role", choices=("prepare", "ours"), help="one process of the measurement")
     parser.add_argument("--spec", type=Path, help="with --role")
