@@ -271,7 +271,7 @@ async def train(spec: Mapping[str, Any]) -> None:
 
 
 def environment(threads: int, sleeping: bool = True) -> dict[str, str]:
-    """Of a measured process. `sleeping`: threads that wait sleep, as in our Makefile; else OpenMP's own choice, to spin a while."""
+    """Of a measured process. `sleeping`: waiting threads sleep, as in our Makefile; else they spin for a while."""
     kept = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     ours = {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     return {**kept, **ours, **({"OMP_WAIT_POLICY": "PASSIVE"} if sleeping else {})}
