@@ -97,7 +97,7 @@ void sparring_linear_f32(const float *x, const float *panels, const float *bias,
                          int64_t K, int threads) {
     Product w{x, panels, bias, y, N, M, K};
     int64_t num_panels = blocks_of(M, PANEL), rows = ROWS_PER_TASK;
-    if (2 * N * M * K < 200000) threads = 1;  // about as long as waking a second thread takes
+    if (2 * N * M * K < 2000000) threads = 1;  // about as long as waking a sleeping second thread takes
     while (rows > TILE_ROWS && num_panels * blocks_of(N, rows) < 4 * threads) rows = blocks_of(rows / 2, TILE_ROWS) * TILE_ROWS;
     parallel_for(num_panels * blocks_of(N, rows), threads, [=](int64_t t) {
         int64_t row = t / num_panels * rows;
