@@ -34,6 +34,7 @@ async def check(context: Context) -> list[str]:
     facts = _stages(context)
     shape = _shape(context)
     facts += _memory(context, shape)
+    _sampling(context)
     check_window(
         config.rollout,
         groups_per_step=config.rl.groups_per_step,
@@ -63,6 +64,19 @@ def _stages(context: Context) -> list[str]:
     if "eval" in stages and not set(checkpoints) & set(stages):
         raise refusal("eval.checkpoints", f"one of the run's stages {list(stages)}", str(list(checkpoints)), "add one of these")
     return [f"stages: {' -> '.join(stages)}"]
+
+
+def _sampling(context: Context) -> None:
+    """What is trained is sampled from the whole distribution: the trainer does not renormalise over kept sets yet (law 2)."""
+    rollout = context.config.rollout
+    if "rl" not in context.config.run.stages:
+        return
+    for key, whole in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+        found = getattr(rollout, key)
+        if found != whole:
+            raise refusal(f"rollout.{key}", f"{whole}, nothing truncated, while the run trains", str(found), "leave it out")
+    if rollout.temperature == 0:
+        raise refusal("rollout.temperature", "above 0 while the run trains", "0", "raise it: greedy rollouts are equal")
 
 
 def _shape(context: Context) -> InitConfig:
