@@ -45,6 +45,20 @@ CREATE TABLE checkpoints (row INTEGER PRIMARY KEY, stage TEXT NOT NULL, step INT
     state BLOB NOT NULL, superseded INTEGER NOT NULL DEFAULT 0);
 """
 
+AGAIN = "then run the same command again: nothing recorded before is lost"
+WAY_OUT = {
+    "SQLITE_FULL": f"free disk space, {AGAIN}",
+    "SQLITE_IOERR": f"free disk space or check the disk, {AGAIN}",
+    "SQLITE_CANTOPEN": f"check the folder and the disk, {AGAIN}",
+    "SQLITE_READONLY": f"make the file and its folder writable, {AGAIN}",
+    "SQLITE_BUSY": f"end the program that holds the file, {AGAIN}",
+    "SQLITE_LOCKED": f"end the program that holds the file, {AGAIN}",
+    "SQLITE_CORRUPT": "the file is damaged: restore it from a copy, or start a new run folder",
+    "SQLITE_NOTADB": "the file is damaged: restore it from a copy, or start a new run folder",
+    "SQLITE_CONSTRAINT": "it is already recorded and nothing was written: report this as a defect of Sparring",
+}
+"""What to do, by what SQLite's error codes begin with (`sqlite.org/rescode.html`)."""
+
 LOG_BYTES = 8 << 20
 """After this much was written, the log is copied into the database."""
 
@@ -304,10 +318,7 @@ class SqliteStore:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            raise StoreError(
-                f"{self._path}: expected to {what}, got {error}; free disk space or check the disk, then run the same"
-                " command again: nothing recorded before is lost"
-            ) from error
+            raise StoreError(f"{self._path}: expected to {what}, got {error}; {_way_out(error)}") from error
 
     def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         with self._one_at_a_time, self._translated("read"):
@@ -318,6 +329,14 @@ class SqliteStore:
             return decode(data, kind)
         except msgspec.MsgspecError as error:
             raise StoreError(f"{self._path}: expected a {kind}, got damaged data ({error}); restore the file") from error
+
+
+def _way_out(error: sqlite3.Error | OSError) -> str:
+    """What the user can do about it; of other complaints than those of `WAY_OUT`, nobody can but us."""
+    if isinstance(error, OSError):
+        return f"free disk space or check the folder and the disk, {AGAIN}"
+    code = getattr(error, "sqlite_errorname", "")
+    return next((way for name, way in WAY_OUT.items() if code.startswith(name)), "report this as a defect of Sparring")
 
 
 def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:

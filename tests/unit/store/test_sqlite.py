@@ -158,7 +158,7 @@ def test_a_full_database_is_reported_and_loses_nothing(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store.sqlite")
     store._database.execute("PRAGMA max_page_count = 60")
     number = 0
-    with pytest.raises(StoreError, match="database or disk is full"):
+    with pytest.raises(StoreError, match="database or disk is full; free disk space"):
         while True:
             store.append(make_group(number, size=500), stage="rl")
             number += 1
@@ -280,6 +280,55 @@ def test_damaged_rows_are_reported(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="damaged data"):
         list(store.groups())
     store.close()
+
+
+def said_of(store: SqliteStore, number: int = 0) -> str:
+    """What the store says when it cannot append a group, or read those it has."""
+    with pytest.raises(StoreError) as caught:
+        store.append(make_group(number), stage="rl")
+        list(store.groups())
+    assert str(caught.value).startswith(f"{store._path}: expected to ")
+    return str(caught.value).partition(", got ")[2]
+
+
+def test_a_group_recorded_twice_is_our_defect_not_the_disks(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "store.sqlite")
+    store.append(make_group(0), stage="rl")
+    said = said_of(store)
+    store.close()
+    assert said.startswith("UNIQUE constraint failed: groups.stage, groups.number; it is already recorded")
+    assert "disk" not in said and "defect of Sparring" in said
+
+
+def test_a_file_that_another_program_holds_is_said_to_be_held(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "store.sqlite")
+    store._database.execute("PRAGMA busy_timeout = 0")
+    other = sqlite3.connect(tmp_path / "store.sqlite", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    said = said_of(store)
+    other.close()
+    store.append(make_group(0), stage="rl")
+    store.close()
+    assert said.startswith("database is locked; end the program that holds the file, then run the same command again")
+
+
+def test_a_damaged_file_is_said_to_be_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    store = SqliteStore(path)
+    store.append(make_group(0, size=5000), stage="rl")
+    store.close()
+    data = path.read_bytes()
+    path.write_bytes(data[:4096] + b"\xff" * (len(data) - 4096))
+    with pytest.raises(StoreError, match="malformed; the file is damaged: restore it from a copy"):
+        SqliteStore(path)
+
+
+def test_a_read_only_store_is_not_written(tmp_path: Path) -> None:
+    SqliteStore(tmp_path / "store.sqlite").close()
+    store = SqliteStore(tmp_path / "store.sqlite", read_only=True)
+    said = said_of(store)
+    store.close()
+    assert said.startswith("attempt to write a readonly database; make the file and its folder writable, then")
 
 
 def test_reading_where_nothing_is(tmp_path: Path) -> None:
