@@ -139,6 +139,10 @@ def test_a_checkpoint_needs_its_folder(open_store: Opener, tmp_path: Path) -> No
     store.checkpoint(later, {"source": {"next": 72}})
     assert store.last_checkpoint("rl") == (later, {"source": {"next": 72}})
     assert store.last_checkpoint("sft") is None
+    assert list(store.checkpoints("rl")) == [missing, later]
     (tmp_path / "rl-9").rmdir()
     assert store.last_checkpoint("rl") == (missing, {"source": {"next": 40}})
+    assert list(store.checkpoints("rl")) == [missing]
+    store.truncate("rl", 4)
+    assert list(store.checkpoints("rl")) == []
     store.close()

@@ -22,7 +22,8 @@ STAGES = ("init", "sft", "rl", "eval", "export")
 def command(folder: Path, *more: str, recipe: Path = TINY) -> list[str]:
     return [
         *(sys.executable, "-m", "sparring.cli.main", "run", str(recipe)),
-        *("--set", f"run.directory={folder}", "--set", f"env.name={WORLD}", *more),
+        *("--set", f"run.directory={folder}", "--set", f"env.name={WORLD}"),
+        *("--set", "observe.lines_every_s=0", *more),
     ]
 
 
@@ -113,9 +114,10 @@ def test_control_c_says_how_to_go_on_and_the_run_goes_on(whole: Path, tmp_path: 
 
 
 def test_a_killed_run_ends_with_the_same_bits(whole: Path, tmp_path: Path) -> None:
-    killed_runs(tmp_path, ["sft 1/6", "rl 1/6"])
+    killed_runs(tmp_path, ["sft 1/6", "rl 1/6", "rl 5/6"])
     assert weights(tmp_path) == weights(whole)
     assert account(tmp_path) == account(whole)
+    assert checkpoints(tmp_path) == checkpoints(whole)
 
 
 @pytest.mark.slow
@@ -151,6 +153,10 @@ def killed_runs(folder: Path, moments: list[str]) -> None:
 
 def account(folder: Path) -> dict[str, int]:
     return json.loads((folder / "tiny" / "summary.json").read_text())["tokens"]
+
+
+def checkpoints(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "tiny/rl/checkpoints").iterdir())
 
 
 def wait_for(run: subprocess.Popen[str], text: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sparring.protocols import Store, Trainer
 from sparring.train.config import TrainConfig
-from sparring.types import CheckpointRef, StepResult
+from sparring.types import StepResult
 
 
 class Checkpoints:
@@ -35,7 +35,6 @@ class Checkpoints:
         self._folder = folder / "checkpoints"
         self._config = config
         self._last_step = last_step
-        self._kept: list[CheckpointRef] = []
 
     async def resume(self) -> tuple[int, Mapping[str, Any]]:
         """Go back to the last complete checkpoint, if there is one.
@@ -48,7 +47,6 @@ class Checkpoints:
             return 0, {}
         ref, state = found
         await self._trainer.restore(ref)
-        self._kept = [ref]
         return ref.step, state
 
     async def after(self, step: StepResult, metrics: Mapping[str, float], state: Mapping[str, Any]) -> None:
@@ -67,8 +65,8 @@ class Checkpoints:
         path = self._folder / f"step-{step.version:06d}"
         ref = await self._trainer.save(str(path), stage=self._stage, metrics=metrics)
         self._store.checkpoint(ref, state)
-        self._kept = retain(
-            [*self._kept, ref],
+        retain(  # of all that the store knows, also of those from before a resume
+            self._store.checkpoints(self._stage),
             keep_last=self._config.keep_last,
             best_metric=self._config.best_metric,
             best_is_highest=self._config.best_is_highest,

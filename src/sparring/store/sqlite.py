@@ -266,6 +266,12 @@ class SqliteStore:
                 return ref, self._decoded(state, dict[str, Any])
         return None
 
+    def checkpoints(self, stage: str) -> list[CheckpointRef]:
+        """The checkpoints that count and whose folder still exists, by step."""
+        query = "SELECT ref FROM checkpoints WHERE superseded = 0 AND stage = ? ORDER BY step, row"
+        refs = [self._decoded(data, CheckpointRef) for (data,) in self._rows(query, stage)]
+        return [ref for ref in refs if Path(ref.path).is_dir()]
+
     def truncate(self, stage: str, step: int, *, first_group: int = 0) -> None:
         """Go back to the end of `step`: what came later no longer counts and will be done again.
 

@@ -1,0 +1,54 @@
+"""Which checkpoints are there after a stop: those that an uninterrupted run would have kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from sparring.model.load import load
+from sparring.stages.checkpoints import Checkpoints
+from sparring.store.sqlite import SqliteStore
+from sparring.testing.tiny_models import tiny_model
+from sparring.train.config import TrainConfig
+from sparring.train.trainer import LocalTrainer
+
+REWARDS = (0.1, 0.9, 0.3, 0.2, 0.4, 0.5)
+"""By step, from 1: the second is the best."""
+
+
+async def train(model: Path, folder: Path, until: int, highest: bool) -> int:
+    """One life of a stage, up to step `until`: resumes, saves every step and ends without saying goodbye."""
+    config = TrainConfig(save_every=1, keep_last=2, best_metric="reward", best_is_highest=highest)
+    store = SqliteStore(folder / "store.sqlite")
+    trainer = LocalTrainer(load(model), config, [], name="policy", total_steps=len(REWARDS))
+    checkpoints = Checkpoints(
+        trainer=trainer, store=store, stage="rl", folder=folder / "rl", config=config, last_step=len(REWARDS)
+    )
+    done, state = await checkpoints.resume()
+    store.truncate("rl", done)
+    assert state == ({"step": done} if done else {})
+    for reward in REWARDS[done:until]:
+        step = await trainer.step()
+        await checkpoints.after(step, {"reward": reward}, {"step": step.version})
+    await trainer.close()
+    store.close()
+    return done
+
+
+def kept(model: Path, folder: Path, lives: Sequence[int], highest: bool = True) -> list[str]:
+    found = [asyncio.run(train(model, folder, until, highest)) for until in lives]
+    assert found == [0, *lives[:-1]]
+    return sorted(path.name for path in (folder / "rl/checkpoints").iterdir())
+
+
+def test_a_resume_keeps_the_best_checkpoint_and_as_many_of_the_last(tmp_path: Path) -> None:
+    model = tiny_model("qwen3", tmp_path / "model")
+    whole = kept(model, tmp_path / "whole", [6])
+    assert whole == ["step-000002", "step-000005", "step-000006"]
+    assert kept(model, tmp_path / "stopped", [3, 4, 6]) == whole
+
+
+def test_a_resume_remembers_the_lowest_where_that_is_the_best(tmp_path: Path) -> None:
+    model = tiny_model("qwen3", tmp_path / "model")
+    assert kept(model, tmp_path, [3, 6], highest=False) == ["step-000001", "step-000005", "step-000006"]
