@@ -118,6 +118,37 @@ def test_an_interrupt_says_how_to_go_on(capsys: pytest.CaptureFixture) -> None:
     assert (code, said) == (130, "interrupted; the same command goes on where it stopped: sparring run a.toml")
 
 
+@pytest.mark.parametrize("module", ["sparring.cli.main", "sparring.cli.report", "sparring.config", "sparring.launch.run"])
+def test_an_interrupt_while_modules_are_imported_is_one_line(module: str, tmp_path: Path) -> None:
+    """Ctrl-C arrives in the middle of the import of `module`."""
+    code = f"""
+import os, signal, sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+from sparring.cli.start import main
+sys.exit(main())
+"""
+    (tmp_path / "first.toml").write_text(RECIPE)
+    done = _sparring("check", str(tmp_path / "first.toml"), code=code)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted\n")
+
+
+def test_an_interrupt_that_the_shell_switched_off_stays_off() -> None:
+    code = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+from sparring.cli.start import main
+try:
+    main()
+finally:
+    print(signal.getsignal(signal.SIGINT).name)
+"""
+    assert _sparring("--help", code=code).stdout.endswith("SIG_IGN\n")
+
+
 def test_refused_input_and_a_failed_run_have_their_own_codes(capsys: pytest.CaptureFixture) -> None:
     assert _stopped_by(BadInput("a: expected b, got c; do d"), capsys) == (2, "a: expected b, got c; do d")
     assert _stopped_by(EngineError("engine: gone"), capsys) == (1, "EngineError: engine: gone")
