@@ -122,10 +122,17 @@ def from_data(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """Replace what depends on the machine: `device = "auto"` and `threads = 0`. A resolved config resolves to itself."""
+    """Replace what depends on the machine: `device = "auto"` and `threads = 0`. A resolved config resolves to itself.
+
+    Raises:
+        BadInput: the device is not there.
+    """
     device = config.run.device
-    if device == "auto":
-        device = "cuda" if _cuda_usable() else "cpu"
+    if device != "cpu":
+        usable = _cuda_usable()
+        if device == "cuda" and not usable:
+            raise refusal("run.device", "a GPU and a torch built for it", "none that can be used", 'write "cpu" or "auto"')
+        device = "cuda" if usable else "cpu"
     threads = config.run.threads or len(os.sched_getaffinity(0))
     return msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, device=device, threads=threads))
 

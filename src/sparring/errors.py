@@ -77,7 +77,7 @@ def refusal(where: str, expected: str, got: str, do: str) -> BadInput:
 
 
 @contextmanager
-def boundary(error: type[SparringError], where: str) -> Iterator[None]:
+def boundary(error: type[SparringError], where: str, expected: str = "", do: str = "") -> Iterator[None]:
     """Turn whatever foreign code raises inside into `error`, keeping the cause.
 
     An error that is already typed passes through, as do cancellation and interrupts.
@@ -85,6 +85,8 @@ def boundary(error: type[SparringError], where: str) -> Iterator[None]:
     Args:
         error: the class of this boundary.
         where: what was being called, for the message.
+        expected: where the user's input is at stake: what would have been accepted, as in `refusal`.
+        do: then also the way out.
 
     Raises:
         error: when the body raised anything that is not a `SparringError`.
@@ -94,4 +96,5 @@ def boundary(error: type[SparringError], where: str) -> Iterator[None]:
     except (SparringError, asyncio.CancelledError):
         raise
     except Exception as cause:
-        raise error(f"{where}: {type(cause).__name__}: {cause}") from cause
+        got = f"{type(cause).__name__}: {cause}"
+        raise error(f"{where}: expected {expected}, got {got}; {do}" if expected else f"{where}: {got}") from cause

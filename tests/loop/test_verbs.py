@@ -194,12 +194,38 @@ def test_control_c_stops_an_answer_and_the_talk_goes_on(run: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("model.safetensors", "{", ": expected a checkpoint that the library loads, got SafetensorError: "),
+        ("model.safetensors", None, ": expected a checkpoint that the library loads, got OSError: "),
+        ("config.json", "{", ": expected a Hugging Face causal LM, got OSError: "),
+        ("config.json", "{}", ": expected a Hugging Face causal LM, got ValueError: "),
+        ("tokenizer.json", "{", "/tokenizer.json: expected a tokenizer of the tokenizers library, got Exception: "),
+        ("tokenizer.json", None, "/tokenizer.json: expected a tokenizer.json (a fast tokenizer), got a folder without one; "),
+        ("tokenizer_config.json", "{", "/tokenizer_config.json: expected JSON, got JSONDecodeError: "),
+        ("chat_template.jinja", "{% for %}", "/chat_template.jinja: expected a chat template in Jinja, got TemplateSyntaxError: "),
+    ],
+)
+def test_chat_refuses_a_broken_checkpoint(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, content: str | None, words: str
+) -> None:
+    folder = tmp_path / "broken"
+    shutil.copytree(checkpoint, folder)
+    (folder / file).unlink()
+    if content is not None:
+        (folder / file).write_text(content)
+    message = said(capsys, "chat", str(folder), code=2)
+    assert message.startswith(f"{folder}{words}")
+    assert message.count("; ") >= 1 and "\n" not in message.strip()
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (("--max-tokens", "0"), "argument --max-tokens: expected 1 or more, got 0"),
         (("--temperature", "-1"), "argument --temperature: expected 0 or more, got -1"),
         (("--temperature", "nan"), "argument --temperature: expected 0 or more, got nan"),
-        (("--temperature", "warm"), "argument --temperature: invalid float value: 'warm'"),
+        (("--temperature", "warm"), "argument --temperature: expected a value of type float, got 'warm'"),
     ],
 )
 def test_chat_refuses_numbers_that_make_no_sense(words: tuple[str, str], message: str, capsys: pytest.CaptureFixture) -> None:

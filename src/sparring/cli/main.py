@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -20,10 +21,22 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 VERBS = (run, check, eval, export, chat, replay, report)
 
 
+REFUSALS = (
+    (r"the following arguments are required: (.+)", r"expected \1, got nothing"),
+    (r"unrecognized arguments: (.+)", r"expected no more arguments, got \1"),
+    (r"argument (\S+): invalid choice: (.+) \(choose from (.+)\)", r"argument \1: expected one of \3, got \2"),
+    (r"argument (\S+): invalid (\w+) value: (.+)", r"argument \1: expected a value of type \2, got \3"),
+    (r"argument (\S+): expected one argument", r"argument \1: expected a value, got nothing"),
+)
+"""What argparse says, and the same as a refusal."""
+
+
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong and where help is, without the whole usage."""
 
     def error(self, message: str) -> NoReturn:
+        for said, refused in REFUSALS:
+            message = re.sub(f"^{said}$", refused, message)
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 

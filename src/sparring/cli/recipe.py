@@ -33,5 +33,5 @@ def load_recipe(args: argparse.Namespace) -> RunConfig:
     from sparring.config import load, resolve
 
     # as a TOML string, so that a name like `3` stays text
-    named = [f"run.name={json.dumps(args.name, ensure_ascii=False)}"] if args.name else []
+    named = [f"run.name={json.dumps(args.name, ensure_ascii=False)}"] if args.name is not None else []
     return resolve(load(args.recipe, [*args.overrides, *named]))

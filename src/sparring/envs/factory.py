@@ -88,7 +88,7 @@ class WorldFactory:
         box = config.box.spec() if self._probe.needs_box else None
         task = Task(id=id, env=self.name, messages=(), data=data, limits=config.limits.limits(), box=box, seed=seed)
         if not messages:
-            with boundary(BadInput, f"{self.name}.prompt of task {id}"):
+            with boundary(BadInput, f"task {id}", f"a prompt from {self.name}.prompt", "correct the environment or its data"):
                 asked = self._probe.prompt(task)
             messages = (Message(role="user", content=asked),) if isinstance(asked, str) else asked
         if config.system:

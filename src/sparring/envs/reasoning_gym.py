@@ -300,5 +300,5 @@ def _check(dataset: Dataset, where: str) -> None:
         if key not in fields:
             known = ", ".join(f for f in fields if f not in ("seed", "size")) or "none"
             raise refusal(f"{where}.params", f"parameters of {dataset.name} ({known})", repr(key), "correct it")
-    with boundary(BadInput, f"{where}.params"):
+    with boundary(BadInput, f"{where}.params", f"parameters that {dataset.name} takes", "correct them"):
         item(dataset.name, dataset.params, 0)

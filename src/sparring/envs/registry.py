@@ -64,10 +64,8 @@ def _named(name: str, where: str) -> Any:
 
 
 def _from_package(source: str, where: str) -> Any:
-    try:
+    with boundary(BadInput, where, f"an installed module {source}", "install it, or name a file.py"):
         return importlib.import_module(source)
-    except ModuleNotFoundError as error:
-        raise refusal(where, f"an installed module {source}", str(error), "install it, or name a file.py") from error
 
 
 def _from_file(path: Path, where: str) -> Any:
@@ -79,6 +77,6 @@ def _from_file(path: Path, where: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     # Type hints of the file's dataclasses are looked up in sys.modules.
     sys.modules[name] = module
-    with boundary(BadInput, f"{where}: {path}"):
+    with boundary(BadInput, where, f"a Python file {path} that runs", "correct it"):
         spec.loader.exec_module(module)
     return module

@@ -72,4 +72,5 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         if (self.path is None) == (self.init is None):
-            raise ValueError("a model needs exactly one of `path` and `init`")
+            got = "neither" if self.path is None else "both"
+            raise ValueError(f"exactly one of `path` and `init` (the shape of a fresh model), got {got}")

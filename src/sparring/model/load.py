@@ -52,7 +52,7 @@ def load(
     config = _config(where)
     exact = numerics == "exact"
     _refuse_unservable(where, config, exact)
-    with boundary(BadInput, f"{where}: cannot load the model"):
+    with boundary(BadInput, where, "a checkpoint that the library loads", "repair it or take another"):
         module = transformers.AutoModelForCausalLM.from_pretrained(
             where, dtype=DTYPES[dtype], attn_implementation=IMPLEMENTATION
         )
@@ -78,7 +78,7 @@ def _config(where: str) -> Any:
         if not (Path(where) / "config.json").is_file():
             got = "a folder without one" if Path(where).is_dir() else "no such folder"
             raise refusal(where, "a checkpoint folder with config.json", got, "check the model's path")
-    with boundary(BadInput, f"{where}: expected a Hugging Face causal LM; check the model's path"):
+    with boundary(BadInput, where, "a Hugging Face causal LM", "check the model's path"):
         return transformers.AutoConfig.from_pretrained(where)
 
 

@@ -27,7 +27,7 @@ class ChatTemplate:
         self.where = where
         self._special = dict(special)
         environment = _environment()
-        with boundary(BadInput, where):
+        with boundary(BadInput, where, "a chat template in Jinja", "correct it"):
             self._plain = environment.from_string(source)
             self._with_tools = environment.from_string(for_tools or source)
 
@@ -45,7 +45,7 @@ class ChatTemplate:
             BadInput: the template refuses this conversation.
         """
         template = self._with_tools if tools else self._plain
-        with boundary(BadInput, self.where):
+        with boundary(BadInput, self.where, "a chat template that takes this conversation", "correct it, or the conversation"):
             return template.render(
                 messages=list(messages),
                 tools=list(tools) or None,

@@ -61,7 +61,7 @@ def _library_renderer(name: str, tokenizer: FileTokenizer, thinking: bool) -> Li
         raise refusal("renderer", "auto, template or a renderer of the library", str(cause), "correct the name") from cause
     if config is not None and "enable_thinking" in type(config).model_fields:
         config = type(config)(enable_thinking=thinking)
-    with boundary(BadInput, f"renderer {name} for {tokenizer.name_or_path}"):
+    with boundary(BadInput, f"renderer {name}", f"a tokenizer of its family in {tokenizer.name_or_path}", "name another"):
         return LibraryRenderer(create_renderer(tokenizer, config), tokenizer, name)
 
 

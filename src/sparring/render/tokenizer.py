@@ -98,7 +98,7 @@ def load_tokenizer(path: str | Path) -> FileTokenizer:
     if not file.is_file():
         got = "a folder without one" if folder.is_dir() else "no such folder"
         raise refusal(str(file), "a tokenizer.json (a fast tokenizer)", got, "give a Hugging Face checkpoint folder")
-    with boundary(BadInput, str(file)):
+    with boundary(BadInput, str(file), "a tokenizer of the tokenizers library", "repair the checkpoint"):
         backend = Tokenizer.from_file(str(file))
     backend.no_padding()
     backend.no_truncation()
@@ -115,7 +115,7 @@ def read_json(file: Path) -> dict[str, Any]:
     """
     if not file.is_file():
         return {}
-    with boundary(BadInput, str(file)):
+    with boundary(BadInput, str(file), "JSON", "repair the checkpoint"):
         value = json.loads(file.read_text(encoding="utf-8"))
     if not isinstance(value, dict):
         raise refusal(str(file), "a JSON object", type(value).__name__, "repair the checkpoint")

@@ -26,7 +26,7 @@ class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     stages: tuple[StageName, ...] = ("init", "sft", "rl", "eval", "export")
     """In this order; a stage that is already done in the run's folder is not repeated."""
 
-    device: str = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`, `cpu` or `cuda`."""
 
     threads: int = 0
@@ -36,7 +36,7 @@ class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Which process runs where."""
 
     def __post_init__(self) -> None:
-        if not self.name or "/" in self.name:
+        if self.name in ("", ".", "..") or "/" in self.name:
             raise ValueError(f"name must be one folder name, got {self.name!r}")
         if len(set(self.stages)) != len(self.stages):
             raise ValueError(f"stages must not repeat, got {list(self.stages)}")

@@ -54,12 +54,25 @@ def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture) ->
     assert f"usage: sparring {verb}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("argv", [[], ["rum"], ["run"], ["export", "a", "b", "--dtype", "int8"]])
-def test_a_wrong_command_line_ends_with_2(argv: list[str], capsys: pytest.CaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "sparring: expected VERB, got nothing; see sparring --help\n"),
+        (["rum"], "sparring: argument VERB: expected one of 'run', 'check', 'eval', 'export', 'chat', 'replay', 'report', got 'rum'; "),
+        (["run"], "sparring run: expected RECIPE, got nothing; see sparring run --help\n"),
+        (["eval", "a.toml"], "sparring eval: expected CHECKPOINT, got nothing; "),
+        (["eval", "a.toml", "b", "--tasks", "x"], "sparring eval: argument --tasks: expected a value of type int, got 'x'; "),
+        (["run", "a.toml", "--set"], "sparring run: argument --set: expected a value, got nothing; "),
+        (["report", "a", "b"], "sparring: expected no more arguments, got b; see sparring --help\n"),
+        (["export", "a", "b", "--dtype", "int8"], "sparring export: argument --dtype: expected one of 'float32', 'bfloat16', got 'int8'; "),
+    ],
+)
+def test_a_wrong_command_line_ends_with_2(argv: list[str], said: str, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as end:
         main(argv)
     assert end.value.code == 2
-    assert "--help" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.startswith(said) and error.endswith(" --help\n")
 
 
 @pytest.mark.parametrize("verb", ["run", "check"])

@@ -97,7 +97,7 @@ def test_what_is_not_there_is_refused(world: str, name: str, args: dict[str, Any
 def test_a_file_that_does_not_run_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     path.write_text("import no_such_module\n")
-    with pytest.raises(BadInput, match="env.name: .*broken.py: ModuleNotFoundError"):
+    with pytest.raises(BadInput, match="env.name: expected a Python file .*broken.py that runs, got ModuleNotFoundError"):
         load_env(EnvConfig(name=f"{path}:World"))
 
 
