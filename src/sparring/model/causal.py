@@ -106,6 +106,8 @@ def forward_of(module: nn.Module, *, lean: bool, gradient_checkpointing: bool) -
     if lean:
         return Decoder(module.base_model, gradient_checkpointing=gradient_checkpointing)
     if gradient_checkpointing:
-        module.gradient_checkpointing_enable({"use_reentrant": False})
+        # the library renamed it within version 5 and warns of the old name
+        enable = getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
         module.train()
     return LibraryForward(module)

@@ -1,5 +1,7 @@
 """Loading: refusals by name, what is swapped, which numerics are in use, updates of the weights."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -109,6 +111,14 @@ def test_rows_do_not_depend_on_the_packing(path):
 def test_training_mode_changes_nothing(tmp_path):
     model = load(tiny_model("llama", tmp_path, attention_dropout=0.5), gradient_checkpointing=True)
     assert torch.equal(logits(model, [[1, 2, 3]]), logits(model, [[1, 2, 3]]))
+
+
+def test_gradient_checkpointing_of_the_librarys_layers_warns_of_nothing(tmp_path):
+    path = tiny_model("llama", tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        model = load(path, numerics="fast", gradient_checkpointing=True)
+    assert all(layer.gradient_checkpointing for layer in model.module.base_model.layers)
 
 
 def test_state_has_a_tied_weight_once_and_loads_elsewhere(path, tmp_path):

@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sparring.errors import BadInput, boundary
+
 
 class WandbSink:
-    """Logs `<stage>/<name>` to one wandb run, which a resumed run continues.
+    """Logs `<stage>/<name>` to one wandb run, which a resumed run continues: its id lies in the run's folder.
 
     Args:
-        folder: where wandb keeps its files.
+        folder: the run's, where wandb keeps its files too.
         project: of wandb.
-        name: of the run, and its id within the project.
+        name: what wandb shows; several runs may have it.
         config: what the run is, shown beside it.
+
+    Raises:
+        BadInput: wandb opens no run, as where nobody is logged in.
     """
 
     def __init__(self, folder: str | Path, *, project: str, name: str, config: Mapping[str, Any]) -> None:
         import wandb
 
-        self._run = wandb.init(
-            project=project, name=name, id=name, resume="allow", dir=str(folder), config=dict(config), reinit=True
-        )
+        file = Path(folder) / "wandb.id"
+        if not file.exists():
+            file.write_text(secrets.token_hex(4))
+        # console: a live view's redrawn lines are no log
+        quiet = wandb.Settings(console="off")
+        do = "run `wandb login`, set WANDB_MODE=offline, or remove wandb"
+        with boundary(BadInput, "observe.sinks", "wandb to open a run", do):
+            self._run = wandb.init(
+                project=project,
+                name=name,
+                id=file.read_text(),
+                resume="allow",
+                dir=str(folder),
+                config=dict(config),
+                reinit="create_new",
+                settings=quiet,
+            )
 
     def start(self, stage: str, total_steps: int) -> None:
         """Let the stage's values be drawn over its own steps."""
