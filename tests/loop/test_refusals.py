@@ -144,6 +144,30 @@ def test_a_checkpoint_with_a_piece_missing(
     assert said in refused(broken(without))
 
 
+def test_weights_that_the_library_would_make_up(refused: Callable[..., str], broken: Callable[..., str]) -> None:
+    folder = broken(config=lambda config: {**config, "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2})
+    message = refused(folder)
+    assert "broken: expected all weights of its config, got none for model.layers.1." in message and "(11 in all)" in message
+
+
+def test_weights_of_another_shape(refused: Callable[..., str], broken: Callable[..., str]) -> None:
+    folder = broken(config=lambda config: {**config, "intermediate_size": 48})
+    assert "mlp.down_proj.weight of shape [32, 48], as its config says, got [32, 64]; " in refused(folder)
+
+
+def test_a_tokenizer_with_more_ids_than_the_model(refused: Callable[..., str], broken: Callable[..., str]) -> None:
+    folder = broken(config=lambda config: {**config, "vocab_size": 300})
+    assert "broken/tokenizer.json: expected ids below 300, the rows of the embedding, got " in refused(folder)
+
+
+def test_an_architecture_that_is_not_exact(refused: Callable[..., str], broken: Callable[..., str]) -> None:
+    """Rotary frequencies that change with the length of the sequence."""
+    scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    folder = broken(config=lambda config: {**config, "rope_parameters": scaling})
+    message = refused(folder)
+    assert "expected rotary frequencies that depend on the position alone, got rope_type 'dynamic'; set numerics" in message
+
+
 @pytest.mark.parametrize("config", [lambda config: [], lambda config: {"model_type": "resnet"}])
 def test_a_config_that_is_no_language_models(
     refused: Callable[..., str], broken: Callable[..., str], config: Callable[[dict], object]

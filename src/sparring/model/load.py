@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +50,29 @@ def load(
         raise refusal("dtype", f"one of {sorted(DTYPES)}", repr(dtype), "choose one of them")
     if numerics not in ("exact", "fast"):
         raise refusal("numerics", "'exact' or 'fast'", repr(numerics), "choose one of them")
-    config = _config(where)
-    exact = numerics == "exact"
-    _refuse_unservable(where, config, exact)
+    read_config(where, numerics)
     with boundary(BadInput, where, "a checkpoint that the library loads", "repair it or take another"):
-        module = transformers.AutoModelForCausalLM.from_pretrained(
-            where, dtype=DTYPES[dtype], attn_implementation=IMPLEMENTATION
+        module, found = transformers.AutoModelForCausalLM.from_pretrained(
+            where,
+            dtype=DTYPES[dtype],
+            attn_implementation=IMPLEMENTATION,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # the library's own error does not say which
         )
-    module.to(device).eval()
+    refuse_incomplete(where, found["missing_keys"], found["mismatched_keys"])
+    return served(
+        module.to(device), where, numerics=numerics, gradient_checkpointing=gradient_checkpointing
+    )
+
+
+def served(module: nn.Module, where: str, *, numerics: str, gradient_checkpointing: bool = False) -> CausalModel:
+    """The library's module with our parts in it, proven where our own tests do not know it.
+
+    Raises:
+        BadInput: it cannot run with these numerics. `where` names it.
+    """
+    config, exact = module.config, numerics == "exact"
+    module.eval()
     _switch_dropout_off(module)
     max_positions = _max_positions(config)
     left = swap(module, max_positions) if exact else []
@@ -72,14 +88,39 @@ def load(
     return model
 
 
-def _config(where: str) -> Any:
+def read_config(where: str, numerics: str) -> Any:
+    """The library's config of the checkpoint.
+
+    Raises:
+        BadInput: there is none, or none that can be served with these numerics.
+    """
     looks_local = where.startswith((".", "/", "~")) or where.count("/") > 1
     if Path(where).is_dir() or looks_local:
         if not (Path(where) / "config.json").is_file():
             got = "a folder without one" if Path(where).is_dir() else "no such folder"
             raise refusal(where, "a checkpoint folder with config.json", got, "check the model's path")
     with boundary(BadInput, where, "a Hugging Face causal LM", "check the model's path"):
-        return transformers.AutoConfig.from_pretrained(where)
+        config = transformers.AutoConfig.from_pretrained(where)
+    _refuse_unservable(where, config, numerics == "exact")
+    return config
+
+
+def refuse_incomplete(where: str, missing: Iterable[str], mismatched: Iterable[Sequence[Any]]) -> None:
+    """Refuse a checkpoint that the library would silently complete with random weights.
+
+    Args:
+        where: the checkpoint.
+        missing: names of parameters that it does not have.
+        mismatched: (name, its shape, the model's shape) of those that do not fit.
+
+    Raises:
+        BadInput: there are any.
+    """
+    absent, do = sorted(missing), "take the whole checkpoint, or the config that belongs to it"
+    if absent:
+        raise refusal(where, "all weights of its config", f"none for {', '.join(absent[:3])} ({len(absent)} in all)", do)
+    for name, got, expected in sorted(mismatched):
+        raise refusal(where, f"{name} of shape {list(expected)}, as its config says", str(list(got)), do)
 
 
 def _refuse_unservable(where: str, config: Any, exact: bool) -> None:

@@ -15,6 +15,7 @@ from sparring.stages.context import ORDER, POLICY, Context
 from sparring.stages.demonstrate import Conversation, converse, demonstrate, given_conversations
 from sparring.stages.eval import held_out
 from sparring.stages.fit import SOME, check_rendering
+from sparring.stages.servable import check_model
 from sparring.stages.shape import InitConfig, folder_shape
 from sparring.types import Message, Task
 
@@ -49,7 +50,8 @@ async def check(context: Context) -> list[str]:
         check_sandbox(config.sandbox)
         facts.append(f"sandbox: {config.sandbox.bwrap} isolates a command on this machine")
     found, shown = await _world(context, task)
-    return facts + found + check_rendering(context, shape, tasks, shown)
+    facts += found + check_rendering(context, shape, tasks, shown)
+    return facts + check_model(context, shape)
 
 
 def _stages(context: Context) -> list[str]:

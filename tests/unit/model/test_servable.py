@@ -1,0 +1,86 @@
+"""What a run would be refused for when it loads a checkpoint, found before: also of one that is too large to load in time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from sparring.errors import BadInput
+from sparring.model.servable import SMALL_BYTES, check_servable
+from sparring.testing.tiny_models import tiny_model
+
+sizes = pytest.mark.parametrize("small_bytes", [SMALL_BYTES, 0], ids=["loaded", "by its headers"])
+Q = "model.layers.1.self_attn.q_proj.weight"
+
+
+def checked(path: Path, small_bytes: int, numerics: str = "exact") -> str:
+    return check_servable(path, dtype="float32", device="cpu", numerics=numerics, small_bytes=small_bytes).path_name
+
+
+def rewrite(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+
+
+@sizes
+@pytest.mark.parametrize("family", ["qwen3", "llama", "phi3"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_whole_checkpoint_passes(tmp_path: Path, small_bytes: int, family: str, tied: bool) -> None:
+    path = tiny_model(family, tmp_path, tied=tied)
+    assert checked(path, small_bytes).startswith("exact-")
+    assert checked(path, small_bytes, "fast") == "fast"
+
+
+@sizes
+def test_weights_that_are_missing(tmp_path: Path, small_bytes: int) -> None:
+    path = tiny_model("qwen3", tmp_path)
+    rewrite(path, lambda tensors: tensors.pop(Q))
+    with pytest.raises(BadInput, match=rf"expected all weights of its config, got none for {Q} \(1 in all\); take"):
+        checked(path, small_bytes)
+
+
+@sizes
+def test_weights_of_another_shape(tmp_path: Path, small_bytes: int) -> None:
+    path = tiny_model("llama", tmp_path)
+    rewrite(path, lambda tensors: tensors.update({Q: tensors[Q][:24].clone()}))
+    with pytest.raises(BadInput, match=rf"expected {Q} of shape \[48, 48\], as its config says, got \[24, 48\]; take"):
+        checked(path, small_bytes)
+
+
+@sizes
+def test_files_cut_short(tmp_path: Path, small_bytes: int) -> None:
+    path = tiny_model("qwen3", tmp_path)
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(BadInput, match="expected .*, got SafetensorError: .*; "):
+        checked(path, small_bytes)
+
+
+@sizes
+def test_an_architecture_that_is_not_exact(tmp_path: Path, small_bytes: int) -> None:
+    path = tiny_model("gpt2", tmp_path)
+    with pytest.raises(BadInput, match='GPT2LMHeadModel, whose logits do; not replaced: .*numerics = "fast"'):
+        checked(path, small_bytes)
+    assert checked(path, small_bytes, "fast") == "fast"
+
+
+@sizes
+def test_an_architecture_that_cannot_be_served_at_all(tmp_path: Path, small_bytes: int) -> None:
+    path = tiny_model("granite", tmp_path, logits_scaling=8.0)
+    with pytest.raises(BadInput, match="GraniteForCausalLM does more"):
+        checked(path, small_bytes, "fast")
+
+
+@sizes
+def test_layers_with_recurrent_state(tmp_path: Path, small_bytes: int) -> None:
+    path = tiny_model("qwen3", tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "layer_types": ["full_attention", "linear_attention"]}))
+    with pytest.raises(BadInput, match="expected attention in every layer, got linear_attention layers"):
+        checked(path, small_bytes)
