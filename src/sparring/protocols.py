@@ -5,7 +5,7 @@ Whoever implements a protocol passes its contract suite in `tests/contract`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -203,10 +203,12 @@ class Loss(Protocol):
 
 
 class Trainer(Protocol):
-    """Knows terms, not algorithms. One `step` per `Batch`, after one or more `forward_backward`."""
+    """Knows terms, not algorithms. One `step` per `Batch`, after one or more `forward_backward`. `forward` is for annotators:
+    quantities of the tokens that some term weighs, per row and aligned with its tokens, without gradients."""
 
     @property
     def version(self) -> int: ...
+    async def forward(self, rows: Sequence[Sample], needs: Set[str]) -> Sequence[Mapping[str, tuple[float, ...]]]: ...
     async def forward_backward(self, batch: Batch) -> Mapping[str, float]: ...
     async def step(self) -> StepResult: ...
     async def push(self) -> WeightRef: ...

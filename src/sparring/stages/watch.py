@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 
 from sparring.observe.spans import Spans
 from sparring.protocols import Engine, Trainer
-from sparring.types import Batch, CheckpointRef, Completion, GenerateRequest, StepResult, WeightRef
+from sparring.types import Batch, CheckpointRef, Completion, GenerateRequest, Sample, StepResult, WeightRef
 
 
 class WatchedEngine:
@@ -52,6 +52,11 @@ class WatchedTrainer:
     def version(self) -> int:
         """The version of the weights that the trainer holds."""
         return self._trainer.version
+
+    async def forward(self, rows: Sequence[Sample], needs: Set[str]) -> Sequence[Mapping[str, tuple[float, ...]]]:
+        """As the trainer."""
+        with self._spans.span("training"):
+            return await self._trainer.forward(rows, needs)
 
     async def forward_backward(self, batch: Batch) -> Mapping[str, float]:
         """As the trainer."""

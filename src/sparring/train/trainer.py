@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,10 +26,11 @@ from sparring.train.config import TrainConfig
 from sparring.train.measure import Measures
 from sparring.train.optimiser import Optimiser
 from sparring.train.schedule import learning_rate
-from sparring.types import Batch, CheckpointRef, StepResult, WeightRef
+from sparring.types import Batch, CheckpointRef, Sample, StepResult, WeightRef
 from sparring.weights.inline import Probe, publish
 
 T = TypeVar("T")
+PerToken = tuple[float, ...]
 
 _PROBE_TOKENS = 16
 
@@ -82,6 +84,21 @@ class LocalTrainer:
         """The version of the weights that the model holds now."""
         return self._version
 
+    async def forward(self, rows: Sequence[Sample], needs: Set[str] = frozenset({"logprob"})) -> list[Mapping[str, PerToken]]:
+        """Quantities of every token that some term weighs, under the weights that the trainer holds now, without gradients.
+
+        Packed and computed as in `forward_backward`, so that a log-probability has the bits that training would find. What the
+        credit will say does not matter: a token counts also where its advantage is zero.
+
+        Args:
+            rows: such as an annotator is handed.
+            needs: names out of `model.head.QUANTITIES`.
+
+        Returns:
+            Per row, in order: each name with one value per token of the row, 0.0 where no term weighs it.
+        """
+        return await self._work(self._forward, rows, needs)
+
     async def forward_backward(self, batch: Batch) -> Mapping[str, float]:
         """Add the gradients of a batch, micro-batch by micro-batch.
 
@@ -132,6 +149,21 @@ class LocalTrainer:
     async def _work(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, function, *arguments)
 
+    @torch.no_grad()
+    def _forward(self, rows: Sequence[Sample], needs: Set[str]) -> list[Mapping[str, PerToken]]:
+        found: dict[int, Mapping[str, PerToken]] = {}
+        for packed in pack(rows, self._config.token_budget):
+            terms = dict.fromkeys({term for row in packed for term in row.weights}, 1.0)
+            micro = micro_batch([replace(row, advantages=None) for row in packed], terms, self._model.device)
+            values = self._quantities(micro, needs) if len(micro.targets) else {}
+            columns = {name: iter(values[name].tolist() if values else ()) for name in needs}
+            for row in packed:
+                weighed = [any(weights) for weights in zip(*row.weights.values(), strict=True)] or [False] * len(row.tokens)
+                found[id(row)] = {
+                    name: tuple(next(column) if there else 0.0 for there in weighed) for name, column in columns.items()
+                }
+        return [found[id(row)] for row in rows]
+
     def _forward_backward(self, batch: Batch) -> dict[str, float]:
         started = time.perf_counter()
         if batch.model != self._name:
@@ -148,7 +180,7 @@ class LocalTrainer:
 
     def _micro_batch(self, micro: MicroBatch, measures: Measures) -> None:
         losses = [self._losses[term] for term in micro.weights]
-        quantities = self._quantities(micro, frozenset().union(*(loss.needs.quantities for loss in losses)))
+        quantities = self._quantities(micro, {"logprob"}.union(*(loss.needs.quantities for loss in losses)))
         measures.add_tokens(micro, quantities["logprob"])
         results = [loss(quantities, micro) for loss in losses]
         sum(result.loss for result in results).backward()
@@ -157,11 +189,11 @@ class LocalTrainer:
         for loss, result in zip(losses, results, strict=True):
             measures.add_loss(loss.term, result)
 
-    def _quantities(self, micro: MicroBatch, needs: frozenset[str]) -> dict[str, torch.Tensor]:
+    def _quantities(self, micro: MicroBatch, needs: Set[str]) -> dict[str, torch.Tensor]:
         hidden = self._model.hidden(micro.tokens, micro.positions, Packed(micro.cu_seqlens, micro.shared))
         # one row may predict a token of each of many rows: index_select adds their gradients in order, indexing does not
         rows = hidden.index_select(0, micro.predicting)
-        return token_quantities(self._model, rows, micro.targets, micro.temperature, needs | {"logprob"})
+        return token_quantities(self._model, rows, micro.targets, micro.temperature, needs)
 
     def _step(self) -> StepResult:
         started = time.perf_counter()

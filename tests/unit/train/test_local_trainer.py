@@ -17,7 +17,7 @@ from sparring.model.attention import Packed
 from sparring.model.head import token_quantities
 from sparring.train.config import TrainConfig
 from sparring.train.trainer import LocalTrainer
-from sparring.types import Batch
+from sparring.types import Batch, Sample
 from sparring.weights.inline import fetch
 
 
@@ -256,3 +256,54 @@ def test_bfloat16_micro_batches_accumulate_each_gradient_once(make_model, make_b
     whole = run(make_trainer(make_model("bfloat16"), token_budget=10_000), once).metrics["grad_norm"]
     split = run(make_trainer(make_model("bfloat16"), token_budget=1), once).metrics["grad_norm"]
     assert split == pytest.approx(whole, rel=0.03)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("budget", [1, 40, 10_000])
+def test_forward_has_the_bits_of_the_training_forward(make_model, make_batch, dtype, budget):
+    """Its log-probabilities, recorded as those of the sampling policy, differ from the training forward's by nothing."""
+    batch, model = make_batch(), make_model(dtype)
+    # credit has not spoken yet, or has said nothing that matters here: every weighed token has a value all the same
+    rows = [replace(row, advantages=None if place % 2 else (0.0,) * len(row.tokens)) for place, row in enumerate(batch.rows)]
+
+    async def work(trainer):
+        found = await trainer.forward(rows, {"logprob", "entropy"})
+        named = [replace(row, logprobs=values["logprob"]) for row, values in zip(batch.rows, found, strict=True)]
+        return found, await trainer.forward_backward(replace(batch, rows=tuple(named)))
+
+    found, metrics = run(make_trainer(model, token_budget=budget), work)
+    assert metrics["logprob_max_abs_diff"] == 0.0
+    for row, values, alone in zip(batch.rows, found, (logprobs(model, [row])[0] for row in batch.rows), strict=True):
+        there = [weight != 0 for weight in row.weights["policy"]]
+        assert [v for v, yes in zip(values["logprob"], there, strict=True) if yes] == alone.tolist()
+        assert all((v > 0) == yes for v, yes in zip(values["entropy"], there, strict=True))
+        assert all(v == 0 for v, yes in zip(values["logprob"], there, strict=True) if not yes)
+
+
+def test_forward_leaves_training_as_it_was(make_model, make_batch):
+    """Between two steps it changes no weight and no gradient; before and after them it sees other weights."""
+    batch, plain, watched = make_batch(), make_model(), make_model()
+
+    async def annotated(trainer):
+        first = await trainer.forward(batch.rows)
+        await trainer.forward_backward(batch)
+        assert await trainer.forward(batch.rows) == first
+        await trainer.step()
+        assert await trainer.forward(batch.rows) != first
+        await trainer.forward_backward(batch)
+
+    async def trained(trainer):
+        await trainer.forward_backward(batch)
+        await trainer.step()
+        await trainer.forward_backward(batch)
+
+    run(make_trainer(watched), annotated)
+    run(make_trainer(plain), trained)
+    assert all(torch.equal(gradient, gradients(plain)[name]) for name, gradient in gradients(watched).items())
+
+
+def test_forward_of_rows_that_nothing_weighs_and_of_none(make_model):
+    row = Sample(id="silent", group="g", source="policy", tokens=(3, 4, 5), weights={})
+    found = run(make_trainer(make_model()), lambda t: t.forward([row, row]))
+    assert found == [{"logprob": (0.0, 0.0, 0.0)}] * 2
+    assert run(make_trainer(make_model()), lambda t: t.forward([])) == []
