@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def run(config: RunConfig) -> Path:
-    """Run a recipe from Python: the same as `sparring run`.
+    """Run a recipe from Python: the same as `sparring run`. Also in a notebook, whose event loop waits meanwhile.
 
     Args:
-        config: such as `sparring.config.load("recipes/quickstart.toml")` gives.
+        config: such as `sparring.config.load("recipes/quickstart.toml")` gives, or `sparring.config.from_data` of a dictionary.
 
     Returns:
         The run's folder, with `summary.json` and the checkpoint in it.
@@ -22,6 +22,14 @@ def run(config: RunConfig) -> Path:
     Raises:
         BadInput: something is wrong that can be known before the work starts.
     """
+    import msgspec
+
+    from sparring.config import RunConfig, from_data
+    from sparring.errors import refusal
     from sparring.launch.run import run_recipe
 
-    return run_recipe(config)
+    if not isinstance(config, RunConfig):
+        do = "load a file with sparring.config.load, a dictionary with sparring.config.from_data"
+        raise refusal("sparring.run", "a RunConfig", type(config).__name__, do)
+    # a struct that was built in Python has not been asked about its types yet
+    return run_recipe(from_data(msgspec.to_builtins(config), "sparring.run"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -14,6 +13,7 @@ import msgspec
 
 from sparring.config import RunConfig, dump, load, resolve
 from sparring.errors import refusal
+from sparring.launch.block import block
 from sparring.observe.progress import progress
 from sparring.observe.sinks.load import check_sinks, load_sinks
 from sparring.observe.sinks.sink import Fanout
@@ -37,7 +37,7 @@ def run_recipe(config: RunConfig) -> Path:
     Raises:
         BadInput: something is wrong that can be known before the work starts.
     """
-    return asyncio.run(_run(resolve(config)))
+    return block(_run(resolve(config)))
 
 
 async def _run(config: RunConfig) -> Path:
@@ -173,7 +173,7 @@ def check_recipe(config: RunConfig) -> list[str]:
             async with opened(resolve(msgspec.structs.replace(config, run=run, observe=quiet))) as context:
                 return await check(context)
 
-    return asyncio.run(checked())
+    return block(checked())
 
 
 def evaluate_checkpoint(config: RunConfig, checkpoint: Path) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def evaluate_checkpoint(config: RunConfig, checkpoint: Path) -> dict[str, Any]:
                     check_sandbox(config.sandbox)
                 return rates(await evaluate_folder(context, str(checkpoint), tasks, "checkpoint"))
 
-    return asyncio.run(evaluated())
+    return block(evaluated())
 
 
 def export_checkpoint(checkpoint: Path, out: Path, dtype: str) -> None:
@@ -226,7 +226,7 @@ def replay_rollout(folder: Path, rollout_id: str) -> Replayed:
     """
     from sparring.launch.replay import replay_recorded
 
-    return asyncio.run(replay_recorded(folder, rollout_id))
+    return block(replay_recorded(folder, rollout_id))
 
 
 def chat_checkpoint(checkpoint: Path, *, tools: bool, temperature: float, max_tokens: int, seed: int) -> Chat:

@@ -1,0 +1,38 @@
+"""A coroutine to its end from plain code, also inside a running event loop, as in a notebook."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def block(work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns. Where a loop is running already, `work` gets a thread and a loop of its own, and that one waits.
+
+    Raises:
+        KeyboardInterrupt: the user stopped it; `work` was cancelled and has cleaned up.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    running: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = Future()
+
+    async def announced() -> T:
+        task = asyncio.current_task()
+        assert task is not None, "a coroutine that asyncio.run runs is a task"
+        running.set_result((task.get_loop(), task))
+        return await work
+
+    with ThreadPoolExecutor(1, "sparring") as thread:
+        done = thread.submit(asyncio.run, announced())
+        try:
+            return done.result()
+        except KeyboardInterrupt:
+            loop, task = running.result()
+            loop.call_soon_threadsafe(task.cancel)
+            raise

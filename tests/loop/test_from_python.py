@@ -1,0 +1,89 @@
+"""`sparring.run` from Python: what the command line does, to the bit; in a notebook too."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import sparring
+from sparring.cli.main import main
+from sparring.config import RunConfig, from_data, load
+from sparring.errors import BadInput
+
+TINY = Path(__file__).parent / "tiny.toml"
+WORLD = Path(__file__).parent / "tiny_world.py:Sums"
+
+
+def config(folder: Path) -> RunConfig:
+    return load(TINY, [f"run.directory={folder}", f"env.name={WORLD}", "observe.progress=off"])
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "tiny/rl/model/model.safetensors").read_bytes()
+
+
+def test_a_run_from_python_is_the_command_lines_to_the_bit(tmp_path: Path) -> None:
+    overrides = (f"run.directory={tmp_path / 'command'}", f"env.name={WORLD}", "observe.progress=off")
+    assert main(["run", str(TINY), *(word for override in overrides for word in ("--set", override))]) == 0
+    assert sparring.run(config(tmp_path / "python")) == tmp_path / "python/tiny"
+    data = tomllib.loads(TINY.read_text())
+    data["run"]["directory"], data["env"]["name"] = str(tmp_path / "notebook"), str(WORLD)
+
+    async def cell() -> Path:
+        """Plain code in a loop that is running, on the thread that it runs on."""
+        return sparring.run(from_data(data, "a dictionary"))
+
+    assert asyncio.run(cell()) == tmp_path / "notebook/tiny"
+    assert weights(tmp_path / "command") == weights(tmp_path / "python") == weights(tmp_path / "notebook")
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("sparring")]
+
+
+@pytest.mark.parametrize("given", [str(TINY), TINY, {"run": {"name": "a"}}, None])
+def test_what_is_no_config_is_refused(given: object) -> None:
+    with pytest.raises(BadInput, match="sparring.run: expected a RunConfig, got .*; load a file with sparring.config.load, a"):
+        sparring.run(given)  # type: ignore[arg-type]
+
+
+def test_a_struct_with_wrong_types_in_it_is_refused(tmp_path: Path) -> None:
+    whole = config(tmp_path)
+    wrong = msgspec.structs.replace(whole, rl=msgspec.structs.replace(whole.rl, steps=2.5))
+    with pytest.raises(BadInput, match="sparring.run: rl.steps: expected an integer, got 2.5"):
+        sparring.run(wrong)
+    assert list(tmp_path.iterdir()) == []
+
+
+NOTEBOOK = """
+import asyncio, signal, sys
+import sparring
+from sparring.config import load
+async def cell():
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as a notebook's kernel does: not the loop's own
+    try:
+        sparring.run(load(sys.argv[1], sys.argv[2:]))
+    except KeyboardInterrupt:
+        print("stopped", flush=True)
+    print(sparring.run(load(sys.argv[1], sys.argv[2:])))
+asyncio.run(cell())
+"""
+
+
+def test_a_notebook_that_is_interrupted_goes_on_with_the_next_call(tmp_path: Path) -> None:
+    """As a kernel does it: a KeyboardInterrupt in the cell, which the loop around it does not see."""
+    overrides = (f"run.directory={tmp_path}", f"env.name={WORLD}", "observe.lines_every_s=0")
+    words = [sys.executable, "-c", NOTEBOOK, str(TINY), *overrides]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert any(line.startswith("rl 2/6") for line in process.stdout), process.stderr.read()
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=60)
+    assert process.returncode == 0, error
+    assert "stopped\n" in out and out.endswith(f"{tmp_path / 'tiny'}\n")
+    assert sum(line.startswith("init") for line in out.splitlines()) == 0
