@@ -33,6 +33,8 @@ T = TypeVar("T")
 PerToken = tuple[float, ...]
 
 _PROBE_TOKENS = 16
+_UNITS = ("token", "turn", "sequence")
+"""A micro-batch holds whole rows, so that none of these is ever split."""
 
 
 class LocalTrainer:
@@ -65,6 +67,9 @@ class LocalTrainer:
         for loss in losses:
             if loss.needs.statistics:
                 raise refusal(f"loss {loss.term}", "no batch statistics", "a loss that needs them", "use a loss without")
+            if loss.needs.unit not in _UNITS:
+                got = f"{loss.needs.unit!r}, which micro-batches may split"
+                raise refusal(f"loss {loss.term}", f"a unit out of {', '.join(_UNITS)}", got, "use a loss with one of these")
         self._model = model
         self._config = config
         self._losses = {loss.term: loss for loss in losses}

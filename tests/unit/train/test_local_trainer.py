@@ -228,6 +228,14 @@ def test_a_loss_that_needs_statistics_is_refused(make_model):
         LocalTrainer(make_model(), TrainConfig(), [Whitened()], name="policy", total_steps=1)
 
 
+def test_a_loss_whose_unit_could_be_split_is_refused(make_model):
+    class Paired(ImitateLoss):
+        needs = replace(ImitateLoss.needs, unit="pair")
+
+    with pytest.raises(BadInput, match="loss imitate: expected a unit out of token, turn, sequence, got 'pair', which micro-batches"):
+        LocalTrainer(make_model(), TrainConfig(), [Paired()], name="policy", total_steps=1)
+
+
 def test_bfloat16_trains_float32_masters(make_model, make_batch):
     model = make_model("bfloat16")
 
