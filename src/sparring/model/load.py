@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +53,7 @@ def load(
     if numerics not in ("exact", "fast"):
         raise refusal("numerics", "'exact' or 'fast'", repr(numerics), "choose one of them")
     read_config(where, numerics)
-    with boundary(BadInput, where, "a checkpoint that the library loads", "repair it or take another"):
+    with _without_report(), boundary(BadInput, where, "a checkpoint that the library loads", "repair it or take another"):
         module, found = transformers.AutoModelForCausalLM.from_pretrained(
             where,
             dtype=DTYPES[dtype],
@@ -60,9 +62,23 @@ def load(
             ignore_mismatched_sizes=True,  # the library's own error does not say which
         )
     refuse_incomplete(where, found["missing_keys"], found["mismatched_keys"])
-    return served(
-        module.to(device), where, numerics=numerics, gradient_checkpointing=gradient_checkpointing
-    )
+    return served(module.to(device), where, numerics=numerics, gradient_checkpointing=gradient_checkpointing)
+
+
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """`refuse_incomplete` says what does not fit, in one line; the library's table of it would stand before that."""
+    reporter = logging.getLogger("transformers.modeling_utils")
+    # not by its level, by which the library decides what else to say
+    reporter.addFilter(_is_error)
+    try:
+        yield
+    finally:
+        reporter.removeFilter(_is_error)
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
 
 
 def served(module: nn.Module, where: str, *, numerics: str, gradient_checkpointing: bool = False) -> CausalModel:
