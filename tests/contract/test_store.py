@@ -92,7 +92,7 @@ def test_what_was_written_is_there_for_the_next_process(open_store: Opener, tmp_
 def test_every_rollout_can_be_loaded_even_one_that_left(open_store: Opener, tmp_path: Path) -> None:
     store = open_store(tmp_path)
     group = make_group(4)
-    store.append_turn("rl/4/0", group.rollouts[0].trajectories[0].segments)
+    store.append_turns([("rl/4/0", group.rollouts[0].trajectories[0].segments)])
     store.append(group, stage="rl")
     for rollout in (*group.rollouts, *group.failed):
         assert store.load(rollout.id) == rollout

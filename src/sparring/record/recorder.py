@@ -11,6 +11,7 @@ import xxhash
 from sparring.errors import EngineError, LimitReached, boundary, refusal
 from sparring.protocols import Engine, Renderer, Store
 from sparring.record.tree import Tree, Turn
+from sparring.record.turns import TurnQueue
 from sparring.types import (
     Completion,
     GenerateRequest,
@@ -28,7 +29,7 @@ from sparring.types import (
 
 
 class Recorder:
-    """Opens sessions on one engine. Holds nothing of them.
+    """Opens sessions on one engine. Holds nothing of them but the turns that are about to be written.
 
     Args:
         engine: samples.
@@ -53,7 +54,7 @@ class Recorder:
             raise refusal("max_context", "at least 2 tokens", str(max_context), "raise it")
         self.engine = engine
         self.renderer = renderer
-        self.store = store
+        self.turns = None if store is None else TurnQueue(store)
         self.sampling = sampling
         self.model = model
         self.max_context = max_context
@@ -140,10 +141,13 @@ class RecordedSession:
         finally:
             self._granted -= sampling.max_tokens
         reply = self._named(self._recorder.renderer.parse(completion.tokens, tools, prompt=turn.prompt))
-        self._write(turn, completion, reply, sampling)
+        new = self._write(turn, completion, reply, sampling)
+        tool_calls = self.usage.tool_calls
+        if self._recorder.turns is not None:  # whoever is cancelled here leaves a whole record
+            await self._recorder.turns.put(self.id, new)
         if completion.finish_reason == "length":
             raise LimitReached(cut_reason, f"{self.id}: a reply was cut short after {len(completion.tokens)} tokens")
-        if self.usage.tool_calls > self._limits.max_tool_calls:
+        if tool_calls > self._limits.max_tool_calls:
             raise LimitReached("max_tool_calls", f"{self.id}: more than {self._limits.max_tool_calls} tool calls")
         return reply
 
@@ -204,10 +208,9 @@ class RecordedSession:
             raise EngineError(f"{request.id}: the engine gave up after {len(completion.tokens)} tokens")
         return completion
 
-    def _write(self, turn: Turn, completion: Completion, reply: Message, sampling: Sampling) -> None:
+    def _write(self, turn: Turn, completion: Completion, reply: Message, sampling: Sampling) -> list[Segment]:
+        """Into the record and the counts; the new segments."""
         new = self._tree.append(turn, completion, reply, sampling, self._recorder.model)
-        if self._recorder.store is not None:
-            self._recorder.store.append_turn(self.id, new)
         self.usage = Usage(
             sampled_tokens=self.usage.sampled_tokens + len(completion.tokens),
             prompt_tokens=self.usage.prompt_tokens + len(turn.prompt),
@@ -215,6 +218,7 @@ class RecordedSession:
             turns=self.usage.turns + 1,
             tool_calls=self.usage.tool_calls + len(reply.tool_calls),
         )
+        return new
 
     def _named(self, reply: Message) -> Message:
         """Ids that a parser numbered per reply become unique in the conversation; ids of the format itself stay."""

@@ -127,16 +127,17 @@ class SqliteStore:
 
     # --- turns, groups, rollouts ---
 
-    def append_turn(self, rollout: str, segments: Sequence[Segment]) -> None:
-        """Record new segments of a trajectory in flight (a rollout's policy trajectory bears the rollout's id). They are
-        dropped when its group, which holds them all, is appended.
+    def append_turns(self, turns: Sequence[tuple[str, Sequence[Segment]]]) -> None:
+        """Record new segments of trajectories in flight (a rollout's policy trajectory bears the rollout's id), all or none.
+        They are dropped when their group, which holds them all, is appended.
 
         Raises:
             StoreError: the disk is full or broken; nothing was written and nothing written before is lost.
+            TypeError: a tool call's arguments are no plain data.
         """
-        data = encode(tuple(segments))
-        with self._transaction(len(data)):
-            self._database.execute("INSERT INTO turns (rollout, data) VALUES (?, ?)", (rollout, data))
+        rows = [(rollout, encode(tuple(segments))) for rollout, segments in turns]
+        with self._transaction(sum(len(data) for _, data in rows)):
+            self._database.executemany("INSERT INTO turns (rollout, data) VALUES (?, ?)", rows)
 
     def turns(self, rollout: str) -> list[Segment]:
         """The recorded segments of a rollout whose group has not been appended: in flight, or cut off by a crash."""
@@ -147,7 +148,7 @@ class SqliteStore:
         """Record a scored group with its rollouts.
 
         Raises:
-            StoreError: as `append_turn`, or this stage already has a group of that index that is not superseded.
+            StoreError: as `append_turns`, or this stage already has a group of that index that is not superseded.
         """
         scores = [*group.scores, *(None for _ in group.failed)]
         rows = [
@@ -206,7 +207,7 @@ class SqliteStore:
     # --- metrics, events, pairs ---
 
     def metric(self, stage: str, step: int, values: Mapping[str, float]) -> None:
-        """Record the metrics of one step. Raises StoreError as `append_turn`."""
+        """Record the metrics of one step. Raises StoreError as `append_turns`."""
         data = encode(dict(values))
         with self._transaction(len(data)):
             self._database.execute("INSERT INTO metrics (stage, step, data) VALUES (?, ?, ?)", (stage, step, data))
@@ -217,7 +218,7 @@ class SqliteStore:
         return [(step, self._decoded(data, dict[str, float])) for step, data in self._rows(query, stage)]
 
     def event(self, stage: str, text: str) -> None:
-        """Record something that happened, with the time. Raises StoreError as `append_turn`."""
+        """Record something that happened, with the time. Raises StoreError as `append_turns`."""
         with self._transaction(len(text)):
             insert = "INSERT INTO events (time, stage, text) VALUES (?, ?, ?)"
             self._database.execute(insert, (time.time(), stage, text))
@@ -227,7 +228,7 @@ class SqliteStore:
         return self._rows("SELECT time, stage, text FROM events ORDER BY row")
 
     def put(self, key: str, value: Any) -> None:
-        """Set a key, replacing what it held. Raises StoreError as `append_turn`, TypeError for other than plain data."""
+        """Set a key, replacing what it held. Raises StoreError as `append_turns`, TypeError for other than plain data."""
         data = encode(value)
         with self._transaction(len(data)):
             self._database.execute("INSERT OR REPLACE INTO pairs (key, data) VALUES (?, ?)", (key, data))
@@ -243,7 +244,7 @@ class SqliteStore:
         """Record that a checkpoint's folder is complete, with what a resume needs beside it. Durable against a power cut.
 
         Raises:
-            StoreError: as `append_turn`, or the folder is not there.
+            StoreError: as `append_turns`, or the folder is not there.
         """
         if not Path(ref.path).is_dir():
             raise StoreError(f"{ref.path}: expected the complete folder of a checkpoint, got nothing; write it first")
@@ -279,7 +280,7 @@ class SqliteStore:
         they stay in the file. The turns of rollouts that an earlier process left unfinished are dropped. One transaction.
 
         Raises:
-            StoreError: as `append_turn`.
+            StoreError: as `append_turns`.
         """
         with self._transaction():
             run = self._database.execute

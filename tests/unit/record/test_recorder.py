@@ -27,11 +27,11 @@ class TurnList:
         self.turns: list[tuple[str, tuple[Segment, ...]]] = []
         self.full_after = full_after
 
-    def append_turn(self, rollout: str, segments: Sequence[Segment]) -> None:
-        """Keep the turn, until the disk is full."""
-        if len(self.turns) >= self.full_after:
+    def append_turns(self, turns: Sequence[tuple[str, Sequence[Segment]]]) -> None:
+        """Keep the turns, until the disk is full."""
+        if len(self.turns) + len(turns) > self.full_after:
             raise StoreError("disk full")
-        self.turns.append((rollout, tuple(segments)))
+        self.turns += [(rollout, tuple(segments)) for rollout, segments in turns]
 
 
 def says(*messages: Message, **options: object) -> ScriptedEngine:

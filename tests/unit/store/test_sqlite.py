@@ -23,7 +23,7 @@ store = SqliteStore(sys.argv[1])
 number = len(list(store.groups()))
 while True:
     for place in range(2):
-        store.append_turn(f"rl/{number}/{place}", [make_segment(number)])
+        store.append_turns([(f"rl/{number}/{place}", [make_segment(number)])])
     store.append(make_group(number), stage="rl")
     store.metric("rl", number, {"number": number})
     store.put("last", number)
@@ -202,11 +202,11 @@ def test_a_resume_does_again_what_came_after_the_checkpoint(tmp_path: Path) -> N
     for step in (1, 2, 3):
         store.metric("rl", step, {"loss": step})
         store.checkpoint(CheckpointRef(model="policy", stage="rl", step=step, path=str(tmp_path / "step")), {"k": step})
-    store.append_turn("rl/6/0", [make_segment(6)])
+    store.append_turns([("rl/6/0", [make_segment(6)])])
     store.close()
 
     store = SqliteStore(tmp_path / "store.sqlite")
-    store.append_turn("rl/7/0", [make_segment(7)])
+    store.append_turns([("rl/7/0", [make_segment(7)])])
     store.truncate("rl", 2, first_group=4)
     assert list(store.groups(stage="rl")) == [make_group(n) for n in range(4)]
     assert len(list(store.groups(stage="other"))) == 6
