@@ -7,10 +7,6 @@ part that owns a boundary wraps the foreign call in `boundary()`.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 
 class SparringError(Exception):
     """Base of every error that Sparring raises on purpose."""
@@ -76,9 +72,8 @@ def refusal(where: str, expected: str, got: str, do: str) -> BadInput:
     return BadInput(f"{where}: expected {expected}, got {got}; {do}")
 
 
-@contextmanager
-def boundary(error: type[SparringError], where: str, expected: str = "", do: str = "") -> Iterator[None]:
-    """Turn whatever foreign code raises inside into `error`, keeping the cause.
+class boundary:
+    """Turn whatever foreign code raises in the body of `with boundary(...)` into `error`, keeping the cause.
 
     An error that is already typed passes through, as do cancellation and interrupts.
 
@@ -91,10 +86,18 @@ def boundary(error: type[SparringError], where: str, expected: str = "", do: str
     Raises:
         error: when the body raised anything that is not a `SparringError`.
     """
-    try:
-        yield
-    except (SparringError, asyncio.CancelledError):
-        raise
-    except Exception as cause:
-        got = f"{type(cause).__name__}: {cause}"
-        raise error(f"{where}: expected {expected}, got {got}; {do}" if expected else f"{where}: {got}") from cause
+
+    __slots__ = ("_error", "_text")
+
+    def __init__(self, error: type[SparringError], where: str, expected: str = "", do: str = "") -> None:
+        self._error = error
+        self._text = (where, expected, do)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, cause: BaseException | None, trace: object) -> None:
+        if isinstance(cause, Exception) and not isinstance(cause, SparringError):
+            where, expected, do = self._text
+            got = f"{type(cause).__name__}: {cause}"
+            raise self._error(f"{where}: expected {expected}, got {got}; {do}" if expected else f"{where}: {got}") from cause

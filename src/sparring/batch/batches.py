@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
+from itertools import compress
 
 from sparring.batch.denominators import denominators
 from sparring.batch.flatten import flatten, sampled_tokens
@@ -114,10 +115,10 @@ def _trained_tokens(row: Sample) -> int:
     """Of these, the ones whose advantage is not exactly zero."""
     if row.advantages is None:
         raise SparringError(f"sample {row.id}: expected advantages from the credit, got none; set them or drop the whole group")
-    pairs = zip(row.weights.get("policy", ()), row.advantages, strict=False)
-    return sum([1 for weight, advantage in pairs if weight and advantage])
+    weighted = list(compress(row.advantages, row.weights.get("policy", ())))
+    return len(weighted) - weighted.count(0.0)
 
 
 def _has_gradient(row: Sample) -> bool:
     others = (values for term, values in row.weights.items() if term != "policy")
-    return any(map(any, others)) or _trained_tokens(row) > 0
+    return _trained_tokens(row) > 0 or any(map(any, others))

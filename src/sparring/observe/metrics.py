@@ -35,8 +35,7 @@ class Metrics:
         Raises:
             ValueError: the name was reported with another reduction.
         """
-        cell = _Cell(reduce, value * weight if reduce == "mean" else value, weight)
-        self._merge(name, cell)
+        self._merge(name, reduce, value * weight if reduce == "mean" else value, weight)
 
     def add_all(self, values: Mapping[str, float], reduce: Reduce = "mean") -> None:
         """Report several values that reduce alike."""
@@ -46,7 +45,7 @@ class Metrics:
     def merge(self, other: Metrics) -> None:
         """Add what another place collected, as if it had been reported here, after everything that was."""
         for name, cell in other._cells.items():
-            self._merge(name, _Cell(cell.reduce, cell.top, cell.bottom))
+            self._merge(name, cell.reduce, cell.top, cell.bottom)
 
     def values(self) -> dict[str, float]:
         """The reduced values, by name. A mean or ratio over nothing is NaN."""
@@ -58,19 +57,19 @@ class Metrics:
         self._cells.clear()
         return values
 
-    def _merge(self, name: str, new: _Cell) -> None:
-        old = self._cells.setdefault(name, new)
-        if old is new:
-            return
-        if old.reduce != new.reduce:
-            raise ValueError(f"metric {name} reduces by {old.reduce}, reported as {new.reduce}")
-        if new.reduce in ("mean", "sum", "ratio"):
-            old.top += new.top
-            old.bottom += new.bottom
-        elif new.reduce == "last":
-            old.top = new.top
+    def _merge(self, name: str, reduce: Reduce, top: float, bottom: float) -> None:
+        cell = self._cells.get(name)
+        if cell is None:
+            self._cells[name] = _Cell(reduce, top, bottom)
+        elif cell.reduce != reduce:
+            raise ValueError(f"metric {name} reduces by {cell.reduce}, reported as {reduce}")
+        elif reduce in ("mean", "sum", "ratio"):
+            cell.top += top
+            cell.bottom += bottom
+        elif reduce == "last":
+            cell.top = top
         else:
-            old.top = max(old.top, new.top) if new.reduce == "max" else min(old.top, new.top)
+            cell.top = max(cell.top, top) if reduce == "max" else min(cell.top, top)
 
 
 def _value(cell: _Cell) -> float:

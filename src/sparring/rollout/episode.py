@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Protocol
 
@@ -55,33 +53,41 @@ class GuardedEnv:
 
     async def open(self, task: Task, box: Sandbox | None) -> Observation:
         """Open the world. Raises EnvError for whatever its code raises."""
-        async with self._measured("env.open"):
+        with _Measured(self, "env.open"):
             return await self._env.open(task, box)
 
     async def step(self, reply: Message) -> Observation:
         """Answer a reply. Raises EnvError for whatever its code raises."""
-        async with self._measured("env.step"):
+        with _Measured(self, "env.step"):
             return await self._env.step(reply)
 
     async def score(self, trajectory: Trajectory) -> Score | None:
         """Score a trajectory. Raises EnvError for whatever its code raises; a JudgeError passes through."""
-        async with self._measured("env.score"):
+        with _Measured(self, "env.score"):
             return await self._env.score(trajectory)
 
     async def close(self) -> None:
         """Close the world. Raises EnvError for whatever its code raises."""
-        async with self._measured("env.close"):
+        with _Measured(self, "env.close"):
             await self._env.close()
 
-    @asynccontextmanager
-    async def _measured(self, where: str) -> AsyncIterator[None]:
-        clock = asyncio.get_running_loop().time
-        started = clock()
-        try:
-            with boundary(EnvError, where):
-                yield
-        finally:
-            self.world_s += clock() - started
+
+class _Measured(boundary):
+    """The boundary around one call of a world, under a stopwatch."""
+
+    __slots__ = ("_clock", "_env", "_started")
+
+    def __init__(self, env: GuardedEnv, where: str) -> None:
+        super().__init__(EnvError, where)
+        self._env = env
+        self._clock = asyncio.get_running_loop().time
+
+    def __enter__(self) -> None:
+        self._started = self._clock()
+
+    def __exit__(self, kind: object, cause: BaseException | None, trace: object) -> None:
+        self._env.world_s += self._clock() - self._started
+        super().__exit__(kind, cause, trace)
 
 
 class RunningEpisode:

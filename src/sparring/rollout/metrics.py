@@ -50,12 +50,14 @@ def length_bias(values: Mapping[str, float]) -> dict[str, float]:
 
 def _measure_rollout(metrics: Metrics, rollout: Rollout) -> None:
     """Counts and times of one usable rollout."""
-    metrics.add("rollout/tokens_mean", sampled_tokens(rollout))
-    metrics.add("rollout/tokens", sampled_tokens(rollout), "sum")
+    tokens = sampled_tokens(rollout)
+    metrics.add("rollout/tokens_mean", tokens)
+    metrics.add("rollout/tokens", tokens, "sum")
     metrics.add("rollout/turns", sum(t.usage.turns for t in rollout.trajectories))
     metrics.add("rollout/tool_calls", sum(t.usage.tool_calls for t in rollout.trajectories))
+    ended = rollout.outcome.kind
     for kind in ("completed", "truncated", "policy_failed"):
-        metrics.add(f"rollout/{kind}", float(rollout.outcome.kind == kind))
+        metrics.add(f"rollout/{kind}", float(ended == kind))
     wall_s = rollout.trajectories[0].timing.wall_s
     metrics.add("rollout/wall_s_mean", wall_s)
     metrics.add("rollout/wall_s_max", wall_s, "max")
@@ -64,4 +66,4 @@ def _measure_rollout(metrics: Metrics, rollout: Rollout) -> None:
 
 def sampled_tokens(rollout: Rollout) -> int:
     """Tokens that our models sampled, over all roles."""
-    return sum(t.usage.sampled_tokens for t in rollout.trajectories)
+    return sum([t.usage.sampled_tokens for t in rollout.trajectories])
