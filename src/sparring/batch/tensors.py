@@ -5,6 +5,7 @@ Shapes: N tokens, one for each distinct prefix of a row; B rows; M weighted toke
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -109,11 +110,11 @@ class _Flat:
 
     def column(self, values: Iterable[Sequence[float] | None], absent: float, dtype: type) -> np.ndarray:
         """[T]: the values of each row, `absent` where it has none."""
-        column = np.full(self.offsets[-1], absent, dtype)
-        for place, of_row in enumerate(values):
-            if of_row is not None:
-                column[self.offsets[place] : self.offsets[place + 1]] = of_row
-        return column
+        code = "q" if np.issubdtype(dtype, np.integer) else "d"
+        packed = bytearray()  # `struct` reads a tuple twice as fast as numpy does
+        for of_row, length in zip(values, self.lengths.tolist(), strict=True):
+            packed += struct.pack(f"{length}{code}", *((absent,) * length if of_row is None else of_row))
+        return np.frombuffer(packed, code).astype(dtype)
 
     def of_each(self, values: Sequence[float], dtype: type) -> np.ndarray:
         """[T]: one value per row, for each of its tokens."""

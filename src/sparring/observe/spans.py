@@ -26,15 +26,17 @@ class Spans:
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
         """Do the body as activity `name`."""
-        self._turn()
+        if name not in self._active:  # only then does what goes on change
+            self._turn()
         self._active[name] += 1
         try:
             yield
         finally:
-            self._turn()
-            self._active[name] -= 1
-            if not self._active[name]:
+            if self._active[name] == 1:
+                self._turn()
                 del self._active[name]
+            else:
+                self._active[name] -= 1
 
     def shares(self) -> dict[str, float]:
         """Shares of the time since the last call, and start over.

@@ -8,6 +8,11 @@ from collections.abc import Sequence
 from sparring.types import Message, ToolCall, ToolSpec
 
 
+# made once: `json.dumps` with any option makes an encoder for every call
+_plain = json.JSONEncoder(default=dict)
+_sorted = json.JSONEncoder(default=dict, sort_keys=True)
+
+
 def message_key(message: Message) -> str:
     """Equal for messages that differ only in form: None or empty, order and spacing of JSON arguments, blanks around a
     reply, names and ids that only link a tool's answer to its call (order links them as well)."""
@@ -31,10 +36,10 @@ def conversation_key(messages: Sequence[Message]) -> tuple[str, ...]:
 
 def tools_key(tools: Sequence[ToolSpec]) -> str:
     """Equal for equal tool lists; the prompt prints the tools, so other tools are another conversation."""
-    return json.dumps([[t.name, t.description, t.parameters] for t in tools], default=dict)
+    return _plain.encode([[t.name, t.description, t.parameters] for t in tools])
 
 
 def _call_key(call: ToolCall) -> list[str]:
     if call.arguments is None:
         return [call.name, "malformed", call.raw]
-    return [call.name, "called", json.dumps(call.arguments, sort_keys=True, default=dict)]
+    return [call.name, "called", _sorted.encode(call.arguments)]

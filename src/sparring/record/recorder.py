@@ -222,6 +222,8 @@ class RecordedSession:
 
     def _named(self, reply: Message) -> Message:
         """Ids that a parser numbered per reply become unique in the conversation; ids of the format itself stay."""
+        if not reply.tool_calls:
+            return reply
         calls = tuple(
             dataclasses.replace(call, id=f"call_{self.usage.turns}_{number}") if call.id == f"call_{number}" else call
             for number, call in enumerate(reply.tool_calls)

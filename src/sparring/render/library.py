@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from renderers import ToolCallParseStatus
 
 from sparring.errors import PolicyFailure, boundary
@@ -33,7 +33,7 @@ class LibraryRenderer:
         without = library.render(_PROBE).token_ids
         with_prompt = library.render(_PROBE, add_generation_prompt=True).token_ids
         self._generation_prompt = tuple(with_prompt[len(without) :])
-        self._remembered: dict[str, Rendered] = {}
+        self._remembered: dict[bytes, Rendered] = {}
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -42,16 +42,16 @@ class LibraryRenderer:
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool = True) -> Rendered:
         """A whole conversation as ids [T], ending where the next reply begins when `generation`."""
-        dicts, tool_list = message_dicts(messages), tool_dicts(tools)
-        key = json.dumps([dicts, tool_list, generation], default=dict)
-        if key not in self._remembered:
-            rendered = self._rendered(dicts, tool_list, generation)
-            if len(rendered.tokens) > _REMEMBERED_TOKENS:
-                return rendered
+        key = _key(messages, tools, generation)
+        known = None if key is None else self._remembered.get(key)
+        if known is not None:
+            return known
+        rendered = self._rendered(message_dicts(messages), tool_dicts(tools), generation)
+        if key is not None and len(rendered.tokens) <= _REMEMBERED_TOKENS:
             self._remembered[key] = rendered
             if len(self._remembered) > _REMEMBERED_RENDERS:
                 del self._remembered[next(iter(self._remembered))]
-        return self._remembered[key]
+        return rendered
 
     def bridge(
         self,
@@ -112,6 +112,15 @@ class LibraryRenderer:
         for start, token in enumerate(tokens):
             if prefix and token == prefix[0] and tuple(tokens[start : start + len(prefix)]) == prefix:
                 sampled[start : start + len(prefix)] = [False] * len(prefix)
+
+
+def _key(messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> bytes | None:
+    """Different for all that may render differently (1, 1.0 and True are); None for what has no bytes: an integer beyond
+    64 bits, a lone surrogate, an argument that is no plain data."""
+    try:
+        return msgspec.msgpack.encode((tuple(messages), tuple(tools), generation))
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _call(number: int, parsed: Any) -> ToolCall:
