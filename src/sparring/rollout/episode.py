@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Protocol
 
 from sparring.errors import EnvError, InfraError, boundary
@@ -123,7 +122,6 @@ class RunningEpisode:
 
     def trajectories(self, outcome: Outcome, timing: Timing) -> tuple[Trajectory, ...]:
         """What was recorded, one trajectory per role, the policy's first. Each session adds its `generate_s` to `timing`."""
-        timing = replace(timing, world_s=self.env.world_s)
         return tuple(session.trajectory(outcome, timing) for session in self._sessions.values())
 
     async def close(self) -> list[InfraError]:

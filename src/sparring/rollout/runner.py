@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from sparring.errors import EngineError, EnvError, InfraError, JudgeError, LimitReached, PolicyFailure, SandboxError, boundary
 from sparring.protocols import Boxes, EnvFactory, Harness
@@ -84,7 +86,8 @@ class RolloutRunner:
         Raises:
             CancelledError: the awaiting task was cancelled; world, box and sessions are closed.
         """
-        task = replace(task, limits=self.config.limits(task.limits))
+        limits = self.config.limits(task.limits)
+        task = task if limits == task.limits else replace(task, limits=limits)
         broken: list[Rollout] = []
         for attempt in range(self.config.retries + 1):
             if attempt:
@@ -93,8 +96,8 @@ class RolloutRunner:
             with boundary(EnvError, "env"):
                 env = self._factory.make()
             episode = RunningEpisode(task, env, self._recorder, rollout_id=name, seed=seed, priority=priority)
-            blank = Rollout(id=name, task=task, index=index, attempt=attempt, purpose=purpose, trajectories=())
-            done = await self._attempt(blank, episode)
+            made = partial(Rollout, id=name, task=task, index=index, attempt=attempt, purpose=purpose)
+            done = await self._attempt(made, episode)
             if done.error is None:
                 return Finished(rollout=done.rollout, score=done.score, broken=tuple(broken))
             if broken and _is_the_policys(done.error, broken[-1], done.rollout):
@@ -104,14 +107,14 @@ class RolloutRunner:
             broken.append(done.rollout)
         return Finished(rollout=broken.pop(), score=None, broken=tuple(broken))
 
-    async def _attempt(self, blank: Rollout, episode: RunningEpisode) -> _Attempt:
-        """One try, its world closed whatever happens."""
+    async def _attempt(self, made: Callable[..., Rollout], episode: RunningEpisode) -> _Attempt:
+        """One try, its world closed whatever happens. `made` takes the trajectories."""
         clock = asyncio.get_running_loop().time
         started, began = time.time(), clock()
 
         def recorded(outcome: Outcome) -> Rollout:
-            timing = Timing(started=started, wall_s=clock() - began)
-            return replace(blank, trajectories=episode.trajectories(outcome, timing))
+            timing = Timing(started=started, wall_s=clock() - began, world_s=episode.env.world_s)
+            return made(trajectories=episode.trajectories(outcome, timing))
 
         try:
             await self._take_box(episode)
