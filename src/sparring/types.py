@@ -141,7 +141,10 @@ class Runs:
 
     def expand(self) -> list[int]:
         """The value of every token."""
-        return [v for n, v in zip(self.lengths, self.values, strict=True) for _ in range(n)]
+        values: list[int] = []
+        for length, value in zip(self.lengths, self.values, strict=True):
+            values += [value] * length
+        return values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
