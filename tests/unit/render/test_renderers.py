@@ -227,3 +227,16 @@ def test_a_demonstration_that_no_prompt_leads_to_is_refused():
 def test_a_lone_surrogate_in_a_message_does_not_stop_a_run():
     renderer = toy_renderer()
     assert "a?b" in renderer.decode(renderer.render([Message(role="user", content="a\ud800b")], ()).tokens)
+
+
+def test_what_is_remembered_is_never_taken_for_what_only_compares_equal():
+    renderer = toy_renderer()
+
+    def ids(x: object) -> tuple[int, ...]:
+        asked = Message(role="assistant", content="", tool_calls=(ToolCall(id="call_0", name="f", arguments={"x": x}),))
+        return renderer.render([user("Hi"), asked, answer("1")], (TOOL,)).tokens
+
+    values = [1, True, 1.0, 0.0, -0.0, "1", 2**70, "\ud800", [1], None]
+    first = [ids(value) for value in values]
+    assert len(set(first)) == len(values)
+    assert [ids(value) for value in values] == first
