@@ -15,7 +15,7 @@ from sparring.model.attention import CONTEXT, Attention
 from sparring.model.decoder import Decoder
 from sparring.model.layers import RowLinear
 
-Forward = Callable[[torch.Tensor, torch.Tensor, Attention], torch.Tensor]
+Forward = Callable[[torch.Tensor, torch.Tensor, Attention, torch.Tensor | None], torch.Tensor]
 
 
 class CausalModel:
@@ -40,18 +40,21 @@ class CausalModel:
         weight = module.get_input_embeddings().weight
         self.dtype, self.device = weight.dtype, weight.device
 
-    def hidden(self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
+    def hidden(
+        self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Hidden states after the final norm.
 
         Args:
             tokens: [N] int64.
             positions: [N] int64, the place of each token in its own sequence.
             attention: how the tokens lie.
+            rows: [M] int64, which of the N are wanted, in which order; one may be wanted more than once. None for all.
 
         Returns:
-            [N, D]; with a graph when gradients are on.
+            [N, D], or [M, D] with `rows`; with a graph when gradients are on.
         """
-        return self._forward(tokens, positions, attention)
+        return self._forward(tokens, positions, attention, rows)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden[M, D] -> [M, V] float32 (in exact numerics never rounded to bfloat16 on the way)."""
@@ -94,11 +97,14 @@ class LibraryForward:
     def __init__(self, module: nn.Module) -> None:
         self.body = module.base_model
 
-    def __call__(self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
-        """tokens[N], positions[N] -> [N, D]."""
+    def __call__(
+        self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """tokens[N], positions[N] -> [N, D], or [M, D] with rows[M]."""
         context = {CONTEXT: attention}
         out = self.body(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **context)
-        return out.last_hidden_state[0]
+        hidden = out.last_hidden_state[0]
+        return hidden if rows is None else hidden.index_select(0, rows)
 
 
 def forward_of(module: nn.Module, *, lean: bool, gradient_checkpointing: bool) -> Forward:

@@ -13,7 +13,7 @@ import torch
 
 from sparring.errors import refusal
 from sparring.model.kernels import gradients
-from sparring.model.kernels.compiled_path import CompiledPath, compiled_path
+from sparring.model.kernels.compiled_path import CompiledPath, Norms, compiled_path
 from sparring.model.kernels.pages import BLOCK, KvPages, PagedRows
 from sparring.model.kernels.torch_path import TorchPath
 
@@ -21,6 +21,7 @@ __all__ = [
     "KvPages",
     "PackedWeight",
     "PagedRows",
+    "add_rms_norm",
     "attention_packed",
     "attention_paged",
     "linear",
@@ -31,6 +32,8 @@ __all__ = [
     "sample",
     "silu",
     "silu_mul",
+    "split_heads",
+    "swiglu",
     "token_logprobs",
     "use",
 ]
@@ -157,6 +160,54 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     if torch.is_grad_enabled() and x.requires_grad:
         return gradients.Rope.apply(x, cos, sin, _current())
     return _current().rope(x, cos, sin, False)
+
+
+def add_rms_norm(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """x + y and rms_norm(x + y), x[N, D], y[N, D], weight[D]: the same bits as the two operations."""
+    if x.dim() != 2 or x.shape != y.shape or weight.shape != x.shape[1:] or not (x.dtype is y.dtype is weight.dtype):
+        got = f"x {tuple(x.shape)} {x.dtype}, y {tuple(y.shape)} {y.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
+        raise refusal("add_rms_norm", "x[N, D], y[N, D] and weight[D] of one dtype", got, "reshape or cast")
+    x, y = x.contiguous(), y.contiguous()
+    if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad or weight.requires_grad):
+        return gradients.AddRmsNorm.apply(x, y, weight, eps, _current())
+    return _current().add_rms_norm(x, y, weight, eps)
+
+
+def split_heads(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    norms: Norms | None,
+    num_heads: int,
+    num_kv_heads: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values side by side, qkv[N, (H + 2 G) d] -> q[N, H, d], k[N, G, d], v[N, G, d].
+
+    Each head of q and k goes through `rms_norm` (where there are `norms`: weights [d] for q and k, epsilon) and `rope` with
+    cos[N, d], sin[N, d], to the same bits. No gradient to cos and sin.
+    """
+    tokens, size = cos.shape
+    fits = qkv.shape == (tokens, (num_heads + 2 * num_kv_heads) * size) and sin.shape == cos.shape and size % 2 == 0
+    if not fits or (norms is not None and not all(w.shape == (size,) and w.dtype is qkv.dtype for w in norms[:2])):
+        got = f"qkv {tuple(qkv.shape)} {qkv.dtype}, cos {tuple(cos.shape)} for {num_heads} and {num_kv_heads} heads"
+        raise refusal("split_heads", "qkv[N, (H + 2 G) d], cos, sin[N, d], norm weights [d]", got, "reshape or cast")
+    angles = tuple(t.to(qkv.dtype).contiguous() for t in (cos, sin))
+    qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
+    weights = (None, None) if norms is None else norms[:2]
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (qkv, *weights)):
+        shape = (num_heads, num_kv_heads, 0.0 if norms is None else norms[2])
+        return gradients.SplitHeads.apply(qkv, *weights, angles, shape, _current())
+    return _current().split_heads(qkv, angles, norms, num_heads, num_kv_heads)
+
+
+def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up (Shazeer 2020, eq. 6) of gate and up side by side, gate_up[N, 2 I] -> [N, I]; the bits of `silu_mul`."""
+    if gate_up.dim() != 2 or gate_up.shape[1] % 2:
+        raise refusal("swiglu", "gate_up[N, 2 I]", str(tuple(gate_up.shape)), "check the projections")
+    gate_up = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
+    if torch.is_grad_enabled() and gate_up.requires_grad:
+        return gradients.SwiGlu.apply(gate_up, _current())
+    return _current().swiglu(gate_up)
 
 
 def attention_packed(
