@@ -13,7 +13,9 @@ from torch import nn
 from sparring.errors import WeightsError
 from sparring.model.attention import CONTEXT, Attention
 from sparring.model.decoder import Decoder
+from sparring.model.kernels import ops
 from sparring.model.layers import RowLinear
+from sparring.model.step import DecoderStep, Slots
 
 Forward = Callable[[torch.Tensor, torch.Tensor, Attention], torch.Tensor]
 
@@ -86,6 +88,14 @@ class CausalModel:
         for part in self.module.modules():
             if isinstance(part, RowLinear):
                 part.refresh()
+        if isinstance(self._forward, Decoder):
+            self._forward.refresh()
+
+    def decoder_step(self, pages: ops.KvPages, slots: Slots) -> DecoderStep | None:
+        """A whole step of generation as one call; None where this model or machine computes it operation by operation."""
+        if self.path_name != "exact-kernels" or not isinstance(self._forward, Decoder) or not isinstance(self._head, RowLinear):
+            return None
+        return DecoderStep(self._forward, self._head.product, pages, slots)
 
 
 class LibraryForward:
