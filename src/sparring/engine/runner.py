@@ -5,18 +5,20 @@ Shapes: B sequences, N new tokens, P pages per sequence, M sequences that sample
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Rows
+from itertools import accumulate
+from operator import add
 
-import numpy as np
 import torch
 
 from sparring.engine.scheduler import Chunk
 from sparring.engine.sequence import Sequence
-from sparring.model.attention import Packed, Paged
+from sparring.model.attention import Packed
 from sparring.model.causal import CausalModel
 from sparring.model.head import token_quantities
 from sparring.model.kernels import ops
-from sparring.model.step import Slots, StepRows
+from sparring.model.step import Slots, StepRows, step_of
 
 MASK_64 = (1 << 64) - 1
 
@@ -36,8 +38,7 @@ class Runner:
         )
         longest = min(num_pages, -(-model.max_positions // page_size))
         self._slots = Slots.of(max_running, longest)
-        self._page_size = page_size
-        self._compute = model.decoder_step(self._pages, self._slots) or self._operation_by_operation
+        self._compute = step_of(model, self._pages, self._slots)
 
     def step(self, chunks: list[Chunk]) -> tuple[list[int], list[float]]:
         """Compute the chunks; sample for those that say so, in their order.
@@ -45,8 +46,7 @@ class Runner:
         Returns:
             Tokens and log-probabilities [M].
         """
-        tokens, logprobs = self._compute(self._rows(chunks))
-        return tokens.tolist(), logprobs.tolist()
+        return self._compute(self._rows(chunks))
 
     def score(self, rows: Rows[Rows[int]], temperature: float) -> list[list[float]]:
         """Log-probabilities of tokens[1:] of each row under softmax(logits / temperature), without touching the cache."""
@@ -59,59 +59,32 @@ class Runner:
         return [part.tolist() for part in logprobs.split([len(body) for body in bodies])]
 
     def _rows(self, chunks: list[Chunk]) -> StepRows:
-        sequences = [chunk.sequence for chunk in chunks]
-        known = [self._note(sequence) for sequence in sequences]
-        count = len(chunks)
-        cu_rows = np.zeros(count + 1, np.int32)
-        np.cumsum([chunk.count for chunk in chunks], out=cu_rows[1:])
-        single = cu_rows[-1] == count
-        if single:
-            tokens = [chunk.sequence.tokens[chunk.begin] for chunk in chunks]
+        sequences, begins, counts, samples = zip(*chunks, strict=True)
+        admitted = [self._note(sequence) for sequence in sequences if sequence.stale].count(True)
+        if all(count == 1 for count in counts):
+            cu_rows = range(len(chunks) + 1)
+            tokens = [sequence.tokens[begin] for sequence, begin in zip(sequences, begins, strict=True)]
         else:
-            tokens = [token for chunk in chunks for token in chunk.sequence.tokens[chunk.begin : chunk.begin + chunk.count]]
+            cu_rows = accumulate(counts, initial=0)
+            tokens = [token for sequence, begin, count, _ in chunks for token in sequence.tokens[begin : begin + count]]
         return StepRows(
-            slots=np.array([sequence.slot for sequence in sequences], np.int32),
-            cu_rows=cu_rows,
-            lengths=np.array([chunk.begin + chunk.count for chunk in chunks], np.int32),
-            tokens=np.array(tokens, np.int64),
-            samples=np.array([chunk.samples for chunk in chunks]),
+            slots=array("i", [sequence.slot for sequence in sequences]),
+            cu_rows=array("i", cu_rows),
+            lengths=array("i", map(add, begins, counts)),
+            tokens=array("q", tokens),
+            samples=array("B", samples),
             # a page that another sequence fills in this step is only found by one that is admitted in it
-            independent=bool(single) and all(known),
+            independent=len(tokens) == len(chunks) and not admitted,
         )
 
-    def _operation_by_operation(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `DecoderStep` does, for every model and every numerics."""
-        slots, ends = rows.slots, torch.from_numpy(rows.lengths)
-        cu_rows = torch.from_numpy(rows.cu_rows)
-        width = -(-int(rows.lengths.max()) // self._page_size)
-        tables = torch.from_numpy(self._slots.tables[slots, :width])
-        counts = cu_rows.diff()
-        positions = torch.arange(len(rows.tokens)) + torch.repeat_interleave(ends - cu_rows[1:], counts)
-        where = Paged(self._pages, ops.PagedRows(tables, cu_rows, ends))
-        hidden = self._model.hidden(torch.from_numpy(rows.tokens), positions, where)
-        sampling = torch.from_numpy(rows.samples)
-        if not rows.samples.any():
-            return torch.empty(0, dtype=torch.int64), torch.empty(0)
-        chosen = slots[rows.samples]
-        return ops.sample(
-            self._model.logits(hidden.index_select(0, cu_rows[1:][sampling].long() - 1)),
-            torch.from_numpy(self._slots.temperature[chosen]),
-            torch.from_numpy(self._slots.top_k[chosen]),
-            torch.from_numpy(self._slots.top_p[chosen]),
-            torch.from_numpy(self._slots.seeds[chosen]),
-            ends[sampling].long(),
-        )
-
-    def _note(self, sequence: Sequence) -> int:
-        """Bring a sequence's slot up to date; pages are only ever appended while it runs. How many were known before."""
+    def _note(self, sequence: Sequence) -> bool:
+        """Bring a sequence's slot up to date; pages are only ever appended while it runs. Whether it is new there."""
         known, pages = sequence.table_length, sequence.pages
-        if known == len(pages):
-            return known
         slots, slot = self._slots, sequence.slot
         if known == 0:
             sampling = sequence.request.sampling
             slots.temperature[slot], slots.top_k[slot], slots.top_p[slot] = sampling.temperature, sampling.top_k, sampling.top_p
             slots.seeds[slot] = sampling.seed & MASK_64
         slots.tables[slot, known : len(pages)] = pages[known:]
-        sequence.table_length = len(pages)
-        return known
+        sequence.table_length, sequence.stale = len(pages), False
+        return known == 0

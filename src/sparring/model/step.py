@@ -1,11 +1,12 @@
-"""One step of generation as one call of the compiled kernels: new tokens in, sampled tokens out.
+"""One step of generation: new tokens in, sampled tokens out. Operation by operation, or as one call of the compiled kernels.
 
-The same numbers as `CausalModel.hidden`, `logits` and `ops.sample` one after the other, without what lies between them.
+Both give the same numbers to the bit; the one call has nothing between its operations and a better use for a second thread.
 B sequences, N new rows, M sequences that sample, P pages of a table, S slots.
 """
 
 from __future__ import annotations
 
+from array import array
 from ctypes import addressof, byref
 from operator import is_
 from typing import NamedTuple
@@ -14,10 +15,15 @@ import numpy as np
 import torch
 
 from sparring.errors import refusal
+from sparring.model.attention import Paged
+from sparring.model.causal import CausalModel
 from sparring.model.decoder import Decoder, Layer
 from sparring.model.kernels import ops
 from sparring.model.kernels.decoder_step import DecoderPlan, LayerPlan, StepPlan, Weight
-from sparring.model.layers import Product, RowNorm
+from sparring.model.layers import Product, RowLinear, RowNorm
+
+
+WORK_PER_THREAD = 1_500_000
 
 
 class Slots(NamedTuple):
@@ -45,50 +51,83 @@ class Slots(NamedTuple):
 
 
 class StepRows(NamedTuple):
-    """The new rows of one step, as `ops.PagedRows` has them, by slot.
+    """The new rows of one step, as `ops.PagedRows` has them, by slot. Plain arrays: filling these costs the least.
 
-    slots [B] int32; cu_rows [B + 1] int32; lengths [B] int32 with the new rows; tokens [N] int64; samples [B] bool: its last
+    slots "i" [B]; cu_rows "i" [B + 1]; lengths "i" [B] with the new rows; tokens "q" [N]; samples "B" [B]: 1 where the last
     row gives the next token. `independent`: no sequence reads keys that another one writes in this step.
     """
 
-    slots: np.ndarray
-    cu_rows: np.ndarray
-    lengths: np.ndarray
-    tokens: np.ndarray
-    samples: np.ndarray
+    slots: array[int]
+    cu_rows: array[int]
+    lengths: array[int]
+    tokens: array[int]
+    samples: array[int]
     independent: bool
 
 
+class OperationStep:
+    """A step operation by operation: for every model, every numerics and every device."""
+
+    def __init__(self, model: CausalModel, pages: ops.KvPages, slots: Slots) -> None:
+        self._model, self._pages, self._slots = model, pages, slots
+
+    def __call__(self, rows: StepRows) -> tuple[list[int], list[float]]:
+        """Compute the rows; tokens [M] and log-probabilities [M] of those that sample."""
+        slots, cu_rows, ends = (torch.frombuffer(values, dtype=torch.int32) for values in (rows.slots, rows.cu_rows, rows.lengths))
+        tokens, sampling = torch.frombuffer(rows.tokens, dtype=torch.int64), torch.frombuffer(rows.samples, dtype=torch.bool)
+        width = -(-max(rows.lengths) // self._pages.page_size)
+        tables = torch.from_numpy(self._slots.tables[rows.slots, :width])
+        positions = torch.arange(len(tokens)) + torch.repeat_interleave(ends - cu_rows[1:], cu_rows.diff())
+        where = Paged(self._pages, ops.PagedRows(tables, cu_rows, ends))
+        hidden = self._model.hidden(tokens, positions, where)
+        if 1 not in rows.samples:
+            return [], []
+        chosen = slots[sampling].numpy()
+        sampled, logprobs = ops.sample(
+            self._model.logits(hidden.index_select(0, cu_rows[1:][sampling] - 1)),
+            torch.from_numpy(self._slots.temperature[chosen]),
+            torch.from_numpy(self._slots.top_k[chosen]),
+            torch.from_numpy(self._slots.top_p[chosen]),
+            torch.from_numpy(self._slots.seeds[chosen]),
+            ends[sampling],
+        )
+        return sampled.tolist(), logprobs.tolist()
+
+
 class DecoderStep:
-    """A `Decoder`, its head, pages and slots, ready to be called. Follows every change of the weights."""
+    """A step as one call, for a `Decoder` on the compiled kernels. Follows every change of the weights.
 
-    def __init__(self, decoder: Decoder, head: Product, pages: ops.KvPages, slots: Slots) -> None:
+    A thread takes part for every `work_per_thread` multiplications, because waking one for fewer costs more than the work.
+    """
+
+    def __init__(
+        self, decoder: Decoder, head: Product, pages: ops.KvPages, slots: Slots, *, work_per_thread: int = WORK_PER_THREAD
+    ) -> None:
         self._decoder, self._head, self._pages, self._slots = decoder, head, pages, slots
+        self._work_per_thread = work_per_thread
         self._tensors: list[torch.Tensor | None] = []
+        self._work_per_row = sum(p.packed.num_outputs * p.packed.num_inputs for layer in decoder.layers for p in layer.products)
+        self._work_per_sample = head.packed.num_outputs * head.packed.num_inputs
 
-    def __call__(self, rows: StepRows) -> tuple[np.ndarray, np.ndarray]:
-        """Compute the rows; tokens [M] int64 and log-probabilities [M] float32 of those that sample.
+    def __call__(self, rows: StepRows) -> tuple[list[int], list[float]]:
+        """Compute the rows; tokens [M] and log-probabilities [M] of those that sample.
 
         Raises:
             BadInput: a table is too short or names no page, or a token or position is out of range; nothing was computed.
         """
         self._follow()
-        count = len(rows.slots)
-        sampled, logprobs = np.empty(count, np.int64), np.empty(count, np.float32)
-        arrays = (rows.slots, rows.cu_rows, rows.lengths, rows.tokens, rows.samples)
-        step = StepPlan(
-            *(array.ctypes.data for array in arrays),
-            count,
-            rows.independent,
-            sampled.ctypes.data,
-            logprobs.ctypes.data,
-            torch.get_num_threads(),
-        )
+        slots, cu_rows, lengths, tokens, samples, independent = rows
+        count = samples.count(1)
+        sampled, logprobs = array("q", bytes(8 * count)), array("f", bytes(4 * count))
+        inputs = [values.buffer_info()[0] for values in (slots, cu_rows, lengths, tokens, samples)]
+        outputs = sampled.buffer_info()[0], logprobs.buffer_info()[0]
+        work = len(tokens) * self._work_per_row + count * self._work_per_sample
+        threads = max(1, min(torch.get_num_threads(), work // self._work_per_thread))
+        step = StepPlan(*inputs, len(slots), independent, *outputs, threads)
         bad = ops.decoder_step(byref(self._plan), byref(step), self._pages.dtype)
         if bad != -1:
             self._refuse(bad, rows)
-        sampling = int(np.count_nonzero(rows.samples))
-        return sampled[:sampling], logprobs[:sampling]
+        return sampled.tolist(), logprobs.tolist()
 
     def _follow(self) -> None:
         """Point at the tensors that the model has now. Packing in place keeps them; a replaced parameter does not."""
@@ -165,3 +204,9 @@ class DecoderStep:
         expected = f"a token below {vocabulary} at a position below {len(self._decoder.rotary.cos)}"
         raise refusal(f"decoder step: row {row}", expected, f"token {rows.tokens[row]}", "check the request")
 
+
+def step_of(model: CausalModel, pages: ops.KvPages, slots: Slots) -> DecoderStep | OperationStep:
+    """The one call where the model is of the Llama family and the compiled kernels are in use."""
+    if model.path_name == "exact-kernels" and model.decoder is not None and isinstance(model.head, RowLinear):
+        return DecoderStep(model.decoder, model.head.product, pages, slots)
+    return OperationStep(model, pages, slots)

@@ -60,7 +60,6 @@ namespace {
 
 constexpr int64_t ROWS_OF_A_THREAD = 16;  // fewer, and the weights are the work
 constexpr int64_t BLOCK_ROWS = 96;
-constexpr int64_t WORK_OF_A_THREAD = 1500000;  // multiplications; waking a second thread for fewer costs more than the work
 
 struct Barrier {
     std::atomic<int> arrived{0}, generation{0};
@@ -272,11 +271,7 @@ template <class T> static int64_t decoder_step(const DecoderPlan &plan, const St
     Step<T> step(plan, request, space);
     int64_t bad = step.first_bad();
     if (bad != -1 || step.N == 0) return bad;
-    int64_t weights = step.M * plan.V * plan.D / step.N;  // multiplications of a row
-    for (int64_t l = 0; l < plan.num_layers; l++)
-        for (const Weight *w : {&plan.layers[l].qkv, &plan.layers[l].o, &plan.layers[l].gate_up, &plan.layers[l].down})
-            weights += w->M * w->K;
-    int64_t threads = larger(1, smaller(request.threads, step.N * weights / WORK_OF_A_THREAD));
+    int64_t threads = request.threads;
     Division division = step.N < ROWS_OF_A_THREAD * threads ? BY_COLUMNS : request.independent ? APART : BY_ROWS;
     if (threads == 1) {
         step.walk({APART, 0, 1, BLOCK_ROWS, nullptr});
