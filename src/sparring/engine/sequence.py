@@ -100,5 +100,6 @@ class Sequence:
 
 def _joined(lengths: list[int], values: tuple[int, ...]) -> Runs:
     """Neighbours of one value as one run."""
-    runs = [(value, sum(length for _, length in same)) for value, same in groupby(zip(values, lengths, strict=True), itemgetter(0))]
+    pieces = groupby(zip(values, lengths, strict=True), itemgetter(0))
+    runs = [(value, sum(length for _, length in same)) for value, same in pieces]
     return Runs(lengths=tuple(length for _, length in runs), values=tuple(value for value, _ in runs))

@@ -73,7 +73,7 @@ class OperationStep:
 
     def __call__(self, rows: StepRows) -> tuple[list[int], list[float]]:
         """Compute the rows; tokens [M] and log-probabilities [M] of those that sample."""
-        slots, cu_rows, ends = (torch.frombuffer(values, dtype=torch.int32) for values in (rows.slots, rows.cu_rows, rows.lengths))
+        slots, cu_rows, ends = (torch.frombuffer(values, dtype=torch.int32) for values in rows[:3])
         tokens, sampling = torch.frombuffer(rows.tokens, dtype=torch.int64), torch.frombuffer(rows.samples, dtype=torch.bool)
         width = -(-max(rows.lengths) // self._pages.page_size)
         tables = torch.from_numpy(self._slots.tables[rows.slots, :width])
