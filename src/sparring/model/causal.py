@@ -21,7 +21,8 @@ Forward = Callable[[torch.Tensor, torch.Tensor, Attention, torch.Tensor | None],
 class CausalModel:
     """One module, two uses. Made by `load`; not safe for use from two threads at once.
 
-    `path_name` is the numerics actually in use: "exact-kernels", "exact-torch" or "fast".
+    `path_name` is the numerics actually in use: "exact-kernels", "exact-torch" or "fast". `decoder` is the forward of the
+    Llama family, None for other models; `head` gives logits.
     """
 
     def __init__(self, module: nn.Module, forward: Forward, *, path_name: str, max_positions: int) -> None:
@@ -36,7 +37,8 @@ class CausalModel:
         self.head_dim: int = getattr(text, "head_dim", None) or text.hidden_size // self.num_heads
         self.vocab_size: int = text.vocab_size
         self._forward = forward
-        self._head = module.get_output_embeddings()
+        self.decoder = forward if isinstance(forward, Decoder) else None
+        self.head: nn.Module = module.get_output_embeddings()
         weight = module.get_input_embeddings().weight
         self.dtype, self.device = weight.dtype, weight.device
 
@@ -58,9 +60,9 @@ class CausalModel:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden[M, D] -> [M, V] float32 (in exact numerics never rounded to bfloat16 on the way)."""
-        if isinstance(self._head, RowLinear):
-            return self._head.forward(hidden, torch.float32)
-        return self._head(hidden).float()
+        if isinstance(self.head, RowLinear):
+            return self.head.forward(hidden, torch.float32)
+        return self.head(hidden).float()
 
     def state(self) -> dict[str, torch.Tensor]:
         """Every parameter by its Hugging Face name, a tied weight once; the tensors share the module's storage."""
@@ -89,6 +91,8 @@ class CausalModel:
         for part in self.module.modules():
             if isinstance(part, RowLinear):
                 part.refresh()
+        if self.decoder is not None:
+            self.decoder.refresh()
 
 
 class LibraryForward:

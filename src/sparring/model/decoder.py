@@ -7,22 +7,16 @@ N tokens, D width, H query heads, G key/value heads, d head size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from sparring.model.attention import Attention, attend
 from sparring.model.kernels import ops
+from sparring.model.layers import Product
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 """`model_type`s whose decoder layer is this one, and whose numerics are proven by our own tests."""
-
-
-def side_by_side(*projections: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    """x[N, K] -> the projections' outputs [N, sum of M], one beside the other."""
-    return lambda x: torch.cat([projection.forward(x) for projection in projections], 1)
 
 
 class Layer:
@@ -30,12 +24,15 @@ class Layer:
 
     def __init__(self, layer: nn.Module, index: int) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self.index, self.scale = index, attention.scaling
+        self.index, self.scale, self.head_dim = index, attention.scaling, attention.head_dim
         self.heads = [projection.out_features // attention.head_dim for projection in (attention.q_proj, attention.k_proj)]
-        self.qkv, self.o_proj = side_by_side(attention.q_proj, attention.k_proj, attention.v_proj), attention.o_proj.forward
+        self.qkv, self.o = Product(attention.q_proj, attention.k_proj, attention.v_proj), attention.o_proj.product
+        self.gate_up, self.down = Product(mlp.gate_proj, mlp.up_proj), mlp.down_proj.product
+        self.products = (self.qkv, self.o, self.gate_up, self.down)
         self.q_norm, self.k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
-        self.gate_up, self.down_proj = side_by_side(mlp.gate_proj, mlp.up_proj), mlp.down_proj.forward
         self.input_norm, self.mlp_norm = layer.input_layernorm, layer.post_attention_layernorm
+        norms = (self.input_norm, self.q_norm, self.k_norm, self.mlp_norm)
+        self.norms = tuple(norm for norm in norms if norm is not None)
 
     def __call__(
         self,
@@ -59,13 +56,18 @@ class Layer:
         o = attend(q, k, v, attention, self.index, self.scale).flatten(1)
         if rows is not None:
             x, o = x.index_select(0, rows), o.index_select(0, rows)
-        x, h = add_and_norm(x, self.o_proj(o), self.mlp_norm)
-        return x, self.down_proj(ops.swiglu(self.gate_up(h)))
+        x, h = add_and_norm(x, self.o(o), self.mlp_norm)
+        return x, self.down(ops.swiglu(self.gate_up(h)))
 
     def _head_norms(self) -> tuple[torch.Tensor, torch.Tensor, float] | None:
         if self.q_norm is None:
             return None
         return self.q_norm.weight, self.k_norm.weight, self.q_norm.variance_epsilon
+
+    def refresh(self) -> None:
+        """Pack changed weights anew that are joined here; the others are their modules' own."""
+        self.qkv.refresh()
+        self.gate_up.refresh()
 
 
 def add_and_norm(x: torch.Tensor, y: torch.Tensor | None, norm: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,3 +101,8 @@ class Decoder:
             arguments = (x, y, angles, attention, rows if layer is self.layers[-1] else None)
             x, y = checkpoint(layer, *arguments, use_reentrant=False) if recompute else layer(*arguments)
         return add_and_norm(x, y, self.norm)[1]
+
+    def refresh(self) -> None:
+        """Pack changed weights anew that the layers have joined."""
+        for layer in self.layers:
+            layer.refresh()

@@ -49,8 +49,9 @@ _TYPED_SIGNATURES: dict[str, tuple[Any, ...]] = {
     "attention_packed": (*[_P] * 7, *[_I] * 4, _F, _T),
     "attention_backward": (*[_P] * 11, *[_I] * 4, _F, _T),
     "attention_paged": (*[_P] * 6, _I, _I, *[_P] * 3, *[_I] * 5, _F, _T),
+    "decoder_step": (_P, _P),
 }
-_RETURNING = ("has_tiles", "token_logprobs", "attention_paged")
+_RETURNING = ("has_tiles", "token_logprobs", "attention_paged", "decoder_step")
 _SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
@@ -361,6 +362,10 @@ class CompiledPath:
         pointers = [t.data_ptr() for t in (logits, *requests, tokens, logprobs)]
         self._f["sample"](*pointers, rows, vocabulary, torch.get_num_threads())
         return tokens, logprobs
+
+    def decoder_step(self, plan: Any, step: Any, dtype: torch.dtype) -> int:
+        """Pointers to a `DecoderPlan` and a `StepPlan`; -1, or which sequence or row is wrong."""
+        return self._t["decoder_step"][dtype](plan, step)
 
 
 def compiled_path() -> CompiledPath | None:

@@ -13,21 +13,22 @@ class Linear(Function):
     """y = x W^T + b. The gradients are plain matrix products: they need to be right and repeatable, not row-invariant."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: Any, packed: Any, path: Any, dtype: Any) -> torch.Tensor:
-        """x[N, K] -> y[N, M]; `weight` is where dW goes, `packed` what is multiplied."""
-        ctx.save_for_backward(x, weight)
+    def forward(ctx: Any, x: torch.Tensor, bias: Any, packed: Any, path: Any, dtype: Any, *weights: torch.Tensor) -> torch.Tensor:
+        """x[N, K] -> y[N, M]; `weights` is where dW goes, `packed` what is multiplied."""
+        ctx.save_for_backward(x, *weights)
         return path.linear(x.contiguous(), packed.storage, bias, packed.num_outputs, dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         """dx = dy W, dW = dy^T x, db = sum of dy over rows."""
-        x, weight = ctx.saved_tensors
+        x, *weights = ctx.saved_tensors
         grad = grad.to(x.dtype)
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         dx = grad @ weight if ctx.needs_input_grad[0] else None
-        dw = grad.t() @ x if ctx.needs_input_grad[1] else None
-        db = grad.sum(0) if ctx.needs_input_grad[2] else None
-        return dx, dw, db, None, None, None
+        db = grad.sum(0) if ctx.needs_input_grad[1] else None
+        dw = (grad.t() @ x).split([w.shape[0] for w in weights]) if any(ctx.needs_input_grad[5:]) else [None] * len(weights)
+        return dx, db, None, None, None, *dw
 
 
 class RmsNorm(Function):

@@ -131,22 +131,38 @@ template <class T> static inline void store_tail(T *p, int64_t count, v16 a) {
     memcpy(p, values, count * sizeof(T));
 }
 
-// Lane sum by halving: lane i + lane (i + 8), then 4, 2, 1.
+// Folds by halving: lane i with lane i + 8, then 4, 2, 1.
+#ifdef SPARRING_AVX512
 static inline float lane_sum(v16 a) {
-    alignas(64) float lanes[LANES];
-    store(lanes, a);
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) lanes[i] = lanes[i] + lanes[i + half];
-    return lanes[0];
+    __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
 static inline float lane_max(v16 a) {
+    __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+#else
+template <class Fold> static inline float fold_lanes(v16 a, Fold fold) {
     alignas(64) float lanes[LANES];
     store(lanes, a);
-    float best = lanes[0];
-    for (int i = 1; i < LANES; i++) best = lanes[i] > best ? lanes[i] : best;
-    return best;
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) lanes[i] = fold(lanes[i], lanes[i + half]);
+    return lanes[0];
 }
+
+static inline float lane_sum(v16 a) {
+    return fold_lanes(a, [](float x, float y) { return x + y; });
+}
+
+static inline float lane_max(v16 a) {
+    return fold_lanes(a, [](float x, float y) { return x > y ? x : y; });
+}
+#endif
 
 // Rows become columns: four stages, each of which exchanges one bit of the row's number with that bit of the lane's.
 static inline void transpose(v16 (&rows)[LANES]) {
