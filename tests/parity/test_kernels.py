@@ -49,6 +49,19 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     return x * cos.unsqueeze(1) + torch.cat((-b, a), -1) * sin.unsqueeze(1)
 
 
+def add_rms_norm(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x + y, rms_norm(x + y, weight)
+
+
+def split_heads(qkv: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Four heads, two key/value heads of 40; without weights no norms."""
+    q, k, v = (part.unflatten(1, (-1, 40)) for part in qkv.split([160, 80, 80], 1))
+    cos, sin = (t.to(qkv.dtype) for t in ANGLES)
+    if weights:
+        q, k = rms_norm(q, weights[0]), rms_norm(k, weights[1])
+    return rope(q, cos, sin), rope(k, cos, sin), v
+
+
 def logprob_and_entropy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     log_p = torch.log_softmax(logits / TEMPERATURE.to(logits.dtype).unsqueeze(1), 1)
     return log_p.gather(1, TARGETS.unsqueeze(1))[:, 0], -(log_p * log_p.exp()).sum(1)
@@ -60,6 +73,7 @@ def error(ours: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 TARGETS, TEMPERATURE = torch.arange(50) * 17 % 900, torch.linspace(0.5, 1.5, 50)
+ANGLES = (random(150, 40, seed=7), random(150, 40, seed=8))
 CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "linear": (
         lambda x, w, b: ops.linear(x, ops.pack(w), b),
@@ -69,6 +83,22 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[torch.Tenso
     "rms_norm": (lambda x, w: ops.rms_norm(x, w, 1e-6), rms_norm, (random(200, 72), random(72, seed=1))),
     "silu": (ops.silu, F.silu, (random(31, 37) * 4,)),
     "silu_mul": (ops.silu_mul, lambda a, b: F.silu(a) * b, (random(31, 37) * 4, random(31, 37, seed=1))),
+    "add_rms_norm": (
+        lambda x, y, w: ops.add_rms_norm(x, y, w, 1e-6),
+        add_rms_norm,
+        (random(200, 72), random(200, 72, seed=3), random(72, seed=1)),
+    ),
+    "split_heads": (lambda x: ops.split_heads(x, *ANGLES, None, 4, 2), split_heads, (random(150, 320),)),
+    "split_heads with norms": (
+        lambda x, q, k: ops.split_heads(x, *ANGLES, (q, k, 1e-6), 4, 2),
+        split_heads,
+        (random(150, 320), random(40, seed=1), random(40, seed=2)),
+    ),
+    "swiglu": (
+        ops.swiglu,
+        lambda x: F.silu(x.chunk(2, 1)[0]) * x.chunk(2, 1)[1],
+        (torch.cat((random(31, 37) * 4, random(31, 37, seed=1)), 1),),
+    ),
     "attention 48": (
         lambda q, k, v: ops.attention_packed(q, k, v, offsets(), 0.2),
         attention,

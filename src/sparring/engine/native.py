@@ -204,21 +204,23 @@ class NativeEngine:
             self._metrics["failed_steps"] += 1
             self._answers += [(sequence.future, error) for sequence in self._scheduler.discard(chunks)]
             return
-        sampling = [chunk.sequence for chunk in chunks if chunk.samples]
+        self._count(chunks, len(tokens))
+        sampling = [sequence for sequence, _, _, samples in chunks if samples]
         for sequence, token, logprob in zip(sampling, tokens, logprobs, strict=True):
             sequence.append(token, logprob, self._version)
             if sequence.finish_reason:
                 self._scheduler.retire(sequence, self._version)
                 self._answers.append((sequence.future, sequence.completion()))
-        self._count(chunks, len(tokens), time.perf_counter() - started)
+        self._metrics["busy_s"] += time.perf_counter() - started
 
-    def _count(self, chunks: list[Chunk], sampled: int, busy_s: float) -> None:
+    def _count(self, chunks: list[Chunk], sampled: int) -> None:
+        """Before the sampled tokens are taken: whoever has none yet, or has more than one to compute, is being read."""
         metrics = self._metrics
+        reading = [chunk for chunk in chunks if chunk.count > 1 or not chunk.samples or not chunk.sequence.logprobs]
         metrics["steps"] += 1
         metrics["generated_tokens"] += sampled
-        metrics["prefill_tokens"] += sum(chunk.count for chunk in chunks if chunk.count > 1 or len(chunk.sequence.logprobs) < 2)
-        metrics["cached_tokens"] += sum(c.sequence.cached_tokens for c in chunks if c.samples and len(c.sequence.logprobs) == 1)
-        metrics["busy_s"] += busy_s
+        metrics["prefill_tokens"] += sum(chunk.count for chunk in reading)
+        metrics["cached_tokens"] += sum(c.sequence.cached_tokens for c in reading if c.samples and not c.sequence.logprobs)
         metrics["max_running"] = max(metrics["max_running"], len(chunks))
 
     def _commit(self, ref: WeightRef, state: dict[str, torch.Tensor]) -> None:
@@ -237,6 +239,8 @@ class NativeEngine:
 
     def _wake(self) -> None:
         """One call into each event loop for everything that finished in this step."""
+        if not self._answers:
+            return
         by_loop: dict[asyncio.AbstractEventLoop, list[Answer]] = defaultdict(list)
         for future, result in self._answers:
             by_loop[future.get_loop()].append((future, result))

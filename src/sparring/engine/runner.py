@@ -5,17 +5,20 @@ Shapes: B sequences, N new tokens, P pages per sequence, M sequences that sample
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Rows
+from itertools import accumulate
+from operator import add
 
-import numpy as np
 import torch
 
 from sparring.engine.scheduler import Chunk
 from sparring.engine.sequence import Sequence
-from sparring.model.attention import Packed, Paged
+from sparring.model.attention import Packed
 from sparring.model.causal import CausalModel
 from sparring.model.head import token_quantities
 from sparring.model.kernels import ops
+from sparring.model.step import Slots, StepRows, step_of
 
 MASK_64 = (1 << 64) - 1
 
@@ -34,12 +37,8 @@ class Runner:
             dtype=model.dtype,
         )
         longest = min(num_pages, -(-model.max_positions // page_size))
-        self._tables = np.zeros((max_running, longest), np.int32)
-        self._temperature = np.ones(max_running, np.float32)
-        self._top_k = np.zeros(max_running, np.int64)
-        self._top_p = np.ones(max_running, np.float32)
-        self._seeds = np.zeros(max_running, np.uint64)
-        self._page_size = page_size
+        self._slots = Slots.of(max_running, longest)
+        self._compute = step_of(model, self._pages, self._slots)
 
     def step(self, chunks: list[Chunk]) -> tuple[list[int], list[float]]:
         """Compute the chunks; sample for those that say so, in their order.
@@ -47,28 +46,7 @@ class Runner:
         Returns:
             Tokens and log-probabilities [M].
         """
-        for chunk in chunks:
-            self._note(chunk.sequence)
-        slots = np.array([chunk.sequence.slot for chunk in chunks])
-        counts = np.array([chunk.count for chunk in chunks], np.int32)
-        ends = np.array([chunk.begin + chunk.count for chunk in chunks], np.int32)
-        width = -(-int(ends.max()) // self._page_size)
-        cu_rows = np.zeros(len(chunks) + 1, np.int32)
-        np.cumsum(counts, out=cu_rows[1:])
-        if cu_rows[-1] == len(chunks):
-            tokens = np.array([chunk.sequence.tokens[chunk.begin] for chunk in chunks])
-            positions = ends.astype(np.int64) - 1
-        else:
-            tokens = np.concatenate([chunk.sequence.tokens[chunk.begin : chunk.begin + chunk.count] for chunk in chunks])
-            positions = np.concatenate([np.arange(chunk.begin, chunk.begin + chunk.count) for chunk in chunks])
-        rows = ops.PagedRows(
-            torch.from_numpy(self._tables[slots, :width]), torch.from_numpy(cu_rows), torch.from_numpy(ends)
-        )
-        hidden = self._model.hidden(torch.from_numpy(tokens), torch.from_numpy(positions), Paged(self._pages, rows))
-        sampling = [index for index, chunk in enumerate(chunks) if chunk.samples]
-        if not sampling:
-            return [], []
-        return self._sample(hidden, cu_rows[1:][sampling] - 1, slots[sampling], ends[sampling])
+        return self._compute(self._rows(chunks))
 
     def score(self, rows: Rows[Rows[int]], temperature: float) -> list[list[float]]:
         """Log-probabilities of tokens[1:] of each row under softmax(logits / temperature), without touching the cache."""
@@ -80,30 +58,33 @@ class Runner:
         logprobs = token_quantities(self._model, hidden, targets, heat, {"logprob"})["logprob"]
         return [part.tolist() for part in logprobs.split([len(body) for body in bodies])]
 
-    def _sample(
-        self, hidden: torch.Tensor, last: np.ndarray, slots: np.ndarray, positions: np.ndarray
-    ) -> tuple[list[int], list[float]]:
-        """hidden[N, D]; last[M] rows to sample from; slots[M]; positions[M] of the tokens to be sampled."""
-        if len(last) < len(hidden):
-            hidden = hidden.index_select(0, torch.from_numpy(last.astype(np.int64)))
-        tokens, logprobs = ops.sample(
-            self._model.logits(hidden),
-            torch.from_numpy(self._temperature[slots]),
-            torch.from_numpy(self._top_k[slots]),
-            torch.from_numpy(self._top_p[slots]),
-            torch.from_numpy(self._seeds[slots]),
-            torch.from_numpy(positions.astype(np.int64)),
+    def _rows(self, chunks: list[Chunk]) -> StepRows:
+        sequences, begins, counts, samples = zip(*chunks, strict=True)
+        admitted = [self._note(sequence) for sequence in sequences if sequence.stale].count(True)
+        if all(count == 1 for count in counts):
+            cu_rows = range(len(chunks) + 1)
+            tokens = [sequence.tokens[begin] for sequence, begin in zip(sequences, begins, strict=True)]
+        else:
+            cu_rows = accumulate(counts, initial=0)
+            tokens = [token for sequence, begin, count, _ in chunks for token in sequence.tokens[begin : begin + count]]
+        return StepRows(
+            slots=array("i", [sequence.slot for sequence in sequences]),
+            cu_rows=array("i", cu_rows),
+            lengths=array("i", map(add, begins, counts)),
+            tokens=array("q", tokens),
+            samples=array("B", samples),
+            # a page that another sequence fills in this step is only found by one that is admitted in it
+            independent=len(tokens) == len(chunks) and not admitted,
         )
-        return tokens.tolist(), logprobs.tolist()
 
-    def _note(self, sequence: Sequence) -> None:
-        """Bring a sequence's row of the tables up to date; pages are only ever appended while it runs."""
+    def _note(self, sequence: Sequence) -> bool:
+        """Bring a sequence's slot up to date; pages are only ever appended while it runs. Whether it is new there."""
         known, pages = sequence.table_length, sequence.pages
-        if known == len(pages):
-            return
+        slots, slot = self._slots, sequence.slot
         if known == 0:
-            sampling, slot = sequence.request.sampling, sequence.slot
-            self._temperature[slot], self._top_k[slot], self._top_p[slot] = sampling.temperature, sampling.top_k, sampling.top_p
-            self._seeds[slot] = sampling.seed & MASK_64
-        self._tables[sequence.slot, known : len(pages)] = pages[known:]
-        sequence.table_length = len(pages)
+            sampling = sequence.request.sampling
+            slots.temperature[slot], slots.top_k[slot], slots.top_p[slot] = sampling.temperature, sampling.top_k, sampling.top_p
+            slots.seeds[slot] = sampling.seed & MASK_64
+        slots.tables[slot, known : len(pages)] = pages[known:]
+        sequence.table_length, sequence.stale = len(pages), False
+        return known == 0

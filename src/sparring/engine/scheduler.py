@@ -9,14 +9,13 @@ its own back and starts again from its tokens.
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sparring.engine.kv import Idle, KvCache
 from sparring.engine.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """`count` tokens of a sequence from `begin`; `samples` when the last of them is the sequence's last."""
 
     sequence: Sequence
@@ -52,17 +51,18 @@ class Scheduler:
 
     def plan(self, version: int) -> list[Chunk]:
         """The chunks of one step under weights `version`; they count as computed from here on."""
-        preempted = self.num_preempted
-        generating = sum(sequence.pending == 1 for sequence in self._running)
-        budget = self._max_batch_tokens - generating
+        preempted, page_size = self.num_preempted, self.cache.page_size
+        running = [(sequence, sequence.pending) for sequence in self._running]
+        budget = self._max_batch_tokens - sum(pending == 1 for _, pending in running)
         chunks: list[Chunk] = []
         # better ranks first: whoever must give way has a worse rank and is not in the plan yet
-        for sequence in list(self._running):
+        for sequence, pending in running:
             if sequence.slot < 0:
                 continue
-            count = 1 if sequence.pending == 1 else min(sequence.pending, budget)
-            if count and self._grow(sequence, sequence.computed + count):
-                budget -= count if sequence.pending > 1 else 0
+            count = 1 if pending == 1 else min(pending, budget)
+            # a token within a page that is begun needs no other
+            if (pending == 1 and sequence.computed % page_size) or (count and self._grow(sequence, sequence.computed + count)):
+                budget -= count if pending > 1 else 0
                 chunks.append(self._chunk(sequence, count, version))
         while self._waiting and self._slots and budget > 0 and self.num_preempted == preempted:
             if not self._admit(self._waiting[0], version):
@@ -114,12 +114,13 @@ class Scheduler:
         return sequences
 
     def _chunk(self, sequence: Sequence, count: int, version: int) -> Chunk:
-        begin = sequence.computed
-        sequence.computed += count
-        sequence.oldest = version if sequence.oldest is None else min(sequence.oldest, version)
-        if sequence.oldest == version and sequence.computed // self.cache.page_size > len(sequence.digests):
-            self.cache.publish(sequence.pages, sequence.tokens, sequence.computed, version, sequence.digests)
-        return Chunk(sequence, begin, count, samples=sequence.computed == len(sequence.tokens))
+        begin, end = sequence.computed, sequence.computed + count
+        sequence.computed = end
+        if sequence.oldest is None or version < sequence.oldest:
+            sequence.oldest = version
+        if (count > 1 or end % self.cache.page_size == 0) and sequence.oldest == version:
+            self.cache.publish(sequence.pages, sequence.tokens, end, version, sequence.digests)
+        return Chunk(sequence, begin, count, end == len(sequence.tokens))
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Pages for `num_tokens`; False when the sequence itself had to give way."""
@@ -128,6 +129,7 @@ class Scheduler:
             pages = self.cache.take(missing)
             if pages is not None:
                 sequence.pages += pages
+                sequence.stale = True
                 return True
             worst = self._running[-1]
             self._preempt(worst)
@@ -144,7 +146,8 @@ class Scheduler:
             self.cache.drop(pages)
             sequence.digests.clear()
             return False
-        sequence.pages, sequence.computed, sequence.table_length = pages + fresh, known, 0
+        sequence.pages, sequence.computed = pages + fresh, known
+        sequence.table_length, sequence.stale = 0, True
         sequence.oldest = version if known else None
         # a preempted request finds part of its own answer again: only prompt tokens count as cached
         if not sequence.logprobs:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, pairwise
+from operator import itemgetter
 
 from sparring.types import Completion, FinishReason, GenerateRequest, Runs
 
@@ -14,7 +15,10 @@ class Sequence:
     """The tokens of a request so far, and which of them have keys and values in the cache.
 
     `computed` counts tokens whose KV is (or in the planned step will be) in `pages`; `oldest` is the oldest weight version
-    among them, None where there are none. `slot` is the sequence's row in the runner's tables while it runs.
+    among them, None where there are none. `slot` is the sequence's row in the runner's tables while it runs, `table_length`
+    how many pages stand there, `stale` whether there are more by now. `origins` says from which token on the sampling version
+    and the oldest KV version were which: a step touches as little of each request as it can, because computing it empties
+    the caches of the processor.
     """
 
     request: GenerateRequest
@@ -32,9 +36,11 @@ class Sequence:
     cached_tokens: int = 0
     slot: int = -1
     table_length: int = 0
+    stale: bool = True
     logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    kv_versions: list[int] = field(default_factory=list)
+    version: int | None = None
+    kv_version: int | None = None
+    origins: list[tuple[int, int, int]] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
     @staticmethod
@@ -63,10 +69,11 @@ class Sequence:
 
     def append(self, token: int, logprob: float, version: int) -> None:
         """Take a sampled token; sets `finish_reason` when it is the last one."""
+        if version != self.version or self.oldest != self.kv_version:
+            self.version, self.kv_version = version, self.oldest
+            self.origins.append((len(self.logprobs), version, version if self.oldest is None else self.oldest))
         self.tokens.append(token)
         self.logprobs.append(logprob)
-        self.versions.append(version)
-        self.kv_versions.append(version if self.oldest is None else self.oldest)
         if token in self.stop:
             self.finish_reason = "stop"
         elif len(self.logprobs) >= self.max_new:
@@ -74,16 +81,25 @@ class Sequence:
 
     def completion(self) -> Completion:
         """What the caller gets."""
+        versions, kv_versions = self._runs()
         return Completion(
             tokens=tuple(self.tokens[self.num_prompt :]),
             logprobs=tuple(self.logprobs),
             finish_reason=self.finish_reason or "abort",
-            versions=_runs(self.versions),
-            kv_versions=_runs(self.kv_versions),
+            versions=versions,
+            kv_versions=kv_versions,
             cached_tokens=self.cached_tokens,
         )
 
+    def _runs(self) -> tuple[Runs, Runs]:
+        bounds = [*(begin for begin, _, _ in self.origins), len(self.logprobs)]
+        lengths = [end - begin for begin, end in pairwise(bounds)]
+        _, versions, kv_versions = zip(*self.origins, strict=True) if self.origins else ((), (), ())
+        return _joined(lengths, versions), _joined(lengths, kv_versions)
 
-def _runs(values: list[int]) -> Runs:
-    runs = [(sum(1 for _ in same), value) for value, same in groupby(values)]
-    return Runs(lengths=tuple(length for length, _ in runs), values=tuple(value for _, value in runs))
+
+def _joined(lengths: list[int], values: tuple[int, ...]) -> Runs:
+    """Neighbours of one value as one run."""
+    pieces = groupby(zip(values, lengths, strict=True), itemgetter(0))
+    runs = [(value, sum(length for _, length in same)) for value, same in pieces]
+    return Runs(lengths=tuple(length for _, length in runs), values=tuple(value for value, _ in runs))

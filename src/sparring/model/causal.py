@@ -15,13 +15,14 @@ from sparring.model.attention import CONTEXT, Attention
 from sparring.model.decoder import Decoder
 from sparring.model.layers import RowLinear
 
-Forward = Callable[[torch.Tensor, torch.Tensor, Attention], torch.Tensor]
+Forward = Callable[[torch.Tensor, torch.Tensor, Attention, torch.Tensor | None], torch.Tensor]
 
 
 class CausalModel:
     """One module, two uses. Made by `load`; not safe for use from two threads at once.
 
-    `path_name` is the numerics actually in use: "exact-kernels", "exact-torch" or "fast".
+    `path_name` is the numerics actually in use: "exact-kernels", "exact-torch" or "fast". `decoder` is the forward of the
+    Llama family, None for other models; `head` gives logits.
     """
 
     def __init__(self, module: nn.Module, forward: Forward, *, path_name: str, max_positions: int) -> None:
@@ -36,28 +37,32 @@ class CausalModel:
         self.head_dim: int = getattr(text, "head_dim", None) or text.hidden_size // self.num_heads
         self.vocab_size: int = text.vocab_size
         self._forward = forward
-        self._head = module.get_output_embeddings()
+        self.decoder = forward if isinstance(forward, Decoder) else None
+        self.head: nn.Module = module.get_output_embeddings()
         weight = module.get_input_embeddings().weight
         self.dtype, self.device = weight.dtype, weight.device
 
-    def hidden(self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
+    def hidden(
+        self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Hidden states after the final norm.
 
         Args:
             tokens: [N] int64.
             positions: [N] int64, the place of each token in its own sequence.
             attention: how the tokens lie.
+            rows: [M] int64, which of the N are wanted, in which order; one may be wanted more than once. None for all.
 
         Returns:
-            [N, D]; with a graph when gradients are on.
+            [N, D], or [M, D] with `rows`; with a graph when gradients are on.
         """
-        return self._forward(tokens, positions, attention)
+        return self._forward(tokens, positions, attention, rows)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden[M, D] -> [M, V] float32 (in exact numerics never rounded to bfloat16 on the way)."""
-        if isinstance(self._head, RowLinear):
-            return self._head.forward(hidden, torch.float32)
-        return self._head(hidden).float()
+        if isinstance(self.head, RowLinear):
+            return self.head.forward(hidden, torch.float32)
+        return self.head(hidden).float()
 
     def state(self) -> dict[str, torch.Tensor]:
         """Every parameter by its Hugging Face name, a tied weight once; the tensors share the module's storage."""
@@ -86,6 +91,8 @@ class CausalModel:
         for part in self.module.modules():
             if isinstance(part, RowLinear):
                 part.refresh()
+        if self.decoder is not None:
+            self.decoder.refresh()
 
 
 class LibraryForward:
@@ -94,11 +101,14 @@ class LibraryForward:
     def __init__(self, module: nn.Module) -> None:
         self.body = module.base_model
 
-    def __call__(self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
-        """tokens[N], positions[N] -> [N, D]."""
+    def __call__(
+        self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """tokens[N], positions[N] -> [N, D], or [M, D] with rows[M]."""
         context = {CONTEXT: attention}
         out = self.body(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **context)
-        return out.last_hidden_state[0]
+        hidden = out.last_hidden_state[0]
+        return hidden if rows is None else hidden.index_select(0, rows)
 
 
 def forward_of(module: nn.Module, *, lean: bool, gradient_checkpointing: bool) -> Forward:

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sparring.model.attention import Attention, attend
 from sparring.model.kernels import ops
+from sparring.model.layers import Product
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 """`model_type`s whose decoder layer is this one, and whose numerics are proven by our own tests."""
@@ -24,25 +25,56 @@ class Layer:
     def __init__(self, layer: nn.Module, index: int) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.index, self.scale, self.head_dim = index, attention.scaling, attention.head_dim
-        self.q_proj, self.k_proj = attention.q_proj.forward, attention.k_proj.forward
-        self.v_proj, self.o_proj = attention.v_proj.forward, attention.o_proj.forward
+        self.heads = [projection.out_features // attention.head_dim for projection in (attention.q_proj, attention.k_proj)]
+        self.qkv, self.o = Product(attention.q_proj, attention.k_proj, attention.v_proj), attention.o_proj.product
+        self.gate_up, self.down = Product(mlp.gate_proj, mlp.up_proj), mlp.down_proj.product
+        self.products = (self.qkv, self.o, self.gate_up, self.down)
         self.q_norm, self.k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
-        self.gate_proj, self.up_proj, self.down_proj = mlp.gate_proj.forward, mlp.up_proj.forward, mlp.down_proj.forward
         self.input_norm, self.mlp_norm = layer.input_layernorm, layer.post_attention_layernorm
+        norms = (self.input_norm, self.q_norm, self.k_norm, self.mlp_norm)
+        self.norms = tuple(norm for norm in norms if norm is not None)
 
-    def __call__(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attention: Attention) -> torch.Tensor:
-        """x[N, D] -> [N, D]; cos, sin [N, d]."""
-        num_tokens, d = x.shape[0], self.head_dim
-        h = ops.rms_norm(x, self.input_norm.weight, self.input_norm.variance_epsilon)
-        q, k, v = self.q_proj(h), self.k_proj(h), self.v_proj(h)
-        if self.q_norm is not None:
-            q = ops.rms_norm(q.view(-1, d), self.q_norm.weight, self.q_norm.variance_epsilon)
-            k = ops.rms_norm(k.view(-1, d), self.k_norm.weight, self.k_norm.variance_epsilon)
-        q, k = ops.rope(q.view(num_tokens, -1, d), cos, sin), ops.rope(k.view(num_tokens, -1, d), cos, sin)
-        o = attend(q, k, v.view(num_tokens, -1, d), attention, self.index, self.scale)
-        x = x + self.o_proj(o.reshape(num_tokens, -1))
-        h = ops.rms_norm(x, self.mlp_norm.weight, self.mlp_norm.variance_epsilon)
-        return x + self.down_proj(ops.silu_mul(self.gate_proj(h), self.up_proj(h)))
+    def __call__(
+        self,
+        x: torch.Tensor,
+        y: torch.Tensor | None,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        attention: Attention,
+        rows: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream x[N, D] and what is still to be added to it, y[N, D] or nothing -> the same after this layer.
+
+        Args:
+            x: the stream.
+            y: the output of the layer before, which is added where the norm reads the sum anyway.
+            angles: cos and sin, [N, d].
+            attention: how the tokens lie.
+            rows: [M] of the N that go on behind the attention; None for all.
+        """
+        x, h = add_and_norm(x, y, self.input_norm)
+        q, k, v = ops.split_heads(self.qkv(h), *angles, self._head_norms(), *self.heads)
+        o = attend(q, k, v, attention, self.index, self.scale).flatten(1)
+        if rows is not None:
+            x, o = x.index_select(0, rows), o.index_select(0, rows)
+        x, h = add_and_norm(x, self.o(o), self.mlp_norm)
+        return x, self.down(ops.swiglu(self.gate_up(h)))
+
+    def _head_norms(self) -> tuple[torch.Tensor, torch.Tensor, float] | None:
+        if self.q_norm is None:
+            return None
+        return self.q_norm.weight, self.k_norm.weight, self.q_norm.variance_epsilon
+
+    def refresh(self) -> None:
+        """Pack changed weights anew that are joined here; the others are their modules' own."""
+        self.qkv.refresh()
+        self.gate_up.refresh()
+
+
+def add_and_norm(x: torch.Tensor, y: torch.Tensor | None, norm: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    """x + y and its norm; x itself where there is nothing to add."""
+    if y is None:
+        return x, ops.rms_norm(x, norm.weight, norm.variance_epsilon)
+    return ops.add_rms_norm(x, y, norm.weight, norm.variance_epsilon)
 
 
 class Decoder:
@@ -54,11 +86,23 @@ class Decoder:
         self.norm, self.rotary = body.norm, body.rotary_emb
         self.gradient_checkpointing = gradient_checkpointing
 
-    def __call__(self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
-        """tokens[N], positions[N] -> [N, D] after the final norm."""
-        cos, sin = self.rotary.rows(positions)
+    def __call__(
+        self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """tokens[N], positions[N] -> [N, D] after the final norm; with rows[M], only those, [M, D].
+
+        The last layer computes keys and values of all tokens, and behind its attention only what `rows` ask for.
+        """
+        angles = self.rotary.rows(positions)
         x = nn.functional.embedding(tokens, self.embedding.weight, self.embedding.padding_idx)
+        y = None
         recompute = self.gradient_checkpointing and torch.is_grad_enabled()
         for layer in self.layers:
-            x = checkpoint(layer, x, cos, sin, attention, use_reentrant=False) if recompute else layer(x, cos, sin, attention)
-        return ops.rms_norm(x, self.norm.weight, self.norm.variance_epsilon)
+            arguments = (x, y, angles, attention, rows if layer is self.layers[-1] else None)
+            x, y = checkpoint(layer, *arguments, use_reentrant=False) if recompute else layer(*arguments)
+        return add_and_norm(x, y, self.norm)[1]
+
+    def refresh(self) -> None:
+        """Pack changed weights anew that the layers have joined."""
+        for layer in self.layers:
+            layer.refresh()

@@ -55,9 +55,8 @@ def token_quantities(
         return ops.token_logprobs(model.logits(rows), wanted, heat)
 
     chunks = []
-    for begin in range(0, max(hidden.shape[0], 1), CHUNK_ROWS):
-        part = slice(begin, begin + CHUNK_ROWS)
-        arguments = (hidden[part], targets[part], temperature[part])
+    # split, not slices: the gradient of each slice would be a whole [M, D] of its own
+    for arguments in zip(*(t.split(CHUNK_ROWS) for t in (hidden, targets, temperature)), strict=True):
         chunks.append(checkpoint(quantities, *arguments, use_reentrant=False) if recompute else quantities(*arguments))
     logprob, entropy = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*chunks, strict=True))
     return {name: value for name, value in (("logprob", logprob), ("entropy", entropy)) if name in needs}

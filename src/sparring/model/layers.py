@@ -20,17 +20,55 @@ class RowLinear(nn.Module):
         self.weight = linear.weight
         self.bias = linear.bias
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.packed = ops.pack(linear.weight)
+        self._product: Product | None = None
+
+    @property
+    def product(self) -> Product:
+        """Packed when it is first asked for: a weight that only serves as part of a joint product is not packed twice."""
+        if self._product is None:
+            self._product = Product(self)
+        return self._product
 
     def forward(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         """[..., K] -> [..., M], of `out_dtype` or of the dtype of x."""
         if x.dim() == 2:
-            return ops.linear(x, self.packed, self.bias, out_dtype)
-        return ops.linear(x.reshape(-1, self.in_features), self.packed, self.bias).view(*x.shape[:-1], self.out_features)
+            return self.product(x, out_dtype)
+        return self.product(x.reshape(-1, self.in_features), out_dtype).view(*x.shape[:-1], self.out_features)
 
     def refresh(self) -> None:
         """Pack the weight anew."""
-        self.packed.update(self.weight)
+        if self._product is not None:
+            self._product.refresh()
+
+
+class Product:
+    """Linear layers of one input as one matrix product; their outputs stand side by side. `refresh()` as for each of them.
+
+    `bias` is the joined bias in float32, as the compiled product reads it; None where no layer has one.
+    """
+
+    def __init__(self, *parts: RowLinear) -> None:
+        self.parts = parts
+        self.sizes = [part.out_features for part in parts]
+        self.packed = ops.pack(*(part.weight for part in parts))
+        self.bias = self._joined_bias()
+
+    def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        """x[N, K] -> [N, sum of M], of `out_dtype` or of the dtype of x."""
+        if self.bias is None:
+            return ops.linear(x, self.packed, None, out_dtype)
+        bias = torch.cat([part.bias for part in self.parts]) if torch.is_grad_enabled() else self.bias
+        return ops.linear(x, self.packed, bias, out_dtype)
+
+    def refresh(self) -> None:
+        """Pack the weights anew."""
+        self.packed.update(*(part.weight for part in self.parts))
+        self.bias = self._joined_bias()
+
+    def _joined_bias(self) -> torch.Tensor | None:
+        if self.parts[0].bias is None:
+            return None
+        return torch.cat([part.bias.detach().float() for part in self.parts])
 
 
 class RowNorm(nn.Module):

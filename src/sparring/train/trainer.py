@@ -195,10 +195,9 @@ class LocalTrainer:
             measures.add_loss(loss.term, result)
 
     def _quantities(self, micro: MicroBatch, needs: Set[str]) -> dict[str, torch.Tensor]:
-        hidden = self._model.hidden(micro.tokens, micro.positions, Packed(micro.cu_seqlens, micro.shared))
-        # one row may predict a token of each of many rows: index_select adds their gradients in order, indexing does not
-        rows = hidden.index_select(0, micro.predicting)
-        return token_quantities(self._model, rows, micro.targets, micro.temperature, needs)
+        where = Packed(micro.cu_seqlens, micro.shared)
+        hidden = self._model.hidden(micro.tokens, micro.positions, where, micro.predicting)
+        return token_quantities(self._model, hidden, micro.targets, micro.temperature, needs)
 
     def _step(self) -> StepResult:
         started = time.perf_counter()

@@ -121,6 +121,67 @@ static void attend(const Keys<T> &keys, const Rows &rows, float scale, float *sc
         for (int64_t i = 0; i < keys.d; i += LANES) store(rows.out[r] + i, load(rows.out[r] + i) / splat(sum[r]));
 }
 
+// One query row at `length` positions, R heads side by side: head r has its own query [d] and its keys and values offset[r]
+// further on. Each head's chains are those of `attend`.
+template <int R, int C, class T>
+static inline void score_heads(const Keys<T> &keys, const int64_t *offset, const float *queries, int64_t block, v16 scale,
+                               float *scores, int64_t pitch) {
+    v16 acc[R][C];
+    clear(acc);
+    const T *const *k = keys.key_blocks + block;
+    for (int64_t i = 0; i < keys.d; i++)
+#pragma GCC unroll 6
+        for (int r = 0; r < R; r++) {
+            v16 value = splat(queries[r * keys.d + i]);
+#pragma GCC unroll 4
+            for (int c = 0; c < C; c++) acc[r][c] = fma(value, load(k[c] + offset[r] + i * LANES), acc[r][c]);
+        }
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int c = 0; c < C; c++) store(scores + r * pitch + (block + c) * LANES, acc[r][c] * scale);
+}
+
+template <int R, int C, class T>
+static inline void weigh_heads(const Keys<T> &keys, const int64_t *offset, const float *weights, int64_t pitch, int64_t first,
+                               int64_t length, int64_t column, float *outputs) {
+    v16 acc[R][C];
+    clear(acc);
+    int64_t end = smaller(length, (first + VALUE_BLOCKS) * LANES);
+    for (int64_t position = first * LANES; position < end; position++) {
+        const T *values = keys.value_blocks[position / LANES] + position % LANES * keys.value_stride + column;
+#pragma GCC unroll 6
+        for (int r = 0; r < R; r++) {
+            v16 weight = splat(weights[r * pitch + position]);
+#pragma GCC unroll 4
+            for (int c = 0; c < C; c++) acc[r][c] = fma(weight, load(values + offset[r] + c * LANES), acc[r][c]);
+        }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int c = 0; c < C; c++) {
+            float *out = outputs + r * keys.d + column + c * LANES;
+            store(out, first == 0 ? acc[r][c] : load(out) + acc[r][c]);
+        }
+}
+
+template <int R, class T>
+static void attend_heads(const Keys<T> &keys, const int64_t *offset, const float *queries, int64_t length, float scale,
+                         float *scores, int64_t pitch, float *outputs) {
+    with_columns(blocks_of(length, LANES),
+                 [&]<int C>(int64_t block) { score_heads<R, C>(keys, offset, queries, block, splat(scale), scores, pitch); });
+    float sum[R], maximum;
+    for (int r = 0; r < R; r++) sum[r] = soften(scores + r * pitch, length, &maximum);
+    for (int64_t first = 0; first * LANES < length; first += VALUE_BLOCKS)
+        with_columns(keys.d / LANES, [&]<int C>(int64_t c) {
+            weigh_heads<R, C>(keys, offset, scores, pitch, first, length, c * LANES, outputs);
+        });
+    for (int r = 0; r < R; r++)
+        for (int64_t i = 0; i < keys.d; i += LANES)
+            store(outputs + r * keys.d + i, load(outputs + r * keys.d + i) / splat(sum[r]));
+}
+
 // Per-thread scratch that grows and is kept: allocation costs more than a decode step.
 struct Scratch {
     std::vector<float> scores, keys, values, queries, outputs;

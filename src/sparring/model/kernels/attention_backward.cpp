@@ -9,87 +9,104 @@
 namespace sparring {
 namespace {
 
-constexpr int64_t QUERIES = 48;  // query rows of one head whose weights are held at once: [48][length]
+constexpr int64_t QUERIES = 64;  // query rows of one head whose weights are held at once: [48][length]
 constexpr int64_t ROWS_PER_PART = 256;
 
-struct Head {
+template <class T> struct Head {
     int64_t count, kept, pitch, d;  // query rows sit behind `kept` earlier positions of their sequence
     const float *q, *k, *v, *grad;  // [count][d] of one query head, [kept + count][d] keys and values; widened
-    const float *const *k_blocks, *const *v_blocks;  // transposed, [d][16] each
-    const float *logsumexp, *delta;                  // [count]
-    float *dq, *dk, *dv;                             // as q, k, v
-    float *weights, *slopes;                         // [QUERIES][pitch]: exp(score - logsumexp) and scale * d score
+    const float *kt, *vt;           // keys and values in blocks of 16 positions, each [d][16]
+    const float *logsumexp, *delta;  // [count]
+    T *dq;                           // rows `stride` apart
+    int64_t stride;
+    float *dk, *dv;           // as k, v
+    float *weights, *slopes;  // [QUERIES][pitch]: exp(score - logsumexp) and scale * d score
     float scale;
 };
 
-// out[first + r][:] += sum over i in [0, depth) of a(r, i) * rows[i][:]
-template <int R, int C, class A>
-static inline void add_product(float *out, const float *rows, int64_t d, int64_t column, int64_t depth, A a) {
-    v16 acc[R][C];
-    clear(acc);
-    accumulate(acc, 0, depth, a, [=](int64_t i, int c) { return load(rows + i * d + column + c * LANES); });
-    for (int r = 0; r < R; r++)
-        for (int c = 0; c < C; c++) {
-            float *o = out + r * d + column + c * LANES;
-            store(o, load(o) + acc[r][c]);
-        }
-}
-
-template <class A> static void add_rows(int64_t count, float *out, const float *rows, int64_t d, int64_t depth, A a) {
+// write(r, column, sum over i in [begin, end) of a(r, i) * rows[i][column]) for `count` rows r and every vector of columns.
+template <class A, class Write>
+static inline void sum_rows(int64_t count, const float *rows, int64_t d, int64_t begin, int64_t end, A a, Write write) {
     with_rows(count, [&]<int R>() {
-        with_columns(d / LANES, [&]<int C>(int64_t c) { add_product<R, C>(out, rows, d, c * LANES, depth, a); });
+        with_columns(d / LANES, [&]<int C>(int64_t column) {
+            v16 acc[R][C];
+            clear(acc);
+            const float *from = rows + column * LANES;
+            accumulate(acc, begin, end, a, [=](int64_t i, int c) { return load(from + i * d + c * LANES); });
+#pragma GCC unroll 6
+            for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+                for (int c = 0; c < C; c++) write(r, (column + c) * LANES, acc[r][c]);
+        });
     });
 }
 
-// Weights and score gradients of query rows [first, last); zero past each row's own position.
-static void recompute(const Head &h, int64_t first, int64_t last) {
-    for (int64_t row = first; row < last; row += TILE_ROWS) {
-        int64_t count = smaller(last - row, TILE_ROWS);
-        float *p = h.weights + (row - first) * h.pitch, *ds = h.slopes + (row - first) * h.pitch;
-        Rows queries{}, grads{};
-        for (int64_t r = 0; r < count; r++) {
-            queries.query[r] = h.q + (row + r) * h.d;
-            grads.query[r] = h.grad + (row + r) * h.d;
-        }
-        queries.longest = grads.longest = h.kept + last;
-        with_rows(count, [&]<int R>() {
-            score<R>(Keys<float>{h.k_blocks, nullptr, 0, h.d}, queries, h.scale, p, h.pitch);
-            score<R>(Keys<float>{h.v_blocks, nullptr, 0, h.d}, grads, 1.0f, ds, h.pitch);
-        });
-        for (int64_t r = 0; r < count; r++) {
-            v16 shift = splat(h.logsumexp[row + r]), delta = splat(h.delta[row + r]), scale = splat(h.scale);
-            float *weights = p + r * h.pitch, *slopes = ds + r * h.pitch;
-            int64_t length = h.kept + row + r + 1;
-            for (int64_t i = 0; i < h.pitch; i += LANES) {
-                int64_t inside = larger(0, smaller(length - i, LANES));
-                v16 weight = splat(0.0f), slope = splat(0.0f);
-                if (inside) {
-                    weight = exp(load_tail(weights + i, inside, -std::numeric_limits<float>::infinity()) - shift);
-                    slope = weight * (load_tail(slopes + i, inside) - delta) * scale;
-                }
-                store(weights + i, weight);
-                store(slopes + i, slope);
+// Weights and score gradients of R query rows from `row` on over C blocks of positions; zero past each row's own position.
+template <int R, int C, class T>
+static inline void recompute_blocks(const Head<T> &h, int64_t row, int64_t block, float *weights, float *slopes) {
+    v16 scores[R][C], products[R][C];
+    clear(scores);
+    clear(products);
+    const float *q = h.q + row * h.d, *grad = h.grad + row * h.d, *k = h.kt + block * LANES * h.d, *v = h.vt + block * LANES * h.d;
+    int64_t d = h.d;
+    accumulate(scores, 0, d, [=](int r, int64_t i) { return q[r * d + i]; },
+               [=](int64_t i, int c) { return load(k + (c * d + i) * LANES); });
+    accumulate(products, 0, d, [=](int r, int64_t i) { return grad[r * d + i]; },
+               [=](int64_t i, int c) { return load(v + (c * d + i) * LANES); });
+    alignas(64) static const float lane[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const v16 scale = splat(h.scale), zero = splat(0.0f);
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int c = 0; c < C; c++) {
+            int64_t at = (block + c) * LANES, inside = h.kept + row + r + 1 - at;
+            v16 weight = exp(scores[r][c] * scale - splat(h.logsumexp[row + r]));
+            v16 slope = weight * (products[r][c] - splat(h.delta[row + r])) * scale;
+            if (inside < LANES) {
+                const v16 end = splat((float)inside);
+                weight = less_select(load(lane), end, weight, zero);
+                slope = less_select(load(lane), end, slope, zero);
             }
+            store(weights + r * h.pitch + at, weight);
+            store(slopes + r * h.pitch + at, slope);
         }
-    }
 }
 
-static void one_head(const Head &h) {
+// One tile of query rows: weights and slopes up to the block of its last position, zeros in the block after it, which a tile
+// of keys may reach into.
+template <class T> static void recompute(const Head<T> &h, int64_t row, int64_t count, float *weights, float *slopes) {
+    int64_t blocks = blocks_of(h.kept + row + count, LANES), block = 0;
+    with_rows(count, [&]<int R>() {
+        for (; block + 2 <= blocks; block += 2) recompute_blocks<R, 2>(h, row, block, weights, slopes);
+        if (block < blocks) recompute_blocks<R, 1>(h, row, block, weights, slopes);
+    });
+    if (blocks * LANES == h.pitch) return;
+    for (int64_t r = 0; r < count; r++)
+        for (float *plane : {weights, slopes}) store(plane + r * h.pitch + blocks * LANES, splat(0.0f));
+}
+
+// No row is asked about keys past its own position: a tile of queries ends, and a tile of keys begins, at the diagonal.
+template <class T> static void one_head(const Head<T> &h) {
+    int64_t pitch = h.pitch, d = h.d;
     for (int64_t first = 0; first < h.count; first += QUERIES) {
-        int64_t last = smaller(first + QUERIES, h.count), count = last - first, reach = h.kept + last, pitch = h.pitch;
-        recompute(h, first, last);
+        int64_t count = smaller(QUERIES, h.count - first), reach = h.kept + first + count;
         for (int64_t row = 0; row < count; row += TILE_ROWS) {
-            const float *ds = h.slopes + row * pitch;
-            add_rows(smaller(count - row, TILE_ROWS), h.dq + (first + row) * h.d, h.k, h.d, reach,
-                     [=](int r, int64_t i) { return ds[r * pitch + i]; });
+            int64_t rows = smaller(TILE_ROWS, count - row);
+            float *ds = h.slopes + row * pitch;
+            recompute(h, first + row, rows, h.weights + row * pitch, ds);
+            sum_rows(rows, h.k, d, 0, h.kept + first + row + rows, [=](int r, int64_t i) { return ds[r * pitch + i]; },
+                     [&](int r, int64_t j, v16 sum) { store(h.dq + (first + row + r) * h.stride + j, sum); });
         }
         for (int64_t key = 0; key < reach; key += TILE_ROWS) {
             const float *p = h.weights + key, *ds = h.slopes + key;
-            int64_t keys = smaller(reach - key, TILE_ROWS);
-            add_rows(keys, h.dv + key * h.d, h.grad + first * h.d, h.d, count,
-                     [=](int r, int64_t i) { return p[i * pitch + r]; });
-            add_rows(keys, h.dk + key * h.d, h.q + first * h.d, h.d, count,
-                     [=](int r, int64_t i) { return ds[i * pitch + r]; });
+            int64_t keys = smaller(TILE_ROWS, reach - key), begin = larger(0, key - h.kept - first);
+            auto add_to = [=](float *out) {
+                return [=](int r, int64_t j, v16 sum) { store(out + r * d + j, load(out + r * d + j) + sum); };
+            };
+            sum_rows(keys, h.grad + first * d, d, begin, count, [=](int r, int64_t i) { return p[i * pitch + r]; },
+                     add_to(h.dv + key * d));
+            sum_rows(keys, h.q + first * d, d, begin, count, [=](int r, int64_t i) { return ds[i * pitch + r]; },
+                     add_to(h.dk + key * d));
         }
     }
 }
@@ -103,21 +120,35 @@ template <class T> struct Call {
     float scale;
 };
 
-template <class T> static void narrow(const float *rows, int64_t count, int64_t d, T *out, int64_t stride) {
-    for (int64_t i = 0; i < count; i++)
-        for (int64_t j = 0; j < d; j += LANES) store(out + i * stride + j, load(rows + i * d + j));
-}
-
-// delta[i] = grad_i . out_i and this head's column of the logsumexp.
+// Of query rows [start, start + count) and one head: q and the gradient widened to [count][d], grad . out and the logsumexp.
 template <class T>
-static void row_terms(const Call<T> &c, int64_t start, int64_t count, int64_t head, const float *grad, float *delta, float *lse) {
+static void gather_rows(const Call<T> &c, int64_t start, int64_t count, int64_t head, float *q, float *grad, float *delta, float *lse) {
     for (int64_t i = 0; i < count; i++) {
+        int64_t at = ((start + i) * c.H + head) * c.d;
         v16 sum = splat(0.0f);
-        for (int64_t j = 0; j < c.d; j += LANES)
-            sum = fma(load(grad + i * c.d + j), load(c.out + ((start + i) * c.H + head) * c.d + j), sum);
+        for (int64_t j = 0; j < c.d; j += LANES) {
+            v16 g = load(c.grad + at + j);
+            store(q + i * c.d + j, load(c.q + at + j));
+            store(grad + i * c.d + j, g);
+            sum = fma(g, load(c.out + at + j), sum);
+        }
         delta[i] = lane_sum(sum);
         lse[i] = c.logsumexp[(start + i) * c.H + head];
     }
+}
+
+// Rows [begin, end) of [end][d] into blocks [d][16], whole blocks at a time; positions past `end` become zeros.
+static void transpose_rows(float *rows, int64_t begin, int64_t end, int64_t d, float *blocks) {
+    memset(rows + end * d, 0, (blocks_of(end, LANES) * LANES - end) * d * sizeof(float));
+    for (int64_t block = begin / LANES * LANES; block < end; block += LANES)
+        for (int64_t j = 0; j < d; j += LANES) {
+            v16 tile[LANES];
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++) tile[i] = load(rows + (block + i) * d + j);
+            transpose(tile);
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++) store(blocks + block * d + (j + i) * LANES, tile[i]);
+        }
 }
 
 // One key/value head of one part. Keys, values and their gradients stand by position; the gradient of a position is added up
@@ -127,8 +158,7 @@ template <class T> struct Part {
     const Sequences &sequences;
     int64_t begin, end, g, pitch;
     int32_t *path;
-    float *k, *v, *kt, *vt, *q, *grad, *dq, *dk, *dv, *weights, *slopes, *delta, *lse;
-    std::vector<const float *> k_blocks, v_blocks;
+    float *k, *v, *kt, *vt, *q, *grad, *dk, *dv, *weights, *slopes, *delta, *lse;
     float *outside;  // [kept(begin)][2][d]: gradients of positions whose rows belong to earlier parts
 
     Part(const Call<T> &c, const Sequences &sequences, int64_t begin, int64_t end, int64_t g, float *outside)
@@ -138,15 +168,11 @@ template <class T> struct Part {
         pitch = blocks_of(longest, LANES) * LANES;
         int64_t size = pitch * c.d;
         Scratch &mine = Scratch::mine();
-        float *room = Scratch::room(mine.values, 9 * size + 2 * QUERIES * pitch + 2 * pitch);
-        for (float **plane : {&k, &v, &kt, &vt, &q, &grad, &dq, &dk, &dv}) *plane = room, room += size;
+        float *room = Scratch::room(mine.values, 8 * size + 2 * QUERIES * pitch + 2 * pitch);
+        for (float **plane : {&k, &v, &kt, &vt, &q, &grad, &dk, &dv}) *plane = room, room += size;
         for (float **plane : {&weights, &slopes}) *plane = room, room += QUERIES * pitch;
         delta = room;
         lse = room + pitch;
-        for (int64_t i = 0; i < pitch; i += LANES) {
-            k_blocks.push_back(kt + i * c.d);
-            v_blocks.push_back(vt + i * c.d);
-        }
         mine.path.resize(longest);
         path = mine.path.data();
         sequences.path(begin, sequences.kept(begin), path);
@@ -165,21 +191,17 @@ template <class T> struct Part {
         for (int64_t i = kept; i < length; i++) path[i] = (int32_t)(sequences.cu_seqlens[b] + i - kept);
         widen(c.k + g * c.d, stride, path, from, length, c.d, k);
         widen(c.v + g * c.d, stride, path, from, length, c.d, v);
-        transpose_blocks(c.k + g * c.d, stride, path, from, length, c.d, kt);
-        transpose_blocks(c.v + g * c.d, stride, path, from, length, c.d, vt);
+        transpose_rows(k, from, length, c.d, kt);
+        transpose_rows(v, from, length, c.d, vt);
         memset(dk + from * c.d, 0, (length - from) * c.d * sizeof(float));
         memset(dv + from * c.d, 0, (length - from) * c.d * sizeof(float));
     }
 
     void query_head(int64_t b, int64_t head) {
         int64_t start = sequences.cu_seqlens[b], count = sequences.own(b), stride = c.H * c.d, from = start * stride + head * c.d;
-        widen(c.q + from, stride, count, c.d, q);
-        widen(c.grad + from, stride, count, c.d, grad);
-        row_terms(c, start, count, head, grad, delta, lse);
-        memset(dq, 0, count * c.d * sizeof(float));
-        one_head(Head{count, sequences.kept(b), pitch, c.d, q, k, v, grad, k_blocks.data(), v_blocks.data(), lse, delta, dq, dk,
-                      dv, weights, slopes, c.scale});
-        narrow(dq, count, c.d, c.dq + from, stride);
+        gather_rows(c, start, count, head, q, grad, delta, lse);
+        one_head(Head<T>{count, sequences.kept(b), pitch, c.d, q, k, v, grad, kt, vt, lse, delta, c.dq + from, stride, dk, dv,
+                         weights, slopes, c.scale});
     }
 
     void leave(int64_t from, int64_t to) {

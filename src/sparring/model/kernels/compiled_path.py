@@ -20,6 +20,9 @@ PANEL = 64
 ROWS_PER_PARTIAL = 64
 TILE_DEPTH = 32
 
+Norms = tuple[torch.Tensor, torch.Tensor, float]
+"""Weights [d] of the norms of queries and of keys, and their epsilon."""
+
 _P, _I, _F, _T = c_void_p, c_int64, c_float, c_int
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "pack_f32": (_P, _P, _I, _I, _T),
@@ -37,11 +40,18 @@ _TYPED_SIGNATURES: dict[str, tuple[Any, ...]] = {
     "silu_mul": (_P, _P, _P, _I, _T),
     "silu_mul_backward": (*[_P] * 5, _I, _T),
     "rope": (*[_P] * 4, _I, _I, _I, _T, _T),
+    "add_rms_norm": (*[_P] * 5, _I, _I, _F, _T),
+    "add_rms_norm_backward": (*[_P] * 6, _I, _I, _F, _T),
+    "split_heads": (*[_P] * 8, *[_I] * 5, _F, _T),
+    "split_heads_backward": (*[_P] * 10, *[_I] * 5, _F, _T),
+    "swiglu": (_P, _P, _I, _I, _I, _T),
+    "swiglu_backward": (_P, _P, _P, _I, _I, _I, _T),
     "attention_packed": (*[_P] * 7, *[_I] * 4, _F, _T),
     "attention_backward": (*[_P] * 11, *[_I] * 4, _F, _T),
     "attention_paged": (*[_P] * 6, _I, _I, *[_P] * 3, *[_I] * 5, _F, _T),
+    "decoder_step": (_P, _P),
 }
-_RETURNING = ("has_tiles", "token_logprobs", "attention_paged")
+_RETURNING = ("has_tiles", "token_logprobs", "attention_paged", "decoder_step")
 _SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
@@ -176,6 +186,73 @@ class CompiledPath:
         call(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), y.data_ptr(), tokens, heads, size, transposed, threads)
         return y
 
+    def add_rms_norm(
+        self, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x[N, D], y[N, D] -> x + y and its norm."""
+        total, normed = torch.empty_like(x), torch.empty_like(x)
+        pointers = [t.data_ptr() for t in (x, y, weight, total, normed)]
+        self._t["add_rms_norm"][x.dtype](*pointers, *x.shape, eps, torch.get_num_threads())
+        return total, normed
+
+    def add_rms_norm_backward(
+        self, total: torch.Tensor, weight: torch.Tensor, grad_total: torch.Tensor | None, grad: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gradient of x, which is that of y, and of weight[D]."""
+        rows, width = total.shape
+        dx, partial = torch.empty_like(total), torch.zeros(max(1, -(-rows // ROWS_PER_PARTIAL)), width)
+        pointers = [None if t is None else t.data_ptr() for t in (total, weight, grad_total, grad, dx, partial)]
+        self._t["add_rms_norm_backward"][total.dtype](*pointers, rows, width, eps, torch.get_num_threads())
+        return dx, partial[0].to(weight.dtype)
+
+    def split_heads(
+        self, qkv: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], norms: Norms | None, heads: int, kv_heads: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """qkv[N, (H + 2 G) d], rows any distance apart -> q[N, H, d], k, v[N, G, d]; q and k normed and rotated."""
+        tokens, size = angles[0].shape
+        q = torch.empty(tokens, heads, size, dtype=qkv.dtype)
+        k, v = (torch.empty(tokens, kv_heads, size, dtype=qkv.dtype) for _ in range(2))
+        q_weight, k_weight, eps = norms or (None, None, 0.0)
+        pointers = [None if t is None else t.data_ptr() for t in (qkv, q_weight, k_weight, *angles, q, k, v)]
+        sizes = (qkv.stride(0), tokens, heads, kv_heads, size)
+        self._t["split_heads"][qkv.dtype](*pointers, *sizes, eps, torch.get_num_threads())
+        return q, k, v
+
+    def split_heads_backward(
+        self,
+        qkv: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        norms: Norms | None,
+        grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Gradients of qkv and of the two norm weights [d], from those of q, k and v."""
+        tokens, heads, size = grads[0].shape
+        out = torch.empty(qkv.shape, dtype=qkv.dtype)
+        q_weight, k_weight, eps = norms or (None, None, 0.0)
+        partial = None if norms is None else torch.zeros(max(1, -(-tokens // ROWS_PER_PARTIAL)), 2, size)
+        tensors = (qkv, q_weight, k_weight, *angles, *grads, out, partial)
+        pointers = [None if t is None else t.data_ptr() for t in tensors]
+        sizes = (qkv.stride(0), tokens, heads, grads[1].shape[1], size)
+        self._t["split_heads_backward"][qkv.dtype](*pointers, *sizes, eps, torch.get_num_threads())
+        if partial is None:
+            return out, None, None
+        return out, *partial[0].to(qkv.dtype).unbind(0)
+
+    def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """gate_up[N, 2 I], rows any distance apart -> silu(gate) * up, [N, I]."""
+        rows, width = gate_up.shape
+        y = torch.empty(rows, width // 2, dtype=gate_up.dtype)
+        call = self._t["swiglu"][gate_up.dtype]
+        call(gate_up.data_ptr(), y.data_ptr(), gate_up.stride(0), rows, width // 2, torch.get_num_threads())
+        return y
+
+    def swiglu_backward(self, gate_up: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+        """Gradient of gate_up."""
+        out = torch.empty(gate_up.shape, dtype=gate_up.dtype)
+        pointers = [t.data_ptr() for t in (gate_up, grad, out)]
+        self._t["swiglu_backward"][gate_up.dtype](*pointers, gate_up.stride(0), *grad.shape, torch.get_num_threads())
+        return out
+
     def attention_packed(
         self,
         q: torch.Tensor,
@@ -285,6 +362,10 @@ class CompiledPath:
         pointers = [t.data_ptr() for t in (logits, *requests, tokens, logprobs)]
         self._f["sample"](*pointers, rows, vocabulary, torch.get_num_threads())
         return tokens, logprobs
+
+    def decoder_step(self, plan: Any, step: Any, dtype: torch.dtype) -> int:
+        """Pointers to a `DecoderPlan` and a `StepPlan`; -1, or which sequence or row is wrong."""
+        return self._t["decoder_step"][dtype](plan, step)
 
 
 def compiled_path() -> CompiledPath | None:

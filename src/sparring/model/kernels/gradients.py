@@ -13,21 +13,22 @@ class Linear(Function):
     """y = x W^T + b. The gradients are plain matrix products: they need to be right and repeatable, not row-invariant."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: Any, packed: Any, path: Any, dtype: Any) -> torch.Tensor:
-        """x[N, K] -> y[N, M]; `weight` is where dW goes, `packed` what is multiplied."""
-        ctx.save_for_backward(x, weight)
+    def forward(ctx: Any, x: torch.Tensor, bias: Any, packed: Any, path: Any, dtype: Any, *weights: torch.Tensor) -> torch.Tensor:
+        """x[N, K] -> y[N, M]; `weights` is where dW goes, `packed` what is multiplied."""
+        ctx.save_for_backward(x, *weights)
         return path.linear(x.contiguous(), packed.storage, bias, packed.num_outputs, dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         """dx = dy W, dW = dy^T x, db = sum of dy over rows."""
-        x, weight = ctx.saved_tensors
+        x, *weights = ctx.saved_tensors
         grad = grad.to(x.dtype)
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         dx = grad @ weight if ctx.needs_input_grad[0] else None
-        dw = grad.t() @ x if ctx.needs_input_grad[1] else None
-        db = grad.sum(0) if ctx.needs_input_grad[2] else None
-        return dx, dw, db, None, None, None
+        db = grad.sum(0) if ctx.needs_input_grad[1] else None
+        dw = (grad.t() @ x).split([w.shape[0] for w in weights]) if any(ctx.needs_input_grad[5:]) else [None] * len(weights)
+        return dx, db, None, None, None, *dw
 
 
 class RmsNorm(Function):
@@ -84,6 +85,73 @@ class Rope(Function):
         """Gradient of x."""
         cos, sin = ctx.saved_tensors
         return ctx.path.rope(grad.contiguous(), cos, sin, True), None, None, None
+
+
+class AddRmsNorm(Function):
+    """A sum and its norm."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float, path: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x[N, D], y[N, D] contiguous -> x + y, norm(x + y)."""
+        total, normed = path.add_rms_norm(x, y, weight, eps)
+        ctx.save_for_backward(total, weight)
+        ctx.eps, ctx.path = eps, path
+        ctx.set_materialize_grads(False)
+        return total, normed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_total: Any, grad: Any) -> tuple[Any, ...]:
+        """Gradients of x, y and weight."""
+        if grad is None:
+            return grad_total, grad_total, None, None, None
+        total, weight = ctx.saved_tensors
+        grad_total = None if grad_total is None else grad_total.contiguous()
+        dx, dw = ctx.path.add_rms_norm_backward(total, weight, grad_total, grad.contiguous(), ctx.eps)
+        return dx, dx, dw, None, None
+
+
+class SplitHeads(Function):
+    """Queries and keys, normed and rotated, and values out of one product."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, qkv: torch.Tensor, q_weight: Any, k_weight: Any, angles: Any, shape: tuple[int, int, float], path: Any
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """qkv[N, (H + 2 G) d], `angles` cos and sin [N, d] -> q[N, H, d], k, v[N, G, d]; `shape` is H, G, epsilon."""
+        heads, kv_heads, eps = shape
+        norms = None if q_weight is None else (q_weight, k_weight, eps)
+        ctx.save_for_backward(qkv, q_weight, k_weight, *angles)
+        ctx.eps, ctx.path = eps, path
+        return path.split_heads(qkv, angles, norms, heads, kv_heads)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        """Gradients of qkv and the norm weights."""
+        qkv, q_weight, k_weight, *angles = ctx.saved_tensors
+        norms = None if q_weight is None else (q_weight, k_weight, ctx.eps)
+        found = ctx.path.split_heads_backward(qkv, angles, norms, tuple(grad.contiguous() for grad in grads))
+        return *found, None, None, None
+
+
+class SwiGlu(Function):
+    """silu(gate) * up out of one product."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: torch.Tensor, path: Any) -> torch.Tensor:
+        """gate_up[N, 2 I] -> [N, I]."""
+        ctx.save_for_backward(gate_up)
+        ctx.path = path
+        return path.swiglu(gate_up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        """Gradient of gate_up."""
+        return ctx.path.swiglu_backward(*ctx.saved_tensors, grad.contiguous()), None
 
 
 class AttentionPacked(Function):

@@ -9,11 +9,13 @@ N rows or tokens, D width, K inputs, M outputs, H query heads, G key/value heads
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from sparring.errors import refusal
 from sparring.model.kernels import gradients
-from sparring.model.kernels.compiled_path import CompiledPath, compiled_path
+from sparring.model.kernels.compiled_path import CompiledPath, Norms, compiled_path
 from sparring.model.kernels.pages import BLOCK, KvPages, PagedRows
 from sparring.model.kernels.torch_path import TorchPath
 
@@ -21,8 +23,10 @@ __all__ = [
     "KvPages",
     "PackedWeight",
     "PagedRows",
+    "add_rms_norm",
     "attention_packed",
     "attention_paged",
+    "decoder_step",
     "linear",
     "pack",
     "path_name",
@@ -31,6 +35,8 @@ __all__ = [
     "sample",
     "silu",
     "silu_mul",
+    "split_heads",
+    "swiglu",
     "token_logprobs",
     "use",
 ]
@@ -64,31 +70,39 @@ def use(name: str) -> None:
 
 
 class PackedWeight:
-    """A weight [M, K] in the order in which the matrix product reads it. `weight` is the tensor that gradients flow to."""
+    """Weights [M_i, K] of one input, their rows joined to [M, K], in the order in which the matrix product reads them.
 
-    __slots__ = ("storage", "weight", "num_outputs", "num_inputs", "dtype")
+    `weights` are the tensors that gradients flow to.
+    """
 
-    def __init__(self, weight: torch.Tensor) -> None:
-        if weight.dim() != 2 or weight.dtype not in (torch.float32, torch.bfloat16) or weight.device.type != "cpu":
-            got = f"{tuple(weight.shape)} {weight.dtype} on {weight.device}"
-            raise refusal("pack", "a float32 or bfloat16 matrix on the CPU", got, "cast or move it")
-        self.num_outputs, self.num_inputs = weight.shape
-        self.dtype = weight.dtype
-        self.weight = weight
-        self.storage = _current().pack(weight, None)
+    __slots__ = ("storage", "weights", "num_outputs", "num_inputs", "dtype")
 
-    def update(self, weight: torch.Tensor) -> None:
-        """Pack again after the values changed: in place, no allocation for float32. `weight` [M, K] as at first."""
-        if weight.shape != (self.num_outputs, self.num_inputs) or weight.dtype is not self.dtype:
-            got = f"{tuple(weight.shape)} {weight.dtype}"
-            raise refusal("PackedWeight.update", f"{(self.num_outputs, self.num_inputs)} {self.dtype}", got, "pack it anew")
-        self.weight = weight
-        self.storage = _current().pack(weight, self.storage)
+    def __init__(self, *weights: torch.Tensor) -> None:
+        for weight in weights:
+            if weight.dim() != 2 or weight.dtype not in (torch.float32, torch.bfloat16) or weight.device.type != "cpu":
+                got = f"{tuple(weight.shape)} {weight.dtype} on {weight.device}"
+                raise refusal("pack", "a float32 or bfloat16 matrix on the CPU", got, "cast or move it")
+        self.num_outputs, self.num_inputs = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
+        self.dtype = weights[0].dtype
+        self.weights = weights
+        self.storage = _current().pack(_joined(weights), None)
+
+    def update(self, *weights: torch.Tensor) -> None:
+        """Pack again after the values changed: in place, no allocation for float32. Shapes as at first."""
+        if [w.shape for w in weights] != [w.shape for w in self.weights] or any(w.dtype is not self.dtype for w in weights):
+            got = f"{[tuple(w.shape) for w in weights]} {weights[0].dtype}"
+            raise refusal("PackedWeight.update", f"{[tuple(w.shape) for w in self.weights]} {self.dtype}", got, "pack it anew")
+        self.weights = weights
+        self.storage = _current().pack(_joined(weights), self.storage)
 
 
-def pack(weight: torch.Tensor) -> PackedWeight:
-    """Pack weight[M, K] (float32 or bfloat16, CPU). Call `update` after every in-place change of it."""
-    return PackedWeight(weight)
+def _joined(weights: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    return weights[0].detach() if len(weights) == 1 else torch.cat([weight.detach() for weight in weights])
+
+
+def pack(*weights: torch.Tensor) -> PackedWeight:
+    """Pack weights[M_i, K] (float32 or bfloat16, CPU) as one. Call `update` after every in-place change of them."""
+    return PackedWeight(*weights)
 
 
 def linear(
@@ -97,16 +111,16 @@ def linear(
     """y = x W^T + bias, x[N, K] -> y[N, M].
 
     Accumulates in float32; `out_dtype` (default: that of x) is float32 or bfloat16, so a bfloat16 head can give float32
-    logits. Gradients flow to x, to `packed.weight` and to the bias.
+    logits. Gradients flow to x, to `packed.weights` and to the bias.
     """
     if x.dim() != 2 or x.shape[1] != packed.num_inputs or x.dtype is not packed.dtype:
         expected = f"x[N, {packed.num_inputs}] {packed.dtype}"
         raise refusal("linear", expected, f"{tuple(x.shape)} {x.dtype}", "reshape or cast x")
     dtype = x.dtype if out_dtype is None else out_dtype
     if torch.is_grad_enabled() and (
-        x.requires_grad or packed.weight.requires_grad or (bias is not None and bias.requires_grad)
+        x.requires_grad or any(w.requires_grad for w in packed.weights) or (bias is not None and bias.requires_grad)
     ):
-        return gradients.Linear.apply(x, packed.weight, bias, packed, _current(), dtype)
+        return gradients.Linear.apply(x, bias, packed, _current(), dtype, *packed.weights)
     return _current().linear(x.contiguous(), packed.storage, bias, packed.num_outputs, dtype)
 
 
@@ -157,6 +171,54 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     if torch.is_grad_enabled() and x.requires_grad:
         return gradients.Rope.apply(x, cos, sin, _current())
     return _current().rope(x, cos, sin, False)
+
+
+def add_rms_norm(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """x + y and rms_norm(x + y), x[N, D], y[N, D], weight[D]: the same bits as the two operations."""
+    if x.dim() != 2 or x.shape != y.shape or weight.shape != x.shape[1:] or not (x.dtype is y.dtype is weight.dtype):
+        got = f"x {tuple(x.shape)} {x.dtype}, y {tuple(y.shape)} {y.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
+        raise refusal("add_rms_norm", "x[N, D], y[N, D] and weight[D] of one dtype", got, "reshape or cast")
+    x, y = x.contiguous(), y.contiguous()
+    if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad or weight.requires_grad):
+        return gradients.AddRmsNorm.apply(x, y, weight, eps, _current())
+    return _current().add_rms_norm(x, y, weight, eps)
+
+
+def split_heads(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    norms: Norms | None,
+    num_heads: int,
+    num_kv_heads: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values side by side, qkv[N, (H + 2 G) d] -> q[N, H, d], k[N, G, d], v[N, G, d].
+
+    Each head of q and k goes through `rms_norm` (where there are `norms`: weights [d] for q and k, epsilon) and `rope` with
+    cos[N, d], sin[N, d], to the same bits. No gradient to cos and sin.
+    """
+    tokens, size = cos.shape
+    fits = qkv.shape == (tokens, (num_heads + 2 * num_kv_heads) * size) and sin.shape == cos.shape and size % 2 == 0
+    if not fits or (norms is not None and not all(w.shape == (size,) and w.dtype is qkv.dtype for w in norms[:2])):
+        got = f"qkv {tuple(qkv.shape)} {qkv.dtype}, cos {tuple(cos.shape)} for {num_heads} and {num_kv_heads} heads"
+        raise refusal("split_heads", "qkv[N, (H + 2 G) d], cos, sin[N, d], norm weights [d]", got, "reshape or cast")
+    angles = tuple(t.to(qkv.dtype).contiguous() for t in (cos, sin))
+    qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
+    weights = (None, None) if norms is None else norms[:2]
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (qkv, *weights)):
+        shape = (num_heads, num_kv_heads, 0.0 if norms is None else norms[2])
+        return gradients.SplitHeads.apply(qkv, *weights, angles, shape, _current())
+    return _current().split_heads(qkv, angles, norms, num_heads, num_kv_heads)
+
+
+def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up (Shazeer 2020, eq. 6) of gate and up side by side, gate_up[N, 2 I] -> [N, I]; the bits of `silu_mul`."""
+    if gate_up.dim() != 2 or gate_up.shape[1] % 2:
+        raise refusal("swiglu", "gate_up[N, 2 I]", str(tuple(gate_up.shape)), "check the projections")
+    gate_up = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
+    if torch.is_grad_enabled() and gate_up.requires_grad:
+        return gradients.SwiGlu.apply(gate_up, _current())
+    return _current().swiglu(gate_up)
 
 
 def attention_packed(
@@ -273,6 +335,14 @@ def sample(
         got = str([(tuple(r.shape), r.dtype) for r in requests])
         raise refusal("sample", f"five vectors of {logits.shape[0]}", got, "one value for each row of logits")
     return _current().sample(logits.contiguous(), *requests)
+
+
+def decoder_step(plan: Any, step: Any, dtype: torch.dtype) -> int:
+    """The compiled step of `model.step`, which says what it takes. -1; or the first bad sequence; or -2 - n for a bad row n."""
+    path = _current()
+    if not isinstance(path, CompiledPath):
+        raise refusal("decoder_step", "the compiled kernels", path.name, "compute operation by operation")
+    return path.decoder_step(plan, step, dtype)
 
 
 def _check_logits(where: str, logits: torch.Tensor) -> None:

@@ -1,7 +1,7 @@
 // Operations within one row: RMS norm, SiLU, SiLU times up, rotary embedding; and their gradients.
 // T is float or bf16; arithmetic is float32 and rounds once where the result is stored.
 #include "parallel.h"
-#include "tile.h"
+#include "rows.h"
 
 namespace sparring {
 namespace {
@@ -9,34 +9,10 @@ namespace {
 constexpr int64_t GRAIN = 16384;  // elements; waking a second thread for fewer costs more than the work
 constexpr int64_t ROWS_PER_PARTIAL = 64;  // the gradient of a norm weight is summed in partials of so many rows
 
-template <class T> static inline v16 round_to(v16 a);
-template <> inline v16 round_to<float>(v16 a) { return a; }
-template <> inline v16 round_to<bf16>(v16 a) {
-    bf16 rounded[LANES];
-    store(rounded, a);
-    return load(rounded);
-}
-
-template <class T> static float inverse_rms(const T *x, int64_t D, float eps) {
-    v16 sum = splat(0.0f);
-    for (int64_t i = 0; i < D; i += LANES) {
-        v16 a = load_tail(x + i, D - i);
-        sum = fma(a, a, sum);
-    }
-    return 1.0f / std::sqrt(lane_sum(sum) / (float)D + eps);
-}
-
 template <class T>
 static void rms_norm(const T *x, const T *weight, T *y, int64_t N, int64_t D, float eps, int threads) {
     parallel_ranges(N, blocks_of(GRAIN, D), threads, [=](int64_t first, int64_t last) {
-        for (int64_t n = first; n < last; n++) {
-            const T *in = x + n * D;
-            v16 inverse = splat(inverse_rms(in, D, eps));
-            for (int64_t i = 0; i < D; i += LANES) {
-                v16 normed = round_to<T>(load_tail(in + i, D - i) * inverse);
-                store_tail(y + n * D + i, D - i, load_tail(weight + i, D - i) * normed);
-            }
-        }
+        for (int64_t n = first; n < last; n++) rms_norm_row(x + n * D, weight, y + n * D, D, eps);
     });
 }
 
@@ -79,10 +55,7 @@ template <class T, class F> static void elementwise(int64_t count, int threads, 
 
 // up may be null (plain SiLU).
 template <class T> static void silu_mul(const T *gate, const T *up, T *y, int64_t count, int threads) {
-    elementwise<T>(count, threads, [=](int64_t i, int64_t n) {
-        v16 a = load_tail(gate + i, n), out = a * sigmoid(a);
-        store_tail(y + i, n, up ? out * load_tail(up + i, n) : out);
-    });
+    elementwise<T>(count, threads, [=](int64_t i, int64_t n) { silu_mul_strip(gate + i, up ? up + i : nullptr, y + i, n); });
 }
 
 template <class T>
@@ -95,19 +68,6 @@ static void silu_mul_backward(const T *gate, const T *up, const T *dy, T *dgate,
         }
         store_tail(dgate + i, n, g * s * fma(a, splat(1.0f) - s, splat(1.0f)));
     });
-}
-
-// [a, b] -> [a cos_a - b sin_a, b cos_b + a sin_b] for the halves a, b of each head; `transposed` gives the gradient.
-template <class T>
-static inline void rotate(const T *in, const T *c, const T *s, T *out, int64_t half, bool transposed) {
-    for (int64_t i = 0; i < half; i += LANES) {
-        int64_t count = half - i;
-        v16 a = load_tail(in + i, count), b = load_tail(in + half + i, count);
-        v16 sin_a = load_tail(s + i, count), sin_b = load_tail(s + half + i, count);
-        v16 cross_a = transposed ? b * sin_b : -(b * sin_a), cross_b = transposed ? -(a * sin_a) : a * sin_b;
-        store_tail(out + i, count, fma(a, load_tail(c + i, count), cross_a));
-        store_tail(out + half + i, count, fma(b, load_tail(c + half + i, count), cross_b));
-    }
 }
 
 template <class T>

@@ -110,6 +110,9 @@ static inline void store(bf16 *p, v16 a) {
 // A tail goes through the same lanes as a full vector: `count` values are read, the other lanes hold `fill`.
 template <class T> static inline v16 load_tail(const T *p, int64_t count, float fill = 0.0f) {
     if (count >= LANES) return load(p);
+#ifdef SPARRING_AVX512
+    if constexpr (sizeof(T) == sizeof(float)) return _mm512_mask_loadu_ps(_mm512_set1_ps(fill), (__mmask16)((1 << count) - 1), p);
+#endif
     T values[LANES] = {};
     memcpy(values, p, count * sizeof(T));
     alignas(64) float lanes[LANES];
@@ -120,26 +123,72 @@ template <class T> static inline v16 load_tail(const T *p, int64_t count, float 
 
 template <class T> static inline void store_tail(T *p, int64_t count, v16 a) {
     if (count >= LANES) return store(p, a);
+#ifdef SPARRING_AVX512
+    if constexpr (sizeof(T) == sizeof(float)) return _mm512_mask_storeu_ps(p, (__mmask16)((1 << count) - 1), a);
+#endif
     T values[LANES];
     store(values, a);
     memcpy(p, values, count * sizeof(T));
 }
 
-// Lane sum by halving: lane i + lane (i + 8), then 4, 2, 1.
+// Folds by halving: lane i with lane i + 8, then 4, 2, 1.
+#ifdef SPARRING_AVX512
 static inline float lane_sum(v16 a) {
-    alignas(64) float lanes[LANES];
-    store(lanes, a);
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) lanes[i] = lanes[i] + lanes[i + half];
-    return lanes[0];
+    __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
 static inline float lane_max(v16 a) {
+    __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+#else
+template <class Fold> static inline float fold_lanes(v16 a, Fold fold) {
     alignas(64) float lanes[LANES];
     store(lanes, a);
-    float best = lanes[0];
-    for (int i = 1; i < LANES; i++) best = lanes[i] > best ? lanes[i] : best;
-    return best;
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) lanes[i] = fold(lanes[i], lanes[i + half]);
+    return lanes[0];
+}
+
+static inline float lane_sum(v16 a) {
+    return fold_lanes(a, [](float x, float y) { return x + y; });
+}
+
+static inline float lane_max(v16 a) {
+    return fold_lanes(a, [](float x, float y) { return x > y ? x : y; });
+}
+#endif
+
+// Rows become columns: four stages, each of which exchanges one bit of the row's number with that bit of the lane's.
+static inline void transpose(v16 (&rows)[LANES]) {
+#ifdef SPARRING_AVX512
+    const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+#pragma GCC unroll 4
+    for (int bit = 1; bit < LANES; bit *= 2) {
+        const __mmask16 upper = bit == 1 ? 0xaaaa : bit == 2 ? 0xcccc : bit == 4 ? 0xf0f0 : 0xff00;
+        const __m512i step = _mm512_set1_epi32(bit), second = _mm512_set1_epi32(LANES);
+        const __m512i first = _mm512_mask_add_epi32(lane, upper, _mm512_sub_epi32(lane, step), second);
+        const __m512i last = _mm512_mask_add_epi32(_mm512_add_epi32(lane, step), upper, lane, second);
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) {
+            if (i & bit) continue;
+            v16 a = rows[i], b = rows[i + bit];
+            rows[i] = _mm512_permutex2var_ps(a, first, b);
+            rows[i + bit] = _mm512_permutex2var_ps(a, last, b);
+        }
+    }
+#else
+    float values[LANES][LANES], columns[LANES][LANES];
+    for (int i = 0; i < LANES; i++) store(values[i], rows[i]);
+    for (int i = 0; i < LANES; i++)
+        for (int j = 0; j < LANES; j++) columns[j][i] = values[i][j];
+    for (int i = 0; i < LANES; i++) rows[i] = load(columns[i]);
+#endif
 }
 
 // exp(x) = 2^n exp(r) with |r| <= ln(2)/2; polynomial of Cephes' expf (S. Moshier). About one unit in the last place;

@@ -106,6 +106,53 @@ class TorchPath:
             return torch.cat((a * cos_a + b * sin_b, b * cos_b - a * sin_a), -1).to(x.dtype)
         return torch.cat((a * cos_a - b * sin_a, b * cos_b + a * sin_b), -1).to(x.dtype)
 
+    def add_rms_norm(
+        self, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x[N, D], y[N, D] -> x + y and its norm."""
+        total = x + y
+        return total, self.rms_norm(total, weight, eps)
+
+    def add_rms_norm_backward(
+        self, total: torch.Tensor, weight: torch.Tensor, grad_total: torch.Tensor | None, grad: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gradient of x, which is that of y, and of weight[D]."""
+        dx, dw = self.rms_norm_backward(total, weight, grad, eps)
+        return dx if grad_total is None else dx + grad_total, dw
+
+    def split_heads(
+        self, qkv: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], norms: Any, heads: int, kv_heads: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """qkv[N, (H + 2 G) d] -> q[N, H, d], k, v[N, G, d]; q and k normed and rotated."""
+        q, k, v = _heads(qkv, heads, kv_heads, angles[0].shape[1])
+        if norms is not None:
+            q, k = (self.rms_norm(t.flatten(0, 1), w, norms[2]).view(t.shape) for t, w in ((q, norms[0]), (k, norms[1])))
+        return self.rope(q, *angles, False), self.rope(k, *angles, False), v
+
+    def split_heads_backward(
+        self, qkv: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], norms: Any, grads: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Gradients of qkv and of the two norm weights [d], from those of q, k and v."""
+        dq, dk = (self.rope(grad, *angles, True) for grad in grads[:2])
+        if norms is None:
+            return torch.cat([t.flatten(1) for t in (dq, dk, grads[2])], 1), None, None
+        q, k, _ = _heads(qkv, dq.shape[1], dk.shape[1], dq.shape[2])
+        (dq, dq_weight), (dk, dk_weight) = (
+            self.rms_norm_backward(t.flatten(0, 1), w, g.flatten(0, 1), norms[2])
+            for t, w, g in ((q, norms[0], dq), (k, norms[1], dk))
+        )
+        tokens = qkv.shape[0]
+        return torch.cat([t.reshape(tokens, -1) for t in (dq, dk, grads[2])], 1), dq_weight, dk_weight
+
+    def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """gate_up[N, 2 I] -> silu(gate) * up, [N, I]."""
+        return self.silu_mul(*gate_up.chunk(2, 1))
+
+    def swiglu_backward(self, gate_up: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+        """Gradient of gate_up."""
+        dgate, dup = self.silu_mul_backward(*gate_up.chunk(2, 1), grad)
+        return torch.cat((dgate, dup), 1)
+
     def attention_packed(
         self,
         q: torch.Tensor,
@@ -221,6 +268,12 @@ class TorchPath:
         for n, value in truncated:
             logprobs[n] = value
         return tokens, logprobs
+
+
+def _heads(qkv: torch.Tensor, heads: int, kv_heads: int, size: int) -> list[torch.Tensor]:
+    """q[N, H, d], k, v[N, G, d], each contiguous."""
+    parts = qkv.split([heads * size, kv_heads * size, kv_heads * size], 1)
+    return [part.reshape(qkv.shape[0], -1, size).contiguous() for part in parts]
 
 
 def _sequences(cu_seqlens: torch.Tensor, shared: torch.Tensor | None) -> Iterator[tuple[slice, torch.Tensor]]:

@@ -1,0 +1,295 @@
+// One step of generation as one call: embedding, all layers over KV pages, head and sampler, for every new row of a step.
+//
+// Every row goes through the same functions as in the operations one by one, so its bits are the same. A row needs nothing of
+// the others but keys and values. Three ways to divide a step among threads follow from that:
+//   apart     sequences know nothing of each other: each thread takes its rows through everything and meets nobody;
+//   rows      a row may read keys that another row of this step writes: all meet once a layer, between writing and reading;
+//   columns   few rows, so that reading the weights is the work: each thread takes a share of the columns of every product.
+#include <atomic>
+
+#include <omp.h>
+
+#include "linear.h"
+#include "paged.h"
+#include "rows.h"
+#include "sampling.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace sparring {
+extern "C" {
+
+// The model and, per slot, what a running request needs in every step. The twin of `Plan` in decoder_step.py.
+struct LayerPlan {
+    Weight qkv, o, gate_up, down;
+    const void *input_norm, *q_norm, *k_norm, *mlp_norm;  // q_norm, k_norm may be null
+    void *keys, *values;                                  // pages of this layer
+    float input_eps, q_eps, k_eps, mlp_eps, scale;
+};
+
+struct DecoderPlan {
+    const LayerPlan *layers;
+    Weight head;
+    const void *embedding, *norm, *cos, *sin;  // cos, sin [max_positions][d]
+    int64_t num_layers, D, H, G, d, I, V, max_positions;
+    int64_t page_size, num_pages, pages_per_table;
+    const int32_t *tables;  // [slot][pages_per_table]
+    const float *temperature, *top_p;
+    const int64_t *top_k;
+    const uint64_t *seeds;
+    float eps;
+};
+
+// Sequence b has its tables in slots[b], brings rows cu_rows[b]:cu_rows[b + 1] and has lengths[b] tokens with them; where
+// samples[b] is set, its last row gives the next token. Results stand in the order of those sequences.
+struct StepPlan {
+    const int32_t *slots, *cu_rows, *lengths;
+    const int64_t *tokens;
+    const uint8_t *samples;
+    int64_t B;
+    int64_t independent;  // no sequence reads what another one writes in this step
+    int64_t *sampled;
+    float *logprobs;
+    int64_t threads;
+};
+}
+
+namespace {
+
+constexpr int64_t ROWS_OF_A_THREAD = 16;  // fewer, and the weights are the work
+constexpr int64_t BLOCK_ROWS = 96;
+
+struct Barrier {
+    std::atomic<int> arrived{0}, generation{0};
+
+    void wait(int count) {
+        int mine = generation.load(std::memory_order_acquire);
+        if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == count) {
+            arrived.store(0, std::memory_order_relaxed);
+            generation.fetch_add(1, std::memory_order_release);
+            generation.notify_all();
+            return;
+        }
+        for (int spins = 0; spins < 20000; spins++) {
+            if (generation.load(std::memory_order_acquire) != mine) return;
+#if defined(__x86_64__)
+            _mm_pause();
+#endif
+        }
+        generation.wait(mine, std::memory_order_acquire);
+    }
+};
+
+enum Division { APART, BY_ROWS, BY_COLUMNS };
+
+// What one of `count` threads does: of each phase the blocks index, index + count, ... of block_rows rows.
+struct Share {
+    Division division;
+    int64_t index, count, block_rows;
+    Barrier *barrier;
+
+    void meet() const {
+        if (division != APART && count > 1) barrier->wait((int)count);
+    }
+    template <class Body> void blocks(int64_t N, Body body) const {
+        if (division == BY_COLUMNS) return body(smaller(N, index * block_rows), smaller(N, (index + 1) * block_rows));
+        for (int64_t first = index * block_rows; first < N; first += count * block_rows)
+            body(first, smaller(N, first + block_rows));
+    }
+};
+
+template <class T> struct Buffer {
+    std::vector<T> values;
+    T *room(int64_t count) {
+        if ((int64_t)values.size() < count) values.resize(count);
+        return values.data();
+    }
+};
+
+// What stands between the phases of a step, kept by the thread that calls.
+template <class T> struct Workspace {
+    Buffer<T> x, h, qkv, o, gate_up, act, picked;
+    Buffer<float> logits;
+    Buffer<int32_t> sequence_of_row, sampling;
+};
+
+template <class T> struct Step {
+    const DecoderPlan &m;
+    const StepPlan &s;
+    int64_t N, M, qkv_width, q_width;
+    T *x, *h, *qkv, *o, *gate_up, *act, *picked;
+    float *logits;
+    int32_t *sequence_of_row, *sampling;  // [N]; [M] sequences that sample
+
+    Step(const DecoderPlan &plan, const StepPlan &step, Workspace<T> &space) : m(plan), s(step) {
+        N = s.cu_rows[s.B];
+        q_width = m.H * m.d;
+        qkv_width = q_width + 2 * m.G * m.d;
+        sequence_of_row = space.sequence_of_row.room(N);
+        sampling = space.sampling.room(s.B);
+        M = 0;
+        for (int32_t b = 0; b < s.B; b++) {
+            for (int64_t n = s.cu_rows[b]; n < s.cu_rows[b + 1]; n++) sequence_of_row[n] = b;
+            if (s.samples[b]) sampling[M++] = b;
+        }
+        x = space.x.room(N * m.D);
+        h = space.h.room(N * m.D);
+        qkv = space.qkv.room(N * qkv_width);
+        o = space.o.room(N * q_width);
+        gate_up = space.gate_up.room(N * 2 * m.I);
+        act = space.act.room(N * m.I);
+        picked = space.picked.room(M * m.D);
+        logits = space.logits.room(M * m.V);
+    }
+
+    int64_t position(int64_t n) const {
+        int32_t b = sequence_of_row[n];
+        return s.lengths[b] - s.cu_rows[b + 1] + n;
+    }
+
+    Heads heads(const LayerPlan &layer) const {
+        return {m.H, m.G, blocks_of(m.d, LANES) * LANES, m.d, qkv_width, layer.scale};
+    }
+
+    Pages<T> pages(const LayerPlan &layer) const {
+        return {(T *)layer.keys, (T *)layer.values, m.page_size, m.num_pages, m.tables, s.slots, s.cu_rows, s.lengths, s.B,
+                m.pages_per_table};
+    }
+
+    // -1; or the first sequence whose table is wrong; or -2 - n for the first row n whose token or position is.
+    int64_t first_bad() const {
+        int64_t bad = pages(m.layers[0]).first_bad();
+        if (bad >= 0) return bad;
+        for (int64_t n = 0; n < N; n++)
+            if (s.tokens[n] < 0 || s.tokens[n] >= m.V || position(n) >= m.max_positions) return -2 - n;
+        return -1;
+    }
+
+    // out [rows][M] <- in [rows][K] W^T + bias for rows [first, last), or this thread's columns of it for all `total` rows.
+    template <class Y>
+    void product(const Share &me, const Weight &w, const T *in, Y *out, int64_t first, int64_t last, int64_t total) const {
+        if (me.division != BY_COLUMNS) {
+            linear_rows(w, in + first * w.K, out + first * w.M, w.M, last - first);
+            return;
+        }
+        me.meet();
+        int64_t panels = blocks_of(w.M, PANEL), begin = panels * me.index / me.count, end = panels * (me.index + 1) / me.count;
+        if (begin < end) linear_rows(columns_of(w, begin, end), in, out + begin * PANEL, w.M, total);
+        me.meet();
+    }
+
+    void norm_rows(const void *weight, float eps, int64_t first, int64_t last) const {
+        for (int64_t n = first; n < last; n++) rms_norm_row(x + n * m.D, (const T *)weight, h + n * m.D, m.D, eps);
+    }
+
+    void add_rows(int64_t first, int64_t last) const {
+        for (int64_t n = first; n < last; n++) add_row(x + n * m.D, h + n * m.D, m.D);
+    }
+
+    void embed(int64_t first, int64_t last) const {
+        for (int64_t n = first; n < last; n++) memcpy(x + n * m.D, (const T *)m.embedding + s.tokens[n] * m.D, m.D * sizeof(T));
+    }
+
+    // Norms and rotates queries and keys in place, then writes keys and values into their pages.
+    void place_row(const LayerPlan &layer, const Pages<T> &pages, const Heads &heads, int64_t n) const {
+        T *row = qkv + n * qkv_width;
+        const T *c = (const T *)m.cos + position(n) * m.d, *sin = (const T *)m.sin + position(n) * m.d;
+        for (int64_t i = 0; i < m.H + m.G; i++) {
+            T *head = row + i * m.d;
+            if (layer.q_norm)
+                rms_norm_row(head, (const T *)(i < m.H ? layer.q_norm : layer.k_norm), head, m.d, i < m.H ? layer.q_eps : layer.k_eps);
+            rotate(head, c, sin, head, m.d / 2, false);
+        }
+        pages.write(row + q_width, row + q_width + m.G * m.d, heads, sequence_of_row[n], position(n));
+    }
+
+    void attend(const Pages<T> &pages, const Heads &heads, int64_t first, int64_t last) const {
+        for (int64_t n = first; n < last;) {
+            int64_t b = sequence_of_row[n], begin = s.cu_rows[b], end = smaller(last, s.cu_rows[b + 1]);
+            pages.attend(qkv + begin * qkv_width, o + begin * q_width, heads, b, n - begin, end - begin);
+            n = end;
+        }
+    }
+
+    // Up to the point where the keys and values of a layer are written.
+    void begin_layer(const Share &me, int64_t l, int64_t first, int64_t last) const {
+        const LayerPlan &layer = m.layers[l];
+        if (l == 0) embed(first, last);
+        norm_rows(layer.input_norm, layer.input_eps, first, last);
+        product(me, layer.qkv, h, qkv, first, last, N);
+        for (int64_t n = first; n < last; n++) place_row(layer, pages(layer), heads(layer), n);
+    }
+
+    // From there to the end of the layer.
+    void end_layer(const Share &me, int64_t l, int64_t first, int64_t last) const {
+        const LayerPlan &layer = m.layers[l];
+        attend(pages(layer), heads(layer), first, last);
+        product(me, layer.o, o, h, first, last, N);
+        add_rows(first, last);
+        norm_rows(layer.mlp_norm, layer.mlp_eps, first, last);
+        product(me, layer.gate_up, h, gate_up, first, last, N);
+        for (int64_t n = first; n < last; n++)
+            for (int64_t i = 0; i < m.I; i += LANES) {
+                const T *gate = gate_up + n * 2 * m.I + i;
+                silu_mul_strip(gate, gate + m.I, act + n * m.I + i, m.I - i);
+            }
+        product(me, layer.down, act, h, first, last, N);
+        add_rows(first, last);
+    }
+
+    // Final norm, head and sampler for the rows among [first, last) that sample.
+    void sample(const Share &me, int64_t first, int64_t last) const {
+        int64_t from = 0, to;
+        while (from < M && s.cu_rows[sampling[from] + 1] - 1 < first) from++;
+        for (to = from; to < M && s.cu_rows[sampling[to] + 1] - 1 < last; to++)
+            rms_norm_row(x + (s.cu_rows[sampling[to] + 1] - 1) * m.D, (const T *)m.norm, picked + to * m.D, m.D, m.eps);
+        product(me, m.head, picked, logits, from, to, M);
+        for (int64_t i = from; i < to; i++) {
+            int64_t b = sampling[i], slot = s.slots[b];
+            Request request{m.temperature[slot], m.top_p[slot], m.top_k[slot], m.seeds[slot], s.lengths[b]};
+            s.sampled[i] = sample_row(logits + i * m.V, m.V, request, s.logprobs + i);
+        }
+    }
+
+    // One thread's share. Where rows are divided in several blocks each phase goes over all of them.
+    void walk(const Share &me) const {
+        for (int64_t l = 0; l <= m.num_layers; l++) {
+            if (l > 0) me.meet();
+            me.blocks(N, [&](int64_t first, int64_t last) {
+                if (l > 0) end_layer(me, l - 1, first, last);
+                if (l < m.num_layers) begin_layer(me, l, first, last);
+                else sample(me, first, last);
+            });
+        }
+    }
+};
+
+template <class T> static int64_t decoder_step(const DecoderPlan &plan, const StepPlan &request) {
+    static thread_local Workspace<T> space;
+    Step<T> step(plan, request, space);
+    int64_t bad = step.first_bad();
+    if (bad != -1 || step.N == 0) return bad;
+    int64_t threads = request.threads;
+    Division division = step.N < ROWS_OF_A_THREAD * threads ? BY_COLUMNS : request.independent ? APART : BY_ROWS;
+    if (threads == 1) {
+        step.walk({APART, 0, 1, BLOCK_ROWS, nullptr});
+        return -1;
+    }
+    Barrier barrier;
+#pragma omp parallel num_threads((int)threads)
+    {
+        int64_t count = omp_get_num_threads(), rows = blocks_of(step.N, count);
+        step.walk({division, omp_get_thread_num(), count, division == BY_ROWS ? smaller(rows, BLOCK_ROWS) : rows, &barrier});
+    }
+    return -1;
+}
+
+}  // namespace
+
+extern "C" {
+int64_t sparring_decoder_step_f32(const DecoderPlan *plan, const StepPlan *step) { return decoder_step<float>(*plan, *step); }
+int64_t sparring_decoder_step_bf16(const DecoderPlan *plan, const StepPlan *step) { return decoder_step<bf16>(*plan, *step); }
+}
+}  // namespace sparring

@@ -1,0 +1,64 @@
+"""The C structures that one step of generation reads: the twins of those in decoder.cpp.
+
+L layers, D width, H query heads, G key/value heads, d head size, I width of the MLP, V vocabulary, B sequences, N new rows.
+"""
+
+from __future__ import annotations
+
+from ctypes import Structure, c_float, c_int64, c_void_p
+from typing import Any
+
+import torch
+
+LAYOUTS = {torch.float32: 0, torch.bfloat16: 1}
+"""How a packed weight lies, by the dtype of its storage."""
+
+
+class Weight(Structure):
+    """A packed weight [M, K] and its float32 bias or null."""
+
+    _fields_ = [("panels", c_void_p), ("layout", c_int64), ("M", c_int64), ("K", c_int64), ("bias", c_void_p)]
+
+    @staticmethod
+    def of(packed: Any, bias: torch.Tensor | None) -> Weight:
+        """`packed`: a `PackedWeight`; `bias` [M] float32. Both must outlive the structure."""
+        pointer = None if bias is None else bias.data_ptr()
+        storage = packed.storage
+        return Weight(storage.data_ptr(), LAYOUTS[storage.dtype], packed.num_outputs, packed.num_inputs, pointer)
+
+
+class LayerPlan(Structure):
+    """One decoder layer; q_norm and k_norm may be null."""
+
+    _fields_ = [
+        *((name, Weight) for name in ("qkv", "o", "gate_up", "down")),
+        *((name, c_void_p) for name in ("input_norm", "q_norm", "k_norm", "mlp_norm", "keys", "values")),
+        *((name, c_float) for name in ("input_eps", "q_eps", "k_eps", "mlp_eps", "scale")),
+    ]
+
+
+class DecoderPlan(Structure):
+    """The whole model, its pages, and by slot what a running request needs in every step."""
+
+    _fields_ = [
+        ("layers", c_void_p),
+        ("head", Weight),
+        *((name, c_void_p) for name in ("embedding", "norm", "cos", "sin")),
+        *((name, c_int64) for name in ("num_layers", "D", "H", "G", "d", "I", "V", "max_positions")),
+        *((name, c_int64) for name in ("page_size", "num_pages", "pages_per_table")),
+        *((name, c_void_p) for name in ("tables", "temperature", "top_p", "top_k", "seeds")),
+        ("eps", c_float),
+    ]
+
+
+class StepPlan(Structure):
+    """The new rows of B sequences; `sampled` and `logprobs` receive a token for each that samples."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("slots", "cu_rows", "lengths", "tokens", "samples")),
+        ("B", c_int64),
+        ("independent", c_int64),
+        ("sampled", c_void_p),
+        ("logprobs", c_void_p),
+        ("threads", c_int64),
+    ]

@@ -1,0 +1,212 @@
+"""One step of generation: new tokens in, sampled tokens out. Operation by operation, or as one call of the compiled kernels.
+
+Both give the same numbers to the bit; the one call has nothing between its operations and a better use for a second thread.
+B sequences, N new rows, M sequences that sample, P pages of a table, S slots.
+"""
+
+from __future__ import annotations
+
+from array import array
+from ctypes import addressof, byref
+from operator import is_
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from sparring.errors import refusal
+from sparring.model.attention import Paged
+from sparring.model.causal import CausalModel
+from sparring.model.decoder import Decoder, Layer
+from sparring.model.kernels import ops
+from sparring.model.kernels.decoder_step import DecoderPlan, LayerPlan, StepPlan, Weight
+from sparring.model.layers import Product, RowLinear, RowNorm
+
+
+WORK_PER_THREAD = 1_500_000
+
+
+class Slots(NamedTuple):
+    """By slot, what a running request needs in every step; the caller changes them in place.
+
+    tables [S, P] int32, temperature [S] float32, top_k [S] int64, top_p [S] float32, seeds [S] uint64.
+    """
+
+    tables: np.ndarray
+    temperature: np.ndarray
+    top_k: np.ndarray
+    top_p: np.ndarray
+    seeds: np.ndarray
+
+    @staticmethod
+    def of(num_slots: int, pages_per_table: int) -> Slots:
+        """Empty tables, temperature 1, no truncation."""
+        return Slots(
+            np.zeros((num_slots, pages_per_table), np.int32),
+            np.ones(num_slots, np.float32),
+            np.zeros(num_slots, np.int64),
+            np.ones(num_slots, np.float32),
+            np.zeros(num_slots, np.uint64),
+        )
+
+
+class StepRows(NamedTuple):
+    """The new rows of one step, as `ops.PagedRows` has them, by slot. Plain arrays: filling these costs the least.
+
+    slots "i" [B]; cu_rows "i" [B + 1]; lengths "i" [B] with the new rows; tokens "q" [N]; samples "B" [B]: 1 where the last
+    row gives the next token. `independent`: no sequence reads keys that another one writes in this step.
+    """
+
+    slots: array[int]
+    cu_rows: array[int]
+    lengths: array[int]
+    tokens: array[int]
+    samples: array[int]
+    independent: bool
+
+
+class OperationStep:
+    """A step operation by operation: for every model, every numerics and every device."""
+
+    def __init__(self, model: CausalModel, pages: ops.KvPages, slots: Slots) -> None:
+        self._model, self._pages, self._slots = model, pages, slots
+
+    def __call__(self, rows: StepRows) -> tuple[list[int], list[float]]:
+        """Compute the rows; tokens [M] and log-probabilities [M] of those that sample."""
+        slots, cu_rows, ends = (torch.frombuffer(values, dtype=torch.int32) for values in rows[:3])
+        tokens, sampling = torch.frombuffer(rows.tokens, dtype=torch.int64), torch.frombuffer(rows.samples, dtype=torch.bool)
+        width = -(-max(rows.lengths) // self._pages.page_size)
+        tables = torch.from_numpy(self._slots.tables[rows.slots, :width])
+        positions = torch.arange(len(tokens)) + torch.repeat_interleave(ends - cu_rows[1:], cu_rows.diff())
+        where = Paged(self._pages, ops.PagedRows(tables, cu_rows, ends))
+        hidden = self._model.hidden(tokens, positions, where)
+        if 1 not in rows.samples:
+            return [], []
+        chosen = slots[sampling].numpy()
+        sampled, logprobs = ops.sample(
+            self._model.logits(hidden.index_select(0, cu_rows[1:][sampling] - 1)),
+            torch.from_numpy(self._slots.temperature[chosen]),
+            torch.from_numpy(self._slots.top_k[chosen]),
+            torch.from_numpy(self._slots.top_p[chosen]),
+            torch.from_numpy(self._slots.seeds[chosen]),
+            ends[sampling],
+        )
+        return sampled.tolist(), logprobs.tolist()
+
+
+class DecoderStep:
+    """A step as one call, for a `Decoder` on the compiled kernels. Follows every change of the weights.
+
+    A thread takes part for every `work_per_thread` multiplications, because waking one for fewer costs more than the work.
+    """
+
+    def __init__(
+        self, decoder: Decoder, head: Product, pages: ops.KvPages, slots: Slots, *, work_per_thread: int = WORK_PER_THREAD
+    ) -> None:
+        self._decoder, self._head, self._pages, self._slots = decoder, head, pages, slots
+        self._work_per_thread = work_per_thread
+        self._tensors: list[torch.Tensor | None] = []
+        self._work_per_row = sum(p.packed.num_outputs * p.packed.num_inputs for layer in decoder.layers for p in layer.products)
+        self._work_per_sample = head.packed.num_outputs * head.packed.num_inputs
+
+    def __call__(self, rows: StepRows) -> tuple[list[int], list[float]]:
+        """Compute the rows; tokens [M] and log-probabilities [M] of those that sample.
+
+        Raises:
+            BadInput: a table is too short or names no page, or a token or position is out of range; nothing was computed.
+        """
+        self._follow()
+        slots, cu_rows, lengths, tokens, samples, independent = rows
+        count = samples.count(1)
+        sampled, logprobs = array("q", bytes(8 * count)), array("f", bytes(4 * count))
+        inputs = [values.buffer_info()[0] for values in (slots, cu_rows, lengths, tokens, samples)]
+        outputs = sampled.buffer_info()[0], logprobs.buffer_info()[0]
+        work = len(tokens) * self._work_per_row + count * self._work_per_sample
+        threads = max(1, min(torch.get_num_threads(), work // self._work_per_thread))
+        step = StepPlan(*inputs, len(slots), independent, *outputs, threads)
+        bad = ops.decoder_step(byref(self._plan), byref(step), self._pages.dtype)
+        if bad != -1:
+            self._refuse(bad, rows)
+        return sampled.tolist(), logprobs.tolist()
+
+    def _follow(self) -> None:
+        """Point at the tensors that the model has now. Packing in place keeps them; a replaced parameter does not."""
+        decoder = self._decoder
+        tensors = [decoder.embedding.weight, decoder.norm.weight, self._head.packed.storage, self._head.bias]
+        for layer in decoder.layers:
+            tensors += [norm.weight for norm in layer.norms]
+            for product in layer.products:
+                tensors += (product.packed.storage, product.bias)
+        if len(tensors) == len(self._tensors) and all(map(is_, tensors, self._tensors)):
+            return
+        self._check()
+        self._plan = self._point()
+        self._tensors = tensors
+
+    def _check(self) -> None:
+        """Raises BadInput where a norm's weight does not fit its rows: C would read past its end."""
+        decoder = self._decoder
+        width = decoder.embedding.weight.shape[1]
+        sizes = [(decoder.norm, width)]
+        for layer in decoder.layers:
+            sizes += [(norm, width if norm in (layer.input_norm, layer.mlp_norm) else layer.head_dim) for norm in layer.norms]
+        for norm, size in sizes:
+            if norm.weight.shape != (size,) or norm.weight.dtype is not self._pages.dtype:
+                got = f"{tuple(norm.weight.shape)} {norm.weight.dtype}"
+                raise refusal("decoder step", f"a norm weight [{size}] {self._pages.dtype}", got, "load the weights again")
+
+    def _point(self) -> DecoderPlan:
+        decoder, pages, slots = self._decoder, self._pages, self._slots
+        layers = decoder.layers
+        self._layers = (LayerPlan * len(layers))(
+            *(self._layer(layer, *at) for layer, at in zip(layers, pages.layers, strict=True))
+        )
+        self._rotary = [table.to(pages.dtype).contiguous() for table in (decoder.rotary.cos, decoder.rotary.sin)]
+        vocabulary, width = decoder.embedding.weight.shape
+        return DecoderPlan(
+            addressof(self._layers),
+            Weight.of(self._head.packed, self._head.bias),
+            *(tensor.data_ptr() for tensor in (decoder.embedding.weight, decoder.norm.weight, *self._rotary)),
+            len(layers),
+            width,
+            layers[0].qkv.sizes[0] // pages.head_dim,
+            pages.num_kv_heads,
+            pages.head_dim,
+            layers[0].down.packed.num_inputs,
+            vocabulary,
+            len(decoder.rotary.cos),
+            pages.page_size,
+            pages.num_pages,
+            slots.tables.shape[1],
+            *(array.ctypes.data for array in (slots.tables, slots.temperature, slots.top_p, slots.top_k, slots.seeds)),
+            decoder.norm.variance_epsilon,
+        )
+
+    @staticmethod
+    def _layer(layer: Layer, keys: torch.Tensor, values: torch.Tensor) -> LayerPlan:
+        norms: tuple[RowNorm | None, ...] = (layer.input_norm, layer.q_norm, layer.k_norm, layer.mlp_norm)
+        return LayerPlan(
+            *(Weight.of(product.packed, product.bias) for product in layer.products),
+            *(None if norm is None else norm.weight.data_ptr() for norm in norms),
+            keys.data_ptr(),
+            values.data_ptr(),
+            *(0.0 if norm is None else norm.variance_epsilon for norm in norms),
+            layer.scale,
+        )
+
+    def _refuse(self, bad: int, rows: StepRows) -> None:
+        if bad >= 0:
+            table = self._slots.tables[rows.slots[bad]].tolist()
+            got = f"{table} for {rows.lengths[bad]} tokens"
+            expected = f"a table over {self._pages.num_pages} pages of {self._pages.page_size} that holds its context"
+            raise refusal(f"decoder step: sequence {bad}", expected, got, "allocate pages before the call")
+        row, (vocabulary, _) = -2 - bad, self._decoder.embedding.weight.shape
+        expected = f"a token below {vocabulary} at a position below {len(self._decoder.rotary.cos)}"
+        raise refusal(f"decoder step: row {row}", expected, f"token {rows.tokens[row]}", "check the request")
+
+
+def step_of(model: CausalModel, pages: ops.KvPages, slots: Slots) -> DecoderStep | OperationStep:
+    """The one call where the model is of the Llama family and the compiled kernels are in use."""
+    if model.path_name == "exact-kernels" and model.decoder is not None and isinstance(model.head, RowLinear):
+        return DecoderStep(model.decoder, model.head.product, pages, slots)
+    return OperationStep(model, pages, slots)

@@ -1,0 +1,166 @@
+"""A step as one call of the compiled kernels is, to the bit, the step operation by operation."""
+
+from array import array
+
+import pytest
+import torch
+
+from sparring.errors import BadInput
+from sparring.model.kernels import ops
+from sparring.model.load import load
+from sparring.model.step import DecoderStep, OperationStep, Slots, StepRows, step_of
+from sparring.testing.tiny_models import VOCABULARY, tiny_model
+
+PAGE, PAGES_PER_TABLE, MAX_SLOTS = 16, 8, 70
+MODELS = {
+    "qwen3": {},
+    "qwen3 heads of 32, each its own keys": {"head_dim": 32, "num_attention_heads": 5, "num_key_value_heads": 5},
+    "qwen3 heads of 48": {"head_dim": 48},
+    "qwen3 heads of 72, seven to one": {"head_dim": 72, "num_attention_heads": 7, "num_key_value_heads": 1},
+    "llama": {},
+    "llama with biases": {"attention_bias": True, "mlp_bias": True, "tied": True},
+    "qwen2": {"hidden_size": 100, "num_attention_heads": 10},
+    "mistral": {"hidden_size": 64, "intermediate_size": 200},
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def path(request, tmp_path_factory):
+    return tiny_model(request.param.split()[0], tmp_path_factory.mktemp("model") / "tiny", seed=5, **MODELS[request.param])
+
+
+class Play:
+    """Sequences over pages of their own, and what both ways make of the same rows."""
+
+    def __init__(self, model, threads=1):
+        self.model, self.threads = model, threads
+        self.kinds = [self._open(OperationStep), self._open(DecoderStep)]
+        self.tables = [[slot * PAGES_PER_TABLE + i for i in range(PAGES_PER_TABLE)] for slot in range(MAX_SLOTS)]
+        self.lengths = [0] * MAX_SLOTS
+
+    def _open(self, kind):
+        model = self.model
+        shape = {"num_layers": model.num_layers, "num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
+        pages = ops.KvPages(num_pages=MAX_SLOTS * PAGES_PER_TABLE, page_size=PAGE, dtype=model.dtype, **shape)
+        slots = Slots.of(MAX_SLOTS, PAGES_PER_TABLE)
+        for slot in range(MAX_SLOTS):
+            slots.temperature[slot], slots.seeds[slot] = (1.0, 0.7, 0.0)[slot % 3], slot
+            slots.top_k[slot], slots.top_p[slot] = (0, 0, 0, 5)[slot % 4], (1.0, 1.0, 0.9)[slot % 3]
+        if kind is OperationStep:
+            return OperationStep(model, pages, slots), pages, slots
+        return DecoderStep(model.decoder, model.head.product, pages, slots, work_per_thread=1), pages, slots
+
+    def rows(self, counts, *, independent=False, samples=None):
+        """`counts`: new tokens by slot."""
+        for slot, count in counts.items():
+            self.lengths[slot] += count
+        offsets = [0, *torch.tensor(list(counts.values())).cumsum(0).tolist()]
+        return StepRows(
+            slots=array("i", counts),
+            cu_rows=array("i", offsets),
+            lengths=array("i", [self.lengths[slot] for slot in counts]),
+            tokens=array("q", [(7 * i + 11 * self.lengths[0]) % VOCABULARY for i in range(offsets[-1])]),
+            samples=array("B", samples or [1] * len(counts)),
+            independent=independent,
+        )
+
+    @torch.inference_mode()
+    def agree(self, rows):
+        """What is sampled and every key and value that is written."""
+        found = []
+        torch.set_num_threads(self.threads)
+        for step, pages, slots in self.kinds:
+            slots.tables[:] = self.tables
+            found.append((step(rows), pages.keys.clone(), pages.values.clone()))
+        torch.set_num_threads(1)
+        (sampled, keys, values), (our_sampled, our_keys, our_values) = found
+        assert our_sampled == sampled
+        assert torch.equal(our_keys, keys) and torch.equal(our_values, values)
+        return sampled
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_prompts_generation_and_both_together(path, dtype, threads):
+    play = Play(load(path, dtype=dtype), threads)
+    play.agree(play.rows({0: 40, 3: 17, 9: 1, 4: 5}, samples=[0, 1, 1, 1]))
+    play.agree(play.rows({3: 1, 0: 33, 9: 1, 12: 3}))
+    for _ in range(3):
+        tokens, logprobs = play.agree(play.rows({3: 1, 0: 1, 9: 1, 12: 1}, independent=True))
+        assert len(tokens) == len(logprobs) == 4
+    assert play.agree(play.rows({5: 20}, samples=[0])) == ([], [])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_prefix_that_is_written_and_read_in_one_step(path, threads):
+    play = Play(load(path), threads)
+    for slot in range(1, 6):
+        play.tables[slot][:2] = play.tables[0][:2]
+        play.lengths[slot] = 32
+    play.agree(play.rows({0: 38, 1: 6, 2: 6, 3: 1, 4: 90, 5: 2}))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_any_number_of_rows(path, dtype, threads):
+    play = Play(load(path, dtype=dtype), threads)
+    play.agree(play.rows({slot: 1 + slot % 23 for slot in range(MAX_SLOTS)}))
+    for count in (1, 2, 3, 7, 15, 16, 31, 33, 47, 49, MAX_SLOTS):
+        play.agree(play.rows(dict.fromkeys(range(count), 1), independent=True))
+
+
+def test_a_context_of_several_partial_sums(path):
+    play = Play(load(path))
+    play.agree(play.rows({0: 125, 1: 127}))
+    play.tables[0][7], play.tables[1][7] = 200, 201
+    for _ in range(3):
+        play.agree(play.rows({0: 1}))
+
+
+def test_changed_and_replaced_weights_are_followed(path):
+    model = load(path)
+    play = Play(model)
+    before = play.agree(play.rows({0: 9, 1: 3}))
+    model.load_state({name: tensor * 1.25 for name, tensor in model.state().items()})
+    play.lengths = [0] * MAX_SLOTS
+    assert play.agree(play.rows({0: 9, 1: 3})) != before
+    norm = model.decoder.norm
+    norm.weight = torch.nn.Parameter(norm.weight * -1.0)
+    play.agree(play.rows({0: 1, 1: 1}))
+    norm.weight = torch.nn.Parameter(torch.ones(3))
+    with pytest.raises(BadInput, match="a norm weight"):
+        play.kinds[1][0](play.rows({0: 1}))
+
+
+def test_bad_tables_and_tokens_are_refused_before_anything_is_written(path):
+    play = Play(load(path))
+    step, pages, slots = play.kinds[1]
+    good = play.rows({0: 20, 1: 3})
+    slots.tables[:] = play.tables
+    before = pages.keys.clone()
+    slots.tables[1, 0] = MAX_SLOTS * PAGES_PER_TABLE
+    with pytest.raises(BadInput, match="sequence 1: expected a table over 560 pages of 16"):
+        step(good)
+    slots.tables[1, 0] = -1
+    with pytest.raises(BadInput, match="sequence 1"):
+        step(good)
+    slots.tables[:] = play.tables
+    with pytest.raises(BadInput, match="sequence 0"):
+        step(good._replace(lengths=array("i", [19, 3])))
+    with pytest.raises(BadInput, match="sequence 1"):
+        step(good._replace(lengths=array("i", [20, PAGE * PAGES_PER_TABLE + 1])))
+    for token in (VOCABULARY, -1):
+        with pytest.raises(BadInput, match="row 21: expected a token below 80"):
+            step(good._replace(tokens=array("q", [*good.tokens[:21], token, good.tokens[22]])))
+    assert torch.equal(pages.keys, before)
+    assert len(step(good)[0]) == 2
+
+
+def test_who_takes_which_way(path, tmp_path):
+    def kind(model):
+        shape = {"num_layers": 2, "num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
+        return type(step_of(model, ops.KvPages(num_pages=4, dtype=model.dtype, **shape), Slots.of(2, 2)))
+
+    assert kind(load(path)) is DecoderStep
+    assert kind(load(path, numerics="fast")) is OperationStep
+    assert kind(load(tiny_model("olmo2", tmp_path))) is OperationStep
