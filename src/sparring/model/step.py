@@ -23,7 +23,7 @@ from sparring.model.kernels.decoder_step import DecoderPlan, LayerPlan, StepPlan
 from sparring.model.layers import Product, RowLinear, RowNorm
 
 
-WORK_PER_THREAD = 1_500_000
+WORK_PER_THREAD = 2_000_000
 
 
 class Slots(NamedTuple):
@@ -106,8 +106,10 @@ class DecoderStep:
         self._decoder, self._head, self._pages, self._slots = decoder, head, pages, slots
         self._work_per_thread = work_per_thread
         self._tensors: list[torch.Tensor | None] = []
-        self._work_per_row = sum(p.packed.num_outputs * p.packed.num_inputs for layer in decoder.layers for p in layer.products)
-        self._work_per_sample = head.packed.num_outputs * head.packed.num_inputs
+        self._norms = [decoder.norm, *(norm for layer in decoder.layers for norm in layer.norms)]
+        self._products = [head, *(product for layer in decoder.layers for product in layer.products)]
+        self._work_per_sample, *per_row = (p.packed.num_outputs * p.packed.num_inputs for p in self._products)
+        self._work_per_row = sum(per_row)
 
     def __call__(self, rows: StepRows) -> tuple[list[int], list[float]]:
         """Compute the rows; tokens [M] and log-probabilities [M] of those that sample.
@@ -131,12 +133,9 @@ class DecoderStep:
 
     def _follow(self) -> None:
         """Point at the tensors that the model has now. Packing in place keeps them; a replaced parameter does not."""
-        decoder = self._decoder
-        tensors = [decoder.embedding.weight, decoder.norm.weight, self._head.packed.storage, self._head.bias]
-        for layer in decoder.layers:
-            tensors += [norm.weight for norm in layer.norms]
-            for product in layer.products:
-                tensors += (product.packed.storage, product.bias)
+        tensors = [self._decoder.embedding.weight, *(norm.weight for norm in self._norms)]
+        tensors += [product.packed.storage for product in self._products]
+        tensors += [product.bias for product in self._products]
         if len(tensors) == len(self._tensors) and all(map(is_, tensors, self._tensors)):
             return
         self._check()
@@ -145,15 +144,13 @@ class DecoderStep:
 
     def _check(self) -> None:
         """Raises BadInput where a norm's weight does not fit its rows: C would read past its end."""
-        decoder = self._decoder
-        width = decoder.embedding.weight.shape[1]
-        sizes = [(decoder.norm, width)]
-        for layer in decoder.layers:
-            sizes += [(norm, width if norm in (layer.input_norm, layer.mlp_norm) else layer.head_dim) for norm in layer.norms]
-        for norm, size in sizes:
-            if norm.weight.shape != (size,) or norm.weight.dtype is not self._pages.dtype:
+        width, dtype = self._decoder.embedding.weight.shape[1], self._pages.dtype
+        heads = [norm for layer in self._decoder.layers for norm in (layer.q_norm, layer.k_norm)]
+        for norm in self._norms:
+            size = self._pages.head_dim if norm in heads else width
+            if norm.weight.shape != (size,) or norm.weight.dtype is not dtype:
                 got = f"{tuple(norm.weight.shape)} {norm.weight.dtype}"
-                raise refusal("decoder step", f"a norm weight [{size}] {self._pages.dtype}", got, "load the weights again")
+                raise refusal("decoder step", f"a norm weight [{size}] {dtype}", got, "load the weights again")
 
     def _point(self) -> DecoderPlan:
         decoder, pages, slots = self._decoder, self._pages, self._slots

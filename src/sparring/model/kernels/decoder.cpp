@@ -72,7 +72,8 @@ struct Barrier {
             generation.notify_all();
             return;
         }
-        for (int spins = 0; spins < 20000; spins++) {
+        // others wait about as long as we do; where they do not, the processor is wanted by somebody else
+        for (int spins = 0; spins < 400; spins++) {
             if (generation.load(std::memory_order_acquire) != mine) return;
 #if defined(__x86_64__)
             _mm_pause();

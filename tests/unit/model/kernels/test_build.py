@@ -55,11 +55,14 @@ def outcomes(path: CompiledPath) -> dict[str, list[float]]:
         q, k, v = (torch.randn(40, heads, 48, generator=generator).to(dtype) for heads in (4, 2, 2))
         logits = torch.randn(19, 1500, generator=generator)
         cu_seqlens = torch.tensor([0, 33, 40], dtype=torch.int32)
+        pages = torch.randn(3, 2, 1, 48, 16, generator=generator).to(dtype), torch.randn(3, 2, 16, 48, generator=generator).to(dtype)
+        rows = tuple(torch.tensor(r, dtype=torch.int32) for r in ([[0, 1], [2, 0]], [0, 1, 2], [21, 9]))
         found |= {
             f"linear of {dtype}": path.linear(x.float(), path.pack(matrix.float(), None), None, 100, dtype),
             f"rms_norm {dtype}": path.rms_norm(x, weight, 1e-6),
             f"silu_mul {dtype}": path.silu_mul(x, y),
             f"rope {dtype}": path.rope(q, k[:, 0].contiguous(), v[:, 0].contiguous(), False),
+            f"attention of single rows {dtype}": path.attention_paged(q[:2], k[:2], v[:2], pages, rows, 0.2)[0],
             f"attention {dtype}": path.attention_packed(q, k, v, cu_seqlens, 0.2)[0],
             f"logprobs {dtype}": path.token_logprobs(logits, torch.arange(19), torch.full((19,), 0.7))[0][0],
         }
