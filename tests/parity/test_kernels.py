@@ -14,7 +14,7 @@ from sparring.model.kernels import ops
 LENGTHS = (5, 130, 17, 1)
 
 
-@pytest.fixture(params=("exact-kernels", "exact-torch"), autouse=True)
+@pytest.fixture(params=ops.path_names(), autouse=True)
 def path(request: pytest.FixtureRequest) -> Iterator[str]:
     """Both paths in turn, and whatever was in use afterwards."""
     before = ops.path_name()
@@ -157,16 +157,42 @@ def test_bfloat16_is_as_close_as_torch() -> None:
     assert error(ops.attention_packed(q, k, v, offsets(), 0.2), exact) <= 1.1 * error(attention(q, k, v), exact)
 
 
-def test_gradients_do_not_depend_on_the_thread_count() -> None:
-    ours, _, inputs = CASES["attention 48"]
-    norm, _, norm_inputs = CASES["rms_norm"]
+@pytest.mark.parametrize("name", ("attention 48", "rms_norm", "linear"))
+def test_gradients_do_not_depend_on_the_thread_count(name: str, path: str) -> None:
+    """Those of matrix products only on tiles: elsewhere they are torch's."""
+    if name == "linear" and path != "exact-tiles":
+        return
+    ours, _, inputs = CASES[name]
     found, threads = [], torch.get_num_threads()
     for count in (1, 3):
         torch.set_num_threads(count)
-        mine, others = ([t.clone().requires_grad_() for t in ts] for ts in (inputs, norm_inputs))
-        found.append((*torch.autograd.grad(ours(*mine).sum(), mine), *torch.autograd.grad(norm(*others).sum(), others)))
+        mine = [t.clone().requires_grad_() for t in inputs]
+        found.append(torch.autograd.grad(ours(*mine).sum(), mine))
     torch.set_num_threads(threads)
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_products_of_many_rows_and_of_joined_weights(path: str) -> None:
+    """Enough rows that a weight's gradient is summed in several blocks, two weights behind one product, odd sizes."""
+    shapes = ((1500, 70), (50, 70), (97, 70))
+    x, *weights = (random(*shape, seed=seed).requires_grad_() for seed, shape in enumerate(shapes))
+    exact = [t.detach().double().requires_grad_() for t in (x, *weights)]
+    ours, theirs = ops.linear(x, ops.pack(*weights)), F.linear(exact[0], torch.cat(exact[1:]))
+    assert error(ours, theirs) <= 2 * error(F.linear(x, torch.cat(weights)), theirs)
+    slope = random(*ours.shape, seed=5)
+    grads, wanted = torch.autograd.grad(ours, (x, *weights), slope), torch.autograd.grad(theirs, exact, slope.double())
+    for a, b in zip(grads, wanted, strict=True):
+        assert float((a - b).abs().max()) <= 4e-6 * float(b.abs().max())
+
+
+@pytest.mark.parametrize("value", (float("inf"), float("nan")))
+def test_what_is_not_finite_stays_so(value: float, path: str) -> None:
+    x, weight = random(40, 64), random(80, 64, seed=1)
+    x[3, 60] = value
+    y = ops.linear(x, ops.pack(weight))
+    assert not y[3].isfinite().any() and y[:3].isfinite().all() and y[4:].isfinite().all()
+    weight[9, 1] = value
+    assert not ops.linear(random(40, 64), ops.pack(weight))[:, 9].isfinite().any()
 
 
 def test_a_tied_weight_collects_both_gradients() -> None:

@@ -15,8 +15,9 @@ import torch
 
 from sparring.model.kernels.build import build, load
 
-NAME = "exact-kernels"
+NAME, TILES_NAME = "exact-kernels", "exact-tiles"
 PANEL = 64
+PLANES = 3
 ROWS_PER_PARTIAL = 64
 TILE_DEPTH = 32
 
@@ -30,6 +31,10 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "has_tiles": (),
     "pack_bf16": (_P, _P, _I, _I, _T),
     "linear_bf16": (_P, _P, _P, _P, _T, _I, _I, _I, _T),
+    "pack_split": (_P, _P, _I, _I, _T),
+    "pack_split_transposed": (_P, _P, _I, _I, _T),
+    "linear_split": (_P, _P, _P, _P, _I, _I, _I, _T),
+    "weight_gradient_split": (_P, _P, _P, _I, _I, _I, _T),
     "token_logprobs": (*[_P] * 7, _I, _I, _T),
     "token_logprobs_backward": (*[_P] * 9, _I, _I, _T),
     "sample": (*[_P] * 8, _I, _I, _T),
@@ -75,26 +80,26 @@ class Library:
 
 
 class CompiledPath:
-    """All operations over one compiled library."""
+    """All operations over one compiled library: matrix products on AMX tiles, or on what every processor has."""
 
-    name = NAME
-
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: Library, name: str) -> None:
         self._f, self._t = library.functions, library.typed
-        self._tiles = bool(self._f["has_tiles"]())
+        self.name = name
+        self._tiles = name == TILES_NAME
 
     def pack(self, weight: torch.Tensor, storage: torch.Tensor | None) -> torch.Tensor:
         """weight[M, K] -> panels of 64 columns, into `storage` when it is given.
 
-        float32 [ceil(M / 64), K, 64]; bfloat16 where the processor has AMX tiles: [ceil(M / 64), ceil(K / 32) * 16, 64, 2].
+        float32 [ceil(M / 64), K, 64]; on tiles [ceil(M / 64), ceil(K / 32), P, 16, 64, 2] bfloat16, P planes: three for a
+        float32 weight, one for bfloat16.
         """
         rows, depth = weight.shape
         weight, num_panels, threads = weight.detach().contiguous(), -(-rows // PANEL), torch.get_num_threads()
-        if weight.dtype is torch.bfloat16 and self._tiles:
+        if self._tiles:
+            planes, kind = (1, "pack_bf16") if weight.dtype is torch.bfloat16 else (PLANES, "pack_split")
             if storage is None:
-                pairs = -(-depth // TILE_DEPTH) * TILE_DEPTH // 2
-                storage = torch.empty(num_panels, pairs, PANEL, 2, dtype=torch.bfloat16)
-            self._f["pack_bf16"](weight.data_ptr(), storage.data_ptr(), rows, depth, threads)
+                storage = _tile_panels(rows, depth, planes)
+            self._f[kind](weight.data_ptr(), storage.data_ptr(), rows, depth, threads)
             return storage
         if storage is None:
             storage = torch.empty(num_panels, depth, PANEL)
@@ -106,25 +111,40 @@ class CompiledPath:
         self, x: torch.Tensor, panels: torch.Tensor, bias: torch.Tensor | None, num_outputs: int, dtype: torch.dtype
     ) -> torch.Tensor:
         """x[N, K] -> y[N, M] of `dtype`."""
-        num_rows, depth = x.shape
         if bias is not None:
             bias = bias.detach().float()
-        pointer = None if bias is None else bias.data_ptr()
-        if panels.dtype is torch.bfloat16:
-            if depth % TILE_DEPTH:
-                x = torch.nn.functional.pad(x, (0, -depth % TILE_DEPTH))
-            y = torch.empty((num_rows, num_outputs), dtype=dtype)
-            wide, sizes = dtype is torch.float32, (num_rows, num_outputs, x.shape[1])
-            call = self._f["linear_bf16"]
-            call(x.data_ptr(), panels.data_ptr(), pointer, y.data_ptr(), wide, *sizes, torch.get_num_threads())
+        threads, sizes = torch.get_num_threads(), (x.shape[0], num_outputs, x.shape[1])
+        if panels.dtype is torch.bfloat16 and x.dtype is torch.bfloat16:
+            y = torch.empty((x.shape[0], num_outputs), dtype=dtype)
+            pointers = (x.data_ptr(), panels.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr())
+            self._f["linear_bf16"](*pointers, dtype is torch.float32, *sizes, threads)
             return y
         if x.dtype is not torch.float32:
             x = x.float()
-        y = torch.empty((num_rows, num_outputs))
-        self._f["linear_f32"](
-            x.data_ptr(), panels.data_ptr(), pointer, y.data_ptr(), num_rows, num_outputs, depth, torch.get_num_threads()
-        )
+        y = torch.empty((x.shape[0], num_outputs))
+        call = self._f["linear_split" if panels.dtype is torch.bfloat16 else "linear_f32"]
+        call(x.data_ptr(), panels.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(), *sizes, threads)
         return y if dtype is torch.float32 else y.to(dtype)
+
+    def linear_backward(
+        self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, needs: tuple[bool, bool]
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Gradients of x[N, K] and weight[M, K], where they are needed, from that of y[N, M]; all of one dtype."""
+        if not self._tiles or x.dtype is not torch.float32 or not len(x):
+            return grad @ weight if needs[0] else None, grad.t() @ x if needs[1] else None
+        grad, weight, threads = grad.contiguous(), weight.contiguous(), torch.get_num_threads()
+        (num_rows, depth), outputs = x.shape, weight.shape[0]
+        dx = dw = None
+        if needs[0]:
+            panels = _tile_panels(depth, outputs, PLANES)
+            self._f["pack_split_transposed"](weight.data_ptr(), panels.data_ptr(), outputs, depth, threads)
+            dx = self.linear(grad, panels, None, depth, torch.float32)
+        if needs[1]:
+            dw = torch.empty(-(-outputs // TILE_DEPTH) * TILE_DEPTH, -(-depth // TILE_DEPTH) * TILE_DEPTH)
+            call = self._f["weight_gradient_split"]
+            call(x.data_ptr(), grad.data_ptr(), dw.data_ptr(), num_rows, outputs, depth, threads)
+            dw = dw[:outputs, :depth]
+        return dx, dw
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x[N, D] -> [N, D]."""
@@ -368,9 +388,23 @@ class CompiledPath:
         return self._t["decoder_step"][dtype](plan, step)
 
 
-def compiled_path() -> CompiledPath | None:
-    """The compiled path of this machine; None when SPARRING_KERNELS=off or there is no g++."""
-    if os.environ.get("SPARRING_KERNELS") == "off":
+def compiled_path(name: str | None = None) -> CompiledPath | None:
+    """The compiled path of this machine: on AMX tiles where it has them, unless `name` or the environment says otherwise.
+
+    SPARRING_KERNELS=portable keeps off the tiles, SPARRING_KERNELS=off off the compiled kernels.
+
+    Returns:
+        None where the environment forbids it, where there is no g++, or where `name` asks for tiles that are not there.
+    """
+    wish = os.environ.get("SPARRING_KERNELS")
+    library = None if wish == "off" else build()
+    if library is None:
         return None
-    path = build()
-    return None if path is None else CompiledPath(Library(load(path)))
+    functions = Library(load(library))
+    best = TILES_NAME if functions.functions["has_tiles"]() and wish != "portable" else NAME
+    return None if name == TILES_NAME != best else CompiledPath(functions, name or best)
+
+
+def _tile_panels(num_outputs: int, num_inputs: int, planes: int) -> torch.Tensor:
+    shape = (-(-num_outputs // PANEL), -(-num_inputs // TILE_DEPTH), planes, TILE_DEPTH // 2, PANEL, 2)
+    return torch.empty(shape, dtype=torch.bfloat16)

@@ -10,8 +10,13 @@ from typing import Any
 
 import torch
 
-LAYOUTS = {torch.float32: 0, torch.bfloat16: 1}
-"""How a packed weight lies, by the dtype of its storage."""
+LAYOUTS = {
+    (torch.float32, torch.float32): 0,
+    (torch.bfloat16, torch.float32): 0,
+    (torch.bfloat16, torch.bfloat16): 1,
+    (torch.float32, torch.bfloat16): 2,
+}
+"""How a packed weight lies, by its dtype and that of its storage."""
 
 
 class Weight(Structure):
@@ -24,7 +29,7 @@ class Weight(Structure):
         """`packed`: a `PackedWeight`; `bias` [M] float32. Both must outlive the structure."""
         pointer = None if bias is None else bias.data_ptr()
         storage = packed.storage
-        return Weight(storage.data_ptr(), LAYOUTS[storage.dtype], packed.num_outputs, packed.num_inputs, pointer)
+        return Weight(storage.data_ptr(), LAYOUTS[packed.dtype, storage.dtype], packed.num_outputs, packed.num_inputs, pointer)
 
 
 class LayerPlan(Structure):

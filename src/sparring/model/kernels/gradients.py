@@ -15,20 +15,23 @@ class Linear(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, bias: Any, packed: Any, path: Any, dtype: Any, *weights: torch.Tensor) -> torch.Tensor:
         """x[N, K] -> y[N, M]; `weights` is where dW goes, `packed` what is multiplied."""
+        x = x.contiguous()
         ctx.save_for_backward(x, *weights)
-        return path.linear(x.contiguous(), packed.storage, bias, packed.num_outputs, dtype)
+        ctx.path = path
+        return path.linear(x, packed.storage, bias, packed.num_outputs, dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         """dx = dy W, dW = dy^T x, db = sum of dy over rows."""
         x, *weights = ctx.saved_tensors
-        grad = grad.to(x.dtype)
+        needs = (ctx.needs_input_grad[0], any(ctx.needs_input_grad[5:]))
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-        dx = grad @ weight if ctx.needs_input_grad[0] else None
+        grad = grad.to(x.dtype)
+        dx, dw = ctx.path.linear_backward(x, weight, grad, needs)
         db = grad.sum(0) if ctx.needs_input_grad[1] else None
-        dw = (grad.t() @ x).split([w.shape[0] for w in weights]) if any(ctx.needs_input_grad[5:]) else [None] * len(weights)
-        return dx, db, None, None, None, *dw
+        each = [None] * len(weights) if dw is None else dw.split([w.shape[0] for w in weights])
+        return dx, db, None, None, None, *each
 
 
 class RmsNorm(Function):

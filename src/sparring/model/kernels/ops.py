@@ -3,7 +3,8 @@
 Not on the number of rows, the neighbours, the threads, the packing, nor on size and place of the pages. The trainer's
 forward and the engine call the same functions here, which is why their log-probabilities agree to the bit.
 
-Two paths: "exact-kernels" (compiled, see `build`) and "exact-torch" (no compiler: slower, bits of its own).
+Three paths, each with bits of its own: "exact-tiles" (compiled, matrix products on AMX tiles), "exact-kernels" (compiled, on
+every processor the same) and "exact-torch" (no compiler: slower).
 N rows or tokens, D width, K inputs, M outputs, H query heads, G key/value heads, d head size, B sequences, V vocabulary.
 """
 
@@ -15,7 +16,7 @@ import torch
 
 from sparring.errors import refusal
 from sparring.model.kernels import gradients
-from sparring.model.kernels.compiled_path import CompiledPath, Norms, compiled_path
+from sparring.model.kernels.compiled_path import NAME, TILES_NAME, CompiledPath, Norms, compiled_path
 from sparring.model.kernels.pages import BLOCK, KvPages, PagedRows
 from sparring.model.kernels.torch_path import TorchPath
 
@@ -30,6 +31,7 @@ __all__ = [
     "linear",
     "pack",
     "path_name",
+    "path_names",
     "rms_norm",
     "rope",
     "sample",
@@ -52,20 +54,27 @@ def _current() -> CompiledPath | TorchPath:
 
 
 def path_name() -> str:
-    """The path in use: "exact-kernels" or "exact-torch"."""
+    """The path in use: "exact-tiles", "exact-kernels" or "exact-torch"."""
     return _current().name
 
 
+def path_names() -> tuple[str, ...]:
+    """The paths that this machine has, best first."""
+    compiled = tuple(name for name in (TILES_NAME, NAME) if compiled_path(name) is not None)
+    return (*compiled, TorchPath.name)
+
+
 def use(name: str) -> None:
-    """Choose the path for this process, before anything is packed. `SPARRING_KERNELS=off` in the environment does the same.
+    """Choose the path for this process, before anything is packed. SPARRING_KERNELS in the environment does the same, as
+    "off" (exact-torch) and "portable" (exact-kernels).
 
     Raises:
         BadInput: the name is unknown, or the kernels were asked for and cannot be built here.
     """
     global _path
-    chosen = {"exact-kernels": compiled_path, "exact-torch": TorchPath}.get(name, lambda: None)()
-    if chosen is None:
-        raise refusal("numerics path", '"exact-torch", or "exact-kernels" where g++ is installed', repr(name), "install g++")
+    if name not in path_names():
+        raise refusal("numerics path", f"one of {', '.join(path_names())}", repr(name), "choose one that this machine has")
+    chosen = TorchPath() if name == TorchPath.name else compiled_path(name)
     _path = chosen
 
 

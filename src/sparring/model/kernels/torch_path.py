@@ -65,6 +65,12 @@ class TorchPath:
         y = y[:num_rows]
         return (y if bias is None else y + bias.detach().float()).to(dtype)
 
+    def linear_backward(
+        self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, needs: tuple[bool, bool]
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Gradients of x[N, K] and weight[M, K], where they are needed."""
+        return grad @ weight if needs[0] else None, grad.t() @ x if needs[1] else None
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x[N, D] -> [N, D]."""
         return weight * (x.float() * self._inverse_rms(x, eps)).to(x.dtype)

@@ -12,7 +12,7 @@ from sparring.model.kernels import ops
 from sparring.model.kernels.torch_path import uniform
 
 
-@pytest.fixture(params=("exact-kernels", "exact-torch"), autouse=True)
+@pytest.fixture(params=ops.path_names(), autouse=True)
 def path(request: pytest.FixtureRequest) -> Iterator[str]:
     """Both paths in turn, and whatever was in use afterwards."""
     before = ops.path_name()

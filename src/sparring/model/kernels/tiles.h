@@ -1,0 +1,229 @@
+// Matrix products on AMX tiles: of bfloat16, and of float32 taken apart into three bfloat16.
+//
+// A float32 is the sum of three bfloat16 (hi = round(x), mid = round(x - hi), lo = x - hi - mid; exact for normal numbers),
+// and a product of two is the sum of six products, (lo, hi) (hi, hi) (mid, hi) (mid, mid) (hi, mid) (hi, lo); what is left out
+// is below 2^-26 of it (Henry, Tang, Heinecke 2019, "Leveraging the bfloat16 Artificial Intelligence Datatype For
+// Higher-Precision Computations"). TDPBF16PS adds, for each element of a tile, 16 pairs of products to a float32 sum and
+// never mixes rows. An element of a result is one such chain: k in blocks of 32 in ascending order, in each block the six
+// products in the order above; then the bias. It is the same whatever rows are around it.
+// Infinite numbers, and those that round to infinity in bfloat16 (above 3.39e38), give NaN; subnormal parts count as zero.
+#pragma once
+
+#include <vector>
+
+#include "tile.h"
+
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#define SPARRING_AMX 1
+#endif
+
+namespace sparring {
+
+constexpr int64_t PANEL = 64, DEPTH = 32, TILE = 16;  // columns of a panel; k of one tile; its rows
+constexpr int64_t ROWS_PER_TASK = 192;
+constexpr int64_t PLANES = 3;
+enum Plane { HI, MID, LO };
+
+static inline int64_t padded(int64_t K) { return blocks_of(K, DEPTH) * DEPTH; }
+
+// A weight of the tiles: panels [ceil(M / 64)][ceil(K / 32)][planes][16][64][2], pairs of k next to each other, zeros past
+// M and K; one plane for bfloat16, three for float32.
+struct TileWeight {
+    const bf16 *panels;
+    const float *bias;
+    int64_t M, blocks;  // blocks of 32 k
+};
+
+constexpr int64_t PANEL_BLOCK = DEPTH * PANEL;  // elements of one plane of one block of a panel
+constexpr int64_t TILE_ELEMENTS = TILE * DEPTH;
+
+#ifdef SPARRING_AMX
+constexpr int ASK_PERMISSION = 0x1023, TILE_DATA = 18;  // arch_prctl: ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+
+static inline bool permitted() {
+    static const bool yes = syscall(SYS_arch_prctl, ASK_PERMISSION, TILE_DATA) == 0;
+    return yes;
+}
+
+// Tiles 0-3: sums of 2 x 2; 4, 5: rows of x; 6, 7: columns of a panel. `above` and `below` are the rows of either half.
+static inline void shape_tiles(int64_t above, int64_t below) {
+    struct alignas(64) {
+        uint8_t palette = 1, start_row = 0, reserved[14] = {};
+        uint16_t row_bytes[16] = {};
+        uint8_t rows[16] = {};
+    } shape;
+    const int64_t rows[8] = {above, above, below, below, above, below, TILE, TILE};
+    for (int i = 0; i < 8; i++) {
+        shape.rows[i] = (uint8_t)rows[i];
+        shape.row_bytes[i] = rows[i] ? 64 : 0;
+    }
+    _tile_loadconfig(&shape);
+}
+
+struct Halves {
+    __m256i part[PLANES];
+};
+
+static inline __m256i to_bf16(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
+static inline __m512 from_bf16(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
+
+static inline Halves split(__m512 x) {
+    Halves out;
+    out.part[HI] = to_bf16(x);
+    x = x - from_bf16(out.part[HI]);
+    out.part[MID] = to_bf16(x);
+    out.part[LO] = to_bf16(x - from_bf16(out.part[MID]));
+    return out;
+}
+
+// The sums of a 2 x 2 block of tiles grow by one block of k of one plane of rows times one of columns.
+template <bool TWO> static inline __attribute__((always_inline)) void load_rows(const bf16 *a, int64_t half) {
+    _tile_loadd(4, a, 2 * DEPTH);
+    if (TWO) _tile_loadd(5, a + half, 2 * DEPTH);
+}
+static inline __attribute__((always_inline)) void load_columns(const bf16 *b, int64_t stride, int64_t half) {
+    _tile_loadd(6, b, stride);
+    _tile_loadd(7, b + half, stride);
+}
+template <bool TWO> static inline __attribute__((always_inline)) void multiply() {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if (TWO) {
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+}
+
+// Where the operands of a 2 x 2 block of tiles lie: rows as tiles [16][32] in blocks of k, columns as [16 pairs][..][2].
+struct Operands {
+    const bf16 *a, *b;
+    int64_t a_half, a_plane, a_step;            // elements to the lower rows, to the next plane, to the next block
+    int64_t b_half, b_plane, b_step, b_stride;  // the same for columns; bytes from one pair to the next
+};
+
+template <bool TWO> static inline void multiply_split(const Operands &o, int64_t blocks) {
+    const bf16 *a = o.a, *b = o.b;
+    for (int64_t i = 0; i < blocks; i++, a += o.a_step, b += o.b_step) {
+        load_columns(b + HI * o.b_plane, o.b_stride, o.b_half);
+        load_rows<TWO>(a + LO * o.a_plane, o.a_half);
+        multiply<TWO>();
+        load_rows<TWO>(a + HI * o.a_plane, o.a_half);
+        multiply<TWO>();
+        load_rows<TWO>(a + MID * o.a_plane, o.a_half);
+        multiply<TWO>();
+        load_columns(b + MID * o.b_plane, o.b_stride, o.b_half);
+        multiply<TWO>();
+        load_rows<TWO>(a + HI * o.a_plane, o.a_half);
+        multiply<TWO>();
+        load_columns(b + LO * o.b_plane, o.b_stride, o.b_half);
+        multiply<TWO>();
+    }
+}
+
+template <bool TWO> static inline void multiply_plain(const Operands &o, int64_t blocks) {
+    const bf16 *a = o.a, *b = o.b;
+    for (int64_t i = 0; i < blocks; i++, a += o.a_step, b += o.b_step) {
+        load_rows<TWO>(a, o.a_half);
+        load_columns(b, o.b_stride, o.b_half);
+        multiply<TWO>();
+    }
+}
+
+template <bool TWO> static inline void clear_sums() {
+    _tile_zero(0);
+    _tile_zero(1);
+    if (TWO) {
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+}
+
+template <int64_t planes, bool TWO> static inline void sum_tiles(const Operands &o, int64_t blocks) {
+    clear_sums<TWO>();
+    if (planes == 1) multiply_plain<TWO>(o, blocks);
+    else multiply_split<TWO>(o, blocks);
+}
+
+static inline void load_sums(const float *sums, int64_t stride) {
+    _tile_loadd(0, sums, stride * 4);
+    _tile_loadd(1, sums + TILE, stride * 4);
+    _tile_loadd(2, sums + TILE * stride, stride * 4);
+    _tile_loadd(3, sums + TILE * stride + TILE, stride * 4);
+}
+
+static inline void store_sums(float *sums, int64_t stride, bool two) {
+    _tile_stored(0, sums, stride * 4);
+    _tile_stored(1, sums + TILE, stride * 4);
+    if (two) {
+        _tile_stored(2, sums + TILE * stride, stride * 4);
+        _tile_stored(3, sums + TILE * stride + TILE, stride * 4);
+    }
+}
+
+// Rows of x as tiles: [ceil(rows / 16)][blocks][planes][16][32], zeros past K.
+static inline void lay_rows(const float *x, int64_t K, int64_t rows, bf16 *tiles) {
+    int64_t blocks = blocks_of(K, DEPTH);
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t block = 0; block < blocks; block++)
+            for (int64_t half = 0; half < DEPTH; half += LANES) {
+                int64_t k = block * DEPTH + half;
+                Halves parts = split(k < K ? load_tail(x + r * K + k, K - k) : splat(0.0f));
+                bf16 *out = tiles + ((r / TILE * blocks + block) * PLANES * TILE + r % TILE) * DEPTH + half;
+                for (int plane = 0; plane < PLANES; plane++)
+                    _mm256_storeu_si256((__m256i *)(out + plane * TILE_ELEMENTS), parts.part[plane]);
+            }
+}
+
+static inline void lay_rows(const bf16 *x, int64_t K, int64_t rows, bf16 *tiles) {
+    int64_t blocks = blocks_of(K, DEPTH);
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t block = 0; block < blocks; block++) {
+            bf16 *out = tiles + ((r / TILE * blocks + block) * TILE + r % TILE) * DEPTH;
+            int64_t count = smaller(DEPTH, K - block * DEPTH);
+            memcpy(out, x + r * K + block * DEPTH, count * sizeof(bf16));
+            memset(out + count, 0, (DEPTH - count) * sizeof(bf16));
+        }
+}
+
+// y [rows][M], rows y_stride apart <- x [rows][K] W^T + bias. X float means a weight of three planes.
+template <class X, class Y>
+static void tile_rows(const TileWeight &w, const X *x, Y *y, int64_t K, int64_t y_stride, int64_t rows) {
+    constexpr int64_t planes = sizeof(X) == sizeof(float) ? PLANES : 1;
+    static thread_local std::vector<bf16> scratch;
+    alignas(64) float sums[2 * TILE * 2 * TILE];
+    int64_t tile_step = w.blocks * planes * TILE_ELEMENTS;
+    if ((int64_t)scratch.size() < blocks_of(ROWS_PER_TASK, TILE) * tile_step)
+        scratch.resize(blocks_of(ROWS_PER_TASK, TILE) * tile_step + 64);
+    for (int64_t first = 0; first < rows; first += ROWS_PER_TASK) {
+        int64_t count = smaller(ROWS_PER_TASK, rows - first), shaped = 0;
+        lay_rows(x + first * K, K, count, scratch.data());
+        for (int64_t column = 0; column < w.M; column += 2 * TILE) {
+            const bf16 *b = w.panels + column / PANEL * w.blocks * planes * PANEL_BLOCK + column % PANEL * 2;
+            for (int64_t row = 0; row < count; row += 2 * TILE) {
+                int64_t here = smaller(2 * TILE, count - row);
+                if (here != shaped) shape_tiles(smaller(here, TILE), larger(here - TILE, 0));
+                shaped = here;
+                Operands o{scratch.data() + row / TILE * tile_step, b, tile_step, TILE_ELEMENTS, planes * TILE_ELEMENTS,
+                           2 * TILE, PANEL_BLOCK, planes * PANEL_BLOCK, PANEL * 4};
+                here > TILE ? sum_tiles<planes, true>(o, w.blocks) : sum_tiles<planes, false>(o, w.blocks);
+                store_sums(sums, 2 * TILE, here > TILE);
+                for (int64_t r = 0; r < here; r++)
+                    for (int64_t i = 0; i < 2 * TILE && column + i < w.M; i += LANES) {
+                        v16 sum = load(sums + r * 2 * TILE + i);
+                        int64_t left = w.M - column - i;
+                        if (w.bias) sum = sum + load_tail(w.bias + column + i, left);
+                        store_tail(y + (first + row + r) * y_stride + column + i, left, sum);
+                    }
+            }
+        }
+        _tile_release();
+    }
+}
+#else
+static inline bool permitted() { return false; }
+template <class X, class Y> static void tile_rows(const TileWeight &, const X *, Y *, int64_t, int64_t, int64_t) {}
+#endif
+
+}  // namespace sparring
