@@ -13,7 +13,7 @@ from sparring.model.kernels import ops
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-@pytest.fixture(params=("exact-kernels", "exact-torch"), autouse=True)
+@pytest.fixture(params=ops.path_names(), autouse=True)
 def path(request: pytest.FixtureRequest) -> Iterator[str]:
     """Both paths in turn, and whatever was in use afterwards."""
     before, threads = ops.path_name(), torch.get_num_threads()
