@@ -15,8 +15,8 @@ static void packed_part(const T *q, const T *k, const T *v, T *out, float *logsu
     for (int64_t b = begin; b < end; b++) longest = larger(longest, sequences.length(b));
     Scratch &mine = Scratch::mine();
     int64_t num_blocks = blocks_of(longest, LANES);
-    float *keys = Scratch::room(mine.keys, num_blocks * LANES * s.d);
-    float *values = Scratch::room(mine.values, num_blocks * LANES * s.d);
+    float *keys = mine.keys.room(num_blocks * LANES * s.d);
+    float *values = mine.values.room(num_blocks * LANES * s.d);
     mine.path.resize(longest);
     mine.key_blocks.resize(num_blocks);
     mine.value_blocks.resize(num_blocks);

@@ -8,6 +8,7 @@
 
 #include <vector>
 
+#include "memory.h"
 #include "tile.h"
 
 namespace sparring {
@@ -184,16 +185,12 @@ static void attend_heads(const Keys<T> &keys, const int64_t *offset, const float
 
 // Per-thread scratch that grows and is kept: allocation costs more than a decode step.
 struct Scratch {
-    std::vector<float> scores, keys, values, queries, outputs;
+    Buffer<float> scores, keys, values, queries, outputs;
     std::vector<const void *> key_blocks, value_blocks;
     std::vector<int32_t> path;
     static Scratch &mine() {
         static thread_local Scratch scratch;
         return scratch;
-    }
-    static float *room(std::vector<float> &buffer, int64_t floats) {
-        if ((int64_t)buffer.size() < floats) buffer.resize(floats);
-        return buffer.data();
     }
 };
 

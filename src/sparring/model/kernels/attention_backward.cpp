@@ -168,7 +168,7 @@ template <class T> struct Part {
         pitch = blocks_of(longest, LANES) * LANES;
         int64_t size = pitch * c.d;
         Scratch &mine = Scratch::mine();
-        float *room = Scratch::room(mine.values, 8 * size + 2 * QUERIES * pitch + 2 * pitch);
+        float *room = mine.values.room(8 * size + 2 * QUERIES * pitch + 2 * pitch);
         for (float **plane : {&k, &v, &kt, &vt, &q, &grad, &dk, &dv}) *plane = room, room += size;
         for (float **plane : {&weights, &slopes}) *plane = room, room += QUERIES * pitch;
         delta = room;

@@ -90,7 +90,7 @@ class CompiledPath:
     def pack(self, weight: torch.Tensor, storage: torch.Tensor | None) -> torch.Tensor:
         """weight[M, K] -> panels of 64 columns, into `storage` when it is given.
 
-        float32 [ceil(M / 64), K, 64]; on tiles [ceil(M / 64), ceil(K / 32), P, 16, 64, 2] bfloat16, P planes: three for a
+        float32 [ceil(M / 64), K, 64]; on tiles [ceil(M / 64), 2, ceil(K / 32), P, 16, 32, 2] bfloat16, P planes: three for a
         float32 weight, one for bfloat16.
         """
         rows, depth = weight.shape
@@ -140,10 +140,9 @@ class CompiledPath:
             self._f["pack_split_transposed"](weight.data_ptr(), panels.data_ptr(), outputs, depth, threads)
             dx = self.linear(grad, panels, None, depth, torch.float32)
         if needs[1]:
-            dw = torch.empty(-(-outputs // TILE_DEPTH) * TILE_DEPTH, -(-depth // TILE_DEPTH) * TILE_DEPTH)
+            dw = torch.empty(outputs, depth)
             call = self._f["weight_gradient_split"]
             call(x.data_ptr(), grad.data_ptr(), dw.data_ptr(), num_rows, outputs, depth, threads)
-            dw = dw[:outputs, :depth]
         return dx, dw
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -406,5 +405,5 @@ def compiled_path(name: str | None = None) -> CompiledPath | None:
 
 
 def _tile_panels(num_outputs: int, num_inputs: int, planes: int) -> torch.Tensor:
-    shape = (-(-num_outputs // PANEL), -(-num_inputs // TILE_DEPTH), planes, TILE_DEPTH // 2, PANEL, 2)
+    shape = (-(-num_outputs // PANEL), 2, -(-num_inputs // TILE_DEPTH), planes, TILE_DEPTH // 2, PANEL // 2, 2)
     return torch.empty(shape, dtype=torch.bfloat16)

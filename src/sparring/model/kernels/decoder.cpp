@@ -101,14 +101,6 @@ struct Share {
     }
 };
 
-template <class T> struct Buffer {
-    std::vector<T> values;
-    T *room(int64_t count) {
-        if ((int64_t)values.size() < count) values.resize(count);
-        return values.data();
-    }
-};
-
 // What stands between the phases of a step, kept by the thread that calls.
 template <class T> struct Workspace {
     Buffer<T> x, h, qkv, o, gate_up, act, picked;

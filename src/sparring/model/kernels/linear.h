@@ -1,8 +1,6 @@
 // y = x W^T + bias for a few rows on the calling thread: what the products over many rows and the decoder's step share.
 #pragma once
 
-#include <vector>
-
 #include "tiles.h"
 
 namespace sparring {
@@ -92,13 +90,13 @@ static inline Weight columns_of(const Weight &w, int64_t begin, int64_t end) {
 template <class X, class Y> static void linear_rows(const Weight &w, const X *x, Y *y, int64_t y_stride, int64_t rows) {
     if (w.layout != PANELS_F32)
         return tile_rows(TileWeight{(const bf16 *)w.panels, w.bias, w.M, blocks_of(w.K, DEPTH)}, x, y, w.K, y_stride, rows);
-    static thread_local std::vector<float> wide;
+    static thread_local Buffer<float> wide;
     const float *in;
     if constexpr (sizeof(X) == sizeof(float)) in = x;
     else {
-        if ((int64_t)wide.size() < rows * w.K + LANES) wide.resize(rows * w.K + LANES);
-        for (int64_t i = 0; i < rows * w.K; i += LANES) store_tail(wide.data() + i, rows * w.K - i, load_tail(x + i, rows * w.K - i));
-        in = wide.data();
+        float *out = wide.room(rows * w.K);
+        for (int64_t i = 0; i < rows * w.K; i += LANES) store_tail(out + i, rows * w.K - i, load_tail(x + i, rows * w.K - i));
+        in = out;
     }
     PanelProduct<Y> product{in, (const float *)w.panels, w.bias, y, w.M, w.K, y_stride};
     for (int64_t row = 0; row < rows; row += ROWS_PER_TASK)

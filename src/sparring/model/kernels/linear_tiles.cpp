@@ -6,7 +6,7 @@ namespace sparring {
 namespace {
 
 #ifdef SPARRING_AMX
-constexpr int64_t BLOCK_BYTES = 1500000;  // of both operands of a weight gradient at a time: they stay in the second-level cache
+constexpr int64_t PARTS = 4, ROWS_PER_BLOCK = 128, PANELS_PER_TASK = 8;  // of a weight gradient
 
 // Rows of y in tasks of whole tiles, every task over all columns, unless the rows are few.
 template <class X, class Y>
@@ -32,14 +32,15 @@ static inline v16 row_part(const float *x, int64_t width, int64_t rows, int64_t 
     return row < rows && column < width ? load_tail(x + row * width + column, width - column) : splat(0.0f);
 }
 
-// One block of 32 rows of x [rows][width], 64 columns: out [planes][16 pairs of rows][64][2].
-static void pair_rows(const float *x, int64_t width, int64_t rows, int64_t block, int64_t panel, bf16 *out) {
+// One block of 32 rows of x [rows][width], 64 columns, into its place among the blocks of a panel: [2][blocks][planes][16 pairs
+// of rows][32][2].
+static void pair_rows(const float *x, int64_t width, int64_t rows, int64_t block, int64_t panel, bf16 *out, int64_t blocks) {
     for (int64_t pair = 0; pair < TILE; pair++)
         for (int64_t i = 0; i < PANEL; i += LANES) {
             int64_t row = block * DEPTH + 2 * pair, column = panel * PANEL + i;
             Halves even = split(row_part(x, width, rows, row, column)), odd = split(row_part(x, width, rows, row + 1, column));
-            for (int plane = 0; plane < PLANES; plane++)
-                put_pairs(out + plane * PANEL_BLOCK + (pair * PANEL + i) * 2, even.part[plane], odd.part[plane]);
+            bf16 *here = out + place_in_panel(i, blocks * PLANES) + block * PLANES * HALF_BLOCK + pair * 2 * DEPTH;
+            for (int plane = 0; plane < PLANES; plane++) put_pairs(here + plane * HALF_BLOCK, even.part[plane], odd.part[plane]);
         }
 }
 
@@ -67,63 +68,75 @@ static void transpose_units(const bf16 *in, int64_t stride, bf16 *out) {
     }
 }
 
-// Operands of a weight gradient for a block of rows: y as tiles of its transpose [ceil(M / 16)][blocks][planes][16][32],
-// x in pairs [ceil(K / 64)][blocks][planes][16][64][2].
+// A weight gradient dw [M][K] = dy [N][M]^T x [N][K]. Rows are cut into parts, whatever the threads, and each part adds its
+// blocks of rows to sums of its own, [M padded to 32][K padded to 32]; the parts are added in order.
 struct Gradient {
     const float *x, *dy;
-    float *dw;  // [M padded to 32][K padded to 32]
-    int64_t M, K;
-    bf16 *a, *b;
+    int64_t N, M, K;
 };
 
-static void lay_transposed(const Gradient &g, int64_t first, int64_t rows, int64_t blocks, int64_t panel) {
-    alignas(64) bf16 pairs[PLANES * PANEL_BLOCK];
-    for (int64_t block = 0; block < blocks; block++) {
-        pair_rows(g.dy + first * g.M, g.M, rows, block, panel, pairs);
-        for (int64_t tile = panel * (PANEL / TILE); tile < smaller(padded(g.M) / TILE, (panel + 1) * (PANEL / TILE)); tile++)
-            for (int64_t plane = 0; plane < PLANES; plane++)
-                transpose_units(pairs + plane * PANEL_BLOCK + tile % (PANEL / TILE) * TILE * 2, PANEL * 2,
-                                g.a + ((tile * blocks + block) * PLANES + plane) * TILE_ELEMENTS);
-    }
-}
+// What one task does: some columns of dy, all of x.
+struct GradientPart {
+    const Gradient &g;
+    int64_t panel, panels, width;  // panels of columns of dy; K padded
+    bf16 *a, *b;                   // dy as tiles of its transpose [panels * 4][blocks][planes][16][32]; x in pairs
+    float *sums;
 
-// dw grows by a block of rows: 32 rows of it (m), all columns.
-static void add_product(const Gradient &g, int64_t blocks, int64_t m, bool fresh) {
-    int64_t width = padded(g.K), step = PLANES * TILE_ELEMENTS;
-    shape_tiles(TILE, TILE);
-    for (int64_t k = 0; k < width; k += 2 * TILE) {
-        const bf16 *b = g.b + k / PANEL * blocks * PLANES * PANEL_BLOCK + k % PANEL * 2;
-        Operands o{g.a + m / TILE * blocks * step, b, blocks * step, TILE_ELEMENTS, step, 2 * TILE, PANEL_BLOCK,
-                   PLANES * PANEL_BLOCK, PANEL * 4};
-        float *sums = g.dw + m * width + k;
-        if (fresh) clear_sums<true>();
-        else load_sums(sums, width);
-        multiply_split<true>(o, blocks);
-        store_sums(sums, width, true);
-    }
-    _tile_release();
-}
-
-static void weight_gradient(Gradient g, int64_t N, int threads) {
-    static thread_local std::vector<bf16> rows_of_y, rows_of_x;
-    int64_t m_panels = blocks_of(g.M, PANEL), k_panels = blocks_of(g.K, PANEL);
-    int64_t size = BLOCK_BYTES / (PLANES * 2 * PANEL * (m_panels + k_panels)) / DEPTH * DEPTH;
-    size = smaller(larger(size, 4 * DEPTH), padded(N));
-    rows_of_y.resize(m_panels * PANEL * size * PLANES);
-    rows_of_x.resize(k_panels * PANEL * size * PLANES);
-    g.a = rows_of_y.data();
-    g.b = rows_of_x.data();
-    if (N * g.M * g.K < 4000000) threads = 1;
-    for (int64_t first = 0; first < N; first += size) {
-        int64_t rows = smaller(size, N - first), blocks = blocks_of(rows, DEPTH);
-        parallel_for(m_panels + k_panels, threads, [=](int64_t task) {
-            if (task < m_panels) return lay_transposed(g, first, rows, blocks, task);
-            int64_t panel = task - m_panels;
+    void lay(int64_t first, int64_t rows, int64_t blocks) const {
+        alignas(64) bf16 pairs[PLANES * PANEL_BLOCK];
+        for (int64_t p = 0; p < panels; p++)
+            for (int64_t block = 0; block < blocks; block++) {
+                pair_rows(g.dy + (first + block * DEPTH) * g.M, g.M, rows - block * DEPTH, 0, panel + p, pairs, 1);
+                for (int64_t tile = 0; tile < PANEL / TILE; tile++)
+                    for (int64_t plane = 0; plane < PLANES; plane++)
+                        transpose_units(pairs + place_in_panel(tile * TILE, PLANES) + plane * HALF_BLOCK, 2 * DEPTH,
+                                        a + (((p * (PANEL / TILE) + tile) * blocks + block) * PLANES + plane) * TILE_ELEMENTS);
+            }
+        for (int64_t p = 0; p < blocks_of(g.K, PANEL); p++)
             for (int64_t block = 0; block < blocks; block++)
-                pair_rows(g.x + first * g.K, g.K, rows, block, panel, g.b + (panel * blocks + block) * PLANES * PANEL_BLOCK);
-        });
-        parallel_for(padded(g.M) / (2 * TILE), threads, [=](int64_t task) { add_product(g, blocks, task * 2 * TILE, first == 0); });
+                pair_rows(g.x + first * g.K, g.K, rows, block, p, b + p * blocks * PLANES * PANEL_BLOCK, blocks);
     }
+
+    void add(int64_t blocks, bool fresh) const {
+        int64_t step = PLANES * TILE_ELEMENTS, height = smaller(panels * PANEL, padded(g.M) - panel * PANEL);
+        shape_tiles(TILE, TILE);
+        for (int64_t m = 0; m < height; m += 2 * TILE)
+            for (int64_t k = 0; k < width; k += 2 * TILE) {
+                float *out = sums + (panel * PANEL + m) * width + k;
+                if (fresh) clear_sums<true>();
+                else load_sums(out, width);
+                Operands o{a + m / TILE * blocks * step, b + k / (2 * TILE) * blocks * PLANES * HALF_BLOCK, blocks * step};
+                multiply_split<true>(o, blocks);
+                store_sums(out, width, true);
+            }
+        _tile_release();
+    }
+};
+
+static void weight_gradient(const Gradient &g, float *dw, int threads) {
+    static thread_local Buffer<float> partial;
+    int64_t parts = g.N >= PARTS * ROWS_PER_BLOCK ? PARTS : 1, rows = blocks_of(blocks_of(g.N, parts), DEPTH) * DEPTH;
+    int64_t panels = blocks_of(g.M, PANEL), groups = blocks_of(panels, PANELS_PER_TASK), size = padded(g.M) * padded(g.K);
+    float *sums = partial.room(parts * size);
+    if (g.N * g.M * g.K < 4000000) threads = 1;
+    parallel_for(parts * groups, threads, [=](int64_t task) {
+        static thread_local Buffer<bf16> rows_of_y, rows_of_x;
+        int64_t part = task / groups, panel = task % groups * PANELS_PER_TASK, mine = smaller(PANELS_PER_TASK, panels - panel);
+        GradientPart me{g, panel, mine, padded(g.K), rows_of_y.room(mine * PANEL * ROWS_PER_BLOCK * PLANES),
+                        rows_of_x.room(blocks_of(g.K, PANEL) * PANEL * ROWS_PER_BLOCK * PLANES), sums + part * size};
+        for (int64_t row = part * rows; row < smaller(g.N, (part + 1) * rows); row += ROWS_PER_BLOCK) {
+            int64_t count = smaller(smaller(ROWS_PER_BLOCK, g.N - row), (part + 1) * rows - row), blocks = blocks_of(count, DEPTH);
+            me.lay(row, count, blocks);
+            me.add(blocks, row == part * rows);
+        }
+    });
+    for (int64_t m = 0; m < g.M; m++)
+        for (int64_t k = 0; k < g.K; k += LANES) {
+            const float *in = sums + m * padded(g.K) + k;
+            v16 sum = load(in);
+            for (int64_t part = 1; part < parts; part++) sum = sum + load(in + part * size);
+            store_tail(dw + m * g.K + k, g.K - k, sum);
+        }
 }
 #else
 template <class X, class Y> static void product(const Weight &, const X *, Y *, int64_t, int) {}
@@ -138,15 +151,15 @@ int64_t sparring_has_tiles() { return permitted(); }
 
 // weight [M, K] row-major -> panels; columns past M and k past K hold zeros.
 void sparring_pack_bf16(const uint16_t *weight, uint16_t *panels, int64_t M, int64_t K, int threads) {
-    int64_t depth = padded(K), num_panels = blocks_of(M, PANEL);
-    parallel_for(num_panels, threads, [=](int64_t panel) {
-        uint16_t *out = panels + panel * depth * PANEL;
-        for (int64_t strip = 0; strip < depth; strip += DEPTH)
-            for (int64_t m = 0; m < PANEL; m++) {
-                int64_t row = panel * PANEL + m;
-                for (int64_t k = strip; k < strip + DEPTH; k++)
-                    out[k / 2 * PANEL * 2 + m * 2 + k % 2] = row < M && k < K ? weight[row * K + k] : 0;
-            }
+    int64_t blocks = blocks_of(K, DEPTH);
+    parallel_for(blocks_of(M, PANEL), threads, [=](int64_t panel) {
+        uint16_t *out = panels + panel * blocks * PANEL_BLOCK;
+        for (int64_t m = 0; m < PANEL; m++) {
+            int64_t row = panel * PANEL + m;
+            uint16_t *column = out + place_in_panel(m, blocks);
+            for (int64_t k = 0; k < blocks * DEPTH; k++)
+                column[k / 2 * 2 * DEPTH + k % 2] = row < M && k < K ? weight[row * K + k] : 0;
+        }
     });
 }
 
@@ -166,7 +179,8 @@ void sparring_pack_split(const float *weight, bf16 *panels, int64_t M, int64_t K
         alignas(64) bf16 rows[TILE * DEPTH * PLANES];
         for (int64_t block = 0; block < blocks; block++)
             for (int64_t m = 0; m < PANEL; m += TILE) {
-                bf16 *out = panels + (panel * blocks + block) * PLANES * PANEL_BLOCK + m * 2;
+                bf16 *out = panels + panel * blocks * PLANES * PANEL_BLOCK + place_in_panel(m, blocks * PLANES) +
+                            block * PLANES * HALF_BLOCK;
                 memset(rows, 0, sizeof(rows));
                 int64_t row = panel * PANEL + m, k = block * DEPTH;
                 for (int64_t r = 0; r < smaller(TILE, M - row); r++)
@@ -179,7 +193,7 @@ void sparring_pack_split(const float *weight, bf16 *panels, int64_t M, int64_t K
                     alignas(64) bf16 turned[TILE * DEPTH];
                     transpose_units(rows + plane * TILE_ELEMENTS, DEPTH, turned);
                     for (int64_t pair = 0; pair < TILE; pair++)
-                        memcpy(out + plane * PANEL_BLOCK + pair * PANEL * 2, turned + pair * DEPTH, DEPTH * sizeof(bf16));
+                        memcpy(out + plane * HALF_BLOCK + pair * 2 * DEPTH, turned + pair * DEPTH, DEPTH * sizeof(bf16));
                 }
             }
     });
@@ -190,7 +204,7 @@ void sparring_pack_split_transposed(const float *weight, bf16 *panels, int64_t M
     int64_t blocks = blocks_of(M, DEPTH);
     parallel_for(blocks_of(K, PANEL), threads, [=](int64_t panel) {
         for (int64_t block = 0; block < blocks; block++)
-            pair_rows(weight, K, M, block, panel, panels + (panel * blocks + block) * PLANES * PANEL_BLOCK);
+            pair_rows(weight, K, M, block, panel, panels + panel * blocks * PLANES * PANEL_BLOCK, blocks);
     });
 }
 
@@ -200,9 +214,9 @@ void sparring_linear_split(const float *x, const bf16 *panels, const float *bias
     product(Weight{panels, TILES_F32, M, K, bias}, x, y, N, threads);
 }
 
-// dw [M padded to 32][K padded to 32] <- dy [N, M]^T x [N, K]; N above 0. An element is a chain over ascending rows.
+// dw [M, K] <- dy [N, M]^T x [N, K]; N above 0.
 void sparring_weight_gradient_split(const float *x, const float *dy, float *dw, int64_t N, int64_t M, int64_t K, int threads) {
-    weight_gradient(Gradient{x, dy, dw, M, K, nullptr, nullptr}, N, threads);
+    weight_gradient(Gradient{x, dy, N, M, K}, dw, threads);
 }
 #else
 void sparring_pack_split(const float *, bf16 *, int64_t, int64_t, int) {}

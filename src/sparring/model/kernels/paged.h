@@ -28,8 +28,8 @@ static void attend_queries(const Keys<K> &keys, const T *q, T *out, float *logsu
     Scratch &mine = Scratch::mine();
     int64_t group = s.H / s.G, pairs = (last - first) * group;
     int64_t pitch = blocks_of(position_of_first + last - first, LANES) * LANES;
-    float *scores = Scratch::room(mine.scores, TILE_ROWS * pitch);
-    float *queries = Scratch::room(mine.queries, TILE_ROWS * s.d), *outputs = Scratch::room(mine.outputs, TILE_ROWS * s.d);
+    float *scores = mine.scores.room(TILE_ROWS * pitch);
+    float *queries = mine.queries.room(TILE_ROWS * s.d), *outputs = mine.outputs.room(TILE_ROWS * s.d);
     for (int64_t pair = 0; pair < pairs; pair += TILE_ROWS) {
         int64_t count = smaller(TILE_ROWS, pairs - pair);
         T *target[TILE_ROWS];
@@ -56,8 +56,8 @@ template <class T>
 static void attend_row(const Keys<T> &keys, int64_t head_stride, const T *q, T *out, const Heads &s, int64_t length) {
     Scratch &mine = Scratch::mine();
     int64_t group = s.H / s.G, pitch = blocks_of(length, LANES) * LANES;
-    float *scores = Scratch::room(mine.scores, TILE_ROWS * pitch);
-    float *queries = Scratch::room(mine.queries, TILE_ROWS * s.d), *outputs = Scratch::room(mine.outputs, TILE_ROWS * s.d);
+    float *scores = mine.scores.room(TILE_ROWS * pitch);
+    float *queries = mine.queries.room(TILE_ROWS * s.d), *outputs = mine.outputs.room(TILE_ROWS * s.d);
     int64_t together = blocks_of(s.H, blocks_of(s.H, TILE_ROWS));
     for (int64_t head = 0; head < s.H; head += together) {
         int64_t count = smaller(together, s.H - head), offset[TILE_ROWS];

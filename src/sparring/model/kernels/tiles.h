@@ -9,8 +9,7 @@
 // Infinite numbers, and those that round to infinity in bfloat16 (above 3.39e38), give NaN; subnormal parts count as zero.
 #pragma once
 
-#include <vector>
-
+#include "memory.h"
 #include "tile.h"
 
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
@@ -28,16 +27,21 @@ enum Plane { HI, MID, LO };
 
 static inline int64_t padded(int64_t K) { return blocks_of(K, DEPTH) * DEPTH; }
 
-// A weight of the tiles: panels [ceil(M / 64)][ceil(K / 32)][planes][16][64][2], pairs of k next to each other, zeros past
-// M and K; one plane for bfloat16, three for float32.
+// A weight of the tiles: panels [ceil(M / 64)][2][ceil(K / 32)][planes][16][32][2], halves of 32 columns, pairs of k next to
+// each other, zeros past M and K; one plane for bfloat16, three for float32.
 struct TileWeight {
     const bf16 *panels;
     const float *bias;
     int64_t M, blocks;  // blocks of 32 k
 };
 
-constexpr int64_t PANEL_BLOCK = DEPTH * PANEL;  // elements of one plane of one block of a panel
 constexpr int64_t TILE_ELEMENTS = TILE * DEPTH;
+constexpr int64_t HALF_BLOCK = 2 * TILE_ELEMENTS, PANEL_BLOCK = 2 * HALF_BLOCK;  // elements of one plane of one block of a panel
+
+// Where a column of a panel begins, `planes` counted over all its blocks.
+static inline int64_t place_in_panel(int64_t column, int64_t planes) {
+    return column / (2 * TILE) * planes * HALF_BLOCK + column % (2 * TILE) * 2;
+}
 
 #ifdef SPARRING_AMX
 constexpr int ASK_PERMISSION = 0x1023, TILE_DATA = 18;  // arch_prctl: ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
@@ -47,7 +51,7 @@ static inline bool permitted() {
     return yes;
 }
 
-// Tiles 0-3: sums of 2 x 2; 4, 5: rows of x; 6, 7: columns of a panel. `above` and `below` are the rows of either half.
+// Tiles 0-3: sums of 2 x 2; 4, 5: rows of x; 6, 7: columns. `above` and `below` are the rows of either half.
 static inline void shape_tiles(int64_t above, int64_t below) {
     struct alignas(64) {
         uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -83,9 +87,9 @@ template <bool TWO> static inline __attribute__((always_inline)) void load_rows(
     _tile_loadd(4, a, 2 * DEPTH);
     if (TWO) _tile_loadd(5, a + half, 2 * DEPTH);
 }
-static inline __attribute__((always_inline)) void load_columns(const bf16 *b, int64_t stride, int64_t half) {
-    _tile_loadd(6, b, stride);
-    _tile_loadd(7, b + half, stride);
+static inline __attribute__((always_inline)) void load_columns(const bf16 *b) {
+    _tile_loadd(6, b, 4 * DEPTH);
+    _tile_loadd(7, b + DEPTH, 4 * DEPTH);
 }
 template <bool TWO> static inline __attribute__((always_inline)) void multiply() {
     _tile_dpbf16ps(0, 4, 6);
@@ -96,37 +100,37 @@ template <bool TWO> static inline __attribute__((always_inline)) void multiply()
     }
 }
 
-// Where the operands of a 2 x 2 block of tiles lie: rows as tiles [16][32] in blocks of k, columns as [16 pairs][..][2].
+// Where the operands of a 2 x 2 block of tiles lie: rows as tiles [blocks][planes][16][32], the lower ones `a_half` elements
+// further; columns as half a panel.
 struct Operands {
     const bf16 *a, *b;
-    int64_t a_half, a_plane, a_step;            // elements to the lower rows, to the next plane, to the next block
-    int64_t b_half, b_plane, b_step, b_stride;  // the same for columns; bytes from one pair to the next
+    int64_t a_half;
 };
 
 template <bool TWO> static inline void multiply_split(const Operands &o, int64_t blocks) {
     const bf16 *a = o.a, *b = o.b;
-    for (int64_t i = 0; i < blocks; i++, a += o.a_step, b += o.b_step) {
-        load_columns(b + HI * o.b_plane, o.b_stride, o.b_half);
-        load_rows<TWO>(a + LO * o.a_plane, o.a_half);
+    for (int64_t i = 0; i < blocks; i++, a += PLANES * TILE_ELEMENTS, b += PLANES * HALF_BLOCK) {
+        load_columns(b + HI * HALF_BLOCK);
+        load_rows<TWO>(a + LO * TILE_ELEMENTS, o.a_half);
         multiply<TWO>();
-        load_rows<TWO>(a + HI * o.a_plane, o.a_half);
+        load_rows<TWO>(a + HI * TILE_ELEMENTS, o.a_half);
         multiply<TWO>();
-        load_rows<TWO>(a + MID * o.a_plane, o.a_half);
+        load_rows<TWO>(a + MID * TILE_ELEMENTS, o.a_half);
         multiply<TWO>();
-        load_columns(b + MID * o.b_plane, o.b_stride, o.b_half);
+        load_columns(b + MID * HALF_BLOCK);
         multiply<TWO>();
-        load_rows<TWO>(a + HI * o.a_plane, o.a_half);
+        load_rows<TWO>(a + HI * TILE_ELEMENTS, o.a_half);
         multiply<TWO>();
-        load_columns(b + LO * o.b_plane, o.b_stride, o.b_half);
+        load_columns(b + LO * HALF_BLOCK);
         multiply<TWO>();
     }
 }
 
 template <bool TWO> static inline void multiply_plain(const Operands &o, int64_t blocks) {
     const bf16 *a = o.a, *b = o.b;
-    for (int64_t i = 0; i < blocks; i++, a += o.a_step, b += o.b_step) {
+    for (int64_t i = 0; i < blocks; i++, a += TILE_ELEMENTS, b += HALF_BLOCK) {
         load_rows<TWO>(a, o.a_half);
-        load_columns(b, o.b_stride, o.b_half);
+        load_columns(b);
         multiply<TWO>();
     }
 }
@@ -187,35 +191,45 @@ static inline void lay_rows(const bf16 *x, int64_t K, int64_t rows, bf16 *tiles)
         }
 }
 
+// What a sum becomes: added to the bias, rounded to the type of y, without the columns past M.
+template <class Y>
+static inline void finish_sums(const TileWeight &w, const float *sums, Y *y, int64_t y_stride, int64_t rows, int64_t column) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < 2 * TILE && column + i < w.M; i += LANES) {
+            v16 sum = load(sums + r * 2 * TILE + i);
+            int64_t left = w.M - column - i;
+            if (w.bias) sum = sum + load_tail(w.bias + column + i, left);
+            store_tail(y + r * y_stride + column + i, left, sum);
+        }
+}
+
 // y [rows][M], rows y_stride apart <- x [rows][K] W^T + bias. X float means a weight of three planes.
 template <class X, class Y>
 static void tile_rows(const TileWeight &w, const X *x, Y *y, int64_t K, int64_t y_stride, int64_t rows) {
     constexpr int64_t planes = sizeof(X) == sizeof(float) ? PLANES : 1;
-    static thread_local std::vector<bf16> scratch;
+    static thread_local Buffer<bf16> scratch;
     alignas(64) float sums[2 * TILE * 2 * TILE];
     int64_t tile_step = w.blocks * planes * TILE_ELEMENTS;
-    if ((int64_t)scratch.size() < blocks_of(ROWS_PER_TASK, TILE) * tile_step)
-        scratch.resize(blocks_of(ROWS_PER_TASK, TILE) * tile_step + 64);
+    bf16 *tiles = scratch.room(blocks_of(ROWS_PER_TASK, TILE) * tile_step);
     for (int64_t first = 0; first < rows; first += ROWS_PER_TASK) {
         int64_t count = smaller(ROWS_PER_TASK, rows - first), shaped = 0;
-        lay_rows(x + first * K, K, count, scratch.data());
+        lay_rows(x + first * K, K, count, tiles);
         for (int64_t column = 0; column < w.M; column += 2 * TILE) {
-            const bf16 *b = w.panels + column / PANEL * w.blocks * planes * PANEL_BLOCK + column % PANEL * 2;
+            const bf16 *b = w.panels + column / (2 * TILE) * w.blocks * planes * HALF_BLOCK;
             for (int64_t row = 0; row < count; row += 2 * TILE) {
                 int64_t here = smaller(2 * TILE, count - row);
                 if (here != shaped) shape_tiles(smaller(here, TILE), larger(here - TILE, 0));
                 shaped = here;
-                Operands o{scratch.data() + row / TILE * tile_step, b, tile_step, TILE_ELEMENTS, planes * TILE_ELEMENTS,
-                           2 * TILE, PANEL_BLOCK, planes * PANEL_BLOCK, PANEL * 4};
+                Operands o{tiles + row / TILE * tile_step, b, tile_step};
                 here > TILE ? sum_tiles<planes, true>(o, w.blocks) : sum_tiles<planes, false>(o, w.blocks);
-                store_sums(sums, 2 * TILE, here > TILE);
-                for (int64_t r = 0; r < here; r++)
-                    for (int64_t i = 0; i < 2 * TILE && column + i < w.M; i += LANES) {
-                        v16 sum = load(sums + r * 2 * TILE + i);
-                        int64_t left = w.M - column - i;
-                        if (w.bias) sum = sum + load_tail(w.bias + column + i, left);
-                        store_tail(y + (first + row + r) * y_stride + column + i, left, sum);
+                Y *out = y + (first + row) * y_stride;
+                if constexpr (sizeof(Y) == sizeof(float))
+                    if (!w.bias && column + 2 * TILE <= w.M) {
+                        store_sums(out + column, y_stride, here > TILE);
+                        continue;
                     }
+                store_sums(sums, 2 * TILE, here > TILE);
+                finish_sums(w, sums, out, y_stride, here, column);
             }
         }
         _tile_release();
