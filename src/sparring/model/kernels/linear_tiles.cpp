@@ -23,25 +23,32 @@ static void product(const Weight &w, const X *x, Y *y, int64_t N, int threads) {
     });
 }
 
-static inline void put_pairs(bf16 *out, __m256i even, __m256i odd) {
-    __m512i pairs = _mm512_or_si512(_mm512_cvtepu16_epi32(even), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16));
-    _mm512_storeu_si512(out, pairs);
+// `split` of two vectors at once, a plane as 16 pairs: a value of `even` in the lower half of a pair, of `odd` in the upper.
+static inline void split_pairs(v16 even, v16 odd, __m512i (&planes)[PLANES]) {
+    const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
+                                                20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
+    for (int plane = 0; plane < PLANES; plane++) {
+        planes[plane] = _mm512_permutexvar_epi16(interleave, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
+        even = even - _mm512_castsi512_ps(_mm512_slli_epi32(planes[plane], 16));
+        odd = odd - _mm512_castsi512_ps(_mm512_and_si512(planes[plane], upper));
+    }
 }
 
 static inline v16 row_part(const float *x, int64_t width, int64_t rows, int64_t row, int64_t column) {
     return row < rows && column < width ? load_tail(x + row * width + column, width - column) : splat(0.0f);
 }
 
-// The rows of one block of 32, columns [first, last) of x [rows][width], in pairs: to their place in panels that begin with
-// column `first` and have `blocks` blocks. Row by row, for that is how x lies in memory.
-static void pair_rows(const float *x, int64_t width, int64_t rows, int64_t block, int64_t first, int64_t last, bf16 *out,
-                      int64_t blocks) {
+// One block of 32 rows of x [rows][width], 64 columns, into its place among the blocks of a panel: [2][blocks][planes][16 pairs
+// of rows][32][2].
+static void pair_rows(const float *x, int64_t width, int64_t rows, int64_t block, int64_t panel, bf16 *out, int64_t blocks) {
     for (int64_t pair = 0; pair < TILE; pair++)
-        for (int64_t column = first; column < last; column += LANES) {
-            int64_t row = block * DEPTH + 2 * pair;
-            Halves even = split(row_part(x, width, rows, row, column)), odd = split(row_part(x, width, rows, row + 1, column));
-            bf16 *here = out + place(column - first, blocks * PLANES) + block * PLANES * HALF_BLOCK + pair * 2 * DEPTH;
-            for (int plane = 0; plane < PLANES; plane++) put_pairs(here + plane * HALF_BLOCK, even.part[plane], odd.part[plane]);
+        for (int64_t i = 0; i < PANEL; i += LANES) {
+            int64_t row = block * DEPTH + 2 * pair, column = panel * PANEL + i;
+            __m512i planes[PLANES];
+            split_pairs(row_part(x, width, rows, row, column), row_part(x, width, rows, row + 1, column), planes);
+            bf16 *here = out + place_in_panel(i, blocks * PLANES) + block * PLANES * HALF_BLOCK + pair * 2 * DEPTH;
+            for (int plane = 0; plane < PLANES; plane++) _mm512_storeu_si512(here + plane * HALF_BLOCK, planes[plane]);
         }
 }
 
@@ -80,19 +87,23 @@ struct Gradient {
 struct GradientPart {
     const Gradient &g;
     int64_t panel, panels, width;  // panels of columns of dy; K padded
-    bf16 *pairs, *a, *b;           // a block of dy in pairs; dy as tiles of its transpose [panels * 4][blocks][planes][16][32]; x
+    bf16 *a, *b;                   // dy as tiles of its transpose [panels * 4][blocks][planes][16][32]; x in pairs
     float *sums;
 
+    // Block by block: the pieces of a row that follow each other in memory are read one after the other.
     void lay(int64_t first, int64_t rows, int64_t blocks) const {
-        for (int64_t block = 0; block < blocks; block++) {
-            pair_rows(g.dy + (first + block * DEPTH) * g.M, g.M, rows - block * DEPTH, 0, panel * PANEL, (panel + panels) * PANEL,
-                      pairs, 1);
-            for (int64_t tile = 0; tile < panels * (PANEL / TILE); tile++)
-                for (int64_t plane = 0; plane < PLANES; plane++)
-                    transpose_units(pairs + place(tile * TILE, PLANES) + plane * HALF_BLOCK, 2 * DEPTH,
-                                    a + ((tile * blocks + block) * PLANES + plane) * TILE_ELEMENTS);
-            pair_rows(g.x + first * g.K, g.K, rows, block, 0, blocks_of(g.K, PANEL) * PANEL, b, blocks);
-        }
+        alignas(64) bf16 pairs[PLANES * PANEL_BLOCK];
+        for (int64_t block = 0; block < blocks; block++)
+            for (int64_t p = 0; p < panels; p++) {
+                pair_rows(g.dy + (first + block * DEPTH) * g.M, g.M, rows - block * DEPTH, 0, panel + p, pairs, 1);
+                for (int64_t tile = 0; tile < PANEL / TILE; tile++)
+                    for (int64_t plane = 0; plane < PLANES; plane++)
+                        transpose_units(pairs + place_in_panel(tile * TILE, PLANES) + plane * HALF_BLOCK, 2 * DEPTH,
+                                        a + (((p * (PANEL / TILE) + tile) * blocks + block) * PLANES + plane) * TILE_ELEMENTS);
+            }
+        for (int64_t block = 0; block < blocks; block++)
+            for (int64_t p = 0; p < blocks_of(g.K, PANEL); p++)
+                pair_rows(g.x + first * g.K, g.K, rows, block, p, b + p * blocks * PLANES * PANEL_BLOCK, blocks);
     }
 
     void add(int64_t blocks, bool fresh) const {
@@ -118,10 +129,9 @@ static void weight_gradient(const Gradient &g, float *dw, int threads) {
     float *sums = partial.room(parts * size);
     if (g.N * g.M * g.K < 4000000) threads = 1;
     parallel_for(parts * groups, threads, [=](int64_t task) {
-        static thread_local Buffer<bf16> pairs, rows_of_y, rows_of_x;
+        static thread_local Buffer<bf16> rows_of_y, rows_of_x;
         int64_t part = task / groups, panel = task % groups * PANELS_PER_TASK, mine = smaller(PANELS_PER_TASK, panels - panel);
-        GradientPart me{g, panel, mine, padded(g.K), pairs.room(mine * PANEL_BLOCK * PLANES),
-                        rows_of_y.room(mine * PANEL * ROWS_PER_BLOCK * PLANES),
+        GradientPart me{g, panel, mine, padded(g.K), rows_of_y.room(mine * PANEL * ROWS_PER_BLOCK * PLANES),
                         rows_of_x.room(blocks_of(g.K, PANEL) * PANEL * ROWS_PER_BLOCK * PLANES), sums + part * size};
         for (int64_t row = part * rows; row < smaller(g.N, (part + 1) * rows); row += ROWS_PER_BLOCK) {
             int64_t count = smaller(smaller(ROWS_PER_BLOCK, g.N - row), (part + 1) * rows - row), blocks = blocks_of(count, DEPTH);
@@ -155,7 +165,7 @@ void sparring_pack_bf16(const uint16_t *weight, uint16_t *panels, int64_t M, int
         uint16_t *out = panels + panel * blocks * PANEL_BLOCK;
         for (int64_t m = 0; m < PANEL; m++) {
             int64_t row = panel * PANEL + m;
-            uint16_t *column = out + place(m, blocks);
+            uint16_t *column = out + place_in_panel(m, blocks);
             for (int64_t k = 0; k < blocks * DEPTH; k++)
                 column[k / 2 * 2 * DEPTH + k % 2] = row < M && k < K ? weight[row * K + k] : 0;
         }
@@ -178,7 +188,7 @@ void sparring_pack_split(const float *weight, bf16 *panels, int64_t M, int64_t K
         alignas(64) bf16 rows[TILE * DEPTH * PLANES];
         for (int64_t block = 0; block < blocks; block++)
             for (int64_t m = 0; m < PANEL; m += TILE) {
-                bf16 *out = panels + panel * blocks * PLANES * PANEL_BLOCK + place(m, blocks * PLANES) +
+                bf16 *out = panels + panel * blocks * PLANES * PANEL_BLOCK + place_in_panel(m, blocks * PLANES) +
                             block * PLANES * HALF_BLOCK;
                 memset(rows, 0, sizeof(rows));
                 int64_t row = panel * PANEL + m, k = block * DEPTH;
@@ -203,7 +213,7 @@ void sparring_pack_split_transposed(const float *weight, bf16 *panels, int64_t M
     int64_t blocks = blocks_of(M, DEPTH);
     parallel_for(blocks_of(K, PANEL), threads, [=](int64_t panel) {
         for (int64_t block = 0; block < blocks; block++)
-            pair_rows(weight, K, M, block, panel * PANEL, (panel + 1) * PANEL, panels + panel * blocks * PLANES * PANEL_BLOCK, blocks);
+            pair_rows(weight, K, M, block, panel, panels + panel * blocks * PLANES * PANEL_BLOCK, blocks);
     });
 }
 

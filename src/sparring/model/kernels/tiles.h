@@ -39,8 +39,8 @@ struct TileWeight {
 constexpr int64_t TILE_ELEMENTS = TILE * DEPTH;
 constexpr int64_t HALF_BLOCK = 2 * TILE_ELEMENTS, PANEL_BLOCK = 2 * HALF_BLOCK;  // elements of one plane of one block of a panel
 
-// Where a column begins in panels of `planes` planes, counted over all blocks.
-static inline int64_t place(int64_t column, int64_t planes) {
+// Where a column of a panel begins, `planes` counted over all its blocks.
+static inline int64_t place_in_panel(int64_t column, int64_t planes) {
     return column / (2 * TILE) * planes * HALF_BLOCK + column % (2 * TILE) * 2;
 }
 
