@@ -1,8 +1,8 @@
 """Compiles the kernels once per machine and loads them. `python -m sparring.model.kernels.build` builds and says where.
 
 The library is cached under SPARRING_CACHE (else ~/.cache/sparring) by a hash of sources, flags, compiler and CPU, and
-moved into place in one step, so two processes may build at once. Its OpenMP symbols are left open: they resolve to the
-runtime that torch has loaded, so that there is one thread pool and `torch.set_num_threads` rules it.
+moved into place in one step, so two processes may build at once. Its threads are its own (parallel.h); how many a call
+may use is an argument, for which callers pass `torch.get_num_threads()`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-fPIC", "-Wno-psabi")
+FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-pthread", "-fPIC", "-Wno-psabi")
 """-ffp-contract=off: what is fused is written as fma(), so no compiler's choice enters the bits."""
 
 
@@ -45,16 +45,13 @@ def build(flags: tuple[str, ...] = FLAGS) -> Path | None:
                 commands = [[compiler, *flags, "-c", str(s), "-o", o] for s, o in zip(sources, objects, strict=True)]
                 list(pool.map(_run, commands))
             linked = str(Path(workshop) / "kernels.so")
-            _run([compiler, "-shared", *objects, "-o", linked])  # without -fopenmp: that would bring a second runtime
+            _run([compiler, "-shared", "-pthread", *objects, "-o", linked])
             os.replace(linked, target)
     return target
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """The library at `path`, with torch's OpenMP runtime made visible to it. Calls through it release the GIL."""
-    runtime = _openmp_runtime()
-    if runtime is not None:
-        ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
+    """The library at `path`. Calls through it release the GIL."""
     return ctypes.CDLL(str(path))
 
 
@@ -78,20 +75,6 @@ def _cpu() -> str:
         return platform.machine() + platform.processor()
     wanted = ("flags", "features", "model name", "cpu part")
     return platform.machine() + "".join(sorted({line for line in lines if line.lower().startswith(wanted)}))
-
-
-def _openmp_runtime() -> str | None:
-    """The OpenMP runtime that torch itself loaded: one of its own folder, else the first one in this process."""
-    import torch
-
-    maps = Path("/proc/self/maps")
-    loaded: list[str] = []
-    if maps.exists():
-        paths = [line.split(maxsplit=5)[5] for line in maps.read_text().splitlines() if line.count("/") > 0]
-        loaded = [p for p in dict.fromkeys(paths) if Path(p).name.startswith(("libgomp", "libiomp5", "libomp"))]
-    home = str(Path(torch.__file__).parent)
-    own = [p for p in loaded if p.startswith(home)]
-    return (own or loaded or [None])[0]
 
 
 if __name__ == "__main__":

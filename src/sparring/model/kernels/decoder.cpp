@@ -2,21 +2,14 @@
 //
 // Every row goes through the same functions as in the operations one by one, so its bits are the same. A row needs nothing of
 // the others but keys and values. Three ways to divide a step among threads follow from that:
-//   apart     sequences know nothing of each other: each thread takes its rows through everything and meets nobody;
+//   apart     sequences know nothing of each other: a thread takes its rows through everything and meets nobody;
 //   rows      a row may read keys that another row of this step writes: all meet once a layer, between writing and reading;
-//   columns   few rows, so that reading the weights is the work: each thread takes a share of the columns of every product.
-#include <atomic>
-
-#include <omp.h>
-
+//   columns   few rows, so that reading the weights is the work: a thread takes a share of the columns of every product.
 #include "linear.h"
 #include "paged.h"
+#include "parallel.h"
 #include "rows.h"
 #include "sampling.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 namespace sparring {
 extern "C" {
@@ -61,43 +54,16 @@ namespace {
 constexpr int64_t ROWS_OF_A_THREAD = 16;  // fewer, and the weights are the work
 constexpr int64_t BLOCK_ROWS = 96;
 
-struct Barrier {
-    std::atomic<int> arrived{0}, generation{0};
+// How a phase of a step is divided: blocks of consecutive rows, or, where rows are few, the columns of its products.
+struct Division {
+    int threads;
+    int64_t block_rows;
+    bool by_columns;
 
-    void wait(int count) {
-        int mine = generation.load(std::memory_order_acquire);
-        if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == count) {
-            arrived.store(0, std::memory_order_relaxed);
-            generation.fetch_add(1, std::memory_order_release);
-            generation.notify_all();
-            return;
-        }
-        // others wait about as long as we do; where they do not, the processor is wanted by somebody else
-        for (int spins = 0; spins < 400; spins++) {
-            if (generation.load(std::memory_order_acquire) != mine) return;
-#if defined(__x86_64__)
-            _mm_pause();
-#endif
-        }
-        generation.wait(mine, std::memory_order_acquire);
-    }
-};
-
-enum Division { APART, BY_ROWS, BY_COLUMNS };
-
-// What one of `count` threads does: of each phase the blocks index, index + count, ... of block_rows rows.
-struct Share {
-    Division division;
-    int64_t index, count, block_rows;
-    Barrier *barrier;
-
-    void meet() const {
-        if (division != APART && count > 1) barrier->wait((int)count);
-    }
-    template <class Body> void blocks(int64_t N, Body body) const {
-        if (division == BY_COLUMNS) return body(smaller(N, index * block_rows), smaller(N, (index + 1) * block_rows));
-        for (int64_t first = index * block_rows; first < N; first += count * block_rows)
-            body(first, smaller(N, first + block_rows));
+    // body(first, last) for all N rows.
+    template <class Body> void rows(int64_t N, const Body &body) const {
+        parallel_for(blocks_of(N, block_rows), by_columns ? 1 : threads,
+                     [&](int64_t i) { body(i * block_rows, smaller(N, (i + 1) * block_rows)); });
     }
 };
 
@@ -160,17 +126,14 @@ template <class T> struct Step {
         return -1;
     }
 
-    // out [rows][M] <- in [rows][K] W^T + bias for rows [first, last), or this thread's columns of it for all `total` rows.
+    // out [rows][M] <- in [rows][K] W^T + bias for rows [first, last).
     template <class Y>
-    void product(const Share &me, const Weight &w, const T *in, Y *out, int64_t first, int64_t last, int64_t total) const {
-        if (me.division != BY_COLUMNS) {
-            linear_rows(w, in + first * w.K, out + first * w.M, w.M, last - first);
-            return;
-        }
-        me.meet();
-        int64_t panels = blocks_of(w.M, PANEL), begin = panels * me.index / me.count, end = panels * (me.index + 1) / me.count;
-        if (begin < end) linear_rows(columns_of(w, begin, end), in, out + begin * PANEL, w.M, total);
-        me.meet();
+    void product(const Division &how, const Weight &w, const T *in, Y *out, int64_t first, int64_t last) const {
+        int64_t panels = blocks_of(w.M, PANEL), parts = how.by_columns ? smaller(how.threads, panels) : 1;
+        parallel_for(parts, how.by_columns ? how.threads : 1, [&](int64_t part) {
+            int64_t begin = panels * part / parts, end = panels * (part + 1) / parts;
+            linear_rows(columns_of(w, begin, end), in + first * w.K, out + first * w.M + begin * PANEL, w.M, last - first);
+        });
     }
 
     void norm_rows(const void *weight, float eps, int64_t first, int64_t last) const {
@@ -198,6 +161,13 @@ template <class T> struct Step {
         pages.write(row + q_width, row + q_width + m.G * m.d, heads, sequence_of_row[n], position(n));
     }
 
+    void attend(const Division &how, const Pages<T> &pages, const Heads &heads, int64_t first, int64_t last) const {
+        if (how.by_columns)
+            return parallel_for(last - first, how.threads,
+                                [&](int64_t i) { attend(pages, heads, first + i, first + i + 1); });
+        attend(pages, heads, first, last);
+    }
+
     void attend(const Pages<T> &pages, const Heads &heads, int64_t first, int64_t last) const {
         for (int64_t n = first; n < last;) {
             int64_t b = sequence_of_row[n], begin = s.cu_rows[b], end = smaller(last, s.cu_rows[b + 1]);
@@ -207,38 +177,38 @@ template <class T> struct Step {
     }
 
     // Up to the point where the keys and values of a layer are written.
-    void begin_layer(const Share &me, int64_t l, int64_t first, int64_t last) const {
+    void begin_layer(const Division &how, int64_t l, int64_t first, int64_t last) const {
         const LayerPlan &layer = m.layers[l];
         if (l == 0) embed(first, last);
         norm_rows(layer.input_norm, layer.input_eps, first, last);
-        product(me, layer.qkv, h, qkv, first, last, N);
+        product(how, layer.qkv, h, qkv, first, last);
         for (int64_t n = first; n < last; n++) place_row(layer, pages(layer), heads(layer), n);
     }
 
     // From there to the end of the layer.
-    void end_layer(const Share &me, int64_t l, int64_t first, int64_t last) const {
+    void end_layer(const Division &how, int64_t l, int64_t first, int64_t last) const {
         const LayerPlan &layer = m.layers[l];
-        attend(pages(layer), heads(layer), first, last);
-        product(me, layer.o, o, h, first, last, N);
+        attend(how, pages(layer), heads(layer), first, last);
+        product(how, layer.o, o, h, first, last);
         add_rows(first, last);
         norm_rows(layer.mlp_norm, layer.mlp_eps, first, last);
-        product(me, layer.gate_up, h, gate_up, first, last, N);
+        product(how, layer.gate_up, h, gate_up, first, last);
         for (int64_t n = first; n < last; n++)
             for (int64_t i = 0; i < m.I; i += LANES) {
                 const T *gate = gate_up + n * 2 * m.I + i;
                 silu_mul_strip(gate, gate + m.I, act + n * m.I + i, m.I - i);
             }
-        product(me, layer.down, act, h, first, last, N);
+        product(how, layer.down, act, h, first, last);
         add_rows(first, last);
     }
 
     // Final norm, head and sampler for the rows among [first, last) that sample.
-    void sample(const Share &me, int64_t first, int64_t last) const {
+    void sample(const Division &how, int64_t first, int64_t last) const {
         int64_t from = 0, to;
         while (from < M && s.cu_rows[sampling[from] + 1] - 1 < first) from++;
         for (to = from; to < M && s.cu_rows[sampling[to] + 1] - 1 < last; to++)
             rms_norm_row(x + (s.cu_rows[sampling[to] + 1] - 1) * m.D, (const T *)m.norm, picked + to * m.D, m.D, m.eps);
-        product(me, m.head, picked, logits, from, to, M);
+        product(how, m.head, picked, logits, from, to);
         for (int64_t i = from; i < to; i++) {
             int64_t b = sampling[i], slot = s.slots[b];
             Request request{m.temperature[slot], m.top_p[slot], m.top_k[slot], m.seeds[slot], s.lengths[b]};
@@ -246,16 +216,11 @@ template <class T> struct Step {
         }
     }
 
-    // One thread's share. Where rows are divided in several blocks each phase goes over all of them.
-    void walk(const Share &me) const {
-        for (int64_t l = 0; l <= m.num_layers; l++) {
-            if (l > 0) me.meet();
-            me.blocks(N, [&](int64_t first, int64_t last) {
-                if (l > 0) end_layer(me, l - 1, first, last);
-                if (l < m.num_layers) begin_layer(me, l, first, last);
-                else sample(me, first, last);
-            });
-        }
+    // Rows [first, last) from where the keys and values of layer l - 1 are written to where those of layer l are.
+    void phase(const Division &how, int64_t l, int64_t first, int64_t last) const {
+        if (l > 0) end_layer(how, l - 1, first, last);
+        if (l < m.num_layers) begin_layer(how, l, first, last);
+        else sample(how, first, last);
     }
 };
 
@@ -264,18 +229,17 @@ template <class T> static int64_t decoder_step(const DecoderPlan &plan, const St
     Step<T> step(plan, request, space);
     int64_t bad = step.first_bad();
     if (bad != -1 || step.N == 0) return bad;
-    int64_t threads = request.threads;
-    Division division = step.N < ROWS_OF_A_THREAD * threads ? BY_COLUMNS : request.independent ? APART : BY_ROWS;
-    if (threads == 1) {
-        step.walk({APART, 0, 1, BLOCK_ROWS, nullptr});
-        return -1;
-    }
-    Barrier barrier;
-#pragma omp parallel num_threads((int)threads)
-    {
-        int64_t count = omp_get_num_threads(), rows = blocks_of(step.N, count);
-        step.walk({division, omp_get_thread_num(), count, division == BY_ROWS ? smaller(rows, BLOCK_ROWS) : rows, &barrier});
-    }
+    int threads = (int)request.threads;
+    bool few = step.N < ROWS_OF_A_THREAD * threads;
+    int64_t pieces = larger(threads, step.N / (2 * TILE) / threads * threads), rows = few ? step.N : blocks_of(step.N, pieces);
+    Division how{threads, request.independent ? rows : smaller(rows, BLOCK_ROWS), few && threads > 1};
+    auto all = [&](int64_t first, int64_t last) {
+        for (int64_t l = 0; l <= plan.num_layers; l++) step.phase(how, l, first, last);
+    };
+    if (request.independent) how.rows(step.N, all);
+    else
+        for (int64_t l = 0; l <= plan.num_layers; l++)
+            how.rows(step.N, [&](int64_t first, int64_t last) { step.phase(how, l, first, last); });
     return -1;
 }
 
