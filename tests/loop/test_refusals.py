@@ -246,6 +246,21 @@ def test_a_scorer_that_raises_and_one_that_can_be_gamed(refused: Callable[..., s
     assert message.startswith("task Generous/train/0: expected no reward for an empty answer, got 1; ")
 
 
+def test_a_world_that_never_ends(refused: Callable[..., str], tmp_path: Path) -> None:
+    world = tmp_path / "worlds.py"
+    world.write_text(
+        "from sparring.envs.base import Env\n"
+        "from sparring.types import Message, Observation\n"
+        "class Endless(Env):\n"
+        "    def generate(self, random):\n        return {'prompt': str(random.random())}\n"
+        "    def reward(self, completion, task):\n        return completion == 'right'\n"
+        "    def expert(self, task):\n        return lambda messages: Message(role='assistant', content='right')\n"
+        "    async def step(self, reply):\n        return Observation(messages=(Message(role='user', content='go on'),))\n"
+    )
+    message = refused(f"env.name={world}:Endless")
+    assert message.startswith("task Endless/demonstration/0: expected an expert that is rewarded, got reward 0.0; ")
+
+
 @pytest.mark.parametrize("verb", ["check", "run"])
 def test_user_namespaces_blocked(given: Path, capsys: pytest.CaptureFixture[str], verb: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
