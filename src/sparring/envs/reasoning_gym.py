@@ -67,12 +67,18 @@ class Dataset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     demonstrations: int = 0
     """Distinct tasks that the expert demonstrates for supervised fine-tuning."""
 
+    tool_share: float = 1.0
+    """Share of its demonstrations in which the expert computes with the tool; in the others it knows the answer and writes it at
+    once, as a model that was trained on plain answers does: what is left to learn from rewards is to use the tool."""
+
     params: dict[str, Any] = {}
     """Overrides of the dataset's own config."""
 
     def __post_init__(self) -> None:
         if self.weight < 0 or self.demonstrations < 0:
             raise ValueError("weight and demonstrations must be 0 or more")
+        if not 0 <= self.tool_share <= 1:
+            raise ValueError(f"tool_share must be between 0 and 1, got {self.tool_share}")
 
 
 class Args(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -159,8 +165,13 @@ class ReasoningGym:
         return self._splits[seed].stream(split)
 
     def expert(self, task: Task) -> Expert | None:
-        """The scripted demonstration: one tool call, then its output as the answer; None where there is none."""
-        return expert_for(task) if self._args.tool else None
+        """The scripted demonstration: one tool call, then its output as the answer, or the answer at once; None where there is
+        none."""
+        if not self._args.tool:
+            return None
+        if derived_seed(task.seed, "tool") / 2**31 < self._by_name[task.data["dataset"]].tool_share:
+            return expert_for(task)
+        return lambda messages: Message(role="assistant", content=entry_of(task)["answer"])
 
     def _demonstrated(self) -> tuple[Dataset, ...]:
         """The dataset of every demonstration, the rarer spread evenly among the others."""

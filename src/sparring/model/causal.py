@@ -21,8 +21,8 @@ Forward = Callable[[torch.Tensor, torch.Tensor, Attention, torch.Tensor | None],
 class CausalModel:
     """One module, two uses. Made by `load`; not safe for use from two threads at once.
 
-    `path_name` is the numerics actually in use: "exact-kernels", "exact-torch" or "fast". `decoder` is the forward of the
-    Llama family, None for other models; `head` gives logits.
+    `path_name` is the numerics actually in use: "exact-tiles", "exact-kernels", "exact-torch" or "fast". `decoder` is the
+    forward of the Llama family, None for other models; `head` gives logits.
     """
 
     def __init__(self, module: nn.Module, forward: Forward, *, path_name: str, max_positions: int) -> None:

@@ -134,6 +134,7 @@ def test_without_the_tool_there_is_neither_tool_nor_box_nor_expert() -> None:
         ({"name": "sudoku", "demonstrations": 3}, "datasets.0.demonstrations: expected 0, for sudoku has no expert, got 3"),
         ({"name": "gcd", "coverage": "full"}, r"env.args: .* got datasets\[0\].coverage: invalid enum value 'full'"),
         ({"name": "gcd", "weight": 0}, "at least one dataset must have a weight above 0"),
+        ({"name": "gcd", "tool_share": 1.5}, "tool_share must be between 0 and 1, got 1.5"),
     ],
 )
 def test_bad_settings_are_refused(dataset: dict[str, Any], said: str) -> None:
@@ -155,3 +156,15 @@ def test_a_dataset_that_follows_the_hash_seed_needs_a_fixed_one() -> None:
     free = {k: v for k, v in os.environ.items() if k != "PYTHONHASHSEED"}
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=free)
     assert "PYTHONHASHSEED in the environment, got none" in ran.stderr
+
+
+def test_the_expert_uses_its_tool_as_often_as_the_dataset_says() -> None:
+    world = factory({"name": "lcm", "demonstrations": 200, "tool_share": 0.25}, {"name": "gcd", "demonstrations": 20})
+    env, used = world.make(), {"lcm": 0, "gcd": 0}
+    for task in drain(world.tasks("demonstration", 0)):
+        expert = world.expert(task)
+        assert expert is not None
+        reply = expert(task.messages)
+        used[task.tag] += bool(reply.tool_calls)
+        assert reply.tool_calls or env.reward(reply.content, task).success
+    assert used["gcd"] == 20 and 30 <= used["lcm"] <= 70

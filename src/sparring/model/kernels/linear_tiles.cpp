@@ -23,9 +23,16 @@ static void product(const Weight &w, const X *x, Y *y, int64_t N, int threads) {
     });
 }
 
-static inline void put_pairs(bf16 *out, __m256i even, __m256i odd) {
-    __m512i pairs = _mm512_or_si512(_mm512_cvtepu16_epi32(even), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16));
-    _mm512_storeu_si512(out, pairs);
+// `split` of two vectors at once, a plane as 16 pairs: a value of `even` in the lower half of a pair, of `odd` in the upper.
+static inline void split_pairs(v16 even, v16 odd, __m512i (&planes)[PLANES]) {
+    const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
+                                                20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
+    for (int plane = 0; plane < PLANES; plane++) {
+        planes[plane] = _mm512_permutexvar_epi16(interleave, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
+        even = even - _mm512_castsi512_ps(_mm512_slli_epi32(planes[plane], 16));
+        odd = odd - _mm512_castsi512_ps(_mm512_and_si512(planes[plane], upper));
+    }
 }
 
 static inline v16 row_part(const float *x, int64_t width, int64_t rows, int64_t row, int64_t column) {
@@ -38,9 +45,10 @@ static void pair_rows(const float *x, int64_t width, int64_t rows, int64_t block
     for (int64_t pair = 0; pair < TILE; pair++)
         for (int64_t i = 0; i < PANEL; i += LANES) {
             int64_t row = block * DEPTH + 2 * pair, column = panel * PANEL + i;
-            Halves even = split(row_part(x, width, rows, row, column)), odd = split(row_part(x, width, rows, row + 1, column));
+            __m512i planes[PLANES];
+            split_pairs(row_part(x, width, rows, row, column), row_part(x, width, rows, row + 1, column), planes);
             bf16 *here = out + place_in_panel(i, blocks * PLANES) + block * PLANES * HALF_BLOCK + pair * 2 * DEPTH;
-            for (int plane = 0; plane < PLANES; plane++) put_pairs(here + plane * HALF_BLOCK, even.part[plane], odd.part[plane]);
+            for (int plane = 0; plane < PLANES; plane++) _mm512_storeu_si512(here + plane * HALF_BLOCK, planes[plane]);
         }
 }
 
@@ -82,18 +90,19 @@ struct GradientPart {
     bf16 *a, *b;                   // dy as tiles of its transpose [panels * 4][blocks][planes][16][32]; x in pairs
     float *sums;
 
+    // Block by block: the pieces of a row that follow each other in memory are read one after the other.
     void lay(int64_t first, int64_t rows, int64_t blocks) const {
         alignas(64) bf16 pairs[PLANES * PANEL_BLOCK];
-        for (int64_t p = 0; p < panels; p++)
-            for (int64_t block = 0; block < blocks; block++) {
+        for (int64_t block = 0; block < blocks; block++)
+            for (int64_t p = 0; p < panels; p++) {
                 pair_rows(g.dy + (first + block * DEPTH) * g.M, g.M, rows - block * DEPTH, 0, panel + p, pairs, 1);
                 for (int64_t tile = 0; tile < PANEL / TILE; tile++)
                     for (int64_t plane = 0; plane < PLANES; plane++)
                         transpose_units(pairs + place_in_panel(tile * TILE, PLANES) + plane * HALF_BLOCK, 2 * DEPTH,
                                         a + (((p * (PANEL / TILE) + tile) * blocks + block) * PLANES + plane) * TILE_ELEMENTS);
             }
-        for (int64_t p = 0; p < blocks_of(g.K, PANEL); p++)
-            for (int64_t block = 0; block < blocks; block++)
+        for (int64_t block = 0; block < blocks; block++)
+            for (int64_t p = 0; p < blocks_of(g.K, PANEL); p++)
                 pair_rows(g.x + first * g.K, g.K, rows, block, p, b + p * blocks * PLANES * PANEL_BLOCK, blocks);
     }
 

@@ -22,6 +22,7 @@ namespace sparring {
 
 constexpr int64_t PANEL = 64, DEPTH = 32, TILE = 16;  // columns of a panel; k of one tile; its rows
 constexpr int64_t ROWS_PER_TASK = 192;
+constexpr int64_t GROUP_BYTES = 1000000;  // of a weight at a time: they stay in the second-level cache while rows pass by
 constexpr int64_t PLANES = 3;
 enum Plane { HI, MID, LO };
 
@@ -210,28 +211,30 @@ static void tile_rows(const TileWeight &w, const X *x, Y *y, int64_t K, int64_t 
     static thread_local Buffer<bf16> scratch;
     alignas(64) float sums[2 * TILE * 2 * TILE];
     int64_t tile_step = w.blocks * planes * TILE_ELEMENTS;
+    int64_t group_columns = larger(1, GROUP_BYTES / (w.blocks * planes * HALF_BLOCK * 2)) * 2 * TILE;
     bf16 *tiles = scratch.room(blocks_of(ROWS_PER_TASK, TILE) * tile_step);
     for (int64_t first = 0; first < rows; first += ROWS_PER_TASK) {
         int64_t count = smaller(ROWS_PER_TASK, rows - first), shaped = 0;
         lay_rows(x + first * K, K, count, tiles);
-        for (int64_t column = 0; column < w.M; column += 2 * TILE) {
-            const bf16 *b = w.panels + column / (2 * TILE) * w.blocks * planes * HALF_BLOCK;
+        for (int64_t group = 0; group < w.M; group += group_columns)
             for (int64_t row = 0; row < count; row += 2 * TILE) {
                 int64_t here = smaller(2 * TILE, count - row);
                 if (here != shaped) shape_tiles(smaller(here, TILE), larger(here - TILE, 0));
                 shaped = here;
-                Operands o{tiles + row / TILE * tile_step, b, tile_step};
-                here > TILE ? sum_tiles<planes, true>(o, w.blocks) : sum_tiles<planes, false>(o, w.blocks);
                 Y *out = y + (first + row) * y_stride;
-                if constexpr (sizeof(Y) == sizeof(float))
-                    if (!w.bias && column + 2 * TILE <= w.M) {
-                        store_sums(out + column, y_stride, here > TILE);
-                        continue;
-                    }
-                store_sums(sums, 2 * TILE, here > TILE);
-                finish_sums(w, sums, out, y_stride, here, column);
+                for (int64_t column = group; column < smaller(w.M, group + group_columns); column += 2 * TILE) {
+                    const bf16 *b = w.panels + column / (2 * TILE) * w.blocks * planes * HALF_BLOCK;
+                    Operands o{tiles + row / TILE * tile_step, b, tile_step};
+                    here > TILE ? sum_tiles<planes, true>(o, w.blocks) : sum_tiles<planes, false>(o, w.blocks);
+                    if constexpr (sizeof(Y) == sizeof(float))
+                        if (!w.bias && column + 2 * TILE <= w.M) {
+                            store_sums(out + column, y_stride, here > TILE);
+                            continue;
+                        }
+                    store_sums(sums, 2 * TILE, here > TILE);
+                    finish_sums(w, sums, out, y_stride, here, column);
+                }
             }
-        }
         _tile_release();
     }
 }

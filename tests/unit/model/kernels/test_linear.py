@@ -1,0 +1,120 @@
+"""Matrix products of awkward shapes: a row's bits at every row count, several weights as one, gradients, what is empty."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from sparring.model.kernels import ops
+
+DTYPES = (torch.float32, torch.bfloat16)
+SHAPES = ((37, 1), (331, 650), (1, 70), (95, 97))
+"""(inputs, outputs): no tile and no vector comes out even; the second is large enough for several threads at any row count."""
+
+
+@pytest.fixture(params=ops.path_names(), autouse=True)
+def path(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every path in turn, and whatever was in use afterwards."""
+    before, threads = ops.path_name(), torch.get_num_threads()
+    ops.use(request.param)
+    yield request.param
+    ops.use(before)
+    torch.set_num_threads(threads)
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_is_the_same_in_every_company_of_up_to_seventy(inputs: int, outputs: int, dtype: torch.dtype, path: str) -> None:
+    packed, bias = ops.pack(random(outputs, inputs, dtype=dtype)), random(outputs, dtype=dtype, seed=1)
+    x = random(70, inputs, dtype=dtype, seed=2)
+    torch.set_num_threads(1)
+    alone = torch.cat([ops.linear(row, packed, bias) for row in x.split(1)])
+    counts = range(1, 71) if path != "exact-torch" else (2, 15, 16, 17, 33, 70)
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        changed = [n for n in counts if not torch.equal(ops.linear(x[70 - n :], packed, bias), alone[70 - n :])]
+        assert changed == [], f"{threads} threads"
+
+
+@pytest.mark.parametrize("rows", [3, 40, 700])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_joined_in_one_product_keep_the_bits_of_their_own(rows: int, dtype: torch.dtype, path: str) -> None:
+    """On the compiled paths; plain torch picks its product by the number of outputs, and only the values agree."""
+    weights = [random(outputs, 95, dtype=dtype, seed=outputs) for outputs in (70, 1, 33)]
+    x = random(rows, 95, dtype=dtype, seed=1)
+    apart = torch.cat([ops.linear(x, ops.pack(weight)) for weight in weights], 1)
+    joined = ops.linear(x, ops.pack(*weights))
+    assert torch.equal(joined, apart) if path != "exact-torch" else torch.allclose(joined, apart, rtol=1e-2, atol=1e-4)
+
+
+def gradients(x: torch.Tensor, weights: list[torch.Tensor], slope: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    leaves = [t.detach().requires_grad_() for t in (x, *weights)]
+    return torch.autograd.grad(ops.linear(leaves[0], ops.pack(*leaves[1:])), leaves, slope)
+
+
+@pytest.mark.parametrize("rows", [1, 31, 33, 600, 1411])
+def test_gradients_are_right_and_repeat_on_any_number_of_threads(rows: int, path: str) -> None:
+    """Right: within 4e-6 of the sum of the magnitudes of an entry's terms. On tiles also with the threads; torch may differ."""
+    x, weights, slope = random(rows, 150), [random(77, 150, seed=1), random(130, 150, seed=2)], random(rows, 207, seed=3)
+    found = []
+    for threads in (1, 1, 2, 3):
+        torch.set_num_threads(threads)
+        dx, *dw = gradients(x, weights, slope)
+        found.append((dx, torch.cat(dw)))
+    joined = torch.cat(weights)
+    for ours, a, b in zip(found[0], (slope, slope.t()), (joined, x), strict=True):
+        terms = a.double().abs() @ b.double().abs()
+        assert bool(((ours - a.double() @ b.double()).abs() <= 4e-6 * terms).all())
+    again = found[1:] if path == "exact-tiles" else found[1:2]
+    assert all(torch.equal(a, b) for other in again for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_gradient_does_not_touch_the_rows_beside_it(dtype: torch.dtype) -> None:
+    """What a block of rows holds beyond the last one must not enter: the same gradient with and without rows of slope zero."""
+    x, weight, slope = random(50, 70, dtype=dtype), random(40, 70, dtype=dtype, seed=1), random(50, 40, dtype=dtype, seed=2)
+    slope[33:] = 0
+    dx, dw = gradients(x, [weight], slope)
+    less_dx, less_dw = gradients(x[:33], [weight], slope[:33])
+    tolerance = 1e-5 if dtype is torch.float32 else 0.1
+    assert float((dw - less_dw).abs().max()) <= tolerance and float((dx[:33] - less_dx).abs().max()) <= tolerance
+    assert not dx[33:].any()
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_what_is_not_finite_shows_in_the_gradients(value: float) -> None:
+    x, weight, slope = random(70, 45), random(50, 45, seed=1), random(70, 50, seed=2)
+    slope[40, 49] = value
+    dx, dw = gradients(x, [weight], slope)
+    assert not dx[40].isfinite().any() and dx[:40].isfinite().all() and dx[41:].isfinite().all()
+    assert not dw[49].isfinite().any() and dw[:49].isfinite().all()
+    x[69, 44], slope[40, 49] = value, 1.0
+    dx, dw = gradients(x, [weight], slope)
+    assert dx.isfinite().all() and not dw[:, 44].isfinite().any() and dw[:, :44].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_views_and_expanded_slopes(dtype: torch.dtype) -> None:
+    wide, weight = random(40, 300, dtype=dtype), random(50, 90, dtype=dtype, seed=1)
+    for view in (wide[:, 7:97], wide[::3, 7:97], wide.t()[7:97].t(), wide[1:2, 3:93]):
+        same = view.contiguous()
+        assert torch.equal(ops.linear(view, ops.pack(weight)), ops.linear(same, ops.pack(weight)))
+        slope = torch.ones((), dtype=dtype).expand(len(view), 50)
+        pairs = zip(gradients(view, [weight], slope), gradients(same, [weight], slope.contiguous()), strict=True)
+        assert all(torch.allclose(a, b, rtol=1e-5 if dtype is torch.float32 else 2e-2) for a, b in pairs)
+    strided = random(90, 50, dtype=dtype, seed=1).t()
+    assert torch.equal(ops.pack(strided).storage, ops.pack(strided.contiguous()).storage)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_rows_at_all(dtype: torch.dtype) -> None:
+    x, weight = torch.empty(0, 40, dtype=dtype), random(50, 40, dtype=dtype)
+    assert ops.linear(x, ops.pack(weight)).shape == (0, 50)
+    dx, dw = gradients(x, [weight], torch.empty(0, 50, dtype=dtype))
+    assert dx.shape == x.shape and dw.shape == weight.shape and not dw.any()
