@@ -85,6 +85,7 @@ def nothing_done(runs: Path) -> bool:
         ("rollout.top_k=5", "rollout.top_k", "expected 0, nothing truncated"),
         ("rollout.temperature=0", "rollout.temperature", "expected above 0 while the run trains"),
         ("engine.kv_tokens=256", "engine", "expected a cache of at least 512 tokens"),
+        ("engine.kv_bytes=1000", "engine.kv_bytes", "expected a cache for more than the 16 tokens that fit, got a prompt of "),
         ("env.demonstrations=0", "[env]", "expected tasks to demonstrate"),
         ('run.stages=["rl", "sft"]', "run.stages", "expected sft -> rl, got rl -> sft"),
         ('run.stages=["init", "eval"]', "eval.checkpoints", "expected one of the run's stages"),

@@ -21,7 +21,7 @@ from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
 from sparring.stages.checkpoints import Checkpoints
 from sparring.stages.context import POLICY, Context
-from sparring.stages.shape import folder_shape
+from sparring.stages.shape import context_room, folder_shape
 from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
 from sparring.types import Batch, StepResult, TokenAccount
 
@@ -96,7 +96,7 @@ def runner(context: Context, engine: Engine, model: Path) -> RolloutRunner:
         context.store,
         sampling=context.config.rollout.sampling(),
         model=POLICY,
-        max_context=folder_shape(model).max_positions,
+        max_context=context_room(folder_shape(model), context.config.engine, context.config.models[POLICY].dtype),
     )
     return RolloutRunner(context.factory, context.boxes, recorder, ChatHarness(), context.config.rollout)
 
