@@ -11,6 +11,7 @@ import ctypes
 import difflib
 import importlib.util
 import json
+import math
 import os
 import re
 import tomllib
@@ -115,10 +116,14 @@ def from_data(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -
     for override in overrides:
         states.append((f"--set {override}", _overridden(states[-1][1], override)))
     try:
-        return msgspec.convert(states[-1][1], RunConfig, strict=True)
+        config = msgspec.convert(states[-1][1], RunConfig, strict=True)
     except msgspec.ValidationError as error:
         source, culprit = next(s for s in states if _complaint(s[1]) == str(error))
         raise _translated(str(error), culprit, source) from error
+    for keys, got in _no_numbers(states[-1][1]):
+        source = next(source for source, state in states if dict(_no_numbers(state)).get(keys) == got)
+        raise refusal(_join(source, keys), "a finite number of at most 64 bits", got, "write one")
+    return config
 
 
 def resolve(config: RunConfig) -> RunConfig:
@@ -202,6 +207,16 @@ def _toml_value(text: str) -> Any:
     except tomllib.TOMLDecodeError:
         return text
     return parsed["value"] if parsed.keys() == {"value"} else text
+
+
+def _no_numbers(data: Any, keys: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key, ...], str]]:
+    """Where a number is asked for and what stands there none can compute with, and what it is: `nan`, `inf`, too many digits."""
+    if isinstance(data, (dict, list)):
+        for key, value in data.items() if isinstance(data, dict) else enumerate(data):
+            yield from _no_numbers(value, (*keys, key))
+    elif isinstance(data, float) and not math.isfinite(data) or isinstance(data, int) and not -(1 << 63) <= data < 1 << 63:
+        if not isinstance(_type_at(keys), msgspec.inspect.AnyType):
+            yield keys, str(data)
 
 
 def _complaint(data: dict[str, Any]) -> str | None:

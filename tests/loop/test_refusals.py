@@ -85,6 +85,7 @@ def nothing_done(runs: Path) -> bool:
         ("rollout.top_k=5", "rollout.top_k", "expected 0, nothing truncated"),
         ("rollout.temperature=0", "rollout.temperature", "expected above 0 while the run trains"),
         ("engine.kv_tokens=256", "engine", "expected a cache of at least 512 tokens"),
+        ("engine.kv_bytes=1000", "engine.kv_bytes", "expected a cache for more than the 16 tokens that fit, got a prompt of "),
         ("env.demonstrations=0", "[env]", "expected tasks to demonstrate"),
         ('run.stages=["rl", "sft"]', "run.stages", "expected sft -> rl, got rl -> sft"),
         ('run.stages=["init", "eval"]', "eval.checkpoints", "expected one of the run's stages"),
@@ -244,6 +245,21 @@ def test_a_scorer_that_raises_and_one_that_can_be_gamed(refused: Callable[..., s
     assert "Broken.reward: ZeroDivisionError" in message
     message = refused('run.stages=["rl"]', f"env.name={world}:Generous")
     assert message.startswith("task Generous/train/0: expected no reward for an empty answer, got 1; ")
+
+
+def test_a_world_that_never_ends(refused: Callable[..., str], tmp_path: Path) -> None:
+    world = tmp_path / "worlds.py"
+    world.write_text(
+        "from sparring.envs.base import Env\n"
+        "from sparring.types import Message, Observation\n"
+        "class Endless(Env):\n"
+        "    def generate(self, random):\n        return {'prompt': str(random.random())}\n"
+        "    def reward(self, completion, task):\n        return completion == 'right'\n"
+        "    def expert(self, task):\n        return lambda messages: Message(role='assistant', content='right')\n"
+        "    async def step(self, reply):\n        return Observation(messages=(Message(role='user', content='go on'),))\n"
+    )
+    message = refused(f"env.name={world}:Endless")
+    assert message.startswith("task Endless/demonstration/0: expected an expert that is rewarded, got reward 0.0; ")
 
 
 @pytest.mark.parametrize("verb", ["check", "run"])

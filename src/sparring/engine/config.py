@@ -6,6 +6,9 @@ from typing import Literal
 
 import msgspec
 
+PAGE_SIZE = 16
+"""Tokens per page of the cache."""
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """None of these changes a sampled token: in exact numerics a request does not see its neighbours."""
@@ -27,6 +30,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     share_prefixes: bool = True
     """Whether requests that begin with the same tokens compute full pages of them once."""
+
+    def cache_tokens(self, token_bytes: int) -> int:
+        """Tokens that the cache holds, in whole pages and at least one: no conversation can be longer.
+
+        Args:
+            token_bytes: size of one token's keys and values, over all layers.
+        """
+        return max(1, (self.kv_tokens or self.kv_bytes // token_bytes) // PAGE_SIZE) * PAGE_SIZE
 
     def __post_init__(self) -> None:
         for name in ("max_running", "max_batch_tokens", "kv_bytes"):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from sparring.engine.config import EngineConfig
+from sparring.engine.config import PAGE_SIZE, EngineConfig
 from sparring.engine.kv import KvCache
 from sparring.engine.runner import Runner
 from sparring.engine.scheduler import Chunk, Scheduler
@@ -22,8 +22,6 @@ from sparring.errors import EngineError, SparringError, WeightsError, boundary
 from sparring.model.causal import CausalModel
 from sparring.types import Completion, GenerateRequest, WeightRef
 from sparring.weights.inline import fetch
-
-PAGE_SIZE = 16
 
 Answer = tuple[asyncio.Future[Any], Any]
 
@@ -275,9 +273,6 @@ def _deliver(answers: list[Answer]) -> None:
 
 def _num_pages(model: CausalModel, config: EngineConfig) -> int:
     """Pages that the config pays for, and no more than all running requests of full length could use."""
-    tokens = config.kv_tokens
-    if not tokens:
-        per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * model.dtype.itemsize
-        tokens = config.kv_bytes // per_token
+    per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * model.dtype.itemsize
     most = config.max_running * -(-model.max_positions // PAGE_SIZE)
-    return max(1, min(tokens // PAGE_SIZE, most))
+    return min(config.cache_tokens(per_token) // PAGE_SIZE, most)

@@ -61,6 +61,9 @@ class BoxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         if self.timeout_s <= 0 or min(self.memory_bytes, self.output_bytes, self.processes) < 1 or self.disk_bytes < 0:
             raise ValueError("timeout_s, memory_bytes, output_bytes and processes must be above 0, disk_bytes 0 or more")
+        sizes = max(self.memory_bytes, self.disk_bytes, self.output_bytes)
+        if self.timeout_s > 1e6 or sizes > 1 << 50 or self.processes > 1 << 22:
+            raise ValueError("timeout_s can be at most a million, sizes a pebibyte, processes 4194304: no machine limits more")
 
     def spec(self) -> BoxSpec:
         """The same as the noun that a `Task` carries."""

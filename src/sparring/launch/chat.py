@@ -20,7 +20,7 @@ from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.check import check_sandbox
 from sparring.sandbox.config import SandboxConfig
 from sparring.stages.context import POLICY
-from sparring.stages.shape import folder_shape
+from sparring.stages.shape import context_room, folder_shape
 from sparring.train.config import TrainConfig
 from sparring.types import BoxSpec, Limits, Message, Sampling, Task, ToolSpec
 
@@ -48,16 +48,16 @@ class Chat:
     def __init__(self, checkpoint: Path, *, tools: bool, temperature: float, max_tokens: int, seed: int) -> None:
         if tools:
             check_sandbox(SandboxConfig())
-        model = ModelConfig(path=str(checkpoint))
+        model, engine = ModelConfig(path=str(checkpoint)), EngineConfig(max_running=1)
         threads = len(os.sched_getaffinity(0))
         self._cluster = InlineCluster(
-            models={POLICY: model}, train=TrainConfig(), engine=EngineConfig(max_running=1), device="cpu", threads=threads
+            models={POLICY: model}, train=TrainConfig(), engine=engine, device="cpu", threads=threads
         )
         self._recorder = Recorder(
             self._cluster.engine(POLICY, path=str(checkpoint)),
             load_renderer(str(checkpoint)),
             sampling=Sampling(temperature=temperature, max_tokens=max_tokens),
-            max_context=folder_shape(checkpoint).max_positions,
+            max_context=context_room(folder_shape(checkpoint), engine, model.dtype),
         )
         limits = Limits(max_turns=1 << 30, max_tokens=1 << 30, max_tool_calls=1 << 30)
         task = Task(id="chat", env="chat", messages=(), limits=limits, box=BoxSpec())

@@ -48,8 +48,12 @@ class InitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError(f"head_dim must be even, got {self.head_dim}")
         if self.digits < 1:
             raise ValueError(f"digits must be at least 1, got {self.digits}")
-        if self.max_positions < 2:
-            raise ValueError(f"max_positions must be at least 2, got {self.max_positions}")
+        if not 2 <= self.max_positions <= 1 << 24:
+            raise ValueError(f"max_positions must be 2 to {1 << 24}, got {self.max_positions}")
+        if self.rope_theta <= 0 or self.initializer_range <= 0:
+            raise ValueError(
+                f"rope_theta and initializer_range must be above 0, got {self.rope_theta} and {self.initializer_range}"
+            )
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

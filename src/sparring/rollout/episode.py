@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Callable
 from typing import Protocol
 
 from sparring.errors import EnvError, InfraError, boundary
@@ -34,15 +36,26 @@ class SessionRecorder(Protocol):
 
 
 class GuardedEnv:
-    """A world whose foreign exceptions become `EnvError` and whose time is measured. Implements `protocols.Env`.
+    """A world whose foreign exceptions and answers become `EnvError` and whose time is measured. Implements `protocols.Env`.
+
+    Args:
+        make: makes the world, when it is first needed.
 
     Attributes:
         world_s: seconds spent inside the world.
     """
 
-    def __init__(self, env: Env) -> None:
-        self._env = env
+    def __init__(self, make: Callable[[], Env]) -> None:
+        self._make = make
+        self._made: Env | None = None
         self.world_s = 0.0
+
+    @property
+    def _env(self) -> Env:
+        if self._made is None:
+            with boundary(EnvError, "env"):
+                self._made = self._make()
+        return self._made
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
@@ -51,24 +64,45 @@ class GuardedEnv:
             return self._env.tools
 
     async def open(self, task: Task, box: Sandbox | None) -> Observation:
-        """Open the world. Raises EnvError for whatever its code raises."""
+        """Open the world. Raises EnvError for whatever its code raises, and for what no model can be told."""
         with _Measured(self, "env.open"):
-            return await self._env.open(task, box)
+            return _told(await self._env.open(task, box))
 
     async def step(self, reply: Message) -> Observation:
-        """Answer a reply. Raises EnvError for whatever its code raises."""
+        """Answer a reply. Raises EnvError for whatever its code raises, and for what no model can be told."""
         with _Measured(self, "env.step"):
-            return await self._env.step(reply)
+            return _told(await self._env.step(reply))
 
     async def score(self, trajectory: Trajectory) -> Score | None:
-        """Score a trajectory. Raises EnvError for whatever its code raises; a JudgeError passes through."""
+        """Score a trajectory. Raises EnvError for whatever its code raises, and for a reward that is no finite number; a
+        JudgeError passes through."""
         with _Measured(self, "env.score"):
-            return await self._env.score(trajectory)
+            return _rated(await self._env.score(trajectory))
 
     async def close(self) -> None:
-        """Close the world. Raises EnvError for whatever its code raises."""
-        with _Measured(self, "env.close"):
-            await self._env.close()
+        """Close the world, if there is one. Raises EnvError for whatever its code raises."""
+        if self._made is not None:
+            with _Measured(self, "env.close"):
+                await self._made.close()
+
+
+def _told(said: object) -> Observation:
+    """What a world said, if it is an observation of text that UTF-8 (so tokenizer and store) can carry."""
+    if not isinstance(said, Observation):
+        raise TypeError(f"expected an Observation, got {said!r:.80}")
+    for message in said.messages:
+        message.content.encode()
+    return said
+
+
+def _rated(score: object) -> Score | None:
+    """What a world scored, if a baseline can be made with it."""
+    if score is not None and not isinstance(score, Score):
+        raise TypeError(f"expected a Score or None, got {score!r:.80}")
+    reward = None if score is None else score.reward
+    if reward is not None and not (isinstance(reward, (int, float)) and math.isfinite(reward)):
+        raise ValueError(f"expected a finite number as reward, got {reward!r:.80}")
+    return score
 
 
 class _Measured(boundary):
@@ -96,10 +130,10 @@ class RunningEpisode:
     """
 
     def __init__(
-        self, task: Task, env: Env, recorder: SessionRecorder, *, rollout_id: str, seed: int, priority: int
+        self, task: Task, env: GuardedEnv, recorder: SessionRecorder, *, rollout_id: str, seed: int, priority: int
     ) -> None:
         self.task = task
-        self.env = GuardedEnv(env)
+        self.env = env
         self.box: Sandbox | None = None
         self._recorder = recorder
         self._rollout_id = rollout_id

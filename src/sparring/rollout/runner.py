@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from sparring.errors import EngineError, EnvError, InfraError, JudgeError, LimitReached, PolicyFailure, SandboxError, boundary
+from sparring.errors import EngineError, InfraError, JudgeError, LimitReached, PolicyFailure, SandboxError
 from sparring.protocols import Boxes, EnvFactory, Harness
 from sparring.rollout.config import RolloutConfig
-from sparring.rollout.episode import RunningEpisode, SessionRecorder
+from sparring.rollout.episode import GuardedEnv, RunningEpisode, SessionRecorder
 from sparring.types import Failure, Outcome, Purpose, Rollout, Score, Task, Timing
 
 ANSWERED = Outcome(kind="completed", reason="answered")
 TIMEOUT = Outcome(kind="truncated", reason="timeout")
+MALFORMED = Outcome(kind="policy_failed", reason="malformed")
 CANCELLED = Outcome(kind="cancelled", reason="cancelled")
 
 
@@ -52,7 +54,7 @@ class RolloutRunner:
         config: limits, retries.
 
     Attributes:
-        close_failures: worlds and boxes that did not close; they change no outcome.
+        close_failures: the latest worlds and boxes that did not close; they change no outcome.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class RolloutRunner:
         self._recorder = recorder
         self._harness = harness
         self.config = config
-        self.close_failures: list[InfraError] = []
+        self.close_failures: deque[InfraError] = deque(maxlen=100)
 
     async def run(
         self, task: Task, *, rollout_id: str, index: int, seed: int, purpose: Purpose = "train", priority: int = 0
@@ -93,8 +95,7 @@ class RolloutRunner:
             if attempt:
                 await asyncio.sleep(self.config.retry_delay_s * 2 ** (attempt - 1))
             name = f"{rollout_id}/retry-{attempt}" if attempt else rollout_id
-            with boundary(EnvError, "env"):
-                env = self._factory.make()
+            env = GuardedEnv(self._factory.make)
             episode = RunningEpisode(task, env, self._recorder, rollout_id=name, seed=seed, priority=priority)
             made = partial(Rollout, id=name, task=task, index=index, attempt=attempt, purpose=purpose)
             done = await self._attempt(made, episode)
@@ -122,6 +123,9 @@ class RolloutRunner:
             rollout = recorded(outcome)
             score = await self._scored(episode, rollout) if outcome.trainable else None
             return _Attempt(rollout=rollout, score=score, error=None)
+        except PolicyFailure:  # the scorer's verdict: what was left behind cannot be scored
+            score = Score(reward=self.config.policy_failure_reward, success=False)
+            return _Attempt(rollout=recorded(MALFORMED), score=score, error=None)
         except JudgeError as error:
             outcome = Outcome(kind="judge_failed", reason="failure", failure=_failure(error))
             return _Attempt(rollout=recorded(outcome), score=None, error=error)
@@ -162,7 +166,7 @@ class RolloutRunner:
             kind = "policy_failed" if limit.reason in ("resources", "malformed") else "truncated"
             return Outcome(kind=kind, reason=limit.reason)
         except PolicyFailure:
-            return Outcome(kind="policy_failed", reason="malformed")
+            return MALFORMED
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():

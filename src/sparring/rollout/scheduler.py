@@ -127,7 +127,7 @@ class Scheduler:
         self._window.resume(state["step"])
         self._source.restore(state["source"])
         self._observed = state["observed"]
-        for group in recorded:
+        for group in recorded if self._observed < state["first_group"] else ():
             if self._observed <= group.index < state["first_group"]:
                 self._source.observe(group)
                 self._observed = group.index + 1

@@ -36,13 +36,14 @@ async def check(context: Context) -> list[str]:
     shape = _shape(context)
     facts += _memory(context, shape)
     _sampling(context)
-    check_window(
-        config.rollout,
-        groups_per_step=config.rl.groups_per_step,
-        engine_tokens=config.engine.kv_tokens or None,
-        rollout_tokens=shape.max_positions,
-    )
-    facts.append("rollouts: the window cannot deadlock")
+    if "rl" in config.run.stages:
+        check_window(
+            config.rollout,
+            groups_per_step=config.rl.groups_per_step,
+            engine_tokens=config.engine.kv_tokens or None,
+            rollout_tokens=shape.max_positions,
+        )
+        facts.append("rollouts: the window cannot deadlock")
     facts += _held_out(context)
     tasks = _some_tasks(context)
     task = tasks[0]

@@ -8,6 +8,9 @@ import msgspec
 
 from sparring.train.config import TrainConfig
 
+MAX_THREADS = 1024
+"""More than any one machine has a use for; the threading library ends the process where it cannot start them."""
+
 StageName = Literal["init", "sft", "rl", "eval", "export"]
 
 
@@ -36,12 +39,12 @@ class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Which process runs where."""
 
     def __post_init__(self) -> None:
-        if self.name in ("", ".", "..") or "/" in self.name:
+        if self.name in ("", ".", "..") or "/" in self.name or "\0" in self.name:
             raise ValueError(f"name must be one folder name, got {self.name!r}")
         if len(set(self.stages)) != len(self.stages):
             raise ValueError(f"stages must not repeat, got {list(self.stages)}")
-        if self.threads < 0:
-            raise ValueError(f"threads must be 0 (all) or more, got {self.threads}")
+        if not 0 <= self.threads <= MAX_THREADS:
+            raise ValueError(f"threads must be 0 (all) to {MAX_THREADS}, got {self.threads}")
 
 
 class SftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sparring.errors import BadInput, refusal
+from sparring.errors import BadInput, LimitReached, refusal
 from sparring.harness.chat import ChatHarness
 from sparring.harness.episode import LiveEpisode
 from sparring.protocols import Rendered, Renderer
+from sparring.rollout.episode import GuardedEnv
 from sparring.stages.context import Context
 from sparring.tasks.files import read_conversations
 from sparring.types import Message, Outcome, Score, Segment, Task, ToolSpec, Trajectory
@@ -29,12 +30,20 @@ class Conversation:
 class ExpertSession:
     """A `Session` whose replies are scripted. Nothing is sampled, so nothing is recorded but the messages."""
 
-    def __init__(self, expert: Callable[[Sequence[Message]], Message]) -> None:
+    def __init__(self, expert: Callable[[Sequence[Message]], Message], max_turns: int) -> None:
         self._expert = expert
+        self._left = max_turns
         self.messages: tuple[Message, ...] = ()
 
     async def complete(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
-        """The expert's reply to the conversation so far."""
+        """The expert's reply to the conversation so far.
+
+        Raises:
+            LimitReached: it has had all the turns that the policy would have.
+        """
+        if not self._left:
+            raise LimitReached("max_turns", "the turns of the task are used up")
+        self._left -= 1
         reply = self._expert(messages)
         self.messages = (*messages, reply)
         return reply
@@ -120,13 +129,26 @@ async def demonstrate(context: Context, task: Task) -> Conversation:
 
 
 async def converse(context: Context, task: Task, reply: Callable[[Sequence[Message]], Message]) -> Conversation:
-    """Hold one conversation whose replies are `reply(messages so far)`, tools run for real, and score it."""
+    """Hold one conversation whose replies are `reply(messages so far)`, tools run for real, and score it. It ends where the
+    policy's would: a world that never ends is cut short at the limits of the run.
+
+    Raises:
+        EnvError: the world raised something, or gave an answer or a score that is none.
+    """
+    limits = context.config.rollout.limits(task.limits)
     box = await context.boxes.take(task.box) if task.box is not None else None
-    session = ExpertSession(reply)
-    episode = LiveEpisode(task, context.factory.make(), box, lambda role: session)
+    session = ExpertSession(reply, limits.max_turns)
+    episode = LiveEpisode(task, GuardedEnv(context.factory.make), box, lambda role: session)
+    outcome = Outcome(kind="completed", reason="answered")
     try:
-        await ChatHarness().run(episode)
-        score = await episode.env.score(_trajectory(task, session.messages))
+        try:
+            async with asyncio.timeout(limits.timeout_s):
+                await ChatHarness().run(episode)
+        except LimitReached:
+            outcome = Outcome(kind="truncated", reason="max_turns")
+        except TimeoutError:
+            outcome = Outcome(kind="truncated", reason="timeout")
+        score = await episode.env.score(_trajectory(task, session.messages, outcome))
         return Conversation(
             name=f"task {task.id}", messages=session.messages, tools=episode.env.tools, task=task, score=score
         )
@@ -136,7 +158,7 @@ async def converse(context: Context, task: Task, reply: Callable[[Sequence[Messa
             await box.close()
 
 
-def _trajectory(task: Task, messages: Sequence[Message]) -> Trajectory:
+def _trajectory(task: Task, messages: Sequence[Message], outcome: Outcome) -> Trajectory:
     """A conversation without tokens, as a scorer wants it."""
     segments = tuple(
         Segment(
@@ -148,5 +170,4 @@ def _trajectory(task: Task, messages: Sequence[Message]) -> Trajectory:
         )
         for place, message in enumerate(messages)
     )
-    outcome = Outcome(kind="completed", reason="answered")
     return Trajectory(id=task.id, task=task.id, role="policy", segments=segments, outcome=outcome)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from sparring.errors import refusal
 from sparring.protocols import Renderer
-from sparring.stages.context import Context
+from sparring.stages.context import POLICY, Context
 from sparring.stages.demonstrate import Conversation, rendered
 from sparring.stages.init import trained_tokenizer
-from sparring.stages.shape import InitConfig
+from sparring.stages.shape import InitConfig, context_room
 from sparring.types import Task
 
 SOME = 200
@@ -47,14 +47,18 @@ def check_rendering(
         known = [conversation.task for conversation in shown if conversation.task is not None]
         asked = known if known and context.given() is None else tasks
         lengths = [len(renderer.render(task.messages, tools).tokens) for task in asked]
+        room = context_room(shape, context.config.engine, context.config.models[POLICY].dtype)
         if min(lengths) >= shape.max_positions:
             raise _too_long(f"task {asked[0].id}", shape, f"a prompt of {lengths[0]}, tools included")
+        if min(lengths) >= room:
+            got = f"a prompt of {min(lengths)}, tools included"
+            raise refusal("engine.kv_bytes", f"a cache for more than the {room} tokens that fit", got, "raise it, or kv_tokens")
         for conversation in shown[:SOME]:
             length = len(rendered(conversation, renderer).tokens)
             if length > shape.max_positions:
                 raise _too_long(conversation.name, shape, f"a demonstration of {length}")
-    fitting = [length for length in lengths if length < shape.max_positions]
-    facts.append(f"context: prompts of up to {max(fitting)} tokens leave {shape.max_positions - max(fitting)} for the rest")
+    fitting = [length for length in lengths if length < room]
+    facts.append(f"context: prompts of up to {max(fitting)} tokens leave {room - max(fitting)} for the rest")
     if len(fitting) < len(lengths):
         facts.append(f"context: {len(lengths) - len(fitting)} of {len(lengths)} prompts do not fit and cannot be trained")
     return facts

@@ -21,7 +21,7 @@ from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
 from sparring.stages.checkpoints import Checkpoints
 from sparring.stages.context import POLICY, Context
-from sparring.stages.shape import folder_shape
+from sparring.stages.shape import context_room, folder_shape
 from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
 from sparring.types import Batch, StepResult, TokenAccount
 
@@ -30,7 +30,8 @@ async def run(context: Context) -> dict[str, Any]:
     """Train the stage's input and write a Hugging Face folder.
 
     Returns:
-        The token account, `logprob_max_abs_diff` over the whole stage and `model`, the folder.
+        The token account, `logprob_max_abs_diff` over the whole stage (None where no fresh token was trained) and `model`, the
+        folder.
     """
     config = context.config
     source = context.input("rl")
@@ -57,7 +58,7 @@ async def run(context: Context) -> dict[str, Any]:
     context.store.truncate("rl", done, first_group=done * config.rl.groups_per_step)
     totals = _Totals(state.get("totals"))
     if done:
-        scheduler.restore(state["scheduler"])
+        scheduler.restore(state["scheduler"], context.store.groups(stage="rl"))
         await engine.pull(await trainer.push())
     context.sink.start("rl", config.rl.steps)
     clock = StepClock(spans)
@@ -95,7 +96,7 @@ def runner(context: Context, engine: Engine, model: Path) -> RolloutRunner:
         context.store,
         sampling=context.config.rollout.sampling(),
         model=POLICY,
-        max_context=folder_shape(model).max_positions,
+        max_context=context_room(folder_shape(model), context.config.engine, context.config.models[POLICY].dtype),
     )
     return RolloutRunner(context.factory, context.boxes, recorder, ChatHarness(), context.config.rollout)
 
@@ -113,7 +114,7 @@ class _Totals:
     def __init__(self, saved: Mapping[str, Any] | None) -> None:
         saved = saved or {}
         self.account = TokenAccount(**saved.get("account", {}))
-        self.logprob_max_abs_diff = float(saved.get("logprob_max_abs_diff", 0.0))
+        self.logprob_max_abs_diff: float | None = saved.get("logprob_max_abs_diff")
         self.lag_max = float(saved.get("lag_max", 0.0))
         self.overlap_s = float(saved.get("overlap_s", 0.0))
         self.step_s = float(saved.get("step_s", 0.0))
@@ -121,9 +122,7 @@ class _Totals:
 
     def add(self, batch: Batch, metrics: Mapping[str, float]) -> None:
         self.account += batch.account
-        difference = metrics.get("logprob_max_abs_diff", 0.0)
-        if not difference <= self.logprob_max_abs_diff:  # so that a NaN wins
-            self.logprob_max_abs_diff = difference
+        self.logprob_max_abs_diff = _larger(self.logprob_max_abs_diff, metrics.get("logprob_max_abs_diff"))
         self.lag_max = max(self.lag_max, metrics.get("rollout/lag_max", 0.0))
         self.overlap_s += metrics["time/overlap"] * metrics["time/step_s"]
         self.step_s += metrics["time/step_s"]
@@ -140,3 +139,10 @@ class _Totals:
             "step_s": self.step_s,
             "steps": self.steps,
         }
+
+
+def _larger(known: float | None, found: float | None) -> float | None:
+    """The larger of two, of which None is nothing and NaN is larger than everything."""
+    if known is None or found is None:
+        return found if known is None else known
+    return found if found != found or found > known else known

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
-from sparring.model.config import InitConfig
+from sparring.model.config import DType, InitConfig
 
 NAMES = {
     "hidden_size": ("hidden_size", "n_embd", "d_model"),
@@ -42,6 +43,13 @@ def folder_shape(folder: Path) -> InitConfig:
         )
     except ValueError as error:
         raise refusal(str(file), "sizes that fit together", str(error), "check the model's path") from error
+
+
+def context_room(shape: InitConfig, engine: EngineConfig, dtype: DType) -> int:
+    """Most tokens of one conversation: the model's positions, or what the engine's cache holds where that is less."""
+    value_bytes = 2 if dtype == "bfloat16" else 4
+    token_bytes = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * value_bytes
+    return min(shape.max_positions, engine.cache_tokens(token_bytes))
 
 
 def _config(file: Path) -> Mapping[str, Any]:

@@ -1,17 +1,20 @@
 """One rollout to its typed outcome, through every way of breaking (law 6)."""
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from fates import Fates, make_stack
+from fates import FatedBoxes, Fates, make_stack
 
 from sparring.errors import EngineError, JudgeError, LimitReached, PolicyFailure, SandboxError, StoreError, ToolHostError
+from sparring.harness.chat import ChatHarness
+from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine
-from sparring.testing.toy import toy_renderer, toy_script, toy_task
-from sparring.types import BoxSpec, Failure, Limits, Outcome, Rollout
+from sparring.testing.toy import ToyEnv, ToyWorld, toy_renderer, toy_script, toy_task
+from sparring.types import BoxSpec, Failure, Limits, Message, Observation, Outcome, Rollout, Score, Trajectory
 
 BOXED = replace(toy_task(), box=BoxSpec())
 
@@ -182,6 +185,69 @@ def test_cancelling_closes_everything() -> None:
 
     run_virtual(main())
     assert stack.fates.open_worlds == stack.fates.open_boxes == 0 and stack.engine.held == {}
+
+
+class OddWorld(ToyWorld):
+    """The toy world, with an answer or a score in place of its own."""
+
+    def __init__(self, *, said: object = None, scored: object = None, made: Exception | None = None) -> None:
+        self.said, self.scored, self.made = said, scored, made
+        self.makes = 0
+
+    def make(self) -> ToyEnv:
+        """A world; the first time, `made` is raised."""
+        self.makes += 1
+        if self.made is not None and self.makes == 1:
+            raise self.made
+        world = self
+
+        class Odd(ToyEnv):
+            async def step(self, reply: Message) -> Observation:
+                return await super().step(reply) if world.said is None else world.said
+
+            async def score(self, trajectory: Trajectory) -> Score | None:
+                if isinstance(world.scored, Exception):
+                    raise world.scored
+                return await super().score(trajectory) if world.scored is None else world.scored
+
+        return Odd()
+
+
+def odd(world: OddWorld, retries: int = 0) -> Finished:
+    """One rollout in it."""
+    stack = make_stack(retries=retries)
+    runner = RolloutRunner(world, FatedBoxes(stack.fates), stack.recorder, ChatHarness(), stack.runner.config)
+    return run_virtual(runner.run(toy_task(), rollout_id="rl/0/0", index=0, seed=1))[0]
+
+
+def test_a_world_that_cannot_be_made_is_tried_again() -> None:
+    done = odd(OddWorld(made=OSError("no route to the game server")), retries=1)
+    assert done.score is not None and done.score.reward == 1.0
+    (broken,) = done.broken
+    assert broken.outcome.kind == "infra_failed" and "no route to the game server" in str(broken.outcome.failure)
+
+
+@pytest.mark.parametrize(
+    ("world", "message"),
+    [
+        (OddWorld(scored=Score(reward=math.nan)), "finite number as reward, got nan"),
+        (OddWorld(scored=Score(reward=math.inf)), "finite number as reward, got inf"),
+        (OddWorld(scored=Score(reward="1")), "finite number as reward, got '1'"),
+        (OddWorld(scored=0.5), "expected a Score or None, got 0.5"),
+        (OddWorld(said=()), "expected an Observation, got ()"),
+        (OddWorld(said=Observation(messages=(Message(role="user", content="\ud800"),))), "surrogates not allowed"),
+    ],
+)
+def test_what_no_model_can_be_told_and_no_baseline_can_hold_is_the_worlds_failure(world: OddWorld, message: str) -> None:
+    done = odd(world)
+    assert done.score is None and done.rollout.outcome.kind == "infra_failed"
+    assert done.rollout.outcome.failure is not None and message in done.rollout.outcome.failure.message
+
+
+def test_a_scorer_may_call_what_it_finds_the_policys_failure() -> None:
+    done = odd(OddWorld(scored=PolicyFailure("the file to grade was deleted")))
+    assert done.rollout.outcome == Outcome(kind="policy_failed", reason="malformed") and done.broken == ()
+    assert done.score == Score(reward=0.0, success=False)
 
 
 def test_what_fails_to_close_changes_no_outcome() -> None:
