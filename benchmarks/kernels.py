@@ -20,6 +20,9 @@ from sparring.model.kernels import ops
 
 SHAPES = ((256, 256), (256, 768), (768, 256), (256, 4096), (1024, 3072))
 """(inputs, outputs): the layers of a 7M-parameter model, and one of a 0.6B model."""
+TRAINED_SHAPES = ((160, 480), (160, 960), (480, 160), (160, 1000), (256, 1536), (768, 256))
+"""(inputs, outputs) in training: the quickstart's joined layers and head, and the joined layers of a 7M-parameter model."""
+TRAINED_ROWS = 4096
 
 
 def in_turns(*calls: Callable[[], object], rounds: int = 9, slice_s: float = 0.02) -> list[float]:
@@ -47,9 +50,25 @@ def linear_speedup(rows: int, dtype: torch.dtype, report: dict[str, float]) -> f
         x, weight = torch.randn(rows, inputs).to(dtype), torch.randn(outputs, inputs).to(dtype)
         packed = ops.pack(weight)
         ours, theirs = in_turns(lambda: ops.linear(x, packed), lambda: F.linear(x, weight))
-        report[f"linear {dtype} {rows}x{inputs}x{outputs} us"] = round(ours * 1e6, 1)
+        report[f"linear {ops.path_name()} {dtype} {rows}x{inputs}x{outputs} us"] = round(ours * 1e6, 1)
         report[f"linear {dtype} {rows}x{inputs}x{outputs} torch us"] = round(theirs * 1e6, 1)
         ratios.append(theirs / ours)
+    return math.exp(statistics.fmean(map(math.log, ratios)))
+
+
+def linear_training_speedup(report: dict[str, float]) -> float:
+    """Geometric mean over TRAINED_SHAPES of time(F.linear) / time(ours), forward and both gradients, float32."""
+    ratios = []
+    for inputs, outputs in TRAINED_SHAPES:
+        x, weight = (torch.randn(n, inputs, requires_grad=True) for n in (TRAINED_ROWS, outputs))
+        packed, slope = ops.pack(weight), torch.randn(TRAINED_ROWS, outputs)
+        mine, other = in_turns(
+            lambda x=x, weight=weight, packed=packed, slope=slope: torch.autograd.grad(ops.linear(x, packed), (x, weight), slope),
+            lambda x=x, weight=weight, slope=slope: torch.autograd.grad(F.linear(x, weight), (x, weight), slope),
+        )
+        report[f"linear {ops.path_name()} forward and backward {TRAINED_ROWS}x{inputs}x{outputs} us"] = mine * 1e6
+        report[f"linear forward and backward {TRAINED_ROWS}x{inputs}x{outputs} torch us"] = other * 1e6
+        ratios.append(other / mine)
     return math.exp(statistics.fmean(map(math.log, ratios)))
 
 
@@ -133,9 +152,15 @@ def main() -> None:
     def claim(name: str, value: float, unit: str, target: float, direction: str = ">=") -> None:
         claims.append({"name": name, "value": round(value, 3), "unit": unit, "target": target, "direction": direction})
 
+    best, *others = (name for name in ops.path_names() if name != "exact-torch")
+    for path in (*others, best):
+        ops.use(path)
+        label = path.removeprefix("exact-")
+        with torch.no_grad():
+            for rows, target in ((1, 1.0), (8, 1.0), (32, 1.0), (128, 0.9), (512, 0.8), (2048, 0.8)):
+                claim(f"linear_float32_{rows}_rows_{label}_vs_torch", linear_speedup(rows, torch.float32, report), "x", target)
+        claim(f"linear_float32_training_{label}_vs_torch", linear_training_speedup(report), "x", 1.2 if path == "exact-tiles" else 0.8)
     with torch.no_grad():
-        for rows, target in ((1, 1.0), (8, 1.0), (32, 1.0), (128, 0.9), (512, 0.8), (2048, 0.8)):
-            claim(f"linear_float32_{rows}_rows_vs_torch", linear_speedup(rows, torch.float32, report), "x", target)
         for rows in (1, 32, 512):
             claim(f"linear_bfloat16_{rows}_rows_vs_torch", linear_speedup(rows, torch.bfloat16, report), "x", 0.8)
         claim("paged_attention_vs_torch_contiguous", attention_decoding(32, 256, report), "x", 1.0)
