@@ -50,15 +50,16 @@ def test_conversations_from_a_file_are_imitated(given: Path, tmp_path: Path) -> 
 def test_the_tutorials_reward_function_is_trained(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its recipe as it stands on the page, but for the model and the number of steps."""
+    """Its recipe as it stands on the page, but for the model and the number of steps. A random model earns no reward, so that
+    every token is accounted for as filtered and no agreement of log-probabilities is claimed."""
     for name, text in BLOCKS.items():
         (tmp_path / name).write_text(text)
     with contextlib.chdir(tmp_path):
         finished("capitals.toml", f"models.policy.path={checkpoint}", *SETTINGS)
     summary = json.loads((tmp_path / "runs/capitals/summary.json").read_text())
-    assert summary["logprob_max_abs_diff"] == 0.0
+    assert summary["logprob_max_abs_diff"] is None
     assert summary["eval_tasks"] == 1 and summary["rl_success"] == 0.0
-    assert summary["tokens_sampled"] > 0
+    assert summary["tokens_sampled"] == summary["tokens"]["filtered"] > 0
     assert (tmp_path / "runs/capitals/export/model.safetensors").is_file()
     assert "report: runs/capitals/report.html" in capsys.readouterr().out
 
