@@ -56,7 +56,7 @@ def test_the_tutorials_reward_function_is_trained(
     with contextlib.chdir(tmp_path):
         finished("capitals.toml", f"models.policy.path={checkpoint}", *SETTINGS)
     summary = json.loads((tmp_path / "runs/capitals/summary.json").read_text())
-    assert summary["logprob_max_abs_diff"] == 0.0
+    assert summary["tokens_trained"] == 0 and summary["logprob_max_abs_diff"] is None  # every answer is wrong: none was compared
     assert summary["eval_tasks"] == 1 and summary["rl_success"] == 0.0
     assert summary["tokens_sampled"] > 0
     assert (tmp_path / "runs/capitals/export/model.safetensors").is_file()
