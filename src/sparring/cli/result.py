@@ -25,12 +25,15 @@ def print_result(folder: Path) -> None:
 
 def result_lines(summary: Mapping[str, Any]) -> list[str]:
     """The table, line by line. Leaves out what the run does not have."""
-    rows = [("dataset", "coverage", "after SFT", "after RL", "tasks")]
+    columns = {"sft": "after SFT", "rl": "after RL"}
+    if summary.get("init_success") is not None:
+        columns = {"init": "before", **columns}
+    rows = [("dataset", "coverage", *columns.values(), "tasks")]
     for name, entry in summary.get("by_dataset", {}).items():
-        rows.append((name, entry.get("coverage") or "", _rate(entry.get("sft")), _rate(entry.get("rl")), str(entry["tasks"])))
-    tasks = str(summary.get("eval_tasks", ""))
-    rows.append(("all together", "", _rate(summary.get("sft_success")), _rate(summary.get("rl_success")), tasks))
-    lines = _table(rows) if len(rows) > 2 else []
+        rows.append((name, entry.get("coverage") or "", *(_rate(entry.get(key)) for key in columns), str(entry["tasks"])))
+    together = [_rate(summary.get(f"{key}_success")) for key in columns]
+    rows.append(("all together", "", *together, str(summary.get("eval_tasks", ""))))
+    lines = _table(rows) if any(together) else []
     facts = {
         "lower end of the 95 % interval after RL": _rate(summary.get("rl_success_low")),
         "with the tool host switched off": _rate(summary.get("no_tool_success")),

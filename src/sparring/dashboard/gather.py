@@ -164,7 +164,7 @@ def _evaluation(summary: Mapping[str, Any]) -> dict[str, Any] | None:
             "name": name,
             "coverage": entry.get("coverage"),
             "tasks": entry["tasks"],
-            "before": _rate(entry.get("sft"), entry["tasks"]),
+            "before": _rate(entry.get("init") if entry.get("sft") is None else entry["sft"], entry["tasks"]),
             "after": _rate(entry.get("rl"), entry["tasks"]),
         }
         for name, entry in by_dataset.items()
@@ -173,7 +173,7 @@ def _evaluation(summary: Mapping[str, Any]) -> dict[str, Any] | None:
     total = {
         "name": "all together",
         "tasks": tasks,
-        "before": _rate(summary.get("sft_success"), tasks),
+        "before": _rate(summary.get("init_success") if summary.get("sft_success") is None else summary["sft_success"], tasks),
         "after": _rate(summary.get("rl_success"), tasks),
     }
     return {"rows": rows, "total": total}

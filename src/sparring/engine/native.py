@@ -222,6 +222,10 @@ class NativeEngine:
         metrics["max_running"] = max(metrics["max_running"], len(chunks))
 
     def _commit(self, ref: WeightRef, state: dict[str, torch.Tensor]) -> None:
+        if ref.version <= self._version:  # its KV would pass for that of the weights served under this number
+            got = f"{ref.version}; publish every change of the weights under a number of its own"
+            where = f"weights of {ref.model} version {ref.version}"
+            raise WeightsError(f"{where}: expected a version after {self._version}, which is served, got {got}")
         commit(self._model, self._runner, ref, state)
         self._version = ref.version
         self._scheduler.cache.release_other_versions(ref.version)

@@ -136,8 +136,9 @@ class WorldFactory:
             raise refusal(self._config.data, "prompts for training and others for evaluation", "none", "add rows")
         count = self._config.held_out or min(DEFAULT_HELD_OUT, max(1, len(distinct) // 5))
         if count >= len(distinct):
+            way = "lower it" if self._config.held_out else "add rows, or give eval_data: one prompt cannot be both"
             raise refusal(
-                "env.held_out", f"fewer than the {len(distinct)} different prompts of env.data", str(count), "lower it"
+                "env.held_out", f"fewer than the {len(distinct)} different prompts of env.data", str(count), way
             )
         return sorted(distinct, key=lambda task: derived_seed("held out", prompt_key(task)))[:count]
 

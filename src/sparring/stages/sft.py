@@ -55,14 +55,14 @@ async def run(context: Context) -> dict[str, Any]:
     )
     done, state = await checkpoints.resume()
     context.store.truncate("sft", done)
-    totals = {"tokens_trained": int(state.get("tokens_trained", 0)), "loss": 0.0}
+    totals = {"tokens_trained": 0, "loss": 0.0, **state}
 
     async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
         totals["tokens_trained"] += int(metrics["tokens_trained"])
         totals["loss"] = metrics["loss_imitate"]
         context.store.metric("sft", step.version, metrics)
         context.sink.log("sft", step.version, metrics)
-        await checkpoints.after(step, metrics, {"tokens_trained": totals["tokens_trained"]})
+        await checkpoints.after(step, metrics, totals)
 
     batches = _batches(rows, range(done + 1, config.steps + 1), config.rows_per_step, context.config.run.seed)
     await run_loop(batches, {POLICY: trainer}, {}, _OpenWindow(), after_step)

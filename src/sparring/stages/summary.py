@@ -15,9 +15,12 @@ def write_summary(context: Context) -> dict[str, Any]:
     results = context.done("eval") or {}
     rl = context.done("rl") or {}
     account = rl.get("account", {})
-    sft, after, off = (_overall(results.get(name)) for name in ("sft", "rl", "no_tool"))
+    init, sft, after, off = (_overall(results.get(name)) for name in ("init", "sft", "rl", "no_tool"))
     summary = {
         "name": context.config.run.name,
+        "init_success": init["success"],
+        "init_success_low": init["low"],
+        "init_success_high": init["high"],
         "sft_success": sft["success"],
         "sft_success_low": sft["low"],
         "sft_success_high": sft["high"],
@@ -25,7 +28,7 @@ def write_summary(context: Context) -> dict[str, Any]:
         "rl_success_low": after["low"],
         "rl_success_high": after["high"],
         "no_tool_success": off["success"],
-        "eval_tasks": max(sft["tasks"], after["tasks"]),
+        "eval_tasks": max(init["tasks"], sft["tasks"], after["tasks"]),
         "turns_successful": (results.get("rl") or results.get("sft") or {}).get("mean_turns_successful"),
         "by_dataset": _by_dataset(context, results),
         "logprob_max_abs_diff": rl.get("logprob_max_abs_diff"),
@@ -58,16 +61,15 @@ def _rate(rate: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _by_dataset(context: Context, results: Mapping[str, Any]) -> dict[str, Any]:
-    before, after = ((results.get(name) or {}).get("by_tag", {}) for name in ("sft", "rl"))
+    found = {name: (results.get(name) or {}).get("by_tag", {}) for name in ("init", "sft", "rl")}
     coverage = getattr(context.factory, "coverage", {})
     return {
         tag: {
             "coverage": coverage.get(tag),
-            "sft": before[tag]["success_rate"] if tag in before else None,
-            "rl": after[tag]["success_rate"] if tag in after else None,
-            "tasks": (after.get(tag) or before[tag])["tasks"],
+            **{name: tags[tag]["success_rate"] if tag in tags else None for name, tags in found.items()},
+            "tasks": max(tags[tag]["tasks"] for tags in found.values() if tag in tags),
         }
-        for tag in sorted(before.keys() | after.keys())
+        for tag in sorted(set().union(*found.values()))
     }
 
 

@@ -35,6 +35,14 @@ def test_the_facts_follow() -> None:
     assert "with the tool host switched off                             0.0 %" in text
 
 
+def test_a_model_that_was_only_evaluated() -> None:
+    tag = {"coverage": None, "init": 0.25, "sft": None, "rl": None, "tasks": 8}
+    lines = result_lines({"init_success": 0.25, "eval_tasks": 8, "by_dataset": {"gcd": tag}})
+    assert lines[0].split() == ["dataset", "coverage", "before", "after", "SFT", "after", "RL", "tasks"]
+    assert lines[2].split() == ["gcd", "25.0", "%", "8"]
+    assert result_lines({"init_success": 0.25, "eval_tasks": 8})[-2].split() == ["all", "together", "25.0", "%", "8"]
+
+
 def test_what_a_run_does_not_have_is_left_out() -> None:
     lines = result_lines({"wall_s": {"sft": 3.0}, "sft_success": None, "by_dataset": {}})
     assert lines == ["wall clock  3 s (sft 3 s)"]

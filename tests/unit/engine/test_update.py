@@ -138,3 +138,16 @@ def test_a_request_in_flight_goes_on_and_records_both_versions(serve, trained):
     assert sum(answer.versions.lengths) == 200
     assert answer.kv_versions.values == (0,)
     assert again.cached_tokens == 0
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_number_that_served_other_weights_is_refused_for_its_kv_is_still_there(serve, trained, model_path, version):
+    async def scenario(engine):
+        await engine.pull(trained)
+        kept = await engine.generate(request(conversation="rollout"))
+        with pytest.raises(WeightsError, match=f"expected a version after 1, which is served, got {version}"):
+            await engine.pull(publish("policy", version, load(model_path).state()))
+        return kept, await engine.generate(request()), engine.version
+
+    kept, again, served = serve(scenario)
+    assert served == 1 and (again.tokens, again.logprobs) == (kept.tokens, kept.logprobs)
