@@ -214,7 +214,7 @@ def test_a_row_of_conversations_that_does_not_parse(
     [
         ('{"prompt": "a", "answer": "1"}\n{"prompt": ', "tasks.jsonl:2: expected one JSON object on the line"),
         ('{"question": "a", "answer": "1"}\n', "tasks.jsonl:1: expected a column 'prompt', got 'question', 'answer'"),
-        ('{"prompt": "a", "answer": "1"}\n', "lower it"),
+        ('{"prompt": "a", "answer": "1"}\n', "expected fewer than the 1 different prompts of env.data, got 1; add rows"),
         ("", "tasks.jsonl: expected prompts for training and others for evaluation, got none"),
         ('{"prompt": "a"}\n{"prompt": "b"}\n', "expected a column 'answer' for the reward function"),
     ],
