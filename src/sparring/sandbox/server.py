@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -171,7 +172,9 @@ class Server:
             self._control.close()
             self._control = None
         if self._process is not None:
-            self._process.kill()
+            if self._process.poll() is None:
+                # the group, for a bubblewrap killed while it starts leaves a child that waits for it for ever
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
             self._errors.close()

@@ -16,6 +16,7 @@ import pytest
 from sparring.errors import BadInput, SandboxError
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
+from sparring.sandbox.server import Server
 from sparring.types import BoxSpec
 
 SPEC = BoxSpec(timeout_s=20.0)
@@ -140,6 +141,22 @@ def test_commands_beyond_the_concurrency_wait_in_order() -> None:
 
     spans = with_boxes(SandboxConfig(servers=2, concurrency=1), work)
     assert all(earlier[1] < later[0] for earlier, later in zip(spans, spans[1:], strict=False))
+
+
+def test_a_server_closed_while_it_starts_leaves_nothing(family: Family) -> None:
+    """At 100 moments of the few milliseconds in which bubblewrap makes its namespaces."""
+
+    async def left(polls: int) -> list[int]:
+        server = Server(SandboxConfig())
+        (await server.connect()).close()
+        assert server.pid is not None
+        started: list[int] = []
+        for _ in range(polls):
+            started = family(server.pid) or started
+        server.close()
+        return started
+
+    assert all_end([pid for moment in range(100) for pid in asyncio.run(left(moment % 20 + 1))])
 
 
 def test_a_closed_pool_refuses(family: Family) -> None:
