@@ -50,7 +50,7 @@ class Play:
             return OperationStep(model, pages, slots), pages, slots
         return DecoderStep(model.decoder, model.head.product, pages, slots, work_per_thread=1), pages, slots
 
-    def rows(self, counts, *, independent=False, samples=None):
+    def rows(self, counts, *, independent=False, samples=None, steps=1, interrupt=0):
         """`counts`: new tokens by slot."""
         for slot, count in counts.items():
             self.lengths[slot] += count
@@ -62,6 +62,8 @@ class Play:
             tokens=array("q", [(7 * i + 11 * self.lengths[0]) % VOCABULARY for i in range(offsets[-1])]),
             samples=array("B", samples or [1] * len(counts)),
             independent=independent,
+            steps=steps,
+            interrupt=array("i", [interrupt]),
         )
 
     @torch.inference_mode()
@@ -77,6 +79,30 @@ class Play:
         assert our_sampled == sampled
         assert torch.equal(our_keys, keys) and torch.equal(our_values, values)
         return sampled
+
+    @torch.inference_mode()
+    def one_by_one(self, rows, steps):
+        """What the operations sample in `steps` steps, each sequence going on with its own; both [steps][sequences]."""
+        step, _, slots = self.kinds[0]
+        slots.tables[:] = self.tables
+        tokens, logprobs, rows = [], [], rows._replace(steps=1)
+        for _ in range(steps):
+            new, their = step(rows)
+            tokens.append([token for (token,) in new])
+            logprobs.append([logprob for (logprob,) in their])
+            lengths = array("i", [length + 1 for length in rows.lengths])
+            rows = rows._replace(tokens=array("q", tokens[-1]), lengths=lengths)
+        return tokens, logprobs
+
+    @torch.inference_mode()
+    def at_once(self, rows):
+        """The same in one call: [sequences][steps]."""
+        step, _, slots = self.kinds[1]
+        slots.tables[:] = self.tables
+        torch.set_num_threads(self.threads)
+        found = step(rows)
+        torch.set_num_threads(1)
+        return found
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -98,6 +124,50 @@ def test_a_prefix_that_is_written_and_read_in_one_step(path, threads):
         play.tables[slot][:2] = play.tables[0][:2]
         play.lengths[slot] = 32
     play.agree(play.rows({0: 38, 1: 6, 2: 6, 3: 1, 4: 90, 5: 2}))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("count", [1, 5, 70])
+def test_several_steps_in_one_call(path, threads, count):
+    play = Play(load(path), threads)
+    play.agree(play.rows({slot: 1 + slot % 23 for slot in range(count)}))
+    rows = play.rows(dict.fromkeys(range(count), 1), independent=True, steps=11)
+    expected = play.one_by_one(rows, 11)
+    found = play.at_once(rows)
+    assert [list(map(list, zip(*values, strict=True))) for values in expected] == list(found)
+    # rows moved on: the next call can take them as they are
+    assert list(rows.tokens) == expected[0][-1]
+    assert rows.lengths == array("i", [play.lengths[slot] + 11 for slot in range(count)])
+    pages, ours = (kind[1] for kind in play.kinds)
+    assert torch.equal(pages.keys, ours.keys) and torch.equal(pages.values, ours.values)
+
+
+def test_all_stop_when_one_of_them_ends(path):
+    play = Play(load(path))
+    counts = dict.fromkeys(range(7), 1)
+    play.agree(play.rows({slot: 3 for slot in counts}))
+    rows = play.rows(counts, independent=True, steps=9)
+    tokens, _ = play.one_by_one(rows, 9)
+    ended = tokens[3][2]
+    play.kinds[1][2].stops[2, 5] = ended
+    found, _ = play.at_once(rows)
+    taken = next(t for t in range(9) if tokens[t][2] == ended) + 1
+    assert found == [[tokens[t][i] for t in range(taken)] for i in counts]
+
+
+def test_an_interrupted_call_takes_one_step(path):
+    play = Play(load(path))
+    play.agree(play.rows({0: 3, 1: 4}))
+    rows = play.rows({0: 1, 1: 1}, independent=True, steps=9, interrupt=1)
+    tokens, logprobs = play.one_by_one(rows, 1)
+    assert play.at_once(rows) == ([[token] for token in tokens[0]], [[logprob] for logprob in logprobs[0]])
+
+
+def test_steps_without_pages_or_positions_are_refused(path):
+    play = Play(load(path))
+    rows = play.rows({0: 1}, independent=True, steps=PAGE * PAGES_PER_TABLE + 1)
+    with pytest.raises(BadInput, match="sequence 0: expected a table"):
+        play.at_once(rows)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

@@ -156,12 +156,16 @@ class NativeEngine:
         with self._lock:
             if self._closed:
                 raise EngineError(f"engine {self._name}: expected an open engine, got a closed one; start another")
-            self._inbox.put(action)
+            self._put(action)
 
     def _tell(self, action: Callable[[], None]) -> None:
         with self._lock:
             if not self._closed:
-                self._inbox.put(action)
+                self._put(action)
+
+    def _put(self, action: Callable[[], None]) -> None:
+        self._inbox.put(action)
+        self._runner.interrupt(True)
 
     async def _call(self, error: type[SparringError], where: str, function: Callable[[], Any]) -> Any:
         """Run `function` on the engine's thread between two steps."""
@@ -185,6 +189,8 @@ class NativeEngine:
             self._end()
 
     def _take_in(self) -> None:
+        # before the inbox is looked at: what comes in later interrupts the next call
+        self._runner.interrupt(False)
         if not self._scheduler.busy:
             self._inbox.get()()
         while not self._inbox.empty():
@@ -193,30 +199,33 @@ class NativeEngine:
     def _step(self) -> None:
         started = time.perf_counter()
         chunks = self._scheduler.plan(self._version)
+        steps = self._scheduler.ahead(chunks, self._runner.most_steps)
         try:
             with boundary(EngineError, f"engine {self._name}: step"):
-                tokens, logprobs = self._runner.step(chunks)
+                tokens, logprobs = self._runner.step(chunks, steps)
         except SparringError as cause:
             # a refusal by a kernel is a failure of the machinery too: the request itself was checked
             error = cause if isinstance(cause, EngineError) else EngineError(str(cause))
             self._metrics["failed_steps"] += 1
             self._answers += [(sequence.future, error) for sequence in self._scheduler.discard(chunks)]
             return
-        self._count(chunks, len(tokens))
+        self._count(chunks, tokens)
         sampling = [sequence for sequence, _, _, samples in chunks if samples]
-        for sequence, token, logprob in zip(sampling, tokens, logprobs, strict=True):
-            sequence.append(token, logprob, self._version)
+        for sequence, new, their in zip(sampling, tokens, logprobs, strict=True):
+            known = len(sequence.logprobs)
+            sequence.extend(new, their, self._version)
+            self._scheduler.advance(sequence, len(sequence.logprobs) - known - 1, self._version)
             if sequence.finish_reason:
                 self._scheduler.retire(sequence, self._version)
                 self._answers.append((sequence.future, sequence.completion()))
         self._metrics["busy_s"] += time.perf_counter() - started
 
-    def _count(self, chunks: list[Chunk], sampled: int) -> None:
+    def _count(self, chunks: list[Chunk], sampled: list[list[int]]) -> None:
         """Before the sampled tokens are taken: whoever has none yet, or has more than one to compute, is being read."""
         metrics = self._metrics
         reading = [chunk for chunk in chunks if chunk.count > 1 or not chunk.samples or not chunk.sequence.logprobs]
-        metrics["steps"] += 1
-        metrics["generated_tokens"] += sampled
+        metrics["steps"] += max(map(len, sampled), default=1)
+        metrics["generated_tokens"] += sum(map(len, sampled))
         metrics["prefill_tokens"] += sum(chunk.count for chunk in reading)
         metrics["cached_tokens"] += sum(c.sequence.cached_tokens for c in reading if c.samples and not c.sequence.logprobs)
         metrics["max_running"] = max(metrics["max_running"], len(chunks))

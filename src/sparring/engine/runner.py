@@ -18,7 +18,7 @@ from sparring.model.attention import Packed
 from sparring.model.causal import CausalModel
 from sparring.model.head import token_quantities
 from sparring.model.kernels import ops
-from sparring.model.step import Slots, StepRows, step_of
+from sparring.model.step import Sampled, Slots, StepRows, step_of
 
 MASK_64 = (1 << 64) - 1
 
@@ -39,14 +39,20 @@ class Runner:
         longest = min(num_pages, -(-model.max_positions // page_size))
         self._slots = Slots.of(max_running, longest)
         self._compute = step_of(model, self._pages, self._slots)
+        self._interrupt = array("i", [0])
 
-    def step(self, chunks: list[Chunk]) -> tuple[list[int], list[float]]:
-        """Compute the chunks; sample for those that say so, in their order.
+    @property
+    def most_steps(self) -> int:
+        """How many steps one call can take."""
+        return self._compute.most_steps
 
-        Returns:
-            Tokens and log-probabilities [M].
-        """
-        return self._compute(self._rows(chunks))
+    def step(self, chunks: list[Chunk], steps: int) -> Sampled:
+        """Compute the chunks; sample for those that say so, in their order, and go on for up to `steps` steps in all."""
+        return self._compute(self._rows(chunks, steps))
+
+    def interrupt(self, wanted: bool) -> None:
+        """From any thread: a step that is being computed, and any after it, is the last of its call; or no longer."""
+        self._interrupt[0] = wanted
 
     def score(self, rows: Rows[Rows[int]], temperature: float) -> list[list[float]]:
         """Log-probabilities of tokens[1:] of each row under softmax(logits / temperature), without touching the cache."""
@@ -58,7 +64,7 @@ class Runner:
         logprobs = token_quantities(self._model, hidden, targets, heat, {"logprob"})["logprob"]
         return [part.tolist() for part in logprobs.split([len(body) for body in bodies])]
 
-    def _rows(self, chunks: list[Chunk]) -> StepRows:
+    def _rows(self, chunks: list[Chunk], steps: int) -> StepRows:
         sequences, begins, counts, samples = zip(*chunks, strict=True)
         admitted = [self._note(sequence) for sequence in sequences if sequence.stale].count(True)
         if all(count == 1 for count in counts):
@@ -67,14 +73,17 @@ class Runner:
         else:
             cu_rows = accumulate(counts, initial=0)
             tokens = [token for sequence, begin, count, _ in chunks for token in sequence.tokens[begin : begin + count]]
+        # a page that another sequence fills in this step is only found by one that is admitted in it
+        independent = len(tokens) == len(chunks) and not admitted
         return StepRows(
             slots=array("i", [sequence.slot for sequence in sequences]),
             cu_rows=array("i", cu_rows),
             lengths=array("i", map(add, begins, counts)),
             tokens=array("q", tokens),
             samples=array("B", samples),
-            # a page that another sequence fills in this step is only found by one that is admitted in it
-            independent=len(tokens) == len(chunks) and not admitted,
+            independent=independent,
+            steps=steps if independent else 1,
+            interrupt=self._interrupt,
         )
 
     def _note(self, sequence: Sequence) -> bool:
@@ -85,6 +94,8 @@ class Runner:
             sampling = sequence.request.sampling
             slots.temperature[slot], slots.top_k[slot], slots.top_p[slot] = sampling.temperature, sampling.top_k, sampling.top_p
             slots.seeds[slot] = sampling.seed & MASK_64
+            stops = sampling.stop[: slots.stops.shape[1]]
+            slots.stops[slot] = (*stops, *[-1] * (slots.stops.shape[1] - len(stops)))
         slots.tables[slot, known : len(pages)] = pages[known:]
         sequence.table_length, sequence.stale = len(pages), False
         return known == 0

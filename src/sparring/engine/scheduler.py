@@ -73,6 +73,26 @@ class Scheduler:
             chunks.append(self._chunk(sequence, count, version))
         return chunks
 
+    def ahead(self, chunks: list[Chunk], most: int) -> int:
+        """How many steps, at most `most`, `chunks` can take without another plan: sequences that only generate, with pages for
+        what they will sample. Pages for it are taken only while enough are free."""
+        if most == 1 or any(count > 1 or not samples for _, _, count, samples in chunks):
+            return 1
+        steps = min([most, *(sequence.max_new - len(sequence.logprobs) for sequence, *_ in chunks)])
+        for sequence, *_ in chunks:
+            missing = self.cache.pages_for(sequence.computed + steps - 1) - len(sequence.pages)
+            if missing > 0 and self.cache.pool.num_free >= missing + len(self._running):
+                self._grow(sequence, sequence.computed + steps - 1)
+            steps = min(steps, len(sequence.pages) * self.cache.page_size - sequence.computed + 1)
+        return steps
+
+    def advance(self, sequence: Sequence, count: int, version: int) -> None:
+        """`count` tokens more than `plan` knew of have keys and values, all of weights `version`."""
+        pages_before = sequence.computed // self.cache.page_size
+        sequence.computed += count
+        if sequence.computed // self.cache.page_size > pages_before and sequence.oldest == version:
+            self.cache.publish(sequence.pages, sequence.tokens, sequence.computed, version, sequence.digests)
+
     def retire(self, sequence: Sequence, version: int) -> None:
         """Take a finished request out; its conversation keeps the pages when all of them are of `version`."""
         self._leave(sequence)

@@ -67,16 +67,18 @@ class Sequence:
         """Tokens that still need keys and values: one while generating, more while the prompt is read."""
         return len(self.tokens) - self.computed
 
-    def append(self, token: int, logprob: float, version: int) -> None:
-        """Take a sampled token; sets `finish_reason` when it is the last one."""
+    def extend(self, tokens: list[int], logprobs: list[float], version: int) -> None:
+        """Take sampled tokens up to the one that ends the sequence, which sets `finish_reason`."""
         if version != self.version or self.oldest != self.kv_version:
             self.version, self.kv_version = version, self.oldest
             self.origins.append((len(self.logprobs), version, version if self.oldest is None else self.oldest))
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
-        if token in self.stop:
+        if not self.stop.isdisjoint(tokens):
+            end = next(i for i, token in enumerate(tokens, 1) if token in self.stop)
+            tokens, logprobs = tokens[:end], logprobs[:end]
             self.finish_reason = "stop"
-        elif len(self.logprobs) >= self.max_new:
+        self.tokens += tokens
+        self.logprobs += logprobs
+        if self.finish_reason is None and len(self.logprobs) >= self.max_new:
             self.finish_reason = "length"
 
     def completion(self) -> Completion:

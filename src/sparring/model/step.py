@@ -1,6 +1,7 @@
-"""One step of generation: new tokens in, sampled tokens out. Operation by operation, or as one call of the compiled kernels.
+"""Steps of generation: new tokens in, sampled tokens out. Operation by operation, or as one call of the compiled kernels.
 
-Both give the same numbers to the bit; the one call has nothing between its operations and a better use for a second thread.
+Both give the same numbers to the bit; the one call has nothing between its operations, a better use for a second thread, and
+takes several steps where sequences need nothing but what they sample.
 B sequences, N new rows, M sequences that sample, P pages of a table, S slots.
 """
 
@@ -19,7 +20,7 @@ from sparring.model.attention import Paged
 from sparring.model.causal import CausalModel
 from sparring.model.decoder import Decoder, Layer
 from sparring.model.kernels import ops
-from sparring.model.kernels.decoder_step import DecoderPlan, LayerPlan, StepPlan, Weight
+from sparring.model.kernels.decoder_step import STOPS, DecoderPlan, LayerPlan, StepPlan, Weight
 from sparring.model.layers import Product, RowLinear, RowNorm
 
 
@@ -29,7 +30,8 @@ WORK_PER_THREAD = 2_000_000
 class Slots(NamedTuple):
     """By slot, what a running request needs in every step; the caller changes them in place.
 
-    tables [S, P] int32, temperature [S] float32, top_k [S] int64, top_p [S] float32, seeds [S] uint64.
+    tables [S, P] int32, temperature [S] float32, top_k [S] int64, top_p [S] float32, seeds [S] uint64; stops [S, 8] int64:
+    tokens behind which a sequence takes no further step, -1 for none.
     """
 
     tables: np.ndarray
@@ -37,16 +39,18 @@ class Slots(NamedTuple):
     top_k: np.ndarray
     top_p: np.ndarray
     seeds: np.ndarray
+    stops: np.ndarray
 
     @staticmethod
     def of(num_slots: int, pages_per_table: int) -> Slots:
-        """Empty tables, temperature 1, no truncation."""
+        """Empty tables, temperature 1, no truncation, no stops."""
         return Slots(
             np.zeros((num_slots, pages_per_table), np.int32),
             np.ones(num_slots, np.float32),
             np.zeros(num_slots, np.int64),
             np.ones(num_slots, np.float32),
             np.zeros(num_slots, np.uint64),
+            np.full((num_slots, STOPS), -1, np.int64),
         )
 
 
@@ -54,7 +58,9 @@ class StepRows(NamedTuple):
     """The new rows of one step, as `ops.PagedRows` has them, by slot. Plain arrays: filling these costs the least.
 
     slots "i" [B]; cu_rows "i" [B + 1]; lengths "i" [B] with the new rows; tokens "q" [N]; samples "B" [B]: 1 where the last
-    row gives the next token. `independent`: no sequence reads keys that another one writes in this step.
+    row gives the next token. `independent`: no sequence reads keys that another one writes in this call. `steps`: how many
+    steps may be taken, where sequences are independent, bring one row each and all sample; pages for them are there. All take
+    fewer once one of them samples one of its stops, or another thread sets interrupt[0], "i" [1].
     """
 
     slots: array[int]
@@ -63,16 +69,24 @@ class StepRows(NamedTuple):
     tokens: array[int]
     samples: array[int]
     independent: bool
+    steps: int
+    interrupt: array[int]
+
+
+Sampled = tuple[list[list[int]], list[list[float]]]
+"""Tokens and log-probabilities of each sequence that samples, [M] lists of at least one step."""
 
 
 class OperationStep:
     """A step operation by operation: for every model, every numerics and every device."""
 
+    most_steps = 1
+
     def __init__(self, model: CausalModel, pages: ops.KvPages, slots: Slots) -> None:
         self._model, self._pages, self._slots = model, pages, slots
 
-    def __call__(self, rows: StepRows) -> tuple[list[int], list[float]]:
-        """Compute the rows; tokens [M] and log-probabilities [M] of those that sample."""
+    def __call__(self, rows: StepRows) -> Sampled:
+        """Compute the rows, one step of them."""
         slots, cu_rows, ends = (torch.frombuffer(values, dtype=torch.int32) for values in rows[:3])
         tokens, sampling = torch.frombuffer(rows.tokens, dtype=torch.int64), torch.frombuffer(rows.samples, dtype=torch.bool)
         width = -(-max(rows.lengths) // self._pages.page_size)
@@ -91,14 +105,16 @@ class OperationStep:
             torch.from_numpy(self._slots.seeds[chosen]),
             ends[sampling],
         )
-        return sampled.tolist(), logprobs.tolist()
+        return sampled.unsqueeze(1).tolist(), logprobs.unsqueeze(1).tolist()
 
 
 class DecoderStep:
-    """A step as one call, for a `Decoder` on the compiled kernels. Follows every change of the weights.
+    """Steps as one call, for a `Decoder` on the compiled kernels. Follows every change of the weights.
 
     A thread takes part for every `work_per_thread` multiplications, because waking one for fewer costs more than the work.
     """
+
+    most_steps = 16
 
     def __init__(
         self, decoder: Decoder, head: Product, pages: ops.KvPages, slots: Slots, *, work_per_thread: int = WORK_PER_THREAD
@@ -111,25 +127,27 @@ class DecoderStep:
         self._work_per_sample, *per_row = (p.packed.num_outputs * p.packed.num_inputs for p in self._products)
         self._work_per_row = sum(per_row)
 
-    def __call__(self, rows: StepRows) -> tuple[list[int], list[float]]:
-        """Compute the rows; tokens [M] and log-probabilities [M] of those that sample.
+    def __call__(self, rows: StepRows) -> Sampled:
+        """Compute the rows; lengths and tokens of `rows` move on where more than one step is taken.
 
         Raises:
             BadInput: a table is too short or names no page, or a token or position is out of range; nothing was computed.
         """
         self._follow()
-        slots, cu_rows, lengths, tokens, samples, independent = rows
+        slots, cu_rows, lengths, tokens, samples, independent, steps, interrupt = rows
         count = samples.count(1)
-        sampled, logprobs = array("q", bytes(8 * count)), array("f", bytes(4 * count))
+        sampled, logprobs = array("q", bytes(8 * count * steps)), array("f", bytes(4 * count * steps))
+        counts = array("i", bytes(4 * count))
         inputs = [values.buffer_info()[0] for values in (slots, cu_rows, lengths, tokens, samples)]
-        outputs = sampled.buffer_info()[0], logprobs.buffer_info()[0]
-        work = len(tokens) * self._work_per_row + count * self._work_per_sample
+        outputs = [values.buffer_info()[0] for values in (interrupt, sampled, logprobs, counts)]
+        work = steps * (len(tokens) * self._work_per_row + count * self._work_per_sample)
         threads = max(1, min(torch.get_num_threads(), work // self._work_per_thread))
-        step = StepPlan(*inputs, len(slots), independent, *outputs, threads)
+        step = StepPlan(*inputs, len(slots), independent, steps, *outputs, threads)
         bad = ops.decoder_step(byref(self._plan), byref(step), self._pages.dtype)
         if bad != -1:
             self._refuse(bad, rows)
-        return sampled.tolist(), logprobs.tolist()
+        bounds = [(i * steps, i * steps + taken) for i, taken in enumerate(counts)]
+        return [sampled[a:b].tolist() for a, b in bounds], [logprobs[a:b].tolist() for a, b in bounds]
 
     def _follow(self) -> None:
         """Point at the tensors that the model has now. Packing in place keeps them; a replaced parameter does not."""
@@ -175,7 +193,7 @@ class DecoderStep:
             pages.page_size,
             pages.num_pages,
             slots.tables.shape[1],
-            *(array.ctypes.data for array in (slots.tables, slots.temperature, slots.top_p, slots.top_k, slots.seeds)),
+            *(getattr(slots, name).ctypes.data for name in ("tables", "temperature", "top_p", "top_k", "seeds", "stops")),
             decoder.norm.variance_epsilon,
         )
 

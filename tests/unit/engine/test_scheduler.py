@@ -34,7 +34,7 @@ def step(plan, work, version=0):
     finished = []
     for chunk in plan:
         if chunk.samples:
-            chunk.sequence.append(7, -1.0, version)
+            chunk.sequence.extend([7], [-1.0], version)
             if chunk.sequence.finish_reason:
                 work.retire(chunk.sequence, version)
                 finished.append(chunk.sequence)

@@ -1,10 +1,13 @@
-// One step of generation as one call: embedding, all layers over KV pages, head and sampler, for every new row of a step.
+// Steps of generation as one call: embedding, all layers over KV pages, head and sampler, for every new row of a step; and
+// where sequences know nothing of each other, the steps after it, each with the token that the one before has sampled.
 //
 // Every row goes through the same functions as in the operations one by one, so its bits are the same. A row needs nothing of
 // the others but keys and values. Three ways to divide a step among threads follow from that:
 //   apart     sequences know nothing of each other: a thread takes its rows through everything and meets nobody;
 //   rows      a row may read keys that another row of this step writes: all meet once a layer, between writing and reading;
 //   columns   few rows, so that reading the weights is the work: a thread takes a share of the columns of every product.
+#include <atomic>
+
 #include "linear.h"
 #include "paged.h"
 #include "parallel.h"
@@ -12,6 +15,8 @@
 #include "sampling.h"
 
 namespace sparring {
+constexpr int64_t STOPS = 8;  // tokens that end a sequence, per slot; unused ones are negative
+
 extern "C" {
 
 // The model and, per slot, what a running request needs in every step. The twin of `Plan` in decoder_step.py.
@@ -32,19 +37,26 @@ struct DecoderPlan {
     const float *temperature, *top_p;
     const int64_t *top_k;
     const uint64_t *seeds;
+    const int64_t *stops;  // [slot][STOPS]
     float eps;
 };
 
 // Sequence b has its tables in slots[b], brings rows cu_rows[b]:cu_rows[b + 1] and has lengths[b] tokens with them; where
-// samples[b] is set, its last row gives the next token. Results stand in the order of those sequences.
+// samples[b] is set, its last row gives the next token. Results stand in the order of those sequences, `steps` for each, of
+// which counts[i] are there. With more than one step every sequence brings one row and samples, and goes on until one of
+// them samples a token that ends it, or until another thread sets `interrupt`; tokens and lengths move on with them.
 struct StepPlan {
-    const int32_t *slots, *cu_rows, *lengths;
-    const int64_t *tokens;
+    const int32_t *slots, *cu_rows;
+    int32_t *lengths;
+    int64_t *tokens;
     const uint8_t *samples;
     int64_t B;
-    int64_t independent;  // no sequence reads what another one writes in this step
+    int64_t independent;  // no sequence reads what another one writes in this call
+    int64_t steps;        // 1 unless independent
+    const int32_t *interrupt;
     int64_t *sampled;
     float *logprobs;
+    int32_t *counts;
     int64_t threads;
 };
 }
@@ -119,10 +131,10 @@ template <class T> struct Step {
 
     // -1; or the first sequence whose table is wrong; or -2 - n for the first row n whose token or position is.
     int64_t first_bad() const {
-        int64_t bad = pages(m.layers[0]).first_bad();
+        int64_t later = s.steps - 1, bad = pages(m.layers[0]).first_bad(later);
         if (bad >= 0) return bad;
         for (int64_t n = 0; n < N; n++)
-            if (s.tokens[n] < 0 || s.tokens[n] >= m.V || position(n) >= m.max_positions) return -2 - n;
+            if (s.tokens[n] < 0 || s.tokens[n] >= m.V || position(n) + later >= m.max_positions) return -2 - n;
         return -1;
     }
 
@@ -202,8 +214,8 @@ template <class T> struct Step {
         add_rows(first, last);
     }
 
-    // Final norm, head and sampler for the rows among [first, last) that sample.
-    void sample(const Division &how, int64_t first, int64_t last) const {
+    // Final norm, head and sampler for the rows among [first, last) that sample, in the t-th step.
+    void sample(const Division &how, int64_t t, int64_t first, int64_t last) const {
         int64_t from = 0, to;
         while (from < M && s.cu_rows[sampling[from] + 1] - 1 < first) from++;
         for (to = from; to < M && s.cu_rows[sampling[to] + 1] - 1 < last; to++)
@@ -212,15 +224,41 @@ template <class T> struct Step {
         for (int64_t i = from; i < to; i++) {
             int64_t b = sampling[i], slot = s.slots[b];
             Request request{m.temperature[slot], m.top_p[slot], m.top_k[slot], m.seeds[slot], s.lengths[b]};
-            s.sampled[i] = sample_row(logits + i * m.V, m.V, request, s.logprobs + i);
+            s.sampled[i * s.steps + t] = sample_row(logits + i * m.V, m.V, request, s.logprobs + i * s.steps + t);
+            s.counts[i] = (int32_t)t + 1;
         }
     }
 
     // Rows [first, last) from where the keys and values of layer l - 1 are written to where those of layer l are.
-    void phase(const Division &how, int64_t l, int64_t first, int64_t last) const {
+    void phase(const Division &how, int64_t t, int64_t l, int64_t first, int64_t last) const {
         if (l > 0) end_layer(how, l - 1, first, last);
         if (l < m.num_layers) begin_layer(how, l, first, last);
-        else sample(how, first, last);
+        else sample(how, t, first, last);
+    }
+
+    // All steps of rows [first, last), without meeting anybody. `until` is how many steps anybody takes.
+    void rows_apart(const Division &how, int64_t first, int64_t last, std::atomic<int64_t> &until) const {
+        for (int64_t t = 0; t < until.load(); t++) {
+            for (int64_t l = 0; l <= m.num_layers; l++) phase(how, t, l, first, last);
+            if (s.steps > 1 && go_on(t, first, last)) lower(until, t + 1);
+        }
+    }
+
+    // Sequence n is row n here: its sampled token becomes its row. Whether this was the last step.
+    bool go_on(int64_t t, int64_t first, int64_t last) const {
+        bool ends = __atomic_load_n(s.interrupt, __ATOMIC_RELAXED) != 0;
+        for (int64_t n = first; n < last; n++) {
+            int64_t token = s.sampled[n * s.steps + t];
+            const int64_t *stops = m.stops + s.slots[n] * STOPS;
+            for (int64_t i = 0; i < STOPS; i++) ends |= stops[i] == token;
+            s.tokens[n] = token;
+            s.lengths[n]++;
+        }
+        return ends;
+    }
+
+    static void lower(std::atomic<int64_t> &until, int64_t steps) {
+        for (int64_t now = until.load(); steps < now && !until.compare_exchange_weak(now, steps);) {}
     }
 };
 
@@ -233,13 +271,12 @@ template <class T> static int64_t decoder_step(const DecoderPlan &plan, const St
     bool few = step.N < ROWS_OF_A_THREAD * threads;
     int64_t pieces = larger(threads, step.N / (2 * TILE) / threads * threads), rows = few ? step.N : blocks_of(step.N, pieces);
     Division how{threads, request.independent ? rows : smaller(rows, BLOCK_ROWS), few && threads > 1};
-    auto all = [&](int64_t first, int64_t last) {
-        for (int64_t l = 0; l <= plan.num_layers; l++) step.phase(how, l, first, last);
-    };
-    if (request.independent) how.rows(step.N, all);
+    std::atomic<int64_t> until{request.steps};
+    if (request.independent)
+        how.rows(step.N, [&](int64_t first, int64_t last) { step.rows_apart(how, first, last, until); });
     else
         for (int64_t l = 0; l <= plan.num_layers; l++)
-            how.rows(step.N, [&](int64_t first, int64_t last) { step.phase(how, l, first, last); });
+            how.rows(step.N, [&](int64_t first, int64_t last) { step.phase(how, 0, l, first, last); });
     return -1;
 }
 

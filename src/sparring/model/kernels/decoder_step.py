@@ -1,4 +1,4 @@
-"""The C structures that one step of generation reads: the twins of those in decoder.cpp.
+"""The C structures that steps of generation read: the twins of those in decoder.cpp.
 
 L layers, D width, H query heads, G key/value heads, d head size, I width of the MLP, V vocabulary, B sequences, N new rows.
 """
@@ -9,6 +9,9 @@ from ctypes import Structure, c_float, c_int64, c_void_p
 from typing import Any
 
 import torch
+
+STOPS = 8
+"""Tokens that end a sequence, per slot."""
 
 LAYOUTS = {
     (torch.float32, torch.float32): 0,
@@ -51,19 +54,19 @@ class DecoderPlan(Structure):
         *((name, c_void_p) for name in ("embedding", "norm", "cos", "sin")),
         *((name, c_int64) for name in ("num_layers", "D", "H", "G", "d", "I", "V", "max_positions")),
         *((name, c_int64) for name in ("page_size", "num_pages", "pages_per_table")),
-        *((name, c_void_p) for name in ("tables", "temperature", "top_p", "top_k", "seeds")),
+        *((name, c_void_p) for name in ("tables", "temperature", "top_p", "top_k", "seeds", "stops")),
         ("eps", c_float),
     ]
 
 
 class StepPlan(Structure):
-    """The new rows of B sequences; `sampled` and `logprobs` receive a token for each that samples."""
+    """The new rows of B sequences; `sampled` and `logprobs` receive `counts` tokens, up to `steps`, for each that samples."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("slots", "cu_rows", "lengths", "tokens", "samples")),
         ("B", c_int64),
         ("independent", c_int64),
-        ("sampled", c_void_p),
-        ("logprobs", c_void_p),
+        ("steps", c_int64),
+        *((name, c_void_p) for name in ("interrupt", "sampled", "logprobs", "counts")),
         ("threads", c_int64),
     ]

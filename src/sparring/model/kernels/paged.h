@@ -83,10 +83,11 @@ template <class T> struct Pages {
     // The position of the first new row of sequence b.
     int64_t earlier(int64_t b) const { return lengths[b] - (cu_rows[b + 1] - cu_rows[b]); }
 
-    // The first sequence whose new rows do not fit its length or whose table names no page of ours, or -1.
-    int64_t first_bad() const {
+    // The first sequence whose new rows do not fit its length or whose table, with room for `later` more, names no page of
+    // ours; or -1.
+    int64_t first_bad(int64_t later = 0) const {
         for (int64_t b = 0; b < B; b++) {
-            int64_t needed = blocks_of(lengths[b], page_size);
+            int64_t needed = blocks_of(lengths[b] + later, page_size);
             if (cu_rows[b + 1] < cu_rows[b] || cu_rows[b + 1] - cu_rows[b] > lengths[b] || needed > pages_per_table) return b;
             for (int64_t i = 0; i < needed; i++)
                 if (table(b)[i] < 0 || table(b)[i] >= num_pages) return b;
