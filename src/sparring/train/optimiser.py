@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -16,8 +16,8 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 class Optimiser:
     """AdamW (Decoupled weight decay regularization, arXiv 1711.05101, algorithm 2) over named parameters.
 
-    A float32 parameter is its own master. Any other gets a float32 master; its gradients are added to the master's after each
-    backward pass, so that micro-batches accumulate in float32, and `cast` gives the values to write back.
+    A float32 parameter is its own master. Any other gets a float32 master, whose gradients are added up in float32 over the
+    micro-batches; `cast` gives the values to write back.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], config: TrainConfig) -> None:
@@ -42,15 +42,17 @@ class Optimiser:
         """Whether some parameter is not float32 and must be written back after a step."""
         return any(self._masters[name] is not p for name, p in self._parameters.items())
 
-    def collect(self) -> None:
-        """After a backward pass: move gradients of low-precision parameters into their masters."""
-        for name, parameter in self._parameters.items():
-            master = self._masters[name]
-            if master is parameter or parameter.grad is None:
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """What gradients are taken of."""
+        return list(self._parameters.values())
+
+    def add(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """The gradients of one micro-batch, in the order of `parameters`; None where it does not depend on one."""
+        for master, gradient in zip(self._masters.values(), gradients, strict=True):
+            if gradient is None:
                 continue
-            gradient = parameter.grad.float()
-            master.grad = gradient if master.grad is None else master.grad.add_(gradient)
-            parameter.grad = None
+            master.grad = gradient.float() if master.grad is None else master.grad.add_(gradient)
 
     def step(self, rate: float) -> float:
         """Clip, update the masters and drop the gradients.
@@ -71,7 +73,7 @@ class Optimiser:
 
     def discard(self) -> None:
         """Drop all gradients."""
-        for master in (*self._masters.values(), *self._parameters.values()):
+        for master in self._masters.values():
             master.grad = None
 
     def cast(self) -> dict[str, torch.Tensor]:

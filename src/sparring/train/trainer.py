@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import torch
@@ -20,7 +20,7 @@ from sparring.errors import refusal
 from sparring.model.attention import Packed
 from sparring.model.causal import CausalModel
 from sparring.model.head import token_quantities
-from sparring.protocols import Loss
+from sparring.protocols import Loss, LossResult
 from sparring.train import checkpoint
 from sparring.train.config import TrainConfig
 from sparring.train.measure import Measures
@@ -33,15 +33,28 @@ T = TypeVar("T")
 PerToken = tuple[float, ...]
 
 _PROBE_TOKENS = 16
+_LANES = 2
+"""Micro-batches that a CPU computes side by side: between the parallel regions of one, the other uses its threads. The same
+number on every machine, because which rows are summed together decides the last bits of a gradient."""
 _UNITS = ("token", "turn", "sequence")
 """A micro-batch holds whole rows, so that none of these is ever split."""
+
+
+class _Part(NamedTuple):
+    """What one micro-batch gives: its log-probabilities [M], results by term, and a gradient or None for each parameter."""
+
+    micro: MicroBatch
+    logprobs: torch.Tensor
+    results: Mapping[str, LossResult]
+    gradients: Sequence[torch.Tensor | None]
 
 
 class LocalTrainer:
     """Trains a `CausalModel` in place; implements `Trainer`.
 
     float32 trains the module's own parameters. Any other dtype keeps float32 masters, accumulates gradients in float32 and
-    casts after each step. All tensor work runs in one worker thread, in the order it was asked for.
+    casts after each step. All tensor work runs in one worker thread, in the order it was asked for, but for every second
+    micro-batch on a CPU, which another thread computes meanwhile.
 
     Args:
         model: the model; nobody else may compute with it.
@@ -79,9 +92,12 @@ class LocalTrainer:
         self._steps = 0
         self._has_gradients = False
         self._optimiser = Optimiser(dict(model.module.named_parameters()), config)
-        # OpenMP keeps its number of threads per calling thread, so it is set where the work is done
-        self._worker = ThreadPoolExecutor(
-            1, f"trainer-{name}", initializer=torch.set_num_threads, initargs=(threads or torch.get_num_threads(),)
+        self._lanes = _LANES if model.device.type == "cpu" else 1
+        self._threads = threads or torch.get_num_threads()
+        # torch keeps its number of threads per calling thread, so it is set where the work is done
+        self._worker, self._beside = (
+            ThreadPoolExecutor(1, f"trainer-{name}", initializer=torch.set_num_threads, initargs=(count,))
+            for count in (self._threads, max(1, self._threads // 2))
         )
 
     @property
@@ -150,6 +166,7 @@ class LocalTrainer:
     async def close(self) -> None:
         """Finish what was asked for and end the worker thread. Safe to call twice."""
         await asyncio.to_thread(self._worker.shutdown)
+        await asyncio.to_thread(self._beside.shutdown)
 
     async def _work(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, function, *arguments)
@@ -177,22 +194,42 @@ class LocalTrainer:
         if unknown:
             raise ValueError(f"batch {batch.step} carries terms {sorted(unknown)}, this trainer has {sorted(self._losses)}")
         measures = Measures(self._version)
-        for rows in pack(batch.rows, self._config.token_budget):
-            micro = micro_batch(rows, batch.denominators, self._model.device)
-            if len(micro.targets):
-                self._micro_batch(micro, measures)
+        parts = pack(batch.rows, self._config.token_budget, self._lanes)
+        for first in range(0, len(parts), self._lanes):
+            for part in self._side_by_side(parts[first : first + self._lanes], batch.denominators):
+                measures.add_tokens(part.micro, part.logprobs)
+                for term, result in part.results.items():
+                    measures.add_loss(term, result)
+                self._optimiser.add(part.gradients)
+                self._has_gradients = True
         return {**measures.result(), "forward_backward_s": time.perf_counter() - started}
 
-    def _micro_batch(self, micro: MicroBatch, measures: Measures) -> None:
+    def _side_by_side(self, parts: Sequence[Sequence[Sample]], denominators: Mapping[str, float]) -> list[_Part]:
+        """One or two micro-batches; those without a token to train are left out."""
+        if len(parts) == 1 or self._threads == 1:
+            found = [self._micro_batch(rows, denominators) for rows in parts]
+        else:
+            beside = self._beside.submit(self._micro_batch, parts[1], denominators)
+            torch.set_num_threads(self._threads - self._threads // 2)
+            try:
+                found = [self._micro_batch(parts[0], denominators)]
+            finally:
+                torch.set_num_threads(self._threads)
+                wait([beside])
+            found.append(beside.result())
+        return [part for part in found if part is not None]
+
+    def _micro_batch(self, rows: Sequence[Sample], denominators: Mapping[str, float]) -> _Part | None:
+        micro = micro_batch(rows, denominators, self._model.device)
+        if not len(micro.targets):
+            return None
         losses = [self._losses[term] for term in micro.weights]
         quantities = self._quantities(micro, {"logprob"}.union(*(loss.needs.quantities for loss in losses)))
-        measures.add_tokens(micro, quantities["logprob"])
-        results = [loss(quantities, micro) for loss in losses]
-        sum(result.loss for result in results).backward()
-        self._optimiser.collect()
-        self._has_gradients = True
-        for loss, result in zip(losses, results, strict=True):
-            measures.add_loss(loss.term, result)
+        results = {loss.term: loss(quantities, micro) for loss in losses}
+        total = sum(result.loss for result in results.values())
+        # not backward(): two of these run at once, and who adds to a parameter first must not be left to chance
+        gradients = torch.autograd.grad(total, self._optimiser.parameters, allow_unused=True)
+        return _Part(micro, quantities["logprob"].detach(), results, gradients)
 
     def _quantities(self, micro: MicroBatch, needs: Set[str]) -> dict[str, torch.Tensor]:
         where = Packed(micro.cu_seqlens, micro.shared)

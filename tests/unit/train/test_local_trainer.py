@@ -21,10 +21,10 @@ from sparring.types import Batch, Sample
 from sparring.weights.inline import fetch
 
 
-def make_trainer(model, **settings):
+def make_trainer(model, threads=1, **settings):
     config = TrainConfig(**{"learning_rate": 1e-2, "token_budget": 64, **settings})
     losses = [PolicyLoss(GrpoConfig()), ImitateLoss()]
-    return LocalTrainer(model, config, losses, name="policy", total_steps=20, threads=1)
+    return LocalTrainer(model, config, losses, name="policy", total_steps=20, threads=threads)
 
 
 def run(trainer, work):
@@ -74,6 +74,34 @@ def test_any_token_budget_gives_the_same_gradients(make_model, make_batch):
         assert parts["tokens_trained"] == metrics["tokens_trained"] == batch.denominators["policy"]
         for name, expected in gradients(whole).items():
             torch.testing.assert_close(gradients(split)[name], expected, atol=2e-6, rtol=1e-4)
+
+
+def test_any_number_of_threads_gives_the_same_gradients_to_the_bit(make_model, make_batch):
+    batch, found = make_batch(rows=60), []
+    for threads in (1, 2, 5):
+        model = make_model()
+        metrics = run(make_trainer(model, threads, token_budget=10_000), lambda t: t.forward_backward(batch))
+        assert metrics["micro_batches"] == 2
+        found.append((gradients(model), {name: value for name, value in metrics.items() if not name.endswith("_s")}))
+    for others, measured in found[1:]:
+        assert measured == found[0][1]
+        assert all(torch.equal(found[0][0][name], others[name]) for name in others)
+
+
+def test_an_error_beside_is_raised_and_the_trainer_goes_on(make_model, make_batch):
+    """The row that cannot be computed is in the second of two micro-batches."""
+    batch = make_batch(rows=60)
+    last = max(range(60), key=lambda i: batch.rows[i].tokens)
+    bad = replace(batch.rows[last], tokens=(*batch.rows[last].tokens[:-1], 10**6))
+    rows = tuple(bad if i == last else row for i, row in enumerate(batch.rows))
+
+    async def work(trainer):
+        with pytest.raises(BadInput, match="1000000"):
+            await trainer.forward_backward(replace(batch, rows=rows))
+        return await trainer.forward_backward(batch)
+
+    metrics = run(make_trainer(make_model(), 2, token_budget=10_000), work)
+    assert metrics["micro_batches"] == 2
 
 
 def test_any_packing_gives_the_same_log_probabilities_to_the_bit(make_model, make_batch):
