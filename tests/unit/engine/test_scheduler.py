@@ -150,3 +150,53 @@ def test_everything_finishes_within_every_limit(shapes, num_pages, max_running, 
     for name in range(3):
         work.cache.release(str(name))
     assert work.cache.pool.num_free == num_pages
+
+
+def generating(work, *sequences):
+    """Admit and read the prompts; the plan of the first step in which all only generate."""
+    for item in sequences:
+        work.add(item)
+    step(work.plan(0), work)
+    return work.plan(0)
+
+
+def test_steps_ahead_end_with_the_first_that_must_end():
+    work = scheduler()
+    plan = generating(work, sequence(1, max_new=30), sequence(2, max_new=8))
+    assert work.ahead(plan, 16) == 7
+    assert work.ahead(plan, 5) == 5
+    assert work.ahead(plan, 1) == 1
+
+
+def test_no_steps_ahead_while_a_prompt_is_read():
+    work = scheduler(max_batch_tokens=4)
+    work.add(sequence(1, max_new=30))
+    step(work.plan(0), work)
+    work.add(sequence(2, prompt=20))
+    assert work.ahead(work.plan(0), 16) == 1
+
+
+def test_steps_ahead_take_no_page_that_others_will_soon_need():
+    # prompts of 3 and the token after it fill one page of 4 each; the next token needs a second one
+    work = scheduler(num_pages=5)
+    plan = generating(work, sequence(1, max_new=30), sequence(2, max_new=30))
+    assert [chunk.sequence.computed for chunk in plan] == [4, 4]
+    assert work.ahead(plan, 16) == 1
+    assert [len(chunk.sequence.pages) for chunk in plan] == [1, 1]
+    roomy = scheduler(num_pages=64)
+    plan = generating(roomy, sequence(1, max_new=30), sequence(2, max_new=30))
+    assert roomy.ahead(plan, 16) == 16
+    assert [len(chunk.sequence.pages) for chunk in plan] == [5, 5]
+
+
+def test_tokens_sampled_ahead_are_found_by_others_once_their_pages_are_full():
+    cache = KvCache(64, PAGE, share_prefixes=True)
+    work = Scheduler(cache, max_running=8, max_batch_tokens=64)
+    first = sequence(1, max_new=30)
+    plan = generating(work, first)
+    steps = work.ahead(plan, 16)
+    first.extend(list(range(50, 50 + steps)), [-1.0] * steps, 0)
+    work.advance(first, steps - 1, 0)
+    assert first.computed == 3 + steps == len(first.tokens) - 1
+    pages, known = cache.resume(None, first.tokens, 0, [])
+    assert known == first.computed // PAGE * PAGE and pages == first.pages[: known // PAGE]
