@@ -94,6 +94,9 @@ class Sequence:
         )
 
     def _runs(self) -> tuple[Runs, Runs]:
+        if len(self.origins) == 1:
+            lengths, ((_, version, kv_version),) = (len(self.logprobs),), self.origins
+            return Runs(lengths=lengths, values=(version,)), Runs(lengths=lengths, values=(kv_version,))
         bounds = [*(begin for begin, _, _ in self.origins), len(self.logprobs)]
         lengths = [end - begin for begin, end in pairwise(bounds)]
         _, versions, kv_versions = zip(*self.origins, strict=True) if self.origins else ((), (), ())
