@@ -26,7 +26,8 @@ async def batches(
     """One batch for each of `steps`, of the next `groups_per_step` groups in the order they come (law 5).
 
     No group is taken before the batch that needs it is asked for. When the groups end early, what is left makes a last,
-    smaller batch. A step's groups are appended to `store` in one commit when the last of them is there; until then their turns are.
+    smaller batch. A step's groups are appended to `store` in one commit when the last of them is there; their turns have
+    been there since they ended.
 
     Args:
         groups: scored groups in admission order.
