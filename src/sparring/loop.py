@@ -23,6 +23,9 @@ class Window(Protocol):
     def release(self, step: int) -> None: ...
 
 
+_YOUNG_OBJECTS = 20_000
+"""That many more objects than before, and the garbage collector looks at them (700 as Python comes)."""
+
 AfterStep = Callable[[StepResult, Batch, Mapping[str, float]], Awaitable[None]]
 """Checkpoints, reports and progress: called with the new version, the batch it was made of and the merged metrics."""
 
@@ -60,10 +63,16 @@ async def run_loop(
 
 @contextmanager
 def _settled() -> Iterator[None]:
-    """Keep the garbage collector off what lives already: models, libraries, modules. Walking it took a thirtieth of the run."""
+    """Keep the garbage collector off what lives already: models, libraries, modules. Walking it took a thirtieth of the run.
+
+    It comes less often, too: a step's rollouts are tens of thousands of objects in no cycle, which go when the step is over.
+    """
     gc.collect()
     gc.freeze()
+    before = gc.get_threshold()
+    gc.set_threshold(_YOUNG_OBJECTS, *before[1:])
     try:
         yield
     finally:
+        gc.set_threshold(*before)
         gc.unfreeze()

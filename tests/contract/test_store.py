@@ -112,6 +112,16 @@ def test_a_group_counts_once(open_store: Opener, tmp_path: Path) -> None:
 
 
 @every_store
+def test_groups_are_appended_all_or_none(open_store: Opener, tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.append(make_group(0), make_group(1), stage="rl")
+    with pytest.raises(StoreError):
+        store.append(make_group(2), make_group(1), stage="rl")
+    assert list(store.groups()) == [make_group(0), make_group(1)]
+    store.close()
+
+
+@every_store
 def test_metrics_and_pairs(open_store: Opener, tmp_path: Path) -> None:
     store = open_store(tmp_path)
     store.metric("rl", 2, {"b": 2.0})

@@ -26,7 +26,8 @@ async def batches(
     """One batch for each of `steps`, of the next `groups_per_step` groups in the order they come (law 5).
 
     No group is taken before the batch that needs it is asked for. When the groups end early, what is left makes a last,
-    smaller batch. Every group is appended to `store` as it is taken.
+    smaller batch. A step's groups are appended to `store` in one commit when the last of them is there; their turns have
+    been there since they ended.
 
     Args:
         groups: scored groups in admission order.
@@ -46,13 +47,13 @@ async def batches(
     for step in steps:
         taken: list[Group] = []
         async for group in groups:
-            if store is not None:
-                store.append(group, stage=stage)
             taken.append(group)
             if len(taken) == groups_per_step:
                 break
         if not taken:
             return
+        if store is not None:
+            store.append(*taken, stage=stage)
         samples = [row for group in taken for row in flatten(group, model)]
         for annotator in annotators:
             samples = list(await annotator.annotate(samples))

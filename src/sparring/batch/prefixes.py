@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,10 +35,9 @@ def walk(sequences: Sequence[Sequence[int] | np.ndarray]) -> tuple[list[int], li
     Args:
         sequences: token ids, at least 0 and below 2^32.
     """
-    arrays = [np.asarray(sequence, dtype=">u4") for sequence in sequences]
-    keys = [array.tobytes() for array in arrays]  # big-endian words compare as the numbers do
+    keys = [_words(sequence) for sequence in sequences]
     order = sorted(range(len(keys)), key=keys.__getitem__)
-    return order, [0, *(_common(arrays[a], arrays[b]) for a, b in zip(order, order[1:], strict=False))][: len(order)]
+    return order, [0, *(_common(keys[a], keys[b]) for a, b in zip(order, order[1:], strict=False))][: len(order)]
 
 
 def lay_out(sequences: Sequence[np.ndarray]) -> Layout:
@@ -60,8 +60,15 @@ def lay_out(sequences: Sequence[np.ndarray]) -> Layout:
     )
 
 
-def _common(a: np.ndarray, b: np.ndarray) -> int:
-    """Length of the longest common prefix."""
+def _words(sequence: Sequence[int] | np.ndarray) -> bytes:
+    """Big-endian words of 32 bits: they compare as the numbers do."""
+    if isinstance(sequence, np.ndarray):
+        return sequence.astype(">u4").tobytes()
+    return struct.pack(f">{len(sequence)}I", *sequence)
+
+
+def _common(a: bytes, b: bytes) -> int:
+    """How many words two sequences begin with in common: above the highest bit in which they differ, as two large numbers."""
     length = min(len(a), len(b))
-    differs = a[:length] != b[:length]
-    return int(differs.argmax()) if differs.any() else length
+    differs = int.from_bytes(a[:length], "big") ^ int.from_bytes(b[:length], "big")
+    return (8 * length - differs.bit_length()) // 32

@@ -38,6 +38,9 @@ class CausalModel:
         self.vocab_size: int = text.vocab_size
         self._forward = forward
         self.decoder = forward if isinstance(forward, Decoder) else None
+        # looked up once: every update walks them several times
+        self._parameters = dict(module.named_parameters())
+        self._linears = [part for part in module.modules() if isinstance(part, RowLinear)]
         self.head: nn.Module = module.get_output_embeddings()
         weight = module.get_input_embeddings().weight
         self.dtype, self.device = weight.dtype, weight.device
@@ -66,7 +69,7 @@ class CausalModel:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Every parameter by its Hugging Face name, a tied weight once; the tensors share the module's storage."""
-        return {name: parameter.detach() for name, parameter in self.module.named_parameters()}
+        return {name: parameter.detach() for name, parameter in self._parameters.items()}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Copy every parameter from `state` (values are cast to this model's dtype), then `refresh()`.
@@ -88,9 +91,8 @@ class CausalModel:
 
     def refresh(self) -> None:
         """Derive again what is derived from parameters. Call after any in-place change."""
-        for part in self.module.modules():
-            if isinstance(part, RowLinear):
-                part.refresh()
+        for linear in self._linears:
+            linear.refresh()
         if self.decoder is not None:
             self.decoder.refresh()
 

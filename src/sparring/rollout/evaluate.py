@@ -21,8 +21,8 @@ PRIORITY = -1
 class EvalStore(Protocol):
     """What an evaluation needs of the store, `SqliteStore` for one."""
 
-    def append(self, group: Group, *, stage: str) -> None:
-        """Record a group."""
+    def append(self, *groups: Group, stage: str) -> None:
+        """Record groups, all or none."""
         ...
 
     def truncate(self, stage: str, step: int, *, first_group: int = 0) -> None:
@@ -118,8 +118,7 @@ async def evaluate(
         raise errors.exceptions[0] from None
     ordered = [_group(stage, index, task, finished[index]) for index, task in enumerate(tasks)]
     if store is not None:
-        for each in ordered:
-            store.append(each, stage=stage)
+        store.append(*ordered, stage=stage)
     return summarize(ordered)
 
 

@@ -77,7 +77,7 @@ class Scheduler:
         self._dead = asyncio.get_running_loop().create_future()
         self._spawn(self._admit())
         try:
-            while (pending := await self._unless_dead(self._pending.get())) is not None:
+            while (pending := await self._next_pending()) is not None:
                 group = await self._unless_dead(pending)
                 self._source.observe(group)
                 self._observed = group.index + 1
@@ -225,9 +225,15 @@ class Scheduler:
         if error is not None and self._dead is not None and not self._dead.done():
             self._dead.set_exception(error)
 
+    async def _next_pending(self) -> asyncio.Task[Group] | None:
+        """The next admitted group, finished or not; None after the last."""
+        return await self._unless_dead(self._pending.get()) if self._pending.empty() else self._pending.get_nowait()
+
     async def _unless_dead(self, wanted: Awaitable[T]) -> T:
         """Await `wanted`, or raise what killed a background task."""
         assert self._dead is not None
+        if isinstance(wanted, asyncio.Task) and wanted.done() and not self._dead.done():
+            return wanted.result()
         waiting = asyncio.ensure_future(wanted)
         try:
             await asyncio.wait((waiting, self._dead), return_when=asyncio.FIRST_COMPLETED)

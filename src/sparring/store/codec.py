@@ -40,7 +40,7 @@ class StoredRollout(msgspec.Struct, frozen=True, kw_only=True):
         """The stored form of a rollout of `group_task`."""
         return StoredRollout(
             id=rollout.id,
-            task=None if rollout.task == group_task else rollout.task,
+            task=None if rollout.task is group_task or rollout.task == group_task else rollout.task,
             index=rollout.index,
             attempt=rollout.attempt,
             purpose=rollout.purpose,

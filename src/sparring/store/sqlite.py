@@ -144,28 +144,25 @@ class SqliteStore:
         rows = self._rows("SELECT data FROM turns WHERE rollout = ? ORDER BY row", rollout)
         return [segment for (data,) in rows for segment in self._decoded(data, tuple[Segment, ...])]
 
-    def append(self, group: Group, *, stage: str) -> None:
-        """Record a scored group with its rollouts.
+    def append(self, *groups: Group, stage: str) -> None:
+        """Record scored groups with their rollouts, all or none.
 
         Raises:
             StoreError: as `append_turns`, or this stage already has a group of that index that is not superseded.
         """
-        scores = [*group.scores, *(None for _ in group.failed)]
-        rows = [
-            (r, s, encode(StoredRollout.of(r, group.task)))
-            for r, s in zip((*group.rollouts, *group.failed), scores, strict=True)
-        ]
-        data = encode(StoredGroup.of(group))
-        with self._transaction(len(data) + sum(len(d) for _, _, d in rows)):
-            insert = "INSERT INTO groups (stage, number, data) VALUES (?, ?, ?)"
-            row = self._database.execute(insert, (stage, group.index, data)).lastrowid
-            self._database.executemany(
-                "INSERT INTO rollouts (id, in_group, failed, outcome, reason, error, reward, data)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                [_rollout_row(rollout, score, data, row) for rollout, score, data in rows],
-            )
-            done = [(trajectory.id,) for rollout, _, _ in rows for trajectory in rollout.trajectories]
-            self._database.executemany("DELETE FROM turns WHERE rollout = ?", done)
+        encoded = [(group, encode(StoredGroup.of(group)), _encoded_rollouts(group)) for group in groups]
+        num_bytes = sum(len(data) + sum(len(row[-1]) for row in rollouts) for _, data, rollouts in encoded)
+        with self._transaction(num_bytes):
+            for group, data, rollouts in encoded:
+                insert = "INSERT INTO groups (stage, number, data) VALUES (?, ?, ?)"
+                row = self._database.execute(insert, (stage, group.index, data)).lastrowid
+                self._database.executemany(
+                    "INSERT INTO rollouts (in_group, id, failed, outcome, reason, error, reward, data)"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                    [(row, *rollout) for rollout in rollouts],
+                )
+                done = [(trajectory.id,) for rollout in (*group.rollouts, *group.failed) for trajectory in rollout.trajectories]
+                self._database.executemany("DELETE FROM turns WHERE rollout = ?", done)
 
     def groups(self, *, stage: str | None = None) -> Iterator[Group]:
         """The groups that count, by admission; of all stages (in the order their first group was written) when `stage` is
@@ -369,9 +366,18 @@ def _copy_log(path: Path) -> None:
         connection.close()
 
 
-def _rollout_row(rollout: Rollout, score: Score | None, data: bytes, group_row: int | None) -> tuple[Any, ...]:
-    """One row of the table `rollouts`; `score` is None for one that left the group."""
+def _encoded_rollouts(group: Group) -> list[tuple[Any, ...]]:
+    """The rows of the table `rollouts` without `in_group`: those with a score, then those that left the group."""
+    scores: list[Score | None] = [*group.scores, *(None for _ in group.failed)]
+    return [
+        _rollout_row(rollout, score, encode(StoredRollout.of(rollout, group.task)))
+        for rollout, score in zip((*group.rollouts, *group.failed), scores, strict=True)
+    ]
+
+
+def _rollout_row(rollout: Rollout, score: Score | None, data: bytes) -> tuple[Any, ...]:
+    """id, failed, outcome, reason, error, reward, data."""
     outcome = rollout.outcome
     error = outcome.failure.error if outcome.failure else None
     reward = score.reward if score else None
-    return (rollout.id, group_row, int(score is None), outcome.kind, outcome.reason, error, reward, data)
+    return (rollout.id, int(score is None), outcome.kind, outcome.reason, error, reward, data)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import numpy as np
 import torch
 
 from sparring.batch.tensors import MicroBatch
@@ -40,14 +41,14 @@ class Measures:
             micro: the micro-batch.
             logprobs: [M] float32, from the very forward whose gradients are taken.
         """
-        sampled = micro.versions >= 0
-        fresh = sampled & (micro.versions == self._version) & (micro.kv_versions == self._version)
+        versions, kv_versions = micro.versions.cpu().numpy(), micro.kv_versions.cpu().numpy()
+        sampled = versions >= 0
+        fresh = sampled & (versions == self._version) & (kv_versions == self._version)
         stale = sampled & ~fresh
-        difference = (logprobs.detach() - micro.behaviour_logprobs).abs()
+        difference = (logprobs.detach() - micro.behaviour_logprobs).abs().cpu().numpy()
         self._maximum("logprob_max_abs_diff", difference[fresh])
         self._maximum("logprob_stale_max_abs_diff", difference[stale])
-        lag = (self._version - micro.versions)[sampled]
-        self._maximum("version_lag_max", lag)
+        self._maximum("version_lag_max", self._version - versions[sampled])
         self._counts["tokens"] += len(micro.targets)
         self._counts["forward"] += len(micro.tokens)
         self._counts["shared"] += int(micro.shared.sum())
@@ -68,7 +69,7 @@ class Measures:
         metrics["micro_batches"] = float(self._counts["micro_batches"])
         return metrics
 
-    def _maximum(self, name: str, values: torch.Tensor) -> None:
+    def _maximum(self, name: str, values: np.ndarray) -> None:
         if len(values):
             # NaN must win: a comparison with it is false, so it would vanish from a plain max
             found = values.max().item()

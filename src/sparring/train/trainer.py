@@ -92,6 +92,11 @@ class LocalTrainer:
         self._steps = 0
         self._has_gradients = False
         self._optimiser = Optimiser(dict(model.module.named_parameters()), config)
+        # fixed, and spread over the vocabulary
+        self._probe_tokens = tuple(
+            xxhash.xxh3_64_intdigest(f"probe/{place}".encode()) % model.vocab_size
+            for place in range(min(_PROBE_TOKENS, model.max_positions))
+        )
         self._lanes = _LANES if model.device.type == "cpu" else 1
         self._threads = threads or torch.get_num_threads()
         # torch keeps its number of threads per calling thread, so it is set where the work is done
@@ -261,11 +266,8 @@ class LocalTrainer:
         return publish(self._name, self._version, self._model.state(), self._probe())
 
     def _probe(self) -> Probe:
-        """Fixed tokens [T] spread over the vocabulary and the log-probabilities [T - 1] of all but the first."""
-        tokens = [
-            xxhash.xxh3_64_intdigest(f"probe/{place}".encode()) % self._model.vocab_size
-            for place in range(min(_PROBE_TOKENS, self._model.max_positions))
-        ]
+        """The probe's tokens [T] and the log-probabilities [T - 1] of all but the first."""
+        tokens = self._probe_tokens
         device = self._model.device
         row = torch.tensor(tokens[:-1], device=device)
         hidden = self._model.hidden(
@@ -277,7 +279,7 @@ class LocalTrainer:
         quantities = token_quantities(
             self._model, hidden, targets, torch.ones(len(row), device=device), frozenset({"logprob"})
         )
-        return tuple(tokens), tuple(quantities["logprob"].tolist())
+        return tokens, tuple(quantities["logprob"].tolist())
 
     def _save(self, path: str, stage: str, metrics: Mapping[str, float]) -> CheckpointRef:
         manifest = {

@@ -208,8 +208,8 @@ class Shelf:
     def __init__(self):
         self.groups = []
 
-    def append(self, group, *, stage):
-        self.groups.append((group.id, stage))
+    def append(self, *groups, stage):
+        self.groups += [(group.id, stage) for group in groups]
 
 
 def test_groups_are_recorded_and_samples_annotated():
