@@ -125,8 +125,9 @@ class KvCache:
     def resume(self, conversation: str | None, tokens: list[int], version: int, digests: list[bytes]) -> tuple[list[int], int]:
         """Pages that already hold a beginning of `tokens` under `version`, and how many tokens they hold.
 
-        At least the last token is left to compute. Where the kept tokens are a beginning of `tokens`, all of them are
-        reused; where they diverge, the pages that are full and equal.
+        The last token is always left to compute; where its page was found full, what is written there stands there already.
+        Where the kept tokens are a beginning of `tokens`, all of them are reused; where they diverge, the pages that are full
+        and equal.
 
         Args:
             conversation: whose idle pages may be taken over.
@@ -138,7 +139,7 @@ class KvCache:
         if not self._share:
             return pages, known
         chain_digests(digests, tokens, known, self.page_size, version)
-        while known % self.page_size == 0 and known + self.page_size < len(tokens):
+        while known % self.page_size == 0 and known + self.page_size <= len(tokens):
             chain_digests(digests, tokens, known + self.page_size, self.page_size, version)
             page = self.pool.find(digests[-1])
             if page is None:
@@ -147,7 +148,7 @@ class KvCache:
             self.pool.hold(page)
             pages.append(page)
             known += self.page_size
-        return pages, known
+        return pages, min(known, len(tokens) - 1)
 
     def _resume_idle(self, conversation: str | None, tokens: list[int], version: int) -> tuple[list[int], int]:
         idle = self._idle.pop(conversation, None) if conversation is not None else None

@@ -94,6 +94,15 @@ def test_full_pages_are_found_by_what_they_hold_even_after_they_were_freed():
     assert kv.resume(None, tokens, 0, [])[0] == pages[:2]
 
 
+def test_the_last_token_is_left_to_compute_though_its_page_is_full():
+    kv = cache()
+    pages = filled(kv, list(range(8)))
+    digests = []
+    assert kv.resume(None, list(range(8)), 0, digests) == (pages[:2], 7)
+    assert len(digests) == 2
+    assert kv.resume(None, list(range(7)), 0, []) == (pages[:1], 4)
+
+
 def test_equal_pages_after_different_beginnings_are_different():
     kv = cache()
     filled(kv, [0, 0, 0, 0, 5, 5, 5, 5])

@@ -125,8 +125,9 @@ def test_kv_across_turns_saves_prefill_and_does_not_show(serve):
             length += len(before.tokens) + 3
 
 
-def test_a_group_computes_its_prompt_once(serve):
-    prompt = tuple(range(40))
+@pytest.mark.parametrize(("length", "found"), [(40, 32), (32, 31), (33, 32), (16, 15), (15, 0)])
+def test_a_group_computes_its_prompt_once(serve, length, found):
+    prompt = tuple(range(length))
 
     async def scenario(engine):
         group = [request(i, tokens=prompt, max_tokens=6) for i in range(8)]
@@ -136,8 +137,8 @@ def test_a_group_computes_its_prompt_once(serve):
     shared, cached, prefilled = serve(scenario, max_batch_tokens=512)
     alone, none, all_prefilled = serve(scenario, max_batch_tokens=512, share_prefixes=False)
     assert shared == alone
-    assert (sorted(cached), none) == ([0] + [32] * 7, [0] * 8)
-    assert (prefilled, all_prefilled) == (40 + 7 * 8, 8 * 40)
+    assert (sorted(cached), none) == ([0] + [found] * 7, [0] * 8)
+    assert (prefilled, all_prefilled) == (length + 7 * (length - found), 8 * length)
 
 
 def test_cancelling_frees_the_request(serve):
