@@ -6,7 +6,8 @@ namespace sparring {
 namespace {
 
 #ifdef SPARRING_AMX
-constexpr int64_t PARTS = 4, ROWS_PER_BLOCK = 128, PANELS_PER_TASK = 8;  // of a weight gradient
+// Of a weight gradient: parts of the rows, rows laid at once, and sums of a task, which stay in the second-level cache.
+constexpr int64_t PARTS = 4, ROWS_AT_ONCE = 64, SUMS_PER_TASK = 125000;
 
 // Rows of y in tasks of whole tiles, every task over all columns, unless the rows are few.
 template <class X, class Y>
@@ -39,113 +40,169 @@ static inline v16 row_part(const float *x, int64_t width, int64_t rows, int64_t 
     return row < rows && column < width ? load_tail(x + row * width + column, width - column) : splat(0.0f);
 }
 
-// One block of 32 rows of x [rows][width], 64 columns, into its place among the blocks of a panel: [2][blocks][planes][16 pairs
-// of rows][32][2].
-static void pair_rows(const float *x, int64_t width, int64_t rows, int64_t block, int64_t panel, bf16 *out, int64_t blocks) {
-    for (int64_t pair = 0; pair < TILE; pair++)
-        for (int64_t i = 0; i < PANEL; i += LANES) {
-            int64_t row = block * DEPTH + 2 * pair, column = panel * PANEL + i;
-            __m512i planes[PLANES];
-            split_pairs(row_part(x, width, rows, row, column), row_part(x, width, rows, row + 1, column), planes);
-            bf16 *here = out + place_in_panel(i, blocks * PLANES) + block * PLANES * HALF_BLOCK + pair * 2 * DEPTH;
-            for (int plane = 0; plane < PLANES; plane++) _mm512_storeu_si512(here + plane * HALF_BLOCK, planes[plane]);
-        }
-}
-
-// [16][16] units of 32 bits, rows `stride` elements of bf16 apart -> transposed, rows 32 elements apart.
-static void transpose_units(const bf16 *in, int64_t stride, bf16 *out) {
-    __m512i a[16], b[16];
-    for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(in + i * stride);
-    for (int i = 0; i < 16; i += 2) {
-        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
-        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4)
-        for (int j = 0; j < 2; j++) {
-            a[i + 2 * j] = _mm512_unpacklo_epi64(b[i + j], b[i + 2 + j]);
-            a[i + 2 * j + 1] = _mm512_unpackhi_epi64(b[i + j], b[i + 2 + j]);
-        }
-    for (int i = 0; i < 16; i += 8)
-        for (int j = 0; j < 4; j++) {
-            b[i + j] = _mm512_shuffle_i32x4(a[i + j], a[i + 4 + j], 0x88);
-            b[i + 4 + j] = _mm512_shuffle_i32x4(a[i + j], a[i + 4 + j], 0xdd);
-        }
-    for (int j = 0; j < 8; j++) {
-        _mm512_storeu_si512(out + j * DEPTH, _mm512_shuffle_i32x4(b[j], b[8 + j], 0x88));
-        _mm512_storeu_si512(out + (8 + j) * DEPTH, _mm512_shuffle_i32x4(b[j], b[8 + j], 0xdd));
+// Two rows of x [rows][width], 32 columns, as one row of half a panel; its planes are as far apart as those of a weight.
+static inline void pair_row(const float *x, int64_t width, int64_t rows, int64_t row, int64_t column, bf16 *out) {
+    for (int64_t i = 0; i < DEPTH; i += LANES) {
+        __m512i planes[PLANES];
+        split_pairs(row_part(x, width, rows, row, column + i), row_part(x, width, rows, row + 1, column + i), planes);
+        for (int plane = 0; plane < PLANES; plane++) _mm512_storeu_si512(out + plane * HALF_BLOCK + 2 * i, planes[plane]);
     }
 }
 
-// A weight gradient dw [M][K] = dy [N][M]^T x [N][K]. Rows are cut into parts, whatever the threads, and each part adds its
-// blocks of rows to sums of its own, [M padded to 32][K padded to 32]; the parts are added in order.
+// The product of two factors over their rows, [N][height] and [N][width]. Rows are cut into parts, whatever the threads; each part
+// has sums of its own, and they are added in order. Sums [height][width] are kept as blocks [32][32], column by column.
 struct Gradient {
-    const float *x, *dy;
-    int64_t N, M, K;
+    const float *down, *across;
+    int64_t N, height, width;
+
+    int64_t size() const { return padded(height) * padded(width); }
+    int64_t block(int64_t m, int64_t k) const { return k / DEPTH * DEPTH * padded(height) + m / DEPTH * DEPTH * DEPTH; }
 };
 
-// What one task does: some columns of dy, all of x.
-struct GradientPart {
-    const Gradient &g;
-    int64_t panel, panels, width;  // panels of columns of dy; K padded
-    bf16 *a, *b;                   // dy as tiles of its transpose [panels * 4][blocks][planes][16][32]; x in pairs
-    float *sums;
+// Some rows of `down` on their way into tiles of their transpose, [tiles][blocks][planes][16][32]: ten calls for 32 rows of 16
+// columns, each with few stores, for many at a time hold up the products that follow.
+struct LayDown {
+    const float *x;
+    int64_t width, rows, blocks;
+    bf16 *out;
+    int64_t tile = 0, block = 0, step = 0;
+    alignas(64) float turned[2][LANES][LANES] = {};  // even rows, odd rows
 
-    // Block by block: the pieces of a row that follow each other in memory are read one after the other.
-    void lay(int64_t first, int64_t rows, int64_t blocks) const {
-        alignas(64) bf16 pairs[PLANES * PANEL_BLOCK];
-        for (int64_t block = 0; block < blocks; block++)
-            for (int64_t p = 0; p < panels; p++) {
-                pair_rows(g.dy + (first + block * DEPTH) * g.M, g.M, rows - block * DEPTH, 0, panel + p, pairs, 1);
-                for (int64_t tile = 0; tile < PANEL / TILE; tile++)
-                    for (int64_t plane = 0; plane < PLANES; plane++)
-                        transpose_units(pairs + place_in_panel(tile * TILE, PLANES) + plane * HALF_BLOCK, 2 * DEPTH,
-                                        a + (((p * (PANEL / TILE) + tile) * blocks + block) * PLANES + plane) * TILE_ELEMENTS);
-            }
-        for (int64_t block = 0; block < blocks; block++)
-            for (int64_t p = 0; p < blocks_of(g.K, PANEL); p++)
-                pair_rows(g.x + first * g.K, g.K, rows, block, p, b + p * blocks * PLANES * PANEL_BLOCK, blocks);
+    bool left() const { return block < blocks; }
+
+    // Turned while they are float32: the planes would be three times as much to turn.
+    void turn(int64_t odd) {
+        v16 vectors[LANES];
+        for (int i = 0; i < LANES; i++) vectors[i] = row_part(x, width, rows, block * DEPTH + 2 * i + odd, tile * TILE);
+        transpose(vectors);
+        for (int i = 0; i < LANES; i++) store(turned[odd][i], vectors[i]);
     }
 
-    void add(int64_t blocks, bool fresh) const {
-        int64_t step = PLANES * TILE_ELEMENTS, height = smaller(panels * PANEL, padded(g.M) - panel * PANEL);
-        shape_tiles(TILE, TILE);
-        for (int64_t m = 0; m < height; m += 2 * TILE)
-            for (int64_t k = 0; k < width; k += 2 * TILE) {
-                float *out = sums + (panel * PANEL + m) * width + k;
-                if (fresh) clear_sums<true>();
-                else load_sums(out, width);
-                Operands o{a + m / TILE * blocks * step, b + k / (2 * TILE) * blocks * PLANES * HALF_BLOCK, blocks * step};
-                multiply_split<true>(o, blocks);
-                store_sums(out, width, true);
-            }
-        _tile_release();
+    void operator()() {
+        if (step < 2) return turn(step++);
+        bf16 *tiles = out + (tile * blocks + block) * PLANES * TILE_ELEMENTS;
+        for (int64_t i = step - 2; i < step; i++) {
+            __m512i planes[PLANES];
+            split_pairs(load(turned[0][i]), load(turned[1][i]), planes);
+            for (int plane = 0; plane < PLANES; plane++) _mm512_storeu_si512(tiles + plane * TILE_ELEMENTS + i * DEPTH, planes[plane]);
+        }
+        step += 2;
+        if (step < 2 + TILE) return;
+        step = 0;
+        if (++tile == padded(width) / TILE) tile = 0, block++;
     }
 };
 
-static void weight_gradient(const Gradient &g, float *dw, int threads) {
+// Some rows of 32 columns of `across` on their way into half a panel, [blocks][planes][16 pairs of rows][32][2]: a call for a pair.
+struct LayAcross {
+    const float *x;
+    int64_t width, rows, blocks, column;
+    bf16 *out;
+    int64_t pair = 0;
+
+    bool left() const { return pair < blocks * TILE; }
+
+    void operator()() {
+        pair_row(x, width, rows, 2 * pair, column, out + pair / TILE * PLANES * HALF_BLOCK + pair % TILE * 2 * DEPTH);
+        pair++;
+    }
+};
+
+template <class Lay> static void lay_all(Lay &lay) {
+    while (lay.left()) lay();
+}
+
+// What is done between the products of a block of sums: the lines of the next block are asked for, the next columns are laid, and
+// in what time is left the next rows.
+struct BetweenProducts {
+    LayAcross &across;
+    LayDown &down;
+    const float *line = nullptr;
+
+    inline __attribute__((always_inline)) void operator()() {
+        for (int i = 0; i < DEPTH * DEPTH / LANES / 12 + 1; i++, line += LANES) __builtin_prefetch(line, 1);
+        if (across.left()) across();
+        else if (down.left()) down();
+    }
+};
+
+// Rows [first, end), times `columns` of `across` from `column` on. What has been laid of `across` is read from the first-level cache.
+static void sum_part(const Gradient &g, int64_t first, int64_t end, int64_t column, int64_t columns, float *sums) {
+    static thread_local Buffer<bf16> for_down, for_across;
+    int64_t room = padded(g.height) * ROWS_AT_ONCE * PLANES, half = DEPTH * ROWS_AT_ONCE * PLANES, turn = 0;
+    bf16 *a = for_down.room(2 * room), *b = for_across.room(2 * half);
+    auto rows_at = [=](int64_t row) { return larger(0, smaller(ROWS_AT_ONCE, end - row)); };
+    auto down_at = [=](int64_t row) {
+        int64_t rows = rows_at(row), place = (row - first) / ROWS_AT_ONCE % 2;
+        return LayDown{g.down + row * g.height, g.height, rows, blocks_of(rows, DEPTH), a + place * room};
+    };
+    auto across_at = [=, &turn](int64_t row, int64_t at) {
+        int64_t rows = rows_at(row), place = turn++ % 2;
+        return LayAcross{g.across + row * g.width, g.width, rows, blocks_of(rows, DEPTH), at, b + place * half};
+    };
+    LayDown down = down_at(first);
+    LayAcross across = across_at(first, column);
+    lay_all(down);
+    lay_all(across);
+    shape_tiles(TILE, TILE);
+    for (int64_t row = first; row < end; row += ROWS_AT_ONCE) {
+        int64_t blocks = down.blocks, step = blocks * PLANES * TILE_ELEMENTS;
+        const bf16 *rows = down.out;
+        down = down_at(row + ROWS_AT_ONCE);
+        for (int64_t at = column; at < column + columns; at += DEPTH) {
+            const bf16 *pairs = across.out;
+            across = at + DEPTH < column + columns ? across_at(row, at + DEPTH) : across_at(row + ROWS_AT_ONCE, column);
+            BetweenProducts between{across, down};
+            float *out = sums + g.block(0, at);
+            Operands o{rows, pairs, step};
+            load_first<true>(o);
+            for (int64_t m = 0; m < g.height; m += DEPTH, out += DEPTH * DEPTH) {
+                Operands next{m + DEPTH < g.height ? o.a + 2 * step : rows, pairs, step};
+                if (row == first) clear_sums<true>();
+                else load_sums(out, DEPTH);
+                between.line = out + DEPTH * DEPTH;
+                multiply_split<true>(o, blocks, next, between);
+                store_sums(out, DEPTH, true);
+                o = next;
+            }
+            lay_all(across);
+        }
+        lay_all(down);
+    }
+    _tile_release();
+}
+
+// A block [16][16] of the sum of the parts.
+static inline void add_parts(const float *sums, int64_t size, int64_t parts, v16 (&block)[LANES]) {
+    for (int i = 0; i < LANES; i++) {
+        block[i] = load(sums + i * DEPTH);
+        for (int64_t part = 1; part < parts; part++) block[i] = block[i] + load(sums + i * DEPTH + part * size);
+    }
+}
+
+// dw [M][K] = dy [N][M]^T x [N][K]. The narrower factor is the one to be transposed; where that is x, so is the product.
+static void weight_gradient(const float *x, const float *dy, float *dw, int64_t N, int64_t M, int64_t K, int threads) {
     static thread_local Buffer<float> partial;
-    int64_t parts = g.N >= PARTS * ROWS_PER_BLOCK ? PARTS : 1, rows = blocks_of(blocks_of(g.N, parts), DEPTH) * DEPTH;
-    int64_t panels = blocks_of(g.M, PANEL), groups = blocks_of(panels, PANELS_PER_TASK), size = padded(g.M) * padded(g.K);
+    bool turned = K < M;
+    Gradient g = turned ? Gradient{x, dy, N, K, M} : Gradient{dy, x, N, M, K};
+    int64_t parts = N >= PARTS * 2 * ROWS_AT_ONCE ? PARTS : 1, rows = padded(blocks_of(N, parts)), size = g.size();
+    int64_t columns = padded(blocks_of(g.width, blocks_of(size, SUMS_PER_TASK))), groups = blocks_of(g.width, columns);
     float *sums = partial.room(parts * size);
-    if (g.N * g.M * g.K < 4000000) threads = 1;
+    if (N * M * K < 4000000) threads = 1;
     parallel_for(parts * groups, threads, [=](int64_t task) {
-        static thread_local Buffer<bf16> rows_of_y, rows_of_x;
-        int64_t part = task / groups, panel = task % groups * PANELS_PER_TASK, mine = smaller(PANELS_PER_TASK, panels - panel);
-        GradientPart me{g, panel, mine, padded(g.K), rows_of_y.room(mine * PANEL * ROWS_PER_BLOCK * PLANES),
-                        rows_of_x.room(blocks_of(g.K, PANEL) * PANEL * ROWS_PER_BLOCK * PLANES), sums + part * size};
-        for (int64_t row = part * rows; row < smaller(g.N, (part + 1) * rows); row += ROWS_PER_BLOCK) {
-            int64_t count = smaller(smaller(ROWS_PER_BLOCK, g.N - row), (part + 1) * rows - row), blocks = blocks_of(count, DEPTH);
-            me.lay(row, count, blocks);
-            me.add(blocks, row == part * rows);
+        int64_t part = task / groups, column = task % groups * columns;
+        int64_t here = smaller(columns, padded(g.width) - column);
+        sum_part(g, part * rows, smaller(N, (part + 1) * rows), column, here, sums + part * size);
+    });
+    parallel_for(blocks_of(g.width, TILE), threads, [=](int64_t task) {
+        for (int64_t k = task * TILE, m = 0; m < g.height; m += TILE) {
+            v16 block[LANES];
+            add_parts(sums + g.block(m, k) + m % DEPTH * DEPTH + k % DEPTH, size, parts, block);
+            if (turned) transpose(block);
+            int64_t row = turned ? k : m, column = turned ? m : k;
+            for (int i = 0; i < smaller(LANES, M - row); i++) store_tail(dw + (row + i) * K + column, K - column, block[i]);
         }
     });
-    for (int64_t m = 0; m < g.M; m++)
-        for (int64_t k = 0; k < g.K; k += LANES) {
-            const float *in = sums + m * padded(g.K) + k;
-            v16 sum = load(in);
-            for (int64_t part = 1; part < parts; part++) sum = sum + load(in + part * size);
-            store_tail(dw + m * g.K + k, g.K - k, sum);
-        }
 }
 #else
 template <class X, class Y> static void product(const Weight &, const X *, Y *, int64_t, int) {}
@@ -185,24 +242,17 @@ void sparring_linear_bf16(const bf16 *x, const bf16 *panels, const float *bias, 
 void sparring_pack_split(const float *weight, bf16 *panels, int64_t M, int64_t K, int threads) {
     int64_t blocks = blocks_of(K, DEPTH);
     parallel_for(blocks_of(M, PANEL), threads, [=](int64_t panel) {
-        alignas(64) bf16 rows[TILE * DEPTH * PLANES];
-        for (int64_t block = 0; block < blocks; block++)
-            for (int64_t m = 0; m < PANEL; m += TILE) {
+        for (int64_t block = 0; block < 2 * blocks; block++)
+            for (int64_t m = 0; m < PANEL; m += LANES) {
+                v16 turned[LANES];
+                for (int i = 0; i < LANES; i++) turned[i] = row_part(weight, K, M, panel * PANEL + m + i, block * LANES);
+                transpose(turned);
                 bf16 *out = panels + panel * blocks * PLANES * PANEL_BLOCK + place_in_panel(m, blocks * PLANES) +
-                            block * PLANES * HALF_BLOCK;
-                memset(rows, 0, sizeof(rows));
-                int64_t row = panel * PANEL + m, k = block * DEPTH;
-                for (int64_t r = 0; r < smaller(TILE, M - row); r++)
-                    for (int64_t half = 0; half < DEPTH && k + half < K; half += LANES) {
-                        Halves parts = split(load_tail(weight + (row + r) * K + k + half, K - k - half));
-                        for (int plane = 0; plane < PLANES; plane++)
-                            _mm256_storeu_si256((__m256i *)(rows + (plane * TILE + r) * DEPTH + half), parts.part[plane]);
-                    }
-                for (int plane = 0; plane < PLANES; plane++) {
-                    alignas(64) bf16 turned[TILE * DEPTH];
-                    transpose_units(rows + plane * TILE_ELEMENTS, DEPTH, turned);
-                    for (int64_t pair = 0; pair < TILE; pair++)
-                        memcpy(out + plane * HALF_BLOCK + pair * 2 * DEPTH, turned + pair * DEPTH, DEPTH * sizeof(bf16));
+                            block / 2 * PLANES * HALF_BLOCK + block % 2 * HALF_BLOCK / 2;
+                for (int i = 0; i < LANES; i += 2, out += 2 * DEPTH) {
+                    __m512i planes[PLANES];
+                    split_pairs(turned[i], turned[i + 1], planes);
+                    for (int plane = 0; plane < PLANES; plane++) _mm512_storeu_si512(out + plane * HALF_BLOCK, planes[plane]);
                 }
             }
     });
@@ -212,8 +262,9 @@ void sparring_pack_split(const float *weight, bf16 *panels, int64_t M, int64_t K
 void sparring_pack_split_transposed(const float *weight, bf16 *panels, int64_t M, int64_t K, int threads) {
     int64_t blocks = blocks_of(M, DEPTH);
     parallel_for(blocks_of(K, PANEL), threads, [=](int64_t panel) {
-        for (int64_t block = 0; block < blocks; block++)
-            pair_rows(weight, K, M, block, panel, panels + panel * blocks * PLANES * PANEL_BLOCK, blocks);
+        for (int64_t k = panel * PANEL; k < (panel + 1) * PANEL; k += DEPTH)
+            for (int64_t m = 0; m < blocks * DEPTH; m += 2)
+                pair_row(weight, K, M, m, k, panels + (k / DEPTH * blocks + m / DEPTH) * PLANES * HALF_BLOCK + m % DEPTH * DEPTH);
     });
 }
 
@@ -225,7 +276,7 @@ void sparring_linear_split(const float *x, const bf16 *panels, const float *bias
 
 // dw [M, K] <- dy [N, M]^T x [N, K]; N above 0.
 void sparring_weight_gradient_split(const float *x, const float *dy, float *dw, int64_t N, int64_t M, int64_t K, int threads) {
-    weight_gradient(Gradient{x, dy, N, M, K}, dw, threads);
+    weight_gradient(x, dy, dw, N, M, K, threads);
 }
 #else
 void sparring_pack_split(const float *, bf16 *, int64_t, int64_t, int) {}

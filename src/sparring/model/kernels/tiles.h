@@ -52,6 +52,9 @@ static inline bool permitted() {
     return yes;
 }
 
+// GCC does not know that the instructions which load tiles read memory: what is written before this is there for them.
+static inline void settle_memory() { asm volatile("" ::: "memory"); }
+
 // Tiles 0-3: sums of 2 x 2; 4, 5: rows of x; 6, 7: columns. `above` and `below` are the rows of either half.
 static inline void shape_tiles(int64_t above, int64_t below) {
     struct alignas(64) {
@@ -64,6 +67,7 @@ static inline void shape_tiles(int64_t above, int64_t below) {
         shape.rows[i] = (uint8_t)rows[i];
         shape.row_bytes[i] = rows[i] ? 64 : 0;
     }
+    settle_memory();
     _tile_loadconfig(&shape);
 }
 
@@ -108,31 +112,49 @@ struct Operands {
     int64_t a_half;
 };
 
-template <bool TWO> static inline void multiply_split(const Operands &o, int64_t blocks) {
-    const bf16 *a = o.a, *b = o.b;
-    for (int64_t i = 0; i < blocks; i++, a += PLANES * TILE_ELEMENTS, b += PLANES * HALF_BLOCK) {
-        load_columns(b + HI * HALF_BLOCK);
-        load_rows<TWO>(a + LO * TILE_ELEMENTS, o.a_half);
+template <bool TWO> static inline __attribute__((always_inline)) void load_first(const Operands &o) {
+    settle_memory();
+    load_columns(o.b + HI * HALF_BLOCK);
+    load_rows<TWO>(o.a + LO * TILE_ELEMENTS, o.a_half);
+}
+
+// The first operands are in their tiles when it begins, and those of the product that comes `next` when it ends: loaded before
+// the sums are stored, they need not wait for stores to addresses that differ from theirs by a multiple of 4096.
+// Tile products keep one unit of a core busy and leave the others idle: what `meanwhile` does, a little at each of its calls, costs
+// less than it would by itself.
+template <bool TWO, class Meanwhile>
+static inline void multiply_split(Operands o, int64_t blocks, const Operands &next, Meanwhile &meanwhile) {
+    for (int64_t i = 0; i < blocks; i++) {
         multiply<TWO>();
-        load_rows<TWO>(a + HI * TILE_ELEMENTS, o.a_half);
+        meanwhile();
+        load_rows<TWO>(o.a + HI * TILE_ELEMENTS, o.a_half);
         multiply<TWO>();
-        load_rows<TWO>(a + MID * TILE_ELEMENTS, o.a_half);
+        meanwhile();
+        load_rows<TWO>(o.a + MID * TILE_ELEMENTS, o.a_half);
         multiply<TWO>();
-        load_columns(b + MID * HALF_BLOCK);
+        meanwhile();
+        load_columns(o.b + MID * HALF_BLOCK);
         multiply<TWO>();
-        load_rows<TWO>(a + HI * TILE_ELEMENTS, o.a_half);
+        meanwhile();
+        load_rows<TWO>(o.a + HI * TILE_ELEMENTS, o.a_half);
         multiply<TWO>();
-        load_columns(b + LO * HALF_BLOCK);
+        meanwhile();
+        load_columns(o.b + LO * HALF_BLOCK);
         multiply<TWO>();
+        meanwhile();
+        o.a += PLANES * TILE_ELEMENTS, o.b += PLANES * HALF_BLOCK;
+        load_first<TWO>(i + 1 < blocks ? o : next);
     }
 }
 
-template <bool TWO> static inline void multiply_plain(const Operands &o, int64_t blocks) {
+template <bool TWO, class Meanwhile> static inline void multiply_plain(const Operands &o, int64_t blocks, Meanwhile &meanwhile) {
     const bf16 *a = o.a, *b = o.b;
+    settle_memory();
     for (int64_t i = 0; i < blocks; i++, a += TILE_ELEMENTS, b += HALF_BLOCK) {
         load_rows<TWO>(a, o.a_half);
         load_columns(b);
         multiply<TWO>();
+        meanwhile();
     }
 }
 
@@ -143,12 +165,6 @@ template <bool TWO> static inline void clear_sums() {
         _tile_zero(2);
         _tile_zero(3);
     }
-}
-
-template <int64_t planes, bool TWO> static inline void sum_tiles(const Operands &o, int64_t blocks) {
-    clear_sums<TWO>();
-    if (planes == 1) multiply_plain<TWO>(o, blocks);
-    else multiply_split<TWO>(o, blocks);
 }
 
 static inline void load_sums(const float *sums, int64_t stride) {
@@ -167,30 +183,49 @@ static inline void store_sums(float *sums, int64_t stride, bool two) {
     }
 }
 
-// Rows of x as tiles: [ceil(rows / 16)][blocks][planes][16][32], zeros past K.
-static inline void lay_rows(const float *x, int64_t K, int64_t rows, bf16 *tiles) {
-    int64_t blocks = blocks_of(K, DEPTH);
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t block = 0; block < blocks; block++)
-            for (int64_t half = 0; half < DEPTH; half += LANES) {
-                int64_t k = block * DEPTH + half;
-                Halves parts = split(k < K ? load_tail(x + r * K + k, K - k) : splat(0.0f));
-                bf16 *out = tiles + ((r / TILE * blocks + block) * PLANES * TILE + r % TILE) * DEPTH + half;
-                for (int plane = 0; plane < PLANES; plane++)
-                    _mm256_storeu_si256((__m256i *)(out + plane * TILE_ELEMENTS), parts.part[plane]);
-            }
+// 32 elements of a row, zeros past `left`, into a row of a tile; its planes are a tile apart.
+static inline __attribute__((always_inline)) void lay_block(const float *x, int64_t left, bf16 *out) {
+    for (int64_t half = 0; half < DEPTH; half += LANES) {
+        Halves parts = split(half < left ? load_tail(x + half, left - half) : splat(0.0f));
+        for (int plane = 0; plane < PLANES; plane++)
+            _mm256_storeu_si256((__m256i *)(out + plane * TILE_ELEMENTS + half), parts.part[plane]);
+    }
 }
 
-static inline void lay_rows(const bf16 *x, int64_t K, int64_t rows, bf16 *tiles) {
-    int64_t blocks = blocks_of(K, DEPTH);
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t block = 0; block < blocks; block++) {
-            bf16 *out = tiles + ((r / TILE * blocks + block) * TILE + r % TILE) * DEPTH;
-            int64_t count = smaller(DEPTH, K - block * DEPTH);
-            memcpy(out, x + r * K + block * DEPTH, count * sizeof(bf16));
-            memset(out + count, 0, (DEPTH - count) * sizeof(bf16));
-        }
+static inline __attribute__((always_inline)) void lay_block(const bf16 *x, int64_t left, bf16 *out) {
+    __mmask32 in = left < DEPTH ? (1u << left) - 1 : ~0u;
+    _mm512_storeu_si512(out, _mm512_maskz_loadu_epi16(in, x));
 }
+
+// What is done between the products of a strip of 32 rows: the next strip is laid as tiles, [2][blocks][planes][16][32], and the
+// lines that the sums go to are asked for, so that the stores find them in the cache.
+template <class X, class Y> struct BetweenStrips {
+    const X *x;
+    int64_t K, rows;  // of the next strip
+    bf16 *tiles;
+    Y *line = nullptr;
+    int64_t y_stride = 0, lines = 0, row = 0, block = 0;
+
+    inline __attribute__((always_inline)) void lay() {
+        constexpr int64_t planes = sizeof(X) == sizeof(float) ? PLANES : 1;
+        int64_t blocks = blocks_of(K, DEPTH);
+        bf16 *out = tiles + (row / TILE * blocks + block) * planes * TILE_ELEMENTS + row % TILE * DEPTH;
+        lay_block(x + row * K + block * DEPTH, K - block * DEPTH, out);
+        if (++block == blocks) block = 0, row++;
+    }
+
+    void lay_all() {
+        while (row < rows) lay();
+    }
+
+    inline __attribute__((always_inline)) void operator()() {
+        for (int i = 0; i < 2 && lines > 0; i++, lines--, line += y_stride) {
+            __builtin_prefetch(line, 1);
+            __builtin_prefetch(line + 2 * TILE - 1, 1);
+        }
+        if (row < rows) lay();
+    }
+};
 
 // What a sum becomes: added to the bias, rounded to the type of y, without the columns past M.
 template <class Y>
@@ -204,36 +239,59 @@ static inline void finish_sums(const TileWeight &w, const float *sums, Y *y, int
         }
 }
 
+// A strip of rows, laid as tiles, times columns [begin, end).
+template <bool TWO, class X, class Y>
+static void multiply_strip(const TileWeight &w, const bf16 *tiles, Y *y, int64_t rows, int64_t begin, int64_t end,
+                           BetweenStrips<X, Y> &between) {
+    constexpr int64_t planes = sizeof(X) == sizeof(float) ? PLANES : 1;
+    alignas(64) float sums[2 * TILE * 2 * TILE];
+    auto operands = [&](int64_t column) {
+        const bf16 *b = w.panels + column / (2 * TILE) * w.blocks * planes * HALF_BLOCK;
+        return Operands{tiles, b, w.blocks * planes * TILE_ELEMENTS};
+    };
+    if (planes > 1) load_first<TWO>(operands(begin));
+    for (int64_t column = begin; column < end; column += 2 * TILE) {
+        Operands o = operands(column), next = operands(column + 2 * TILE < end ? column + 2 * TILE : begin);
+        between.line = y + column, between.lines = rows;
+        clear_sums<TWO>();
+        if constexpr (planes > 1) multiply_split<TWO>(o, w.blocks, next, between);
+        else multiply_plain<TWO>(o, w.blocks, between);
+        if constexpr (sizeof(Y) == sizeof(float))
+            if (!w.bias && column + 2 * TILE <= w.M) {
+                store_sums(y + column, between.y_stride, TWO);
+                continue;
+            }
+        store_sums(sums, 2 * TILE, TWO);
+        finish_sums(w, sums, y, between.y_stride, rows, column);
+    }
+}
+
 // y [rows][M], rows y_stride apart <- x [rows][K] W^T + bias. X float means a weight of three planes.
 template <class X, class Y>
 static void tile_rows(const TileWeight &w, const X *x, Y *y, int64_t K, int64_t y_stride, int64_t rows) {
-    constexpr int64_t planes = sizeof(X) == sizeof(float) ? PLANES : 1;
+    constexpr int64_t planes = sizeof(X) == sizeof(float) ? PLANES : 1, strip = 2 * TILE;
     static thread_local Buffer<bf16> scratch;
-    alignas(64) float sums[2 * TILE * 2 * TILE];
     int64_t tile_step = w.blocks * planes * TILE_ELEMENTS;
-    int64_t group_columns = larger(1, GROUP_BYTES / (w.blocks * planes * HALF_BLOCK * 2)) * 2 * TILE;
-    bf16 *tiles = scratch.room(blocks_of(ROWS_PER_TASK, TILE) * tile_step);
-    for (int64_t first = 0; first < rows; first += ROWS_PER_TASK) {
-        int64_t count = smaller(ROWS_PER_TASK, rows - first), shaped = 0;
-        lay_rows(x + first * K, K, count, tiles);
+    int64_t group_columns = larger(1, GROUP_BYTES / (w.blocks * planes * HALF_BLOCK * 2)) * strip;
+    // With all columns in one group a strip is read only once: strips take turns in the room of two.
+    int64_t at_once = group_columns < w.M ? ROWS_PER_TASK : rows, kept = group_columns < w.M ? ROWS_PER_TASK : 2 * strip;
+    bf16 *tiles = scratch.room(kept / TILE * tile_step);
+    for (int64_t first = 0; first < rows; first += at_once) {
+        int64_t count = smaller(at_once, rows - first), shaped = 0;
+        BetweenStrips<X, Y>{x + first * K, K, smaller(strip, count), tiles}.lay_all();
         for (int64_t group = 0; group < w.M; group += group_columns)
-            for (int64_t row = 0; row < count; row += 2 * TILE) {
-                int64_t here = smaller(2 * TILE, count - row);
+            for (int64_t row = 0; row < count; row += strip) {
+                int64_t here = smaller(strip, count - row), next = row + strip, end = smaller(w.M, group + group_columns);
                 if (here != shaped) shape_tiles(smaller(here, TILE), larger(here - TILE, 0));
                 shaped = here;
+                BetweenStrips<X, Y> between{x + (first + next) * K, K, group ? 0 : smaller(strip, count - next),
+                                            tiles + next % kept / TILE * tile_step};
+                between.y_stride = y_stride;
+                const bf16 *laid = tiles + row % kept / TILE * tile_step;
                 Y *out = y + (first + row) * y_stride;
-                for (int64_t column = group; column < smaller(w.M, group + group_columns); column += 2 * TILE) {
-                    const bf16 *b = w.panels + column / (2 * TILE) * w.blocks * planes * HALF_BLOCK;
-                    Operands o{tiles + row / TILE * tile_step, b, tile_step};
-                    here > TILE ? sum_tiles<planes, true>(o, w.blocks) : sum_tiles<planes, false>(o, w.blocks);
-                    if constexpr (sizeof(Y) == sizeof(float))
-                        if (!w.bias && column + 2 * TILE <= w.M) {
-                            store_sums(out + column, y_stride, here > TILE);
-                            continue;
-                        }
-                    store_sums(sums, 2 * TILE, here > TILE);
-                    finish_sums(w, sums, out, y_stride, here, column);
-                }
+                if (here > TILE) multiply_strip<true>(w, laid, out, here, group, end, between);
+                else multiply_strip<false>(w, laid, out, here, group, end, between);
+                between.lay_all();
             }
         _tile_release();
     }
