@@ -8,6 +8,7 @@ namespace {
 #ifdef SPARRING_AMX
 // Of a weight gradient: parts of the rows, rows laid at once, and sums of a task, which stay in the second-level cache.
 constexpr int64_t PARTS = 4, ROWS_AT_ONCE = 64, SUMS_PER_TASK = 125000;
+constexpr int LINES_PER_CALL = 6;  // the 64 of a block of sums, over six calls for each 32 rows
 
 // Rows of y in tasks of whole tiles, every task over all columns, unless the rows are few.
 template <class X, class Y>
@@ -49,8 +50,8 @@ static inline void pair_row(const float *x, int64_t width, int64_t rows, int64_t
     }
 }
 
-// The product of two factors over their rows, [N][height] and [N][width]. Rows are cut into parts, whatever the threads; each part
-// has sums of its own, and they are added in order. Sums [height][width] are kept as blocks [32][32], column by column.
+// The product of two factors over their rows, [N][height] and [N][width]. Rows are cut into parts, whatever the threads; each
+// part has sums of its own, and they are added in order. Sums [height][width] are kept as blocks [32][32], column by column.
 struct Gradient {
     const float *down, *across;
     int64_t N, height, width;
@@ -84,7 +85,8 @@ struct LayDown {
         for (int64_t i = step - 2; i < step; i++) {
             __m512i planes[PLANES];
             split_pairs(load(turned[0][i]), load(turned[1][i]), planes);
-            for (int plane = 0; plane < PLANES; plane++) _mm512_storeu_si512(tiles + plane * TILE_ELEMENTS + i * DEPTH, planes[plane]);
+            for (int plane = 0; plane < PLANES; plane++)
+                _mm512_storeu_si512(tiles + plane * TILE_ELEMENTS + i * DEPTH, planes[plane]);
         }
         step += 2;
         if (step < 2 + TILE) return;
@@ -93,7 +95,7 @@ struct LayDown {
     }
 };
 
-// Some rows of 32 columns of `across` on their way into half a panel, [blocks][planes][16 pairs of rows][32][2]: a call for a pair.
+// Some rows of 32 columns of `across` on their way into half a panel, [blocks][planes][16 pairs of rows][32][2]: one pair a call.
 struct LayAcross {
     const float *x;
     int64_t width, rows, blocks, column;
@@ -120,13 +122,14 @@ struct BetweenProducts {
     const float *line = nullptr;
 
     inline __attribute__((always_inline)) void operator()() {
-        for (int i = 0; i < DEPTH * DEPTH / LANES / 12 + 1; i++, line += LANES) __builtin_prefetch(line, 1);
+        for (int i = 0; i < LINES_PER_CALL; i++, line += LANES) __builtin_prefetch(line, 1);
         if (across.left()) across();
         else if (down.left()) down();
     }
 };
 
-// Rows [first, end), times `columns` of `across` from `column` on. What has been laid of `across` is read from the first-level cache.
+// Rows [first, end), times `columns` of `across` from `column` on. What has been laid of `across` is still in the first-level
+// cache when it is read.
 static void sum_part(const Gradient &g, int64_t first, int64_t end, int64_t column, int64_t columns, float *sums) {
     static thread_local Buffer<bf16> for_down, for_across;
     int64_t room = padded(g.height) * ROWS_AT_ONCE * PLANES, half = DEPTH * ROWS_AT_ONCE * PLANES, turn = 0;

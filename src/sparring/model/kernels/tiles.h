@@ -120,8 +120,8 @@ template <bool TWO> static inline __attribute__((always_inline)) void load_first
 
 // The first operands are in their tiles when it begins, and those of the product that comes `next` when it ends: loaded before
 // the sums are stored, they need not wait for stores to addresses that differ from theirs by a multiple of 4096.
-// Tile products keep one unit of a core busy and leave the others idle: what `meanwhile` does, a little at each of its calls, costs
-// less than it would by itself.
+// Tile products keep one unit of a core busy and leave the others idle: what `meanwhile` does, a little at each of its calls,
+// costs less than it would by itself.
 template <bool TWO, class Meanwhile>
 static inline void multiply_split(Operands o, int64_t blocks, const Operands &next, Meanwhile &meanwhile) {
     for (int64_t i = 0; i < blocks; i++) {
