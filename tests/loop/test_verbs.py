@@ -57,7 +57,9 @@ def test_stopped_in_every_stage_it_ends_as_if_it_never_was(run: Path, home: Path
             assert any(line.startswith(moment) for line in process.stdout), process.stderr.read()
             process.send_signal(signal.SIGINT)
             _, error = process.communicate(timeout=60)
-        assert process.returncode == 130
+        if moment == "export:" and process.returncode == 0:
+            continue  # it was done before the signal came
+        assert process.returncode == 130, moment
         assert "the same command goes on where it stopped: sparring run 'first try.toml' --name 'stopped often'" in error
     assert sparring(home, *words[3:]).returncode == 0
     again = run.with_name("stopped often")
