@@ -14,7 +14,7 @@ import msgspec
 import torch
 import xxhash
 
-from sparring.batch.packing import pack
+from sparring.batch.packing import cut, pack
 from sparring.batch.tensors import MicroBatch, micro_batch
 from sparring.errors import refusal
 from sparring.model.attention import Packed
@@ -53,8 +53,8 @@ class LocalTrainer:
     """Trains a `CausalModel` in place; implements `Trainer`.
 
     float32 trains the module's own parameters. Any other dtype keeps float32 masters, accumulates gradients in float32 and
-    casts after each step. All tensor work runs in one worker thread, in the order it was asked for, but for every second
-    micro-batch on a CPU, which another thread computes meanwhile.
+    casts after each step. All tensor work runs in one worker thread, in the order it was asked for, but for the
+    second half of a micro-batch on a CPU, which another thread computes meanwhile.
 
     Args:
         model: the model; nobody else may compute with it.
@@ -199,9 +199,8 @@ class LocalTrainer:
         if unknown:
             raise ValueError(f"batch {batch.step} carries terms {sorted(unknown)}, this trainer has {sorted(self._losses)}")
         measures = Measures(self._version)
-        parts = pack(batch.rows, self._config.token_budget, self._lanes)
-        for first in range(0, len(parts), self._lanes):
-            for part in self._side_by_side(parts[first : first + self._lanes], batch.denominators):
+        for rows in pack(batch.rows, self._config.token_budget):
+            for part in self._side_by_side(cut(rows, self._lanes), batch.denominators):
                 measures.add_tokens(part.micro, part.logprobs)
                 for term, result in part.results.items():
                     measures.add_loss(term, result)

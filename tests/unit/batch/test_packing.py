@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparring.batch.packing import SMALLEST_PIECE, pack
+from sparring.batch.packing import SMALLEST_PIECE, cut, pack
 from sparring.types import Sample
 
 
@@ -57,23 +57,24 @@ def test_groups_stay_together_and_the_common_part_is_paid_once():
 def test_lanes_cut_a_micro_batch_in_the_middle_and_between_groups():
     groups = [tuple(range(1000 * group, 1000 * group + 30)) for group in range(6)]
     rows = [make_row(i, (*groups[i % 6], *range(20_000 + 100 * i, 20_040 + 100 * i))) for i in range(24)]
-    [whole] = pack(rows, 10_000)
-    halves = pack(rows, 10_000, lanes=2)
+    whole = rows
+    assert cut(rows, 1) == [rows]
+    halves = cut(rows, 2)
     assert [load(part) for part in halves] == [load(whole) // 2] * 2
     assert sorted(i for part in halves for i in ids(part)) == ids(whole)
-    thirds = pack(rows, 10_000, lanes=3)
+    thirds = cut(rows, 3)
     assert [load(part) for part in thirds] == [load(whole) // 3] * 3
-    uneven = pack([*rows, *[make_row(24 + i, range(50_000, 50_100)) for i in range(3)]], 10_000, lanes=2)
+    uneven = cut([*rows, *[make_row(24 + i, range(50_000, 50_100)) for i in range(3)]], 2)
     assert len(uneven) == 2 and max(map(load, uneven)) < 0.6 * sum(map(load, uneven))
 
 
 def test_lanes_leave_a_small_micro_batch_and_a_single_row_whole():
     small = make_rows([SMALLEST_PIECE - 1, SMALLEST_PIECE])
-    assert pack(small, 10_000, lanes=2) == [small]
-    assert pack(small[:1], 10_000, lanes=2) == [small[:1]]
+    assert cut(small, 2) == [small]
+    assert cut(small[:1], 2) == [small[:1]]
     rows = [make_row(0, range(4 * SMALLEST_PIECE))]
-    assert pack(rows, 10_000, lanes=2) == [rows]
-    assert len(pack(make_rows([SMALLEST_PIECE, SMALLEST_PIECE]), 10_000, lanes=2)) == 2
+    assert cut(rows, 2) == [rows]
+    assert len(cut(make_rows([SMALLEST_PIECE, SMALLEST_PIECE]), 2)) == 2
 
 
 def test_a_budget_below_one_is_refused():

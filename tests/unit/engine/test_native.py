@@ -1,6 +1,7 @@
 """The engine's answers do not depend on what happens around a request, and nothing that goes wrong leaves a caller waiting."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 import torch
@@ -95,6 +96,14 @@ def test_alone_one_by_one(serve, reference):
         return [content(await engine.generate(item)) for item in everyone()[:8]]
 
     assert serve(scenario) == reference[:8]
+
+
+def test_more_stops_than_a_call_of_several_steps_knows(serve, reference):
+    async def scenario(engine):
+        many = [replace(item, sampling=replace(item.sampling, stop=(*range(-12, 0), 3))) for item in everyone()]
+        return [content(answer) for answer in await asyncio.gather(*map(engine.generate, many))]
+
+    assert serve(scenario) == reference
 
 
 def conversation(settings):

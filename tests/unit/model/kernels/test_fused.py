@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -12,15 +10,7 @@ from sparring.model.kernels import ops
 
 DTYPES = (torch.float32, torch.bfloat16)
 
-
-@pytest.fixture(params=ops.path_names(), autouse=True)
-def path(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Both paths in turn, and whatever was in use afterwards."""
-    before, threads = ops.path_name(), torch.get_num_threads()
-    ops.use(request.param)
-    yield request.param
-    ops.use(before)
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("path")
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -13,15 +11,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = ((37, 1), (331, 650), (1, 70), (95, 97))
 """(inputs, outputs): no tile and no vector comes out even; the second is large enough for several threads at any row count."""
 
-
-@pytest.fixture(params=ops.path_names(), autouse=True)
-def path(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Every path in turn, and whatever was in use afterwards."""
-    before, threads = ops.path_name(), torch.get_num_threads()
-    ops.use(request.param)
-    yield request.param
-    ops.use(before)
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("path")
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:

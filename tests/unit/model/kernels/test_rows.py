@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,16 +14,6 @@ from sparring.model.kernels import ops
 Rows = Callable[[slice], torch.Tensor]
 DTYPES = (torch.float32, torch.bfloat16)
 LINEAR_SHAPES = ((128, 384), (256, 768), (768, 256), (256, 4096), (64, 100))
-
-
-@pytest.fixture(params=ops.path_names())
-def path(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Both paths in turn, and whatever was in use afterwards."""
-    before, threads = ops.path_name(), torch.get_num_threads()
-    ops.use(request.param)
-    yield request.param
-    ops.use(before)
-    torch.set_num_threads(threads)
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -11,14 +9,7 @@ from sparring.errors import BadInput
 from sparring.model.kernels import ops
 from sparring.model.kernels.torch_path import uniform
 
-
-@pytest.fixture(params=ops.path_names(), autouse=True)
-def path(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Both paths in turn, and whatever was in use afterwards."""
-    before = ops.path_name()
-    ops.use(request.param)
-    yield request.param
-    ops.use(before)
+pytestmark = pytest.mark.usefixtures("path")
 
 
 def draw(

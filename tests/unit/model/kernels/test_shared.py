@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,15 +12,7 @@ from sparring.model.kernels import ops
 
 SCALE = 0.25
 
-
-@pytest.fixture(params=ops.path_names(), autouse=True)
-def path(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Both paths in turn, and whatever was in use afterwards."""
-    before, threads = ops.path_name(), torch.get_num_threads()
-    ops.use(request.param)
-    yield request.param
-    ops.use(before)
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("path")
 
 
 def walk(seed: int, sequences: int) -> tuple[list[int], list[int]]:
