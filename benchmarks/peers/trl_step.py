@@ -1,6 +1,6 @@
 """GRPO steps of TRL's `GRPOTrainer` on the CPU, timed one by one. Run by benchmarks/rl_step.py with the peer's own Python.
 
-    .venv-trl/bin/python benchmarks/trl_peer/step.py SPEC.json
+    .venv-trl/bin/python benchmarks/peers/trl_step.py SPEC.json
 
 Computes one step for each line on its standard input and prints a JSON object for it: wall and CPU seconds, peak memory.
 """
