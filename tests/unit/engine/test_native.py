@@ -215,7 +215,8 @@ def test_a_crashed_step_fails_its_requests_and_the_engine_goes_on(serve):
 
 def test_closing_fails_what_runs_and_refuses_what_comes(serve):
     async def scenario(engine):
-        tasks = [asyncio.create_task(engine.generate(request(i, max_tokens=200, stop=()))) for i in range(3)]
+        # seconds of work, of which some has begun: however late this thread gets its turn, there is something left to fail
+        tasks = [asyncio.create_task(engine.generate(request(i, max_tokens=200, stop=()))) for i in range(300)]
         await engine.score([[1, 2]])
         await engine.close()
         results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -225,7 +226,10 @@ def test_closing_fails_what_runs_and_refuses_what_comes(serve):
         await engine.close()
         return results
 
-    assert all(isinstance(result, EngineError) for result in serve(scenario))
+    results = serve(scenario)
+    whole = [result for result in results if not isinstance(result, EngineError)]
+    assert len(whole) < len(results)
+    assert all(len(completion.tokens) == 200 for completion in whole)
 
 
 def test_score_is_the_probability_that_was_sampled_with(serve):
