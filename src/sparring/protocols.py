@@ -14,6 +14,7 @@ from sparring.types import (
     BoxSpec,
     CheckpointRef,
     Completion,
+    Delta,
     GenerateRequest,
     Group,
     Message,
@@ -218,11 +219,16 @@ class Trainer(Protocol):
 
 @runtime_checkable
 class Engine(Protocol):
-    """Token ids in, token ids out. Cancelling the awaiting task aborts the request."""
+    """Token ids in, token ids out. Cancelling the awaiting task drops the request; `abort` ends it with what was sampled so far
+    (finish reason "abort"). A request for its tokens followed by those, with the same seed, continues it. `stream` is `generate`
+    in pieces: deltas while tokens are made, then the Completion; leaving it drops the request.
+    """
 
     @property
     def version(self) -> int: ...
     async def generate(self, request: GenerateRequest) -> Completion: ...
+    def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]: ...
+    async def abort(self, request: str) -> None: ...
     async def release(self, conversation: str) -> None: ...
     async def pull(self, ref: WeightRef) -> None: ...
     async def close(self) -> None: ...

@@ -188,6 +188,15 @@ class Completion:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Delta:
+    """What a streamed request sampled since the delta before: at least one token. The `Completion` that ends the stream holds
+    all of it again, with versions."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
     """What the world says after a reply. `state_key` marks equal states for anchor-state credit."""
 

@@ -8,18 +8,21 @@ import pytest
 from sparring.errors import EngineError
 from sparring.protocols import Engine
 from sparring.testing.scripted_engine import ScriptedEngine
-from sparring.types import GenerateRequest, Sampling
+from sparring.types import Completion, GenerateRequest, Sampling
 
 STOP = 3
 PROMPT = (5, 6, 7, 8, 9, 10)
 
 
 def scripted(path):
-    """Says eleven tokens that are a function of the seed; the ninth is the stop token for odd seeds."""
+    """Says tokens that are a function of the seed and the position, up to position 400; for odd seeds the one at position 14 is
+    the stop token."""
 
     def script(request):
-        said = [(request.sampling.seed + at) % 40 + 10 for at in range(11)]
-        return [*said[:8], STOP] if request.sampling.seed % 2 else said
+        return [
+            STOP if request.sampling.seed % 2 and at == 14 else (request.sampling.seed + at) % 40 + 10
+            for at in range(len(request.tokens), 400)
+        ]
 
     return ScriptedEngine(script, version=4, latency_s=0.01)
 
@@ -39,7 +42,7 @@ ENGINES = {"native": native, "scripted": scripted}
 def model_path(tmp_path_factory):
     from sparring.testing.tiny_models import tiny_model
 
-    return tiny_model("qwen3", tmp_path_factory.mktemp("model") / "tiny", seed=4)
+    return tiny_model("qwen3", tmp_path_factory.mktemp("model") / "tiny", seed=4, max_position_embeddings=4096)
 
 
 @pytest.fixture(params=ENGINES.values(), ids=ENGINES.keys())
@@ -135,6 +138,59 @@ def test_cancelling_the_caller_aborts_and_the_engine_goes_on(serve):
         return await engine.generate(turn(1))
 
     assert serve(scenario).tokens
+
+
+def test_a_stream_is_the_completion_in_pieces(serve):
+    async def scenario(engine):
+        return [piece async for piece in engine.stream(turn(2))], await engine.generate(turn(2))
+
+    (*deltas, last), whole = serve(scenario)
+    assert deltas and (last.tokens, last.logprobs, last.finish_reason) == (whole.tokens, whole.logprobs, whole.finish_reason)
+    assert tuple(token for delta in deltas for token in delta.tokens) == last.tokens
+    assert tuple(logprob for delta in deltas for logprob in delta.logprobs) == last.logprobs
+
+
+def test_leaving_a_stream_drops_the_request(serve):
+    async def scenario(engine):
+        stream = engine.stream(turn(2, max_tokens=300))
+        await anext(stream)
+        await stream.aclose()
+        return await engine.generate(turn(1))
+
+    assert serve(scenario).tokens
+
+
+async def aborted(engine, request):
+    """What was sampled by the time that its first piece had come and the abort arrived."""
+    async for piece in engine.stream(request):
+        if isinstance(piece, Completion):
+            return piece
+        await engine.abort(request.id)
+
+
+def test_abort_returns_what_was_sampled_and_a_later_request_goes_on(serve):
+    async def scenario(engine):
+        whole = await engine.generate(turn(2, max_tokens=300, stop=()))
+        await engine.abort("never heard of")
+        cut = await aborted(engine, turn(2, max_tokens=300, stop=()))
+        rest = await engine.generate(turn(2, tokens=(*PROMPT, *cut.tokens), max_tokens=300 - len(cut.tokens), stop=()))
+        return whole, cut, rest
+
+    whole, cut, rest = serve(scenario)
+    assert cut.finish_reason == "abort"
+    assert 0 < len(cut.tokens) == len(cut.logprobs) == len(cut.versions) == len(cut.kv_versions) < 300
+    assert (*cut.tokens, *rest.tokens) == whole.tokens and (*cut.logprobs, *rest.logprobs) == whole.logprobs
+
+
+def test_abort_reaches_a_caller_that_does_not_stream(serve):
+    async def scenario(engine):
+        task = asyncio.create_task(engine.generate(turn(2, max_tokens=300, stop=())))
+        await asyncio.sleep(0)
+        await engine.abort("r2")
+        return await task
+
+    answer = serve(scenario)
+    assert answer.finish_reason == "abort" and len(answer.tokens) < 300
 
 
 def test_a_closed_engine_refuses(serve):

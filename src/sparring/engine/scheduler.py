@@ -98,10 +98,22 @@ class Scheduler:
         self._leave(sequence)
         conversation = sequence.request.conversation
         if sequence.keep and conversation is not None and sequence.oldest == version:
-            self.cache.park(conversation, Idle(sequence.tokens[: sequence.computed], sequence.pages, version))
+            count = self.cache.pages_for(sequence.computed)
+            self.cache.drop(sequence.pages[count:])
+            self.cache.park(conversation, Idle(sequence.tokens[: sequence.computed], sequence.pages[:count], version))
             sequence.pages = []
         else:
             self._give_back(sequence)
+
+    def abort(self, request: str, version: int) -> list[Sequence]:
+        """Take out every request of this id; who runs is retired, so that its conversation keeps what is computed."""
+        found = [sequence for sequence in (*self._running, *self._waiting) if sequence.request.id == request]
+        for sequence in found:
+            if sequence in self._running:
+                self.retire(sequence, version)
+            else:
+                self.remove(sequence)
+        return found
 
     def remove(self, sequence: Sequence) -> None:
         """Take a request out wherever it is; unknown ones are ignored."""

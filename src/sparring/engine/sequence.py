@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from operator import itemgetter
 
+from sparring.engine.reply import Reply
 from sparring.types import Completion, FinishReason, GenerateRequest, Runs
 
 
@@ -24,7 +24,7 @@ class Sequence:
     request: GenerateRequest
     arrival: int
     max_new: int
-    future: asyncio.Future[Completion]
+    reply: Reply
     tokens: list[int]
     num_prompt: int
     stop: frozenset[int]
@@ -44,13 +44,13 @@ class Sequence:
     finish_reason: FinishReason | None = None
 
     @staticmethod
-    def of(request: GenerateRequest, future: asyncio.Future[Completion], *, arrival: int, max_new: int, keep: bool) -> Sequence:
+    def of(request: GenerateRequest, reply: Reply, *, arrival: int, max_new: int, keep: bool) -> Sequence:
         """A request that has just come in."""
         return Sequence(
             request=request,
             arrival=arrival,
             max_new=max_new,
-            future=future,
+            reply=reply,
             tokens=list(request.tokens),
             num_prompt=len(request.tokens),
             stop=frozenset(request.sampling.stop),

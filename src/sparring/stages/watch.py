@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Mapping, Sequence, Set
+from contextlib import aclosing
 
 from sparring.observe.spans import Spans
 from sparring.protocols import Engine, Trainer
-from sparring.types import Batch, CheckpointRef, Completion, GenerateRequest, Sample, StepResult, WeightRef
+from sparring.types import Batch, CheckpointRef, Completion, Delta, GenerateRequest, Sample, StepResult, WeightRef
 
 
 class WatchedEngine:
@@ -26,6 +27,17 @@ class WatchedEngine:
         """As the engine."""
         with self._spans.span("generating"):
             return await self._engine.generate(request)
+
+    async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
+        """As the engine; time that the reader takes counts too."""
+        with self._spans.span("generating"):
+            async with aclosing(self._engine.stream(request)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    async def abort(self, request: str) -> None:
+        """As the engine."""
+        await self._engine.abort(request)
 
     async def release(self, conversation: str) -> None:
         """As the engine."""
