@@ -15,13 +15,13 @@ PROMPT = (5, 6, 7, 8, 9, 10)
 
 
 def scripted(path):
-    """Says tokens that are a function of the seed and the position, up to position 400; for odd seeds the one at position 14 is
+    """Says tokens that are a function of the seed and the position, up to position 3500; for odd seeds the one at position 14 is
     the stop token."""
 
     def script(request):
         return [
             STOP if request.sampling.seed % 2 and at == 14 else (request.sampling.seed + at) % 40 + 10
-            for at in range(len(request.tokens), 400)
+            for at in range(len(request.tokens), 3500)
         ]
 
     return ScriptedEngine(script, version=4, latency_s=0.01)
@@ -152,7 +152,7 @@ def test_a_stream_is_the_completion_in_pieces(serve):
 
 def test_leaving_a_stream_drops_the_request(serve):
     async def scenario(engine):
-        stream = engine.stream(turn(2, max_tokens=300))
+        stream = engine.stream(turn(2, max_tokens=3000))
         await anext(stream)
         await stream.aclose()
         return await engine.generate(turn(1))
@@ -170,27 +170,54 @@ async def aborted(engine, request):
 
 def test_abort_returns_what_was_sampled_and_a_later_request_goes_on(serve):
     async def scenario(engine):
-        whole = await engine.generate(turn(2, max_tokens=300, stop=()))
+        whole = await engine.generate(turn(2, max_tokens=3000, stop=()))
         await engine.abort("never heard of")
-        cut = await aborted(engine, turn(2, max_tokens=300, stop=()))
-        rest = await engine.generate(turn(2, tokens=(*PROMPT, *cut.tokens), max_tokens=300 - len(cut.tokens), stop=()))
+        cut = await aborted(engine, turn(2, max_tokens=3000, stop=()))
+        rest = await engine.generate(turn(2, tokens=(*PROMPT, *cut.tokens), max_tokens=3000 - len(cut.tokens), stop=()))
         return whole, cut, rest
 
     whole, cut, rest = serve(scenario)
     assert cut.finish_reason == "abort"
-    assert 0 < len(cut.tokens) == len(cut.logprobs) == len(cut.versions) == len(cut.kv_versions) < 300
+    assert 0 < len(cut.tokens) == len(cut.logprobs) == len(cut.versions) == len(cut.kv_versions) < 3000
     assert (*cut.tokens, *rest.tokens) == whole.tokens and (*cut.logprobs, *rest.logprobs) == whole.logprobs
 
 
 def test_abort_reaches_a_caller_that_does_not_stream(serve):
     async def scenario(engine):
-        task = asyncio.create_task(engine.generate(turn(2, max_tokens=300, stop=())))
+        task = asyncio.create_task(engine.generate(turn(2, max_tokens=3000, stop=())))
         await asyncio.sleep(0)
         await engine.abort("r2")
         return await task
 
     answer = serve(scenario)
-    assert answer.finish_reason == "abort" and len(answer.tokens) < 300
+    assert answer.finish_reason == "abort" and len(answer.tokens) < 3000
+
+
+def test_a_fork_names_requests_that_continue_one_under_way(serve):
+    async def scenario(engine):
+        with pytest.raises(EngineError):
+            await engine.fork("never heard of", {"a": 7})
+        stream, got = engine.stream(turn(2, max_tokens=3000, stop=())), []
+        got.append(await anext(stream))
+        branches = await engine.fork("r2", {"a": 4, "b": 6})
+        answers = [await engine.generate(branch) for branch in map(short, branches)]
+        await engine.abort("r2")
+        got += [piece async for piece in stream]
+        plain = [await engine.generate(replace(branch, conversation=None)) for branch in map(short, branches)]
+        for branch in branches:
+            await engine.release(branch.conversation)
+        return branches, answers, plain, got[-1]
+
+    def short(branch):
+        return replace(branch, sampling=replace(branch.sampling, max_tokens=9))
+
+    (one, other), answers, plain, trunk = serve(scenario)
+    assert [(a.tokens, a.logprobs) for a in answers] == [(a.tokens, a.logprobs) for a in plain]
+    assert answers[0].tokens != answers[1].tokens
+    assert one.tokens == other.tokens == (*PROMPT, *trunk.tokens)[: len(one.tokens)] and len(one.tokens) > len(PROMPT)
+    assert [(b.id, b.conversation, b.sampling.seed) for b in (one, other)] == [("a", "a", 4), ("b", "b", 6)]
+    assert one.sampling.max_tokens == 3000 - (len(one.tokens) - len(PROMPT))
+    assert [answer.cached_tokens for answer in answers] == [len(one.tokens) - 1] * 2
 
 
 def test_a_closed_engine_refuses(serve):

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence as Rows
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence as Rows
 from contextlib import aclosing, asynccontextmanager
 from queue import SimpleQueue
 from typing import Any
@@ -112,6 +112,23 @@ class NativeEngine:
             request: the id; of several with one id all end.
         """
         self._tell(lambda: self._abort(request))
+
+    async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
+        """Branch a request that is under way, which itself goes on: requests that continue it from what it has sampled so far,
+        each with a seed of its own and with the tokens that were left to sample.
+
+        What is computed is kept for each branch as for the next turn of a conversation: a branch that is then asked for computes
+        nothing of it again, unless an update or the need for room came between, or the request has seen an update itself.
+        `release` a branch's conversation when it is no longer needed, whether or not it was asked for.
+
+        Args:
+            request: its id.
+            seeds: of each branch, by the name that becomes its id and its conversation.
+
+        Raises:
+            EngineError: not exactly one request of this id is under way, or the engine is closed.
+        """
+        return await self._call(EngineError, f"fork of {request}", lambda: self._fork(request, seeds))
 
     async def score(self, rows: Rows[Rows[int]], temperature: float = 1.0) -> list[list[float]]:
         """Log-probabilities of tokens[1:] of each row under the served weights.
@@ -237,6 +254,7 @@ class NativeEngine:
         steps = self._scheduler.ahead(chunks, self._most_steps(chunks))
         try:
             with boundary(EngineError, f"engine {self._name}: step"):
+                self._runner.copy(self._scheduler.cache.take_copies())
                 tokens, logprobs = self._runner.step(chunks, steps)
         except SparringError as cause:
             # a refusal by a kernel is a failure of the machinery too: the request itself was checked
@@ -280,6 +298,13 @@ class NativeEngine:
     def _abort(self, request: str) -> None:
         for sequence in self._scheduler.abort(request, self._version):
             self._deliveries.append(sequence.reply.settle(sequence.completion()))
+
+    def _fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
+        found = self._scheduler.find(request)
+        if len(found) != 1:
+            raise EngineError(f"fork of {request}: expected one request of this id under way, got {len(found)}; ask for new ones")
+        self._scheduler.fork(found[0], seeds, self._version)
+        return tuple(found[0].branch(name, seed) for name, seed in seeds.items())
 
     def _commit(self, ref: WeightRef, state: dict[str, torch.Tensor]) -> None:
         if ref.version <= self._version:  # its KV would pass for that of the weights served under this number

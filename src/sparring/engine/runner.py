@@ -50,6 +50,11 @@ class Runner:
         """Compute the chunks; sample for those that say so, in their order, and go on for up to `steps` steps in all."""
         return self._compute(self._rows(chunks, steps))
 
+    def copy(self, pages: list[tuple[int, int]]) -> None:
+        """Copy pages, (from, to) in this order."""
+        for source, target in pages:
+            self._pages.copy_page(source, target)
+
     def interrupt(self, wanted: bool) -> None:
         """From any thread: a step that is being computed, and any after it, is the last of its call; or no longer."""
         self._interrupt[0] = wanted

@@ -9,9 +9,10 @@ its own back and starts again from its tokens.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from sparring.engine.kv import Idle, KvCache
+from sparring.engine.kv import KvCache
 from sparring.engine.sequence import Sequence
 
 
@@ -98,22 +99,28 @@ class Scheduler:
         self._leave(sequence)
         conversation = sequence.request.conversation
         if sequence.keep and conversation is not None and sequence.oldest == version:
-            count = self.cache.pages_for(sequence.computed)
-            self.cache.drop(sequence.pages[count:])
-            self.cache.park(conversation, Idle(sequence.tokens[: sequence.computed], sequence.pages[:count], version))
-            sequence.pages = []
-        else:
-            self._give_back(sequence)
+            self.cache.share(conversation, *self._held(sequence), version)
+        self._give_back(sequence)
+
+    def find(self, request: str) -> list[Sequence]:
+        """Every request of this id that runs or waits."""
+        return [sequence for sequence in (*self._running, *self._waiting) if sequence.request.id == request]
 
     def abort(self, request: str, version: int) -> list[Sequence]:
         """Take out every request of this id; who runs is retired, so that its conversation keeps what is computed."""
-        found = [sequence for sequence in (*self._running, *self._waiting) if sequence.request.id == request]
+        found = self.find(request)
         for sequence in found:
             if sequence in self._running:
                 self.retire(sequence, version)
             else:
                 self.remove(sequence)
         return found
+
+    def fork(self, sequence: Sequence, conversations: Iterable[str], version: int) -> None:
+        """Let conversations go on from what a request has computed so far, where all of that is of `version`."""
+        if sequence.oldest == version:
+            for conversation in conversations:
+                self.cache.share(conversation, *self._held(sequence), version)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a request out wherever it is; unknown ones are ignored."""
@@ -198,6 +205,10 @@ class Scheduler:
         self._running.remove(sequence)
         self._slots.append(sequence.slot)
         sequence.slot = -1
+
+    def _held(self, sequence: Sequence) -> tuple[list[int], list[int]]:
+        """Tokens that have keys and values, and the pages of those."""
+        return sequence.tokens[: sequence.computed], sequence.pages[: self.cache.pages_for(sequence.computed)]
 
     def _give_back(self, sequence: Sequence) -> None:
         self.cache.drop(sequence.pages)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from operator import itemgetter
 
@@ -80,6 +80,12 @@ class Sequence:
         self.logprobs += logprobs
         if self.finish_reason is None and len(self.logprobs) >= self.max_new:
             self.finish_reason = "length"
+
+    def branch(self, name: str, seed: int) -> GenerateRequest:
+        """A request that continues this one from here with random numbers of its own."""
+        left = self.max_new - len(self.logprobs)
+        sampling = replace(self.request.sampling, seed=seed, max_tokens=left)
+        return replace(self.request, id=name, tokens=tuple(self.tokens), sampling=sampling, conversation=name)
 
     def completion(self) -> Completion:
         """What the caller gets."""

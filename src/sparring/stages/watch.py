@@ -39,6 +39,10 @@ class WatchedEngine:
         """As the engine."""
         await self._engine.abort(request)
 
+    async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
+        """As the engine."""
+        return await self._engine.fork(request, seeds)
+
     async def release(self, conversation: str) -> None:
         """As the engine."""
         await self._engine.release(conversation)

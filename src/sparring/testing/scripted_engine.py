@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import xxhash
 
@@ -103,6 +103,29 @@ class ScriptedEngine:
         """End the requests of this id before their next token."""
         for turn in self._live:
             turn.aborted |= turn.request.id == request
+
+    async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
+        """Requests that continue one in flight from what it has said.
+
+        Raises:
+            EngineError: not exactly one request of this id is in flight, or the engine is closed.
+        """
+        found = [turn for turn in self._live if turn.request.id == request]
+        if self._closed or len(found) != 1:
+            raise EngineError(f"fork of {request}: expected one request of this id in flight, got {len(found)}")
+        [turn] = found
+        tokens, sampling = (*turn.request.tokens, *turn.said), turn.request.sampling
+        self.held.update(dict.fromkeys(seeds, tokens))
+        return tuple(
+            replace(
+                turn.request,
+                id=name,
+                tokens=tokens,
+                sampling=replace(sampling, seed=seed, max_tokens=sampling.max_tokens - len(turn.said)),
+                conversation=name,
+            )
+            for name, seed in seeds.items()
+        )
 
     async def release(self, conversation: str) -> None:
         """Forget a conversation's KV."""
