@@ -8,7 +8,7 @@ import pytest
 from sparring.errors import EngineError
 from sparring.protocols import Engine
 from sparring.testing.scripted_engine import ScriptedEngine
-from sparring.types import Completion, GenerateRequest, Sampling
+from sparring.types import Completion, GenerateRequest, Sampling, ScoreRequest
 
 STOP = 3
 PROMPT = (5, 6, 7, 8, 9, 10)
@@ -218,6 +218,23 @@ def test_a_fork_names_requests_that_continue_one_under_way(serve):
     assert [(b.id, b.conversation, b.sampling.seed) for b in (one, other)] == [("a", "a", 4), ("b", "b", 6)]
     assert one.sampling.max_tokens == 3000 - (len(one.tokens) - len(PROMPT))
     assert [answer.cached_tokens for answer in answers] == [len(one.tokens) - 1] * 2
+
+
+def test_scores_are_of_the_distribution_that_was_sampled_from_or_are_refused_by_name(serve):
+    async def scenario(engine):
+        answer = await engine.generate(turn(4, temperature=0.8))
+        judged = ScoreRequest(id="s", tokens=(*PROMPT, *answer.tokens), first=len(PROMPT), temperature=0.8, top_k=3)
+        if not isinstance(engine, ScriptedEngine):
+            return answer, await engine.score(judged)
+        with pytest.raises(EngineError, match="scripted engine"):
+            await engine.score(judged)
+        return None
+
+    if found := serve(scenario):
+        answer, scores = found
+        assert scores.logprobs == answer.logprobs and scores.version == 4
+        assert len(scores.entropies) == len(scores.top_ids) == len(scores.top_logprobs) == len(answer.tokens)
+        assert all(len(set(ids)) == 3 and list(tops) == sorted(tops, reverse=True) for ids, tops in zip(scores.top_ids, scores.top_logprobs))
 
 
 def test_a_closed_engine_refuses(serve):

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence as Rows
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from queue import SimpleQueue
 from typing import Any
@@ -22,7 +22,7 @@ from sparring.engine.sequence import Sequence
 from sparring.engine.update import commit
 from sparring.errors import EngineError, SparringError, WeightsError, boundary
 from sparring.model.causal import CausalModel
-from sparring.types import Completion, Delta, GenerateRequest, WeightRef
+from sparring.types import Completion, Delta, GenerateRequest, ScoreRequest, Scores, WeightRef
 from sparring.weights.inline import fetch
 
 PIECE_S = 0.02
@@ -73,8 +73,8 @@ class NativeEngine:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Counts since the start: steps, generated_tokens, prefill_tokens, cached_tokens, preemptions, failed_steps;
-        busy_s; max_running (the most requests in one step)."""
+        """Counts since the start: steps, generated_tokens, prefill_tokens, scored_tokens, cached_tokens, preemptions,
+        failed_steps; busy_s; max_running (the most requests in one step)."""
         return {**self._metrics, "preemptions": float(self._scheduler.num_preempted)}
 
     async def generate(self, request: GenerateRequest) -> Completion:
@@ -85,7 +85,7 @@ class NativeEngine:
         Raises:
             EngineError: the request can never be served, its step failed, or the engine is closed.
         """
-        async with self._serving(request, Reply()) as reply:
+        async with self._serving(self._sequence(request, Reply())) as reply:
             return await reply.result()
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
@@ -97,7 +97,7 @@ class NativeEngine:
         Raises:
             EngineError: as for `generate`, at the first piece or behind what was sampled until then.
         """
-        async with self._serving(request, Reply(streams=True)) as reply, aclosing(reply.pieces()) as pieces:
+        async with self._serving(self._sequence(request, Reply(streams=True))) as reply, aclosing(reply.pieces()) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -130,13 +130,17 @@ class NativeEngine:
         """
         return await self._call(EngineError, f"fork of {request}", lambda: self._fork(request, seeds))
 
-    async def score(self, rows: Rows[Rows[int]], temperature: float = 1.0) -> list[list[float]]:
-        """Log-probabilities of tokens[1:] of each row under the served weights.
+    async def score(self, request: ScoreRequest) -> Scores:
+        """Judge given tokens, computed among the requests that generate and within the same budgets; in exact numerics the
+        bits of the trainer's forward. An update on the way begins it again: all of it is of one version.
 
         Raises:
-            EngineError: the forward failed or the engine is closed.
+            EngineError: the request can never be served, its step failed, it was aborted, or the engine is closed.
         """
-        return await self._call(EngineError, "score", lambda: self._runner.score(rows, temperature))
+        self._check_score(request)
+        self._arrivals += 1
+        async with self._serving(Sequence.to_score(request, Reply(), arrival=self._arrivals)) as reply:
+            return await reply.result()
 
     async def release(self, conversation: str) -> None:
         """Forget the KV of a conversation; unknown ones are fine."""
@@ -191,18 +195,34 @@ class NativeEngine:
         return max_new
 
     @asynccontextmanager
-    async def _serving(self, request: GenerateRequest, reply: Reply) -> AsyncIterator[Reply]:
+    async def _serving(self, sequence: Sequence) -> AsyncIterator[Reply]:
         """The request is with the engine's thread until it is answered or nobody waits any longer."""
+        self._ask(lambda: self._scheduler.add(sequence))
+        try:
+            yield sequence.reply
+        finally:
+            if not sequence.reply.given:
+                self._tell(lambda: self._scheduler.remove(sequence))
+
+    def _sequence(self, request: GenerateRequest, reply: Reply) -> Sequence:
         max_new = self._check(request)
         self._arrivals += 1
         keep = self._config.kv_across_turns == "keep"
-        sequence = Sequence.of(request, reply, arrival=self._arrivals, max_new=max_new, keep=keep)
-        self._ask(lambda: self._scheduler.add(sequence))
-        try:
-            yield reply
-        finally:
-            if not reply.given:
-                self._tell(lambda: self._scheduler.remove(sequence))
+        return Sequence.of(request, reply, arrival=self._arrivals, max_new=max_new, keep=keep)
+
+    def _check_score(self, request: ScoreRequest) -> None:
+        tokens, room = request.tokens, min(self._model.max_positions, self._capacity) + 1
+        problem = None
+        if not 1 <= request.first < len(tokens):
+            problem = f"1 <= first < number of tokens, got {request.first} of {len(tokens)}; score tokens that follow one"
+        elif min(tokens) < 0 or max(tokens) >= self._model.vocab_size:
+            problem = f"token ids below {self._model.vocab_size}, got {min(tokens)} to {max(tokens)}; use the model's tokenizer"
+        elif len(tokens) > room:
+            problem = f"at most {room} tokens, got {len(tokens)}; cut them or raise engine.kv_tokens"
+        elif request.temperature < 0 or not 0 <= request.top_k <= self._model.vocab_size:
+            problem = f"temperature >= 0 and 0 <= top_k <= {self._model.vocab_size}, got {request}; correct it"
+        if problem:
+            raise EngineError(f"score {request.id}: expected {problem}")
 
     def _ask(self, action: Callable[[], None]) -> None:
         with self._lock:
@@ -274,6 +294,10 @@ class NativeEngine:
             if sequence.finish_reason:
                 self._scheduler.retire(sequence, self._version)
                 self._deliveries.append(sequence.reply.settle(sequence.completion()))
+        for sequence, begin, count, _ in chunks if len(sampling) < len(chunks) else ():
+            if sequence.scored_from is not None and begin + count == len(sequence.tokens):
+                self._scheduler.retire(sequence, self._version)
+                self._deliveries.append(sequence.reply.settle(sequence.scored(self._version)))
         taken_s = time.perf_counter() - started
         self._metrics["busy_s"] += taken_s
         self._pace_s = taken_s / max(map(len, tokens), default=1)
@@ -291,16 +315,19 @@ class NativeEngine:
         reading = [chunk for chunk in chunks if chunk.count > 1 or not chunk.samples or not chunk.sequence.logprobs]
         metrics["steps"] += max(map(len, sampled), default=1)
         metrics["generated_tokens"] += sum(map(len, sampled))
-        metrics["prefill_tokens"] += sum(chunk.count for chunk in reading)
+        scored = sum(chunk.count for chunk in reading if chunk.sequence.scored_from is not None)
+        metrics["scored_tokens"] += scored
+        metrics["prefill_tokens"] += sum(chunk.count for chunk in reading) - scored
         metrics["cached_tokens"] += sum(c.sequence.cached_tokens for c in reading if c.samples and not c.sequence.logprobs)
         metrics["max_running"] = max(metrics["max_running"], len(chunks))
 
     def _abort(self, request: str) -> None:
         for sequence in self._scheduler.abort(request, self._version):
-            self._deliveries.append(sequence.reply.settle(sequence.completion()))
+            aborted = sequence.completion() if sequence.scored_from is None else EngineError(f"score {request}: aborted")
+            self._deliveries.append(sequence.reply.settle(aborted))
 
     def _fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        found = self._scheduler.find(request)
+        found = [sequence for sequence in self._scheduler.find(request) if sequence.scored_from is None]
         if len(found) != 1:
             raise EngineError(f"fork of {request}: expected one request of this id under way, got {len(found)}; ask for new ones")
         self._scheduler.fork(found[0], seeds, self._version)
@@ -314,6 +341,7 @@ class NativeEngine:
         commit(self._model, self._runner, ref, state)
         self._version = ref.version
         self._scheduler.cache.release_other_versions(ref.version)
+        self._scheduler.restart_scores()
 
     def _answer_with(
         self, reply: Reply, error: type[SparringError], where: str, function: Callable[[], Any]

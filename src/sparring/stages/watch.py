@@ -8,7 +8,18 @@ from contextlib import aclosing
 
 from sparring.observe.spans import Spans
 from sparring.protocols import Engine, Trainer
-from sparring.types import Batch, CheckpointRef, Completion, Delta, GenerateRequest, Sample, StepResult, WeightRef
+from sparring.types import (
+    Batch,
+    CheckpointRef,
+    Completion,
+    Delta,
+    GenerateRequest,
+    Sample,
+    ScoreRequest,
+    Scores,
+    StepResult,
+    WeightRef,
+)
 
 
 class WatchedEngine:
@@ -38,6 +49,11 @@ class WatchedEngine:
     async def abort(self, request: str) -> None:
         """As the engine."""
         await self._engine.abort(request)
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        """As the engine; counts as `scoring`."""
+        with self._spans.span("scoring"):
+            return await self._engine.score(request)
 
     async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
         """As the engine."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import xxhash
 
 from sparring.errors import EngineError
-from sparring.types import Completion, Delta, FinishReason, GenerateRequest, Runs, WeightRef
+from sparring.types import Completion, Delta, FinishReason, GenerateRequest, Runs, ScoreRequest, Scores, WeightRef
 
 Script = Callable[[GenerateRequest], Sequence[int]]
 
@@ -103,6 +103,14 @@ class ScriptedEngine:
         """End the requests of this id before their next token."""
         for turn in self._live:
             turn.aborted |= turn.request.id == request
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        """Refused: a script says one token and knows no distribution.
+
+        Raises:
+            EngineError: always.
+        """
+        raise EngineError(f"score {request.id}: expected a model's distribution, got a scripted engine; ask a native one")
 
     async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
         """Requests that continue one in flight from what it has said.
