@@ -14,6 +14,7 @@ from sparring.types import (
     BoxSpec,
     CheckpointRef,
     Completion,
+    Delta,
     GenerateRequest,
     Group,
     Message,
@@ -21,6 +22,8 @@ from sparring.types import (
     Rollout,
     Sample,
     Score,
+    ScoreRequest,
+    Scores,
     Segment,
     StepResult,
     Task,
@@ -218,11 +221,20 @@ class Trainer(Protocol):
 
 @runtime_checkable
 class Engine(Protocol):
-    """Token ids in, token ids out. Cancelling the awaiting task aborts the request."""
+    """Token ids in, token ids out. Cancelling the awaiting task drops the request; `abort` ends it with what was sampled so
+    far (finish reason "abort"), and a request for its tokens followed by those, with the same seed, continues it. `stream` is
+    `generate` in pieces: deltas while tokens are made, then the Completion; leaving it drops the request. `fork` names
+    requests that continue one under way from where it is, and keeps its KV for them until their conversations are released.
+    `score` judges given tokens instead of sampling new ones.
+    """
 
     @property
     def version(self) -> int: ...
     async def generate(self, request: GenerateRequest) -> Completion: ...
+    def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]: ...
+    async def abort(self, request: str) -> None: ...
+    async def score(self, request: ScoreRequest) -> Scores: ...
+    async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]: ...
     async def release(self, conversation: str) -> None: ...
     async def pull(self, ref: WeightRef) -> None: ...
     async def close(self) -> None: ...

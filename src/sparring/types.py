@@ -188,6 +188,47 @@ class Completion:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreRequest:
+    """Given tokens to be judged: `tokens[first:]`, each by the distribution softmax(logits / temperature) behind all before it.
+
+    `top_k` of the likeliest tokens are named at each place. A higher `priority` is served first, together with those of
+    `GenerateRequest`.
+    """
+
+    id: str
+    tokens: tuple[int, ...]
+    first: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    priority: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scores:
+    """How likely given tokens are, all under the weights of one version: row i is about tokens[first + i] of the request.
+
+    `logprobs` and `entropies` are in nats. `top_ids` and `top_logprobs` hold top_k values a row, the likeliest first, equal
+    ones by id. `cached_tokens` counts tokens whose KV was already there.
+    """
+
+    logprobs: tuple[float, ...]
+    entropies: tuple[float, ...]
+    top_ids: tuple[tuple[int, ...], ...]
+    top_logprobs: tuple[tuple[float, ...], ...]
+    version: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delta:
+    """What a streamed request sampled since the delta before: at least one token. The `Completion` that ends the stream holds
+    all of it again, with versions."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
     """What the world says after a reply. `state_key` marks equal states for anchor-state credit."""
 

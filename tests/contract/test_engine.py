@@ -8,18 +8,21 @@ import pytest
 from sparring.errors import EngineError
 from sparring.protocols import Engine
 from sparring.testing.scripted_engine import ScriptedEngine
-from sparring.types import GenerateRequest, Sampling
+from sparring.types import Completion, GenerateRequest, Sampling, ScoreRequest
 
 STOP = 3
 PROMPT = (5, 6, 7, 8, 9, 10)
 
 
 def scripted(path):
-    """Says eleven tokens that are a function of the seed; the ninth is the stop token for odd seeds."""
+    """Says tokens that are a function of the seed and the position, up to position 3500; for odd seeds the one at position 14 is
+    the stop token."""
 
     def script(request):
-        said = [(request.sampling.seed + at) % 40 + 10 for at in range(11)]
-        return [*said[:8], STOP] if request.sampling.seed % 2 else said
+        return [
+            STOP if request.sampling.seed % 2 and at == 14 else (request.sampling.seed + at) % 40 + 10
+            for at in range(len(request.tokens), 3500)
+        ]
 
     return ScriptedEngine(script, version=4, latency_s=0.01)
 
@@ -39,7 +42,7 @@ ENGINES = {"native": native, "scripted": scripted}
 def model_path(tmp_path_factory):
     from sparring.testing.tiny_models import tiny_model
 
-    return tiny_model("qwen3", tmp_path_factory.mktemp("model") / "tiny", seed=4)
+    return tiny_model("qwen3", tmp_path_factory.mktemp("model") / "tiny", seed=4, max_position_embeddings=4096)
 
 
 @pytest.fixture(params=ENGINES.values(), ids=ENGINES.keys())
@@ -135,6 +138,103 @@ def test_cancelling_the_caller_aborts_and_the_engine_goes_on(serve):
         return await engine.generate(turn(1))
 
     assert serve(scenario).tokens
+
+
+def test_a_stream_is_the_completion_in_pieces(serve):
+    async def scenario(engine):
+        return [piece async for piece in engine.stream(turn(2))], await engine.generate(turn(2))
+
+    (*deltas, last), whole = serve(scenario)
+    assert deltas and (last.tokens, last.logprobs, last.finish_reason) == (whole.tokens, whole.logprobs, whole.finish_reason)
+    assert tuple(token for delta in deltas for token in delta.tokens) == last.tokens
+    assert tuple(logprob for delta in deltas for logprob in delta.logprobs) == last.logprobs
+
+
+def test_leaving_a_stream_drops_the_request(serve):
+    async def scenario(engine):
+        stream = engine.stream(turn(2, max_tokens=3000))
+        await anext(stream)
+        await stream.aclose()
+        return await engine.generate(turn(1))
+
+    assert serve(scenario).tokens
+
+
+async def aborted(engine, request):
+    """What was sampled by the time that its first piece had come and the abort arrived."""
+    async for piece in engine.stream(request):
+        if isinstance(piece, Completion):
+            return piece
+        await engine.abort(request.id)
+
+
+def test_abort_returns_what_was_sampled_and_a_later_request_goes_on(serve):
+    async def scenario(engine):
+        whole = await engine.generate(turn(2, max_tokens=3000, stop=()))
+        await engine.abort("never heard of")
+        cut = await aborted(engine, turn(2, max_tokens=3000, stop=()))
+        rest = await engine.generate(turn(2, tokens=(*PROMPT, *cut.tokens), max_tokens=3000 - len(cut.tokens), stop=()))
+        return whole, cut, rest
+
+    whole, cut, rest = serve(scenario)
+    assert cut.finish_reason == "abort"
+    assert 0 < len(cut.tokens) == len(cut.logprobs) == len(cut.versions) == len(cut.kv_versions) < 3000
+    assert (*cut.tokens, *rest.tokens) == whole.tokens and (*cut.logprobs, *rest.logprobs) == whole.logprobs
+
+
+def test_abort_reaches_a_caller_that_does_not_stream(serve):
+    async def scenario(engine):
+        task = asyncio.create_task(engine.generate(turn(2, max_tokens=3000, stop=())))
+        await asyncio.sleep(0)
+        await engine.abort("r2")
+        return await task
+
+    answer = serve(scenario)
+    assert answer.finish_reason == "abort" and len(answer.tokens) < 3000
+
+
+def test_a_fork_names_requests_that_continue_one_under_way(serve):
+    async def scenario(engine):
+        with pytest.raises(EngineError):
+            await engine.fork("never heard of", {"a": 7})
+        stream, got = engine.stream(turn(2, max_tokens=3000, stop=())), []
+        got.append(await anext(stream))
+        branches = await engine.fork("r2", {"a": 4, "b": 6})
+        answers = [await engine.generate(branch) for branch in map(short, branches)]
+        await engine.abort("r2")
+        got += [piece async for piece in stream]
+        plain = [await engine.generate(replace(branch, conversation=None)) for branch in map(short, branches)]
+        for branch in branches:
+            await engine.release(branch.conversation)
+        return branches, answers, plain, got[-1]
+
+    def short(branch):
+        return replace(branch, sampling=replace(branch.sampling, max_tokens=9))
+
+    (one, other), answers, plain, trunk = serve(scenario)
+    assert [(a.tokens, a.logprobs) for a in answers] == [(a.tokens, a.logprobs) for a in plain]
+    assert answers[0].tokens != answers[1].tokens
+    assert one.tokens == other.tokens == (*PROMPT, *trunk.tokens)[: len(one.tokens)] and len(one.tokens) > len(PROMPT)
+    assert [(b.id, b.conversation, b.sampling.seed) for b in (one, other)] == [("a", "a", 4), ("b", "b", 6)]
+    assert one.sampling.max_tokens == 3000 - (len(one.tokens) - len(PROMPT))
+    assert [answer.cached_tokens for answer in answers] == [len(one.tokens) - 1] * 2
+
+
+def test_scores_are_of_the_distribution_that_was_sampled_from_or_are_refused_by_name(serve):
+    async def scenario(engine):
+        answer = await engine.generate(turn(4, temperature=0.8))
+        judged = ScoreRequest(id="s", tokens=(*PROMPT, *answer.tokens), first=len(PROMPT), temperature=0.8, top_k=3)
+        if not isinstance(engine, ScriptedEngine):
+            return answer, await engine.score(judged)
+        with pytest.raises(EngineError, match="scripted engine"):
+            await engine.score(judged)
+        return None
+
+    if found := serve(scenario):
+        answer, scores = found
+        assert scores.logprobs == answer.logprobs and scores.version == 4
+        assert len(scores.entropies) == len(scores.top_ids) == len(scores.top_logprobs) == len(answer.tokens)
+        assert all(len(set(ids)) == 3 and list(tops) == sorted(tops, reverse=True) for ids, tops in zip(scores.top_ids, scores.top_logprobs))
 
 
 def test_a_closed_engine_refuses(serve):

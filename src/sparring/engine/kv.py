@@ -83,6 +83,7 @@ class KvCache:
         self.page_size = page_size
         self._share = share_prefixes
         self._idle: OrderedDict[str, Idle] = OrderedDict()
+        self._copies: list[tuple[int, int]] = []
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that hold so many tokens."""
@@ -110,6 +111,18 @@ class KvCache:
         """Keep a conversation for its next turn, in place of what was kept before."""
         self.release(conversation)
         self._idle[conversation] = idle
+
+    def share(self, conversation: str, tokens: list[int], pages: list[int], version: int) -> None:
+        """Keep what a live sequence holds for another conversation too. The sequence writes on in the last page: only what
+        `tokens` fill of it is the conversation's."""
+        for page in pages:
+            self.pool.hold(page)
+        self.park(conversation, Idle(tokens, list(pages), version))
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """Pages to copy, (from, to) in this order, before the next step is computed; they are asked for once."""
+        copies, self._copies = self._copies, []
+        return copies
 
     def release(self, conversation: str) -> None:
         """Forget an idle conversation; none is fine."""
@@ -162,7 +175,25 @@ class KvCache:
             known -= known % self.page_size
         count = self.pages_for(known)
         self.drop(idle.pages[count:])
-        return idle.pages[:count], known
+        pages = idle.pages[:count]
+        if known % self.page_size and not self._make_own(pages):
+            self.drop([pages.pop()])
+            known -= known % self.page_size
+        return pages, known
+
+    def _make_own(self, pages: list[int]) -> bool:
+        """Let the last page be written in: nobody else may hold it or find it. False where there is no room for a copy."""
+        last = pages[-1]
+        if self.pool.references[last] == 1:
+            self.pool.forget(last)
+            return True
+        copy = self.take(1)
+        if copy is None:
+            return False
+        self._copies.append((last, *copy))
+        self.pool.drop(last)
+        pages[-1:] = copy
+        return True
 
     def publish(self, pages: list[int], tokens: list[int], computed: int, version: int, digests: list[bytes]) -> None:
         """Let others find the pages that are full once `computed` tokens have KV, all of `version`."""

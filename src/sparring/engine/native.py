@@ -6,7 +6,8 @@ import asyncio
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence as Rows
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from queue import SimpleQueue
 from typing import Any
 
@@ -14,16 +15,19 @@ import torch
 
 from sparring.engine.config import PAGE_SIZE, EngineConfig
 from sparring.engine.kv import KvCache
+from sparring.engine.reply import Delivery, Reply, deliver
 from sparring.engine.runner import Runner
 from sparring.engine.scheduler import Chunk, Scheduler
 from sparring.engine.sequence import Sequence
 from sparring.engine.update import commit
 from sparring.errors import EngineError, SparringError, WeightsError, boundary
 from sparring.model.causal import CausalModel
-from sparring.types import Completion, GenerateRequest, WeightRef
+from sparring.types import Completion, Delta, GenerateRequest, ScoreRequest, Scores, WeightRef
 from sparring.weights.inline import fetch
 
-Answer = tuple[asyncio.Future[Any], Any]
+PIECE_S = 0.02
+"""How long a call into the kernels may take while somebody reads a stream: tokens come 50 times a second, and what a shorter call
+costs beside its steps stays below a hundredth."""
 
 
 class NativeEngine:
@@ -50,9 +54,10 @@ class NativeEngine:
         self._scheduler = Scheduler(cache, max_running=config.max_running, max_batch_tokens=config.max_batch_tokens)
         self._runner = Runner(model, num_pages=num_pages, page_size=PAGE_SIZE, max_running=config.max_running)
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._answers: list[Answer] = []
+        self._deliveries: list[Delivery] = []
         self._metrics: dict[str, float] = defaultdict(float)
         self._arrivals = 0
+        self._pace_s = PIECE_S
         self._lock = threading.Lock()
         self._closed = False
         self._stopping = False
@@ -68,37 +73,74 @@ class NativeEngine:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Counts since the start: steps, generated_tokens, prefill_tokens, cached_tokens, preemptions, failed_steps;
-        busy_s; max_running (the most requests in one step)."""
+        """Counts since the start: steps, generated_tokens, prefill_tokens, scored_tokens, cached_tokens, preemptions,
+        failed_steps; busy_s; max_running (the most requests in one step)."""
         return {**self._metrics, "preemptions": float(self._scheduler.num_preempted)}
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """Sample one turn. Cancelling the awaiting task aborts the request.
+        """Sample one turn. Cancelling the awaiting task drops the request; `abort` ends it with what it has.
 
         The context ends at the model's last position: a request that reaches it finishes with "length".
 
         Raises:
             EngineError: the request can never be served, its step failed, or the engine is closed.
         """
-        max_new = self._check(request)
-        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._arrivals += 1
-        keep = self._config.kv_across_turns == "keep"
-        sequence = Sequence.of(request, future, arrival=self._arrivals, max_new=max_new, keep=keep)
-        self._ask(lambda: self._scheduler.add(sequence))
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self._tell(lambda: self._scheduler.remove(sequence))
-            raise
+        async with self._serving(self._sequence(request, Reply())) as reply:
+            return await reply.result()
 
-    async def score(self, rows: Rows[Rows[int]], temperature: float = 1.0) -> list[list[float]]:
-        """Log-probabilities of tokens[1:] of each row under the served weights.
+    async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
+        """`generate` in pieces: what was sampled since the piece before, at last the Completion. Leaving drops the request.
+
+        A piece comes after every call into the kernels: with a reader waiting, one takes about `PIECE_S` where a step is
+        shorter, else one step. A reader holds up nobody: pieces that it leaves lying become one.
 
         Raises:
-            EngineError: the forward failed or the engine is closed.
+            EngineError: as for `generate`, at the first piece or behind what was sampled until then.
         """
-        return await self._call(EngineError, "score", lambda: self._runner.score(rows, temperature))
+        async with self._serving(self._sequence(request, Reply(streams=True))) as reply, aclosing(reply.pieces()) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def abort(self, request: str) -> None:
+        """End a request: its caller gets a Completion that finishes with "abort" and holds what was sampled so far, nothing
+        where none was. Unknown ones are fine.
+
+        A request for its tokens followed by those, with the same seed, continues it under the weights that are then served:
+        a token's random number hangs on the seed and the token's position alone.
+
+        Args:
+            request: the id; of several with one id all end.
+        """
+        self._tell(lambda: self._abort(request))
+
+    async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
+        """Branch a request that is under way, which itself goes on: requests that continue it from what it has sampled so far,
+        each with a seed of its own and with the tokens that were left to sample.
+
+        What is computed is kept for each branch as for the next turn of a conversation: a branch that is then asked for computes
+        nothing of it again, unless an update or the need for room came between, or the request has seen an update itself.
+        `release` a branch's conversation when it is no longer needed, whether or not it was asked for.
+
+        Args:
+            request: its id.
+            seeds: of each branch, by the name that becomes its id and its conversation.
+
+        Raises:
+            EngineError: not exactly one request of this id is under way, or the engine is closed.
+        """
+        return await self._call(EngineError, f"fork of {request}", lambda: self._fork(request, seeds))
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        """Judge given tokens, computed among the requests that generate and within the same budgets; in exact numerics the
+        bits of the trainer's forward. An update on the way begins it again: all of it is of one version.
+
+        Raises:
+            EngineError: the request can never be served, its step failed, it was aborted, or the engine is closed.
+        """
+        self._check_score(request)
+        self._arrivals += 1
+        async with self._serving(Sequence.to_score(request, Reply(), arrival=self._arrivals)) as reply:
+            return await reply.result()
 
     async def release(self, conversation: str) -> None:
         """Forget the KV of a conversation; unknown ones are fine."""
@@ -152,6 +194,36 @@ class NativeEngine:
             raise EngineError(f"request {request.id}: expected {problem}")
         return max_new
 
+    @asynccontextmanager
+    async def _serving(self, sequence: Sequence) -> AsyncIterator[Reply]:
+        """The request is with the engine's thread until it is answered or nobody waits any longer."""
+        self._ask(lambda: self._scheduler.add(sequence))
+        try:
+            yield sequence.reply
+        finally:
+            if not sequence.reply.given:
+                self._tell(lambda: self._scheduler.remove(sequence))
+
+    def _sequence(self, request: GenerateRequest, reply: Reply) -> Sequence:
+        max_new = self._check(request)
+        self._arrivals += 1
+        keep = self._config.kv_across_turns == "keep"
+        return Sequence.of(request, reply, arrival=self._arrivals, max_new=max_new, keep=keep)
+
+    def _check_score(self, request: ScoreRequest) -> None:
+        tokens, room = request.tokens, min(self._model.max_positions, self._capacity) + 1
+        problem = None
+        if not 1 <= request.first < len(tokens):
+            problem = f"1 <= first < number of tokens, got {request.first} of {len(tokens)}; score tokens that follow one"
+        elif min(tokens) < 0 or max(tokens) >= self._model.vocab_size:
+            problem = f"token ids below {self._model.vocab_size}, got {min(tokens)} to {max(tokens)}; use the model's tokenizer"
+        elif len(tokens) > room:
+            problem = f"at most {room} tokens, got {len(tokens)}; cut them or raise engine.kv_tokens"
+        elif request.temperature < 0 or not 0 <= request.top_k <= self._model.vocab_size:
+            problem = f"temperature >= 0 and 0 <= top_k <= {self._model.vocab_size}, got {request}; correct it"
+        if problem:
+            raise EngineError(f"score {request.id}: expected {problem}")
+
     def _ask(self, action: Callable[[], None]) -> None:
         with self._lock:
             if self._closed:
@@ -169,9 +241,9 @@ class NativeEngine:
 
     async def _call(self, error: type[SparringError], where: str, function: Callable[[], Any]) -> Any:
         """Run `function` on the engine's thread between two steps."""
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._ask(lambda: self._answer_with(future, error, where, function))
-        return await future
+        reply = Reply()
+        self._ask(lambda: self._answer_with(reply, error, where, function))
+        return await reply.result()
 
     # from here on: the engine's thread
 
@@ -199,15 +271,16 @@ class NativeEngine:
     def _step(self) -> None:
         started = time.perf_counter()
         chunks = self._scheduler.plan(self._version)
-        steps = self._scheduler.ahead(chunks, self._runner.most_steps)
+        steps = self._scheduler.ahead(chunks, self._most_steps(chunks))
         try:
             with boundary(EngineError, f"engine {self._name}: step"):
+                self._runner.copy(self._scheduler.cache.take_copies())
                 tokens, logprobs = self._runner.step(chunks, steps)
         except SparringError as cause:
             # a refusal by a kernel is a failure of the machinery too: the request itself was checked
             error = cause if isinstance(cause, EngineError) else EngineError(str(cause))
             self._metrics["failed_steps"] += 1
-            self._answers += [(sequence.future, error) for sequence in self._scheduler.discard(chunks)]
+            self._deliveries += [sequence.reply.settle(error) for sequence in self._scheduler.discard(chunks)]
             return
         self._count(chunks, tokens)
         sampling = [sequence for sequence, _, _, samples in chunks if samples]
@@ -215,10 +288,26 @@ class NativeEngine:
             known = len(sequence.logprobs)
             sequence.extend(new, their, self._version)
             self._scheduler.advance(sequence, len(sequence.logprobs) - known - 1, self._version)
+            if sequence.reply.streams:
+                at = known + sequence.num_prompt
+                self._deliveries.append(sequence.reply.extend(sequence.tokens[at:], sequence.logprobs[known:]))
             if sequence.finish_reason:
                 self._scheduler.retire(sequence, self._version)
-                self._answers.append((sequence.future, sequence.completion()))
-        self._metrics["busy_s"] += time.perf_counter() - started
+                self._deliveries.append(sequence.reply.settle(sequence.completion()))
+        for sequence, begin, count, _ in chunks if len(sampling) < len(chunks) else ():
+            if sequence.scored_from is not None and begin + count == len(sequence.tokens):
+                self._scheduler.retire(sequence, self._version)
+                self._deliveries.append(sequence.reply.settle(sequence.scored(self._version)))
+        taken_s = time.perf_counter() - started
+        self._metrics["busy_s"] += taken_s
+        self._pace_s = taken_s / max(map(len, tokens), default=1)
+
+    def _most_steps(self, chunks: list[Chunk]) -> int:
+        """As many as a call can take; while somebody reads along, no more than `PIECE_S` holds at the last call's pace."""
+        most = self._runner.most_steps
+        if not any(chunk.sequence.reply.streams for chunk in chunks):
+            return most
+        return steps_at(self._pace_s, most)
 
     def _count(self, chunks: list[Chunk], sampled: list[list[int]]) -> None:
         """Before the sampled tokens are taken: whoever has none yet, or has more than one to compute, is being read."""
@@ -226,9 +315,23 @@ class NativeEngine:
         reading = [chunk for chunk in chunks if chunk.count > 1 or not chunk.samples or not chunk.sequence.logprobs]
         metrics["steps"] += max(map(len, sampled), default=1)
         metrics["generated_tokens"] += sum(map(len, sampled))
-        metrics["prefill_tokens"] += sum(chunk.count for chunk in reading)
+        scored = sum(chunk.count for chunk in reading if chunk.sequence.scored_from is not None)
+        metrics["scored_tokens"] += scored
+        metrics["prefill_tokens"] += sum(chunk.count for chunk in reading) - scored
         metrics["cached_tokens"] += sum(c.sequence.cached_tokens for c in reading if c.samples and not c.sequence.logprobs)
         metrics["max_running"] = max(metrics["max_running"], len(chunks))
+
+    def _abort(self, request: str) -> None:
+        for sequence in self._scheduler.abort(request, self._version):
+            aborted = sequence.completion() if sequence.scored_from is None else EngineError(f"score {request}: aborted")
+            self._deliveries.append(sequence.reply.settle(aborted))
+
+    def _fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
+        found = [sequence for sequence in self._scheduler.find(request) if sequence.scored_from is None]
+        if len(found) != 1:
+            raise EngineError(f"fork of {request}: expected one request of this id under way, got {len(found)}; ask for new ones")
+        self._scheduler.fork(found[0], seeds, self._version)
+        return tuple(found[0].branch(name, seed) for name, seed in seeds.items())
 
     def _commit(self, ref: WeightRef, state: dict[str, torch.Tensor]) -> None:
         if ref.version <= self._version:  # its KV would pass for that of the weights served under this number
@@ -238,27 +341,22 @@ class NativeEngine:
         commit(self._model, self._runner, ref, state)
         self._version = ref.version
         self._scheduler.cache.release_other_versions(ref.version)
+        self._scheduler.restart_scores()
 
     def _answer_with(
-        self, future: asyncio.Future[Any], error: type[SparringError], where: str, function: Callable[[], Any]
+        self, reply: Reply, error: type[SparringError], where: str, function: Callable[[], Any]
     ) -> None:
         try:
             with boundary(error, where):
-                self._answers.append((future, function()))
+                self._deliveries.append(reply.settle(function()))
         except SparringError as cause:
-            self._answers.append((future, cause if isinstance(cause, error) else error(str(cause))))
+            self._deliveries.append(reply.settle(cause if isinstance(cause, error) else error(str(cause))))
 
     def _wake(self) -> None:
-        """One call into each event loop for everything that finished in this step."""
-        if not self._answers:
-            return
-        by_loop: dict[asyncio.AbstractEventLoop, list[Answer]] = defaultdict(list)
-        for future, result in self._answers:
-            by_loop[future.get_loop()].append((future, result))
-        self._answers.clear()
-        for loop, answers in by_loop.items():
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(_deliver, answers)
+        """Everything that came of this step, at once."""
+        if self._deliveries:
+            deliveries, self._deliveries = self._deliveries, []
+            deliver(deliveries)
 
     def _stop(self) -> None:
         self._stopping = True
@@ -270,18 +368,13 @@ class NativeEngine:
         while not self._inbox.empty():
             self._inbox.get()()
         error = EngineError(f"engine {self._name}: closed before the request was finished")
-        self._answers += [(sequence.future, error) for sequence in self._scheduler.clear()]
+        self._deliveries += [sequence.reply.settle(error) for sequence in self._scheduler.clear()]
         self._wake()
 
 
-def _deliver(answers: list[Answer]) -> None:
-    for future, result in answers:
-        if future.done():
-            continue
-        if isinstance(result, BaseException):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
+def steps_at(pace_s: float, most: int) -> int:
+    """How many steps of `pace_s` a call takes while somebody reads a stream: `PIECE_S` in all, at least 1, at most `most`."""
+    return max(1, min(most, int(PIECE_S / pace_s)))
 
 
 def _num_pages(model: CausalModel, config: EngineConfig) -> int:

@@ -16,9 +16,9 @@ from sparring.engine.scheduler import Chunk
 from sparring.engine.sequence import Sequence
 from sparring.model.attention import Packed
 from sparring.model.causal import CausalModel
-from sparring.model.head import token_quantities
+from sparring.model.head import judge
 from sparring.model.kernels import ops
-from sparring.model.step import Sampled, Slots, StepRows, step_of
+from sparring.model.step import OperationStep, Sampled, Slots, StepRows, step_of
 
 MASK_64 = (1 << 64) - 1
 
@@ -39,6 +39,7 @@ class Runner:
         longest = min(num_pages, -(-model.max_positions // page_size))
         self._slots = Slots.of(max_running, longest)
         self._compute = step_of(model, self._pages, self._slots)
+        self._operations = OperationStep(model, self._pages, self._slots)
         self._interrupt = array("i", [0])
 
     @property
@@ -47,22 +48,41 @@ class Runner:
         return self._compute.most_steps
 
     def step(self, chunks: list[Chunk], steps: int) -> Sampled:
-        """Compute the chunks; sample for those that say so, in their order, and go on for up to `steps` steps in all."""
-        return self._compute(self._rows(chunks, steps))
+        """Compute the chunks; sample for those that say so, in their order, and go on for up to `steps` steps in all. What is
+        scored on the way goes to its sequences."""
+        rows = self._rows(chunks, steps)
+        if 0 not in rows.samples or not any(map(_is_scored, chunks)):
+            return self._compute(rows)
+        hidden = self._operations.hidden(rows)
+        for chunk, begin in zip(chunks, rows.cu_rows, strict=False):
+            if _is_scored(chunk):
+                self._score(chunk, hidden[begin : begin + chunk.count])
+        return self._operations.sample(rows, hidden)
+
+    def copy(self, pages: list[tuple[int, int]]) -> None:
+        """Copy pages, (from, to) in this order."""
+        for source, target in pages:
+            self._pages.copy_page(source, target)
 
     def interrupt(self, wanted: bool) -> None:
         """From any thread: a step that is being computed, and any after it, is the last of its call; or no longer."""
         self._interrupt[0] = wanted
 
-    def score(self, rows: Rows[Rows[int]], temperature: float) -> list[list[float]]:
-        """Log-probabilities of tokens[1:] of each row under softmax(logits / temperature), without touching the cache."""
-        bodies = [torch.tensor(row[:-1], dtype=torch.int64) for row in rows]
-        positions = torch.cat([torch.arange(len(body)) for body in bodies])
-        hidden = self._model.hidden(torch.cat(bodies), positions, Packed.of([len(body) for body in bodies]))
-        targets = torch.cat([torch.tensor(row[1:], dtype=torch.int64) for row in rows])
-        heat = torch.full((len(targets),), temperature)
-        logprobs = token_quantities(self._model, hidden, targets, heat, {"logprob"})["logprob"]
-        return [part.tolist() for part in logprobs.split([len(body) for body in bodies])]
+    def probe(self, tokens: Rows[int]) -> list[float]:
+        """Log-probabilities of tokens[1:] under the weights as they are now, without touching the cache."""
+        row, targets = torch.tensor(tokens[:-1]), torch.tensor(tokens[1:])
+        hidden = self._model.hidden(row, torch.arange(len(row)), Packed.of([len(row)]))
+        return judge(self._model, hidden, targets, torch.ones(len(row))).logprob.tolist()
+
+    def _score(self, chunk: Chunk, hidden: torch.Tensor) -> None:
+        """From hidden[count, D] of a chunk to the scores of those of its rows that its sequence wants."""
+        sequence, begin, count, _ = chunk
+        first = max(begin, sequence.scored_from)
+        request = sequence.request
+        targets = torch.tensor(request.tokens[first + 1 : begin + count + 1])
+        heat = torch.full((len(targets),), request.temperature)
+        judged = judge(self._model, hidden[first - begin :], targets, heat, request.top_k)
+        sequence.scores.append(tuple(values.tolist() for values in judged))
 
     def _rows(self, chunks: list[Chunk], steps: int) -> StepRows:
         sequences, begins, counts, samples = zip(*chunks, strict=True)
@@ -91,7 +111,7 @@ class Runner:
         known, pages = sequence.table_length, sequence.pages
         slots, slot = self._slots, sequence.slot
         if known == 0:
-            sampling = sequence.request.sampling
+            sampling = sequence.sampling
             slots.temperature[slot], slots.top_k[slot], slots.top_p[slot] = sampling.temperature, sampling.top_k, sampling.top_p
             slots.seeds[slot] = sampling.seed & MASK_64
             stops = sampling.stop[: slots.stops.shape[1]]
@@ -99,3 +119,8 @@ class Runner:
         slots.tables[slot, known : len(pages)] = pages[known:]
         sequence.table_length, sequence.stale = len(pages), False
         return known == 0
+
+
+def _is_scored(chunk: Chunk) -> bool:
+    first = chunk.sequence.scored_from
+    return first is not None and chunk.begin + chunk.count > first

@@ -9,9 +9,10 @@ its own back and starts again from its tokens.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from sparring.engine.kv import Idle, KvCache
+from sparring.engine.kv import KvCache
 from sparring.engine.sequence import Sequence
 
 
@@ -96,12 +97,35 @@ class Scheduler:
     def retire(self, sequence: Sequence, version: int) -> None:
         """Take a finished request out; its conversation keeps the pages when all of them are of `version`."""
         self._leave(sequence)
-        conversation = sequence.request.conversation
+        conversation = sequence.conversation
         if sequence.keep and conversation is not None and sequence.oldest == version:
-            self.cache.park(conversation, Idle(sequence.tokens[: sequence.computed], sequence.pages, version))
-            sequence.pages = []
-        else:
-            self._give_back(sequence)
+            self.cache.share(conversation, *self._held(sequence), version)
+        self._give_back(sequence)
+
+    def restart_scores(self) -> None:
+        """Let every request to score begin again: its answer is of one version."""
+        for sequence in [sequence for sequence in self._running if sequence.scored_from is not None]:
+            self._suspend(sequence)
+
+    def find(self, request: str) -> list[Sequence]:
+        """Every request of this id that runs or waits."""
+        return [sequence for sequence in (*self._running, *self._waiting) if sequence.request.id == request]
+
+    def abort(self, request: str, version: int) -> list[Sequence]:
+        """Take out every request of this id; who runs is retired, so that its conversation keeps what is computed."""
+        found = self.find(request)
+        for sequence in found:
+            if sequence in self._running:
+                self.retire(sequence, version)
+            else:
+                self.remove(sequence)
+        return found
+
+    def fork(self, sequence: Sequence, conversations: Iterable[str], version: int) -> None:
+        """Let conversations go on from what a request has computed so far, where all of that is of `version`."""
+        if sequence.oldest == version:
+            for conversation in conversations:
+                self.cache.share(conversation, *self._held(sequence), version)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a request out wherever it is; unknown ones are ignored."""
@@ -123,7 +147,7 @@ class Scheduler:
         """Forget a conversation now and when its running request ends."""
         self.cache.release(conversation)
         for sequence in (*self._waiting, *self._running):
-            if sequence.request.conversation == conversation:
+            if sequence.conversation == conversation:
                 sequence.keep = False
 
     def clear(self) -> list[Sequence]:
@@ -140,7 +164,7 @@ class Scheduler:
             sequence.oldest = version
         if (count > 1 or end % self.cache.page_size == 0) and sequence.oldest == version:
             self.cache.publish(sequence.pages, sequence.tokens, end, version, sequence.digests)
-        return Chunk(sequence, begin, count, end == len(sequence.tokens))
+        return Chunk(sequence, begin, count, end == len(sequence.tokens) and sequence.scored_from is None)
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Pages for `num_tokens`; False when the sequence itself had to give way."""
@@ -158,7 +182,7 @@ class Scheduler:
         return True
 
     def _admit(self, sequence: Sequence, version: int) -> bool:
-        pages, known = self.cache.resume(sequence.request.conversation, sequence.tokens, version, sequence.digests)
+        pages, known = self.cache.resume(sequence.conversation, sequence.reusable, version, sequence.digests)
         missing = self.cache.pages_for(len(sequence.tokens)) - len(pages)
         # a page for every running request is left, or it would soon have to give way to them
         fresh = self.cache.take(missing, spare=len(self._running))
@@ -178,14 +202,22 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.num_preempted += 1
+        self._suspend(sequence)
+
+    def _suspend(self, sequence: Sequence) -> None:
         self._leave(sequence)
         self._give_back(sequence)
+        sequence.scores.clear()
         insort(self._waiting, sequence, key=_rank)
 
     def _leave(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
         self._slots.append(sequence.slot)
         sequence.slot = -1
+
+    def _held(self, sequence: Sequence) -> tuple[list[int], list[int]]:
+        """Tokens that have keys and values, and the pages of those."""
+        return sequence.tokens[: sequence.computed], sequence.pages[: self.cache.pages_for(sequence.computed)]
 
     def _give_back(self, sequence: Sequence) -> None:
         self.cache.drop(sequence.pages)

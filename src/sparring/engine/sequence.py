@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass, field
-from itertools import groupby, pairwise
+from dataclasses import dataclass, field, replace
+from itertools import chain, groupby, pairwise
 from operator import itemgetter
 
-from sparring.types import Completion, FinishReason, GenerateRequest, Runs
+from sparring.engine.reply import Reply
+from sparring.types import Completion, FinishReason, GenerateRequest, Runs, Sampling, ScoreRequest, Scores
+
+
+ScoredRows = tuple[list[float], list[float], list[list[int]], list[list[float]]]
+"""Log-probabilities, entropies, ids and log-probabilities of the likeliest tokens, of neighbouring rows."""
 
 
 @dataclass(eq=False, slots=True)
@@ -19,12 +23,18 @@ class Sequence:
     how many pages stand there, `stale` whether there are more by now. `origins` says from which token on the sampling version
     and the oldest KV version were which: a step touches as little of each request as it can, because computing it empties
     the caches of the processor.
+
+    A request to score is a prompt that samples nothing: every token but the last, which predicts nothing. `scored_from` is
+    the first of them that predicts one of the tokens to score, None for a request that generates; `scores` is what is known
+    so far.
     """
 
-    request: GenerateRequest
+    request: GenerateRequest | ScoreRequest
+    sampling: Sampling
+    conversation: str | None
     arrival: int
     max_new: int
-    future: asyncio.Future[Completion]
+    reply: Reply
     tokens: list[int]
     num_prompt: int
     stop: frozenset[int]
@@ -42,20 +52,47 @@ class Sequence:
     kv_version: int | None = None
     origins: list[tuple[int, int, int]] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    scored_from: int | None = None
+    scores: list[ScoredRows] = field(default_factory=list)
 
     @staticmethod
-    def of(request: GenerateRequest, future: asyncio.Future[Completion], *, arrival: int, max_new: int, keep: bool) -> Sequence:
+    def of(request: GenerateRequest, reply: Reply, *, arrival: int, max_new: int, keep: bool) -> Sequence:
         """A request that has just come in."""
         return Sequence(
             request=request,
+            sampling=request.sampling,
+            conversation=request.conversation,
             arrival=arrival,
             max_new=max_new,
-            future=future,
+            reply=reply,
             tokens=list(request.tokens),
             num_prompt=len(request.tokens),
             stop=frozenset(request.sampling.stop),
             keep=keep and request.conversation is not None,
         )
+
+    @staticmethod
+    def to_score(request: ScoreRequest, reply: Reply, *, arrival: int) -> Sequence:
+        """A request to score that has just come in."""
+        return Sequence(
+            request=request,
+            sampling=Sampling(),
+            conversation=None,
+            arrival=arrival,
+            max_new=0,
+            reply=reply,
+            tokens=list(request.tokens[:-1]),
+            num_prompt=len(request.tokens) - 1,
+            stop=frozenset(),
+            keep=False,
+            scored_from=request.first - 1,
+        )
+
+    @property
+    def reusable(self) -> list[int]:
+        """The beginning of the tokens whose KV may be found, up to and with one token that is computed all the same: nothing of
+        what is scored may be skipped."""
+        return self.tokens if self.scored_from is None else self.tokens[: self.scored_from + 1]
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -80,6 +117,24 @@ class Sequence:
         self.logprobs += logprobs
         if self.finish_reason is None and len(self.logprobs) >= self.max_new:
             self.finish_reason = "length"
+
+    def scored(self, version: int) -> Scores:
+        """What the caller gets, all of it from weights of `version`."""
+        logprobs, entropies, ids, tops = zip(*self.scores, strict=True)
+        return Scores(
+            logprobs=tuple(chain.from_iterable(logprobs)),
+            entropies=tuple(chain.from_iterable(entropies)),
+            top_ids=tuple(map(tuple, chain.from_iterable(ids))),
+            top_logprobs=tuple(map(tuple, chain.from_iterable(tops))),
+            version=version,
+            cached_tokens=self.cached_tokens,
+        )
+
+    def branch(self, name: str, seed: int) -> GenerateRequest:
+        """A request that continues this one from here with random numbers of its own."""
+        left = self.max_new - len(self.logprobs)
+        sampling = replace(self.request.sampling, seed=seed, max_tokens=left)
+        return replace(self.request, id=name, tokens=tuple(self.tokens), sampling=sampling, conversation=name)
 
     def completion(self) -> Completion:
         """What the caller gets."""

@@ -6,6 +6,7 @@ M rows, D width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Set
+from typing import NamedTuple
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -60,3 +61,48 @@ def token_quantities(
         chunks.append(checkpoint(quantities, *arguments, use_reentrant=False) if recompute else quantities(*arguments))
     logprob, entropy = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*chunks, strict=True))
     return {name: value for name, value in (("logprob", logprob), ("entropy", entropy)) if name in needs}
+
+
+class Judged(NamedTuple):
+    """logprob [M], entropy [M] and, of the likeliest tokens, top_ids [M, k] int64 and top_logprobs [M, k]."""
+
+    logprob: torch.Tensor
+    entropy: torch.Tensor
+    top_ids: torch.Tensor
+    top_logprobs: torch.Tensor
+
+
+@torch.no_grad()
+def judge(
+    model: CausalModel, hidden: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, top_k: int = 0
+) -> Judged:
+    """`token_quantities` without gradients, to the bit, together with the `top_k` likeliest tokens of each row: the likeliest
+    first, equal logits by id. A log-probability does not depend on how its token came to be named.
+
+    Args:
+        model: whose head is applied.
+        hidden: [M, D].
+        targets: [M] int64.
+        temperature: [M] float32.
+        top_k: 0 to V.
+    """
+    chunks = []
+    for rows, wanted, heat in zip(*(t.split(CHUNK_ROWS) for t in (hidden, targets, temperature)), strict=True):
+        logits = model.logits(rows)
+        ids = _likeliest(logits, top_k)
+        tops = [ops.token_logprobs(logits, column.contiguous(), heat)[0] for column in ids.unbind(1)]
+        top_logprobs = torch.stack(tops, 1) if tops else logits.new_empty(len(rows), 0)
+        chunks.append(Judged(*ops.token_logprobs(logits, wanted, heat), ids, top_logprobs))
+    return Judged(*(torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*chunks, strict=True)))
+
+
+def _likeliest(logits: torch.Tensor, count: int) -> torch.Tensor:
+    """[M, V] -> ids [M, count]. `topk` alone does not say which of equal logits it takes."""
+    if count == 0:
+        return torch.empty(len(logits), 0, dtype=torch.int64)
+    least = logits.topk(count, dim=1).values[:, -1:]
+    above, equal = logits > least, logits == least
+    taken = above | (equal & (equal.cumsum(1) <= count - above.sum(1, keepdim=True)))
+    ids = taken.nonzero()[:, 1].view(len(logits), count)
+    order = logits.gather(1, ids).sort(dim=1, descending=True, stable=True).indices
+    return ids.gather(1, order)

@@ -87,15 +87,24 @@ class OperationStep:
 
     def __call__(self, rows: StepRows) -> Sampled:
         """Compute the rows, one step of them."""
-        slots, cu_rows, ends = (torch.frombuffer(values, dtype=torch.int32) for values in rows[:3])
-        tokens, sampling = torch.frombuffer(rows.tokens, dtype=torch.int64), torch.frombuffer(rows.samples, dtype=torch.bool)
+        return self.sample(rows, self.hidden(rows))
+
+    def hidden(self, rows: StepRows) -> torch.Tensor:
+        """Compute the rows: their hidden states [N, D]."""
+        cu_rows, ends = (torch.frombuffer(values, dtype=torch.int32) for values in rows[1:3])
+        tokens = torch.frombuffer(rows.tokens, dtype=torch.int64)
         width = -(-max(rows.lengths) // self._pages.page_size)
         tables = torch.from_numpy(self._slots.tables[rows.slots, :width])
         positions = torch.arange(len(tokens)) + torch.repeat_interleave(ends - cu_rows[1:], cu_rows.diff())
         where = Paged(self._pages, ops.PagedRows(tables, cu_rows, ends))
-        hidden = self._model.hidden(tokens, positions, where)
+        return self._model.hidden(tokens, positions, where)
+
+    def sample(self, rows: StepRows, hidden: torch.Tensor) -> Sampled:
+        """The next token of each sequence that samples, from hidden[N, D]."""
         if 1 not in rows.samples:
             return [], []
+        slots, cu_rows, ends = (torch.frombuffer(values, dtype=torch.int32) for values in rows[:3])
+        sampling = torch.frombuffer(rows.samples, dtype=torch.bool)
         chosen = slots[sampling].numpy()
         sampled, logprobs = ops.sample(
             self._model.logits(hidden.index_select(0, cu_rows[1:][sampling] - 1)),

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Mapping, Sequence, Set
+from contextlib import aclosing
 
 from sparring.observe.spans import Spans
 from sparring.protocols import Engine, Trainer
-from sparring.types import Batch, CheckpointRef, Completion, GenerateRequest, Sample, StepResult, WeightRef
+from sparring.types import (
+    Batch,
+    CheckpointRef,
+    Completion,
+    Delta,
+    GenerateRequest,
+    Sample,
+    ScoreRequest,
+    Scores,
+    StepResult,
+    WeightRef,
+)
 
 
 class WatchedEngine:
@@ -26,6 +38,26 @@ class WatchedEngine:
         """As the engine."""
         with self._spans.span("generating"):
             return await self._engine.generate(request)
+
+    async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
+        """As the engine; time that the reader takes counts too."""
+        with self._spans.span("generating"):
+            async with aclosing(self._engine.stream(request)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    async def abort(self, request: str) -> None:
+        """As the engine."""
+        await self._engine.abort(request)
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        """As the engine; counts as `scoring`."""
+        with self._spans.span("scoring"):
+            return await self._engine.score(request)
+
+    async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
+        """As the engine."""
+        return await self._engine.fork(request, seeds)
 
     async def release(self, conversation: str) -> None:
         """As the engine."""

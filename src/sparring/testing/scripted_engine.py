@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import xxhash
 
 from sparring.errors import EngineError
-from sparring.types import Completion, GenerateRequest, Runs, WeightRef
+from sparring.types import Completion, Delta, FinishReason, GenerateRequest, Runs, ScoreRequest, Scores, WeightRef
 
 Script = Callable[[GenerateRequest], Sequence[int]]
+
+
+@dataclass(eq=False, slots=True)
+class _Turn:
+    """A request in flight, and what it has said so far."""
+
+    request: GenerateRequest
+    said: list[int] = field(default_factory=list)
+    aborted: bool = False
 
 
 class ScriptedEngine:
     """Implements `Engine`. Log-probabilities are a function of version, position and token.
 
     A script's ids are cut at the first stop id and at `max_tokens`; where it ends without a stop id, the request's first
-    stop id is appended, so that scripts need not know the format.
+    stop id is appended, so that scripts need not know the format. A request says nothing before the engine's latency is over,
+    then a token whenever its reader asks for one.
 
     Args:
         script: the ids to "sample" for a request.
@@ -39,7 +50,7 @@ class ScriptedEngine:
         self._version = version
         self._latency_s = latency_s
         self._fail_on = frozenset(fail_on)
-        self._in_flight = 0
+        self._live: list[_Turn] = []
         self._closed = False
         self.requests: list[GenerateRequest] = []
         self.pulled: list[WeightRef] = []
@@ -57,19 +68,72 @@ class ScriptedEngine:
         Raises:
             EngineError: the engine is closed, or this request was chosen to fail.
         """
+        *_, completion = [piece async for piece in self.stream(request)]
+        assert isinstance(completion, Completion)
+        return completion
+
+    async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
+        """The same, token by token.
+
+        Raises:
+            EngineError: as for `generate`.
+        """
         if self._closed:
             raise EngineError("the scripted engine is closed")
         self.requests.append(request)
-        number = len(self.requests)
-        self._in_flight += 1
-        self.most_in_flight = max(self.most_in_flight, self._in_flight)
+        number, turn = len(self.requests), _Turn(request)
+        self._live.append(turn)
+        self.most_in_flight = max(self.most_in_flight, len(self._live))
         try:
             await asyncio.sleep(self._latency_s)
+            if number in self._fail_on:
+                raise EngineError(f"request {number} was chosen to fail")
+            tokens, finished = _ended(self._script(request), request)
+            for token in tokens:
+                if turn.aborted:
+                    break
+                turn.said.append(token)
+                position = len(request.tokens) + len(turn.said) - 1
+                yield Delta(tokens=(token,), logprobs=(self._logprob(position, token, request),))
         finally:
-            self._in_flight -= 1
-        if number in self._fail_on:
-            raise EngineError(f"request {number} was chosen to fail")
-        return self._answer(request)
+            self._live.remove(turn)
+        yield self._answer(turn, "abort" if len(turn.said) < len(tokens) else "stop" if finished else "length")
+
+    async def abort(self, request: str) -> None:
+        """End the requests of this id before their next token."""
+        for turn in self._live:
+            turn.aborted |= turn.request.id == request
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        """Refused: a script says one token and knows no distribution.
+
+        Raises:
+            EngineError: always.
+        """
+        raise EngineError(f"score {request.id}: expected a model's distribution, got a scripted engine; ask a native one")
+
+    async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
+        """Requests that continue one in flight from what it has said.
+
+        Raises:
+            EngineError: not exactly one request of this id is in flight, or the engine is closed.
+        """
+        found = [turn for turn in self._live if turn.request.id == request]
+        if self._closed or len(found) != 1:
+            raise EngineError(f"fork of {request}: expected one request of this id in flight, got {len(found)}")
+        [turn] = found
+        tokens, sampling = (*turn.request.tokens, *turn.said), turn.request.sampling
+        self.held.update(dict.fromkeys(seeds, tokens))
+        return tuple(
+            replace(
+                turn.request,
+                id=name,
+                tokens=tokens,
+                sampling=replace(sampling, seed=seed, max_tokens=sampling.max_tokens - len(turn.said)),
+                conversation=name,
+            )
+            for name, seed in seeds.items()
+        )
 
     async def release(self, conversation: str) -> None:
         """Forget a conversation's KV."""
@@ -86,8 +150,8 @@ class ScriptedEngine:
         self._closed = True
         self.held.clear()
 
-    def _answer(self, request: GenerateRequest) -> Completion:
-        tokens, finished = _ended(self._script(request), request)
+    def _answer(self, turn: _Turn, finish_reason: FinishReason) -> Completion:
+        request, tokens = turn.request, tuple(turn.said)
         start = len(request.tokens)
         cached = 0
         if request.conversation is not None:
@@ -97,7 +161,7 @@ class ScriptedEngine:
         return Completion(
             tokens=tokens,
             logprobs=tuple(self._logprob(start + at, token, request) for at, token in enumerate(tokens)),
-            finish_reason="stop" if finished else "length",
+            finish_reason=finish_reason,
             versions=versions,
             kv_versions=versions,
             cached_tokens=cached,

@@ -21,11 +21,11 @@ def model_path(tmp_path_factory):
 def serve(model_path):
     """Run `scenario(engine)` on a fresh engine with these `[engine]` settings; returns what it returns."""
 
-    def run(scenario, *, path=None, **settings):
+    def run(scenario, *, path=None, dtype="float32", **settings):
         @asynccontextmanager
         async def opened():
             config = EngineConfig(**{"max_running": 32, "max_batch_tokens": 64, **settings})
-            engine = NativeEngine(load(path or model_path), config, threads=1)
+            engine = NativeEngine(load(path or model_path, dtype=dtype), config, threads=1)
             try:
                 yield engine
             finally:

@@ -160,3 +160,36 @@ def test_pages_are_conserved_and_reused_ones_hold_the_right_tokens(actions):
         kv.release(str(name))
     assert kv.pool.num_free == 12
     assert not any(kv.pool.references)
+
+
+def test_a_page_that_is_shared_and_not_full_is_copied_for_whoever_goes_on_in_it():
+    kv = cache(share=False)
+    live = kv.take(2)
+    for name in ("a", "b"):
+        kv.share(name, [1, 2, 3, 4, 5], live, 0)
+    (first, known), copies = kv.resume("a", [1, 2, 3, 4, 5, 6], 0, []), kv.take_copies()
+    assert known == 5 and first[0] == live[0] and copies == [(live[1], first[1])] and first[1] not in live
+    kv.drop(live)
+    assert kv.resume("b", [1, 2, 3, 4, 5, 7], 0, []) == (live, 5)
+    assert kv.take_copies() == []
+    kv.drop(live)
+    kv.drop(first)
+    assert kv.pool.num_free == 8
+
+
+def test_a_page_that_is_written_in_again_is_not_found_as_what_it_was():
+    kv = cache()
+    tokens = [1, 2, 3, 4, 5, 6, 7, 8]
+    live = filled(kv, tokens)
+    kv.share("a", tokens[:6], live, 0)
+    kv.drop(live)
+    assert kv.resume("a", [*tokens[:6], 9, 9, 9], 0, []) == (live, 6)
+    assert kv.resume(None, [*tokens, 1], 0, []) == (live[:1], 4)
+
+
+def test_without_room_for_a_copy_only_full_pages_are_shared():
+    kv = cache(num_pages=2, share=False)
+    live = kv.take(2)
+    kv.share("a", [1, 2, 3, 4, 5], live, 0)
+    assert kv.resume("a", [1, 2, 3, 4, 5, 6], 0, []) == (live[:1], 4)
+    assert kv.take_copies() == [] and kv.pool.references == [2, 1]

@@ -12,7 +12,9 @@ from sparring.model.attention import Packed
 from sparring.model.kernels import ops
 from sparring.model.load import load
 from sparring.testing.tiny_models import VOCABULARY
-from sparring.types import GenerateRequest, Runs, Sampling
+from sparring.types import GenerateRequest, Runs, Sampling, ScoreRequest
+
+PAIR = ScoreRequest(id="pair", tokens=(1, 2))
 
 
 def request(number, *, conversation=None, priority=0, tokens=None, **sampling):
@@ -153,11 +155,11 @@ def test_a_group_computes_its_prompt_once(serve, length, found):
 def test_cancelling_frees_the_request(serve):
     async def scenario(engine):
         tasks = [asyncio.create_task(engine.generate(request(i, max_tokens=150, stop=()))) for i in range(4)]
-        await engine.score([[1, 2]])
+        await engine.score(PAIR)
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        await engine.score([[1, 2]])
+        await engine.score(PAIR)
         return results, engine._scheduler.busy, engine._scheduler.cache.pool.num_free == engine._scheduler.cache.pool.num_pages
 
     results, busy, all_free = serve(scenario)
@@ -217,10 +219,10 @@ def test_closing_fails_what_runs_and_refuses_what_comes(serve):
     async def scenario(engine):
         # seconds of work, of which some has begun: however late this thread gets its turn, there is something left to fail
         tasks = [asyncio.create_task(engine.generate(request(i, max_tokens=200, stop=()))) for i in range(300)]
-        await engine.score([[1, 2]])
+        await engine.score(PAIR)
         await engine.close()
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        for call in (engine.generate(request(1)), engine.score([[1, 2]])):
+        for call in (engine.generate(request(1)), engine.score(PAIR)):
             with pytest.raises(EngineError, match="closed"):
                 await call
         await engine.close()
@@ -230,17 +232,6 @@ def test_closing_fails_what_runs_and_refuses_what_comes(serve):
     whole = [result for result in results if not isinstance(result, EngineError)]
     assert len(whole) < len(results)
     assert all(len(completion.tokens) == 200 for completion in whole)
-
-
-def test_score_is_the_probability_that_was_sampled_with(serve):
-    async def scenario(engine):
-        item = request(4, temperature=0.8)
-        answer = await engine.generate(item)
-        [scores] = await engine.score([(*item.tokens, *answer.tokens)], 0.8)
-        return answer.logprobs, tuple(scores[len(item.tokens) - 1 :])
-
-    sampled, scored = serve(scenario)
-    assert sampled == scored
 
 
 def test_two_event_loops_can_ask_one_engine(model_path):

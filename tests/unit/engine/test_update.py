@@ -123,13 +123,13 @@ def test_no_cache_survives_an_update(serve, trained):
 
 def test_a_request_in_flight_goes_on_and_records_both_versions(serve, trained):
     async def scenario(engine):
-        task = asyncio.create_task(engine.generate(request(max_tokens=200, stop=(), conversation="c")))
+        stream = engine.stream(request(max_tokens=200, stop=(), conversation="c"))
         # a crowd makes its steps long: alone it might be done before the update comes
         crowd = [asyncio.create_task(engine.generate(request(number, tokens=(number, 1), max_tokens=200, stop=()))) for number in range(1, 32)]
-        while engine.metrics.get("generated_tokens", 0) < 3:
-            await engine.score([[1, 2]])
+        await anext(stream)
         await engine.pull(trained)
-        answer, *_ = await asyncio.gather(task, *crowd)
+        *_, answer = [piece async for piece in stream]
+        await asyncio.gather(*crowd)
         again = await engine.generate(request(tokens=(*PROMPT, *answer.tokens, 5), conversation="c"))
         return answer, again
 

@@ -50,3 +50,16 @@ def test_only_what_is_needed_comes_back_and_nothing_unknown(path):
     assert head.token_quantities(model, hidden[:0], targets[:0], heat[:0], {"logprob"})["logprob"].shape == (0,)
     with pytest.raises(BadInput, match="top_k"):
         head.token_quantities(model, hidden, targets, heat, {"top_k"})
+
+
+def test_judging_gives_the_quantities_and_names_equal_logits_by_id(path):
+    model = load(path)
+    hidden, targets, heat = inputs(head.CHUNK_ROWS + 5)
+    found = head.token_quantities(model, hidden, targets, heat, {"logprob", "entropy"})
+    judged = head.judge(model, hidden, targets, heat, 4)
+    assert torch.equal(judged.logprob, found["logprob"]) and torch.equal(judged.entropy, found["entropy"])
+    assert judged.top_ids.shape == judged.top_logprobs.shape == (len(hidden), 4)
+    best = head.token_quantities(model, hidden, judged.top_ids[:, 3], heat, {"logprob"})["logprob"]
+    assert torch.equal(judged.top_logprobs[:, 3], best)
+    none = head.judge(model, torch.zeros(1, 48), targets[:1], heat[:1], 4)
+    assert none.top_ids.tolist() == [[0, 1, 2, 3]]

@@ -1,0 +1,89 @@
+"""What a caller waits for: left by the engine's thread, read on the caller's event loop. Torch-free."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any
+
+from sparring.types import Completion, Delta
+
+Delivery = tuple[asyncio.AbstractEventLoop, Callable[[], None]]
+
+
+class Reply:
+    """The answer to one call: a result or an error. Made on the loop that waits for it.
+
+    With `streams` it also tells what is sampled until then. What a slow reader leaves lying is joined into one delta: nobody
+    waits for a reader, and no more than the answer lies there.
+    """
+
+    def __init__(self, *, streams: bool = False) -> None:
+        self.streams = streams
+        self._loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[Any] = self._loop.create_future()
+        self._news = asyncio.Event()
+        self._tokens: list[int] = []
+        self._logprobs: list[float] = []
+
+    @property
+    def given(self) -> bool:
+        """Whether the result or the error is there."""
+        return self._future.done() and not self._future.cancelled()
+
+    async def result(self) -> Any:
+        """The result, when it is there, or its error raised."""
+        return await self._future
+
+    async def pieces(self) -> AsyncIterator[Delta | Completion]:
+        """Deltas as they come, at last the Completion; an error is raised behind what was sampled before it."""
+        while self._tokens or not self._future.done():
+            await self._news.wait()
+            self._news.clear()
+            if self._tokens:
+                delta = Delta(tokens=tuple(self._tokens), logprobs=tuple(self._logprobs))
+                self._tokens, self._logprobs = [], []
+                yield delta
+        yield await self._future
+
+    def extend(self, tokens: list[int], logprobs: list[float]) -> Delivery:
+        """To be done on the loop: so much more was sampled."""
+        return self._loop, partial(self._extend, tokens, logprobs)
+
+    def settle(self, result: Any) -> Delivery:
+        """To be done on the loop: the result is there; an exception is raised where the caller waits."""
+        return self._loop, partial(self._settle, result)
+
+    def _extend(self, tokens: list[int], logprobs: list[float]) -> None:
+        self._tokens += tokens
+        self._logprobs += logprobs
+        self._news.set()
+
+    def _settle(self, result: Any) -> None:
+        self._news.set()
+        if self._future.done():
+            return
+        if isinstance(result, BaseException):
+            self._future.set_exception(result)
+        else:
+            self._future.set_result(result)
+
+
+def deliver(deliveries: list[Delivery]) -> None:
+    """One call into each event loop; nobody waits any longer on a loop that is closed."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = defaultdict(list)
+    for loop, action in deliveries:
+        by_loop[loop].append(action)
+    for loop, actions in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_do, actions)
+        except RuntimeError:
+            if not loop.is_closed():
+                raise
+
+
+def _do(actions: list[Callable[[], None]]) -> None:
+    for action in actions:
+        action()
