@@ -9,7 +9,7 @@ optimiser steps that made it (0 = the weights the run started from).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -111,8 +111,10 @@ class Task:
 class Sampling:
     """How tokens are drawn. `seed` and a token's absolute position in its branch decide its random number, nothing else.
 
-    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 truncate nothing. `stop` are token ids that end the turn
-    (the stop token itself is sampled, recorded and trained).
+    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 truncate nothing. Where several are set, all at this temperature:
+    the top_k likeliest tokens, of these the fewest that hold top_p of what they have together, of these the ones with at least
+    min_p of the likeliest one's probability. `stop` are token ids that end the turn (the stop token itself is sampled,
+    recorded and trained).
     """
 
     temperature: float = 1.0
@@ -149,10 +151,23 @@ class Runs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptSets:
-    """Compressed rows: token i was drawn from ids[indptr[i]:indptr[i + 1]] (law 2). None where nothing was truncated."""
+    """What truncated sampling left of the vocabulary (law 2): token i was drawn from the ids of `rows[i]`, ascending, 32 bits
+    each, little-endian; from the whole vocabulary where the row is empty."""
 
-    indptr: tuple[int, ...]
-    ids: tuple[int, ...]
+    rows: tuple[bytes, ...]
+
+    @staticmethod
+    def of(ids: Iterable[Iterable[int]]) -> KeptSets:
+        """One set of ids per token."""
+        return KeptSets(rows=tuple(b"".join(id.to_bytes(4, "little") for id in sorted(row)) for row in ids))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def ids(self, token: int) -> tuple[int, ...]:
+        """The ids that a token was drawn from; none where nothing was truncated."""
+        row = self.rows[token]
+        return tuple(int.from_bytes(row[at : at + 4], "little") for at in range(0, len(row), 4))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,7 +190,7 @@ class Completion:
     """What the engine sampled. `logprobs[i]` is of the distribution that tokens[i] was drawn from (law 2).
 
     `versions` is the weight version that sampled each token, `kv_versions` the oldest version among the KV entries
-    it attended to; `cached_tokens` counts prompt tokens whose KV was already there.
+    it attended to; `cached_tokens` counts prompt tokens whose KV was already there. `kept` is None where nothing was truncated.
     """
 
     tokens: tuple[int, ...]
@@ -243,7 +258,8 @@ class Segment:
     """One node of a trajectory tree: the tokens it adds to its parent.
 
     `logprobs`, `versions` and `kv_versions` exist exactly when a model of ours sampled the tokens, and then have one
-    value per token. `message` is the parsed or rendered message, None for pure template tokens.
+    value per token; so does `kept` where sampling was truncated. `message` is the parsed or rendered message, None for pure
+    template tokens.
     """
 
     index: int
@@ -256,6 +272,7 @@ class Segment:
     versions: Runs | None = None
     kv_versions: Runs | None = None
     sampling: Sampling | None = None
+    kept: KeptSets | None = None
 
     def __post_init__(self) -> None:
         sampled = self.model is not None
@@ -263,6 +280,8 @@ class Segment:
             raise ValueError("a segment has log-probabilities and versions exactly when a model of ours sampled it")
         if self.logprobs is not None and not len(self.logprobs) == len(self.tokens) == len(self.versions or ()):
             raise ValueError("one log-probability and one version per sampled token")
+        if self.kept is not None and not (sampled and len(self.kept) == len(self.tokens)):
+            raise ValueError("one kept set per sampled token")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -403,6 +422,7 @@ class Sample:
 
     The model's log-probability of tokens[t] is computed at position t - 1, so tokens[0] never carries weight.
     `weights` maps a loss term (policy, imitate, ...) to its per-token weights; a term that is absent touches nothing.
+    `kept` has an empty row where nothing was sampled or nothing truncated; it is None where that is so everywhere.
     """
 
     id: str
@@ -415,12 +435,15 @@ class Sample:
     versions: tuple[int, ...] | None = None
     kv_versions: tuple[int, ...] | None = None
     temperature: float = 1.0
+    kept: KeptSets | None = None
     annotations: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, values in (*self.weights.items(), *self.annotations.items()):
             if len(values) != len(self.tokens):
                 raise ValueError(f"sample {self.id}: {name} has {len(values)} values for {len(self.tokens)} tokens")
+        if self.kept is not None and len(self.kept) != len(self.tokens):
+            raise ValueError(f"sample {self.id}: {len(self.kept)} kept sets for {len(self.tokens)} tokens")
         if any(values and values[0] for values in self.weights.values()):
             raise ValueError(f"sample {self.id}: the first token has no prediction and cannot carry weight")
 

@@ -45,7 +45,8 @@ class Play:
         slots = Slots.of(MAX_SLOTS, PAGES_PER_TABLE)
         for slot in range(MAX_SLOTS):
             slots.temperature[slot], slots.seeds[slot] = (1.0, 0.7, 0.0)[slot % 3], slot
-            slots.top_k[slot], slots.top_p[slot] = (0, 0, 0, 5)[slot % 4], (1.0, 1.0, 0.9)[slot % 3]
+            slots.top_k[slot], slots.top_p[slot] = (0, 0, 0, 5)[slot % 4], (1.0, 1.0, 0.9, 1.0)[slot % 4]
+            slots.min_p[slot] = (0.0, 0.0, 0.0, 0.0, 0.2)[slot % 5]
         if kind is OperationStep:
             return OperationStep(model, pages, slots), pages, slots
         return DecoderStep(model.decoder, model.head.product, pages, slots, work_per_thread=1), pages, slots
@@ -82,17 +83,16 @@ class Play:
 
     @torch.inference_mode()
     def one_by_one(self, rows, steps):
-        """What the operations sample in `steps` steps, each sequence going on with its own; both [steps][sequences]."""
+        """What the operations sample in `steps` steps, each sequence going on with its own; all [steps][sequences]."""
         step, _, slots = self.kinds[0]
         slots.tables[:] = self.tables
-        tokens, logprobs, rows = [], [], rows._replace(steps=1)
+        tokens, logprobs, kept, rows = [], [], [], rows._replace(steps=1)
         for _ in range(steps):
-            new, their = step(rows)
-            tokens.append([token for (token,) in new])
-            logprobs.append([logprob for (logprob,) in their])
+            for values, new in zip((tokens, logprobs, kept), columns(step(rows)), strict=True):
+                values.append([value for (value,) in new])
             lengths = array("i", [length + 1 for length in rows.lengths])
             rows = rows._replace(tokens=array("q", tokens[-1]), lengths=lengths)
-        return tokens, logprobs
+        return tokens, logprobs, kept
 
     @torch.inference_mode()
     def at_once(self, rows):
@@ -102,7 +102,12 @@ class Play:
         torch.set_num_threads(self.threads)
         found = step(rows)
         torch.set_num_threads(1)
-        return found
+        return columns(found)
+
+
+def columns(sampled):
+    """Tokens, log-probabilities and kept ids, the last as empty where there are none."""
+    return sampled.tokens, sampled.logprobs, sampled.kept or [[b""] * len(new) for new in sampled.tokens]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -112,9 +117,11 @@ def test_prompts_generation_and_both_together(path, dtype, threads):
     play.agree(play.rows({0: 40, 3: 17, 9: 1, 4: 5}, samples=[0, 1, 1, 1]))
     play.agree(play.rows({3: 1, 0: 33, 9: 1, 12: 3}))
     for _ in range(3):
-        tokens, logprobs = play.agree(play.rows({3: 1, 0: 1, 9: 1, 12: 1}, independent=True))
-        assert len(tokens) == len(logprobs) == 4
-    assert play.agree(play.rows({5: 20}, samples=[0])) == ([], [])
+        tokens, logprobs, kept = play.agree(play.rows({3: 1, 0: 1, 9: 1, 12: 1}, independent=True))
+        assert len(tokens) == len(logprobs) == len(kept) == 4
+        assert [bool(ids) for (ids,) in kept] == [True, False, True, False], "top-k, nothing, min-p, nothing"
+    tokens, logprobs, _ = play.agree(play.rows({5: 20}, samples=[0]))
+    assert (tokens, logprobs) == ([], [])
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -147,10 +154,10 @@ def test_all_stop_when_one_of_them_ends(path):
     counts = dict.fromkeys(range(7), 1)
     play.agree(play.rows({slot: 3 for slot in counts}))
     rows = play.rows(counts, independent=True, steps=9)
-    tokens, _ = play.one_by_one(rows, 9)
+    tokens, *_ = play.one_by_one(rows, 9)
     ended = tokens[3][2]
     play.kinds[1][2].stops[2, 5] = ended
-    found, _ = play.at_once(rows)
+    found, *_ = play.at_once(rows)
     taken = next(t for t in range(9) if tokens[t][2] == ended) + 1
     assert found == [[tokens[t][i] for t in range(taken)] for i in counts]
 
@@ -159,8 +166,8 @@ def test_an_interrupted_call_takes_one_step(path):
     play = Play(load(path))
     play.agree(play.rows({0: 3, 1: 4}))
     rows = play.rows({0: 1, 1: 1}, independent=True, steps=9, interrupt=1)
-    tokens, logprobs = play.one_by_one(rows, 1)
-    assert play.at_once(rows) == ([[token] for token in tokens[0]], [[logprob] for logprob in logprobs[0]])
+    one_by_one = play.one_by_one(rows, 1)
+    assert play.at_once(rows) == tuple([[value] for value in values[0]] for values in one_by_one)
 
 
 def test_steps_without_pages_or_positions_are_refused(path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sparring.types import Group, Rollout, Sample, Segment, Trajectory
+from sparring.types import Group, KeptSets, Rollout, Sample, Segment, Trajectory
 
 
 def flatten(group: Group, model: str) -> list[Sample]:
@@ -55,8 +55,10 @@ def _branch(id: str, group: str, branch: Sequence[Segment], own: set[int]) -> Sa
     logprobs: list[float] = []
     versions: list[int] = []
     kv_versions: list[int] = []
+    kept: list[bytes] = []
     for segment in branch:
         count = len(segment.tokens)
+        kept += segment.kept.rows if segment.kept and segment.index in own else (b"",) * count
         tokens += segment.tokens
         if segment.index in own:
             weights += [1.0] * count
@@ -78,6 +80,7 @@ def _branch(id: str, group: str, branch: Sequence[Segment], own: set[int]) -> Sa
         versions=tuple(versions),
         kv_versions=tuple(kv_versions),
         temperature=_temperature(id, [s for s in branch if s.index in own]),
+        kept=KeptSets(rows=tuple(kept)) if any(kept) else None,
     )
 
 

@@ -1,6 +1,7 @@
 """Rows -> tensors of one micro-batch.
 
-Shapes: N tokens, one for each distinct prefix of a row; B rows; M weighted tokens (those that some term trains).
+Shapes: N tokens, one for each distinct prefix of a row; B rows; M weighted tokens (those that some term trains);
+K kept ids in all.
 """
 
 from __future__ import annotations
@@ -52,6 +53,9 @@ class MicroBatch:
     """[M] int64: the oldest version it attended to; -1 where nothing was sampled."""
     temperature: torch.Tensor
     """[M] float32."""
+    kept: tuple[torch.Tensor, torch.Tensor] | None
+    """Offsets [M + 1] int64 and ids [K] int32: token m was drawn from ids[offsets[m]:offsets[m + 1]], ascending; from the whole
+    vocabulary where these are none. None where that is so for all."""
     annotations: Mapping[str, torch.Tensor]
     """Per annotation that every row carries, [M] float32."""
     denominators: Mapping[str, float]
@@ -94,6 +98,7 @@ def micro_batch(
         versions=versions(row.versions for row in rows),
         kv_versions=versions(row.kv_versions for row in rows),
         temperature=torch.from_numpy(flat.of_each([row.temperature for row in rows], np.float32)[chosen]).to(device),
+        kept=_kept(flat, chosen, device),
         annotations={name: column(row.annotations[name] for row in rows) for name in names},
         denominators=dict(denominators),
     )
@@ -129,6 +134,17 @@ def _weights(flat: _Flat, terms: Sequence[str]) -> np.ndarray:
         if term == "policy":
             weights[place] *= flat.column((row.advantages for row in flat.rows), 1.0, np.float64) != 0
     return weights
+
+
+def _kept(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The kept sets of the `chosen` [M] of the T tokens, end to end."""
+    if all(row.kept is None for row in flat.rows):
+        return None
+    every = [ids for row in flat.rows for ids in (row.kept.rows if row.kept else (b"",) * len(row.tokens))]
+    sets = [every[token] for token in chosen.tolist()]
+    offsets = np.cumsum([0, *(len(ids) // 4 for ids in sets)], dtype=np.int64)
+    ids = np.frombuffer(b"".join(sets), "<i4").astype(np.int32)
+    return torch.from_numpy(offsets).to(device), torch.from_numpy(ids).to(device)
 
 
 def _predicting(flat: _Flat, chosen: np.ndarray) -> tuple[Layout, np.ndarray]:

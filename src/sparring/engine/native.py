@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections import defaultdict
@@ -22,12 +23,13 @@ from sparring.engine.sequence import Sequence
 from sparring.engine.update import commit
 from sparring.errors import EngineError, SparringError, WeightsError, boundary
 from sparring.model.causal import CausalModel
-from sparring.types import Completion, Delta, GenerateRequest, ScoreRequest, Scores, WeightRef
+from sparring.types import Completion, Delta, GenerateRequest, Sampling, ScoreRequest, Scores, WeightRef
 from sparring.weights.inline import fetch
 
 PIECE_S = 0.02
 """How long a call into the kernels may take while somebody reads a stream: tokens come 50 times a second, and what a shorter call
 costs beside its steps stays below a hundredth."""
+LARGEST_ID = 1 << 31
 
 
 class NativeEngine:
@@ -186,10 +188,8 @@ class NativeEngine:
         elif len(tokens) + max_new - 1 > self._capacity:
             got = f"{len(tokens)} + {max_new}"
             problem = f"prompt + max_tokens within the cache of {self._capacity}, got {got}; raise engine.kv_tokens"
-        elif sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
-            problem = f"temperature >= 0, 0 < top_p <= 1 and top_k >= 0, got {sampling}; correct it"
-        elif sampling.min_p:
-            problem = f"min_p 0, got {sampling.min_p}; use top_p"
+        else:
+            problem = _problem_of(sampling)
         if problem:
             raise EngineError(f"request {request.id}: expected {problem}")
         return max_new
@@ -275,18 +275,19 @@ class NativeEngine:
         try:
             with boundary(EngineError, f"engine {self._name}: step"):
                 self._runner.copy(self._scheduler.cache.take_copies())
-                tokens, logprobs = self._runner.step(chunks, steps)
+                sampled = self._runner.step(chunks, steps)
         except SparringError as cause:
             # a refusal by a kernel is a failure of the machinery too: the request itself was checked
             error = cause if isinstance(cause, EngineError) else EngineError(str(cause))
             self._metrics["failed_steps"] += 1
             self._deliveries += [sequence.reply.settle(error) for sequence in self._scheduler.discard(chunks)]
             return
-        self._count(chunks, tokens)
+        self._count(chunks, sampled.tokens)
         sampling = [sequence for sequence, _, _, samples in chunks if samples]
-        for sequence, new, their in zip(sampling, tokens, logprobs, strict=True):
+        kept = sampled.kept or [None] * len(sampling)
+        for sequence, new, their, sets in zip(sampling, sampled.tokens, sampled.logprobs, kept, strict=True):
             known = len(sequence.logprobs)
-            sequence.extend(new, their, self._version)
+            sequence.extend(new, their, self._version, sets)
             self._scheduler.advance(sequence, len(sequence.logprobs) - known - 1, self._version)
             if sequence.reply.streams:
                 at = known + sequence.num_prompt
@@ -300,7 +301,7 @@ class NativeEngine:
                 self._deliveries.append(sequence.reply.settle(sequence.scored(self._version)))
         taken_s = time.perf_counter() - started
         self._metrics["busy_s"] += taken_s
-        self._pace_s = taken_s / max(map(len, tokens), default=1)
+        self._pace_s = taken_s / max(map(len, sampled.tokens), default=1)
 
     def _most_steps(self, chunks: list[Chunk]) -> int:
         """As many as a call can take; while somebody reads along, no more than `PIECE_S` holds at the last call's pace."""
@@ -375,6 +376,21 @@ class NativeEngine:
 def steps_at(pace_s: float, most: int) -> int:
     """How many steps of `pace_s` a call takes while somebody reads a stream: `PIECE_S` in all, at least 1, at most `most`."""
     return max(1, min(most, int(PIECE_S / pace_s)))
+
+
+def _problem_of(sampling: Sampling) -> str | None:
+    """What is expected of how tokens are drawn and what was got, if that is something else. NaN and infinity are."""
+    if not 0 <= sampling.temperature < math.inf:
+        return f"a temperature of 0 or more, got {sampling.temperature}; correct it"
+    if not 0 < sampling.top_p <= 1:
+        return f"a top_p above 0 and at most 1, got {sampling.top_p}; 1 truncates nothing"
+    if not 0 <= sampling.min_p <= 1:
+        return f"a min_p from 0 to 1, got {sampling.min_p}; 0 truncates nothing"
+    if not 0 <= sampling.top_k < LARGEST_ID:
+        return f"a top_k of 0 or more, got {sampling.top_k}; 0 truncates nothing"
+    if any(not -LARGEST_ID <= token < LARGEST_ID for token in sampling.stop):
+        return f"stop tokens of 32 bits, got {sampling.stop}; use the model's tokenizer"
+    return None
 
 
 def _num_pages(model: CausalModel, config: EngineConfig) -> int:

@@ -112,7 +112,8 @@ class Runner:
         slots, slot = self._slots, sequence.slot
         if known == 0:
             sampling = sequence.sampling
-            slots.temperature[slot], slots.top_k[slot], slots.top_p[slot] = sampling.temperature, sampling.top_k, sampling.top_p
+            slots.temperature[slot], slots.min_p[slot] = sampling.temperature, sampling.min_p
+            slots.top_k[slot], slots.top_p[slot] = sampling.top_k, sampling.top_p
             slots.seeds[slot] = sampling.seed & MASK_64
             stops = sampling.stop[: slots.stops.shape[1]]
             slots.stops[slot] = (*stops, *[-1] * (slots.stops.shape[1] - len(stops)))

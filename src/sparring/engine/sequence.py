@@ -7,7 +7,7 @@ from itertools import chain, groupby, pairwise
 from operator import itemgetter
 
 from sparring.engine.reply import Reply
-from sparring.types import Completion, FinishReason, GenerateRequest, Runs, Sampling, ScoreRequest, Scores
+from sparring.types import Completion, FinishReason, GenerateRequest, KeptSets, Runs, Sampling, ScoreRequest, Scores
 
 
 ScoredRows = tuple[list[float], list[float], list[list[int]], list[list[float]]]
@@ -48,6 +48,7 @@ class Sequence:
     table_length: int = 0
     stale: bool = True
     logprobs: list[float] = field(default_factory=list)
+    kept: list[bytes] | None = None
     version: int | None = None
     kv_version: int | None = None
     origins: list[tuple[int, int, int]] = field(default_factory=list)
@@ -69,6 +70,7 @@ class Sequence:
             num_prompt=len(request.tokens),
             stop=frozenset(request.sampling.stop),
             keep=keep and request.conversation is not None,
+            kept=[] if _truncates(request.sampling) else None,
         )
 
     @staticmethod
@@ -104,8 +106,8 @@ class Sequence:
         """Tokens that still need keys and values: one while generating, more while the prompt is read."""
         return len(self.tokens) - self.computed
 
-    def extend(self, tokens: list[int], logprobs: list[float], version: int) -> None:
-        """Take sampled tokens up to the one that ends the sequence, which sets `finish_reason`."""
+    def extend(self, tokens: list[int], logprobs: list[float], version: int, kept: list[bytes] | None = None) -> None:
+        """Take sampled tokens up to the one that ends the sequence, which sets `finish_reason`. `kept`: see `Sampled`."""
         if version != self.version or self.oldest != self.kv_version:
             self.version, self.kv_version = version, self.oldest
             self.origins.append((len(self.logprobs), version, version if self.oldest is None else self.oldest))
@@ -115,6 +117,8 @@ class Sequence:
             self.finish_reason = "stop"
         self.tokens += tokens
         self.logprobs += logprobs
+        if self.kept is not None:
+            self.kept += [b""] * len(tokens) if kept is None else kept[: len(tokens)]
         if self.finish_reason is None and len(self.logprobs) >= self.max_new:
             self.finish_reason = "length"
 
@@ -145,6 +149,7 @@ class Sequence:
             finish_reason=self.finish_reason or "abort",
             versions=versions,
             kv_versions=kv_versions,
+            kept=KeptSets(rows=tuple(self.kept)) if self.kept and any(self.kept) else None,
             cached_tokens=self.cached_tokens,
         )
 
@@ -156,6 +161,10 @@ class Sequence:
         lengths = [end - begin for begin, end in pairwise(bounds)]
         _, versions, kv_versions = zip(*self.origins, strict=True) if self.origins else ((), (), ())
         return _joined(lengths, versions), _joined(lengths, kv_versions)
+
+
+def _truncates(sampling: Sampling) -> bool:
+    return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
 
 
 def _joined(lengths: list[int], values: tuple[int, ...]) -> Runs:

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from sparring.errors import refusal
 from sparring.model.causal import CausalModel
 from sparring.model.kernels import ops
+from sparring.model.kernels.kept import KeptRows, split
 
 QUANTITIES = frozenset({"logprob", "entropy"})
 CHUNK_ROWS = 1024
@@ -27,10 +28,11 @@ def token_quantities(
     targets: torch.Tensor,
     temperature: torch.Tensor,
     needs: Set[str],
+    kept: KeptRows | None = None,
     *,
     keep_elements: int = KEEP_ELEMENTS,
 ) -> dict[str, torch.Tensor]:
-    """Log-probability of each target and entropy of its distribution, softmax(logits / temperature).
+    """Log-probability of each target and entropy of its distribution, softmax(logits / temperature) over what was kept.
 
     Args:
         model: whose head is applied.
@@ -38,6 +40,7 @@ def token_quantities(
         targets: [M] int64.
         temperature: [M] float32; 0 stands for greedy sampling, as in `Sampling`.
         needs: names out of `QUANTITIES`.
+        kept: the ids that truncated sampling left for each of the M; None where it left all of them.
         keep_elements: up to this many logits are kept for the backward pass; above, each chunk is computed again there,
             so that [M, V] logits never exist at once.
 
@@ -45,19 +48,21 @@ def token_quantities(
         The needed names, each [M] float32, with gradients.
 
     Raises:
-        BadInput: an unknown name is needed.
+        BadInput: an unknown name is needed, or a target is not among its kept ids.
     """
     unknown = set(needs) - QUANTITIES
     if unknown:
         raise refusal("token_quantities", f"names out of {sorted(QUANTITIES)}", f"{sorted(unknown)}", "use another loss")
     recompute = torch.is_grad_enabled() and hidden.shape[0] * model.vocab_size > keep_elements
 
-    def quantities(rows: torch.Tensor, wanted: torch.Tensor, heat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return ops.token_logprobs(model.logits(rows), wanted, heat)
+    def quantities(
+        rows: torch.Tensor, wanted: torch.Tensor, heat: torch.Tensor, sets: KeptRows | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return ops.token_logprobs(model.logits(rows), wanted, heat, sets)
 
-    chunks = []
+    chunks, sets = [], split(kept, len(targets), CHUNK_ROWS)
     # split, not slices: the gradient of each slice would be a whole [M, D] of its own
-    for arguments in zip(*(t.split(CHUNK_ROWS) for t in (hidden, targets, temperature)), strict=True):
+    for arguments in zip(*(t.split(CHUNK_ROWS) for t in (hidden, targets, temperature)), sets, strict=True):
         chunks.append(checkpoint(quantities, *arguments, use_reentrant=False) if recompute else quantities(*arguments))
     logprob, entropy = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*chunks, strict=True))
     return {name: value for name, value in (("logprob", logprob), ("entropy", entropy)) if name in needs}

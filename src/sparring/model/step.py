@@ -8,6 +8,7 @@ B sequences, N new rows, M sequences that sample, P pages of a table, S slots.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from ctypes import addressof, byref
 from operator import is_
 from typing import NamedTuple
@@ -20,7 +21,8 @@ from sparring.model.attention import Paged
 from sparring.model.causal import CausalModel
 from sparring.model.decoder import Decoder, Layer
 from sparring.model.kernels import ops
-from sparring.model.kernels.decoder_step import STOPS, DecoderPlan, LayerPlan, StepPlan, Weight
+from sparring.model.kernels.decoder_step import SLOT_COLUMNS, STOPS, DecoderPlan, LayerPlan, StepPlan, Weight
+from sparring.model.kernels.kept import ids_of, no_masks
 from sparring.model.layers import Product, RowLinear, RowNorm
 
 
@@ -30,14 +32,15 @@ WORK_PER_THREAD = 2_000_000
 class Slots(NamedTuple):
     """By slot, what a running request needs in every step; the caller changes them in place.
 
-    tables [S, P] int32, temperature [S] float32, top_k [S] int64, top_p [S] float32, seeds [S] uint64; stops [S, 8] int64:
-    tokens behind which a sequence takes no further step, -1 for none.
+    tables [S, P] int32, temperature [S] float32, top_k [S] int64, top_p [S] and min_p [S] float32, seeds [S] uint64;
+    stops [S, 8] int64: tokens behind which a sequence takes no further step, -1 for none.
     """
 
     tables: np.ndarray
     temperature: np.ndarray
     top_k: np.ndarray
     top_p: np.ndarray
+    min_p: np.ndarray
     seeds: np.ndarray
     stops: np.ndarray
 
@@ -49,9 +52,15 @@ class Slots(NamedTuple):
             np.ones(num_slots, np.float32),
             np.zeros(num_slots, np.int64),
             np.ones(num_slots, np.float32),
+            np.zeros(num_slots, np.float32),
             np.zeros(num_slots, np.uint64),
             np.full((num_slots, STOPS), -1, np.int64),
         )
+
+    def truncate(self, slots: array[int]) -> bool:
+        """Whether any of these ("i") cuts off a part of its distribution."""
+        at = np.frombuffer(slots, np.int32)
+        return bool((self.top_k[at] > 0).any() or (self.top_p[at] < 1).any() or (self.min_p[at] > 0).any())
 
 
 class StepRows(NamedTuple):
@@ -73,8 +82,21 @@ class StepRows(NamedTuple):
     interrupt: array[int]
 
 
-Sampled = tuple[list[list[int]], list[list[float]]]
-"""Tokens and log-probabilities of each sequence that samples, [M] lists of at least one step."""
+class Sampled(NamedTuple):
+    """Tokens and log-probabilities of each sequence that samples, [M] lists of at least one step; and the ids that each token
+    was drawn from, empty where nothing was truncated (see `types.KeptSets`), or None where nothing was in any."""
+
+    tokens: list[list[int]]
+    logprobs: list[list[float]]
+    kept: list[list[bytes]] | None
+
+
+def _kept(masks: np.ndarray | None, bounds: Sequence[tuple[int, int]]) -> list[list[bytes]] | None:
+    """The sets of each sequence, whose masks are rows `bounds` of masks [N, W]."""
+    if masks is None:
+        return None
+    sets = ids_of(masks)
+    return [sets[begin:end] for begin, end in bounds] if any(sets) else None
 
 
 class OperationStep:
@@ -102,19 +124,21 @@ class OperationStep:
     def sample(self, rows: StepRows, hidden: torch.Tensor) -> Sampled:
         """The next token of each sequence that samples, from hidden[N, D]."""
         if 1 not in rows.samples:
-            return [], []
+            return Sampled([], [], None)
         slots, cu_rows, ends = (torch.frombuffer(values, dtype=torch.int32) for values in rows[:3])
         sampling = torch.frombuffer(rows.samples, dtype=torch.bool)
         chosen = slots[sampling].numpy()
-        sampled, logprobs = ops.sample(
+        sampled, logprobs, masks = ops.sample(
             self._model.logits(hidden.index_select(0, cu_rows[1:][sampling] - 1)),
             torch.from_numpy(self._slots.temperature[chosen]),
             torch.from_numpy(self._slots.top_k[chosen]),
             torch.from_numpy(self._slots.top_p[chosen]),
+            torch.from_numpy(self._slots.min_p[chosen]),
             torch.from_numpy(self._slots.seeds[chosen]),
             ends[sampling],
         )
-        return sampled.unsqueeze(1).tolist(), logprobs.unsqueeze(1).tolist()
+        kept = _kept(masks, [(i, i + 1) for i in range(len(sampled))])
+        return Sampled(sampled.unsqueeze(1).tolist(), logprobs.unsqueeze(1).tolist(), kept)
 
 
 class DecoderStep:
@@ -147,8 +171,10 @@ class DecoderStep:
         count = samples.count(1)
         sampled, logprobs = array("q", bytes(8 * count * steps)), array("f", bytes(4 * count * steps))
         counts = array("i", bytes(4 * count))
+        masks = no_masks(count * steps, self._plan.V) if self._slots.truncate(slots) else None
         inputs = [values.buffer_info()[0] for values in (slots, cu_rows, lengths, tokens, samples)]
         outputs = [values.buffer_info()[0] for values in (interrupt, sampled, logprobs, counts)]
+        outputs.append(None if masks is None else masks.ctypes.data)
         work = steps * (len(tokens) * self._work_per_row + count * self._work_per_sample)
         threads = max(1, min(torch.get_num_threads(), work // self._work_per_thread))
         step = StepPlan(*inputs, len(slots), independent, steps, *outputs, threads)
@@ -156,7 +182,8 @@ class DecoderStep:
         if bad != -1:
             self._refuse(bad, rows)
         bounds = [(i * steps, i * steps + taken) for i, taken in enumerate(counts)]
-        return [sampled[a:b].tolist() for a, b in bounds], [logprobs[a:b].tolist() for a, b in bounds]
+        tokens, their = ([values[a:b].tolist() for a, b in bounds] for values in (sampled, logprobs))
+        return Sampled(tokens, their, _kept(masks, bounds))
 
     def _follow(self) -> None:
         """Point at the tensors that the model has now. Packing in place keeps them; a replaced parameter does not."""
@@ -202,7 +229,7 @@ class DecoderStep:
             pages.page_size,
             pages.num_pages,
             slots.tables.shape[1],
-            *(getattr(slots, name).ctypes.data for name in ("tables", "temperature", "top_p", "top_k", "seeds", "stops")),
+            *(getattr(slots, name).ctypes.data for name in SLOT_COLUMNS),
             decoder.norm.variance_epsilon,
         )
 

@@ -111,6 +111,7 @@ class Tree:
                 versions=completion.versions,
                 kv_versions=completion.kv_versions,
                 sampling=sampling,
+                kept=completion.kept,
             )
         )
         self.segments += new

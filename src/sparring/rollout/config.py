@@ -66,8 +66,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("group_size, max_concurrent_rollouts and max_turn_tokens must be at least 1")
         if self.max_lag < 0 or self.retries < 0 or self.retry_delay_s < 0:
             raise ValueError("max_lag, retries and retry_delay_s must be 0 or more")
-        if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0 or not 0 <= self.min_p < 1:
-            raise ValueError("temperature >= 0, 0 < top_p <= 1, top_k >= 0 and 0 <= min_p < 1")
+        if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0 or not 0 <= self.min_p <= 1:
+            raise ValueError("temperature >= 0, 0 < top_p <= 1, top_k >= 0 and 0 <= min_p <= 1")
         if min(self.score_timeout_s, self.box_timeout_s) <= 0 or (self.timeout_s is not None and self.timeout_s <= 0):
             raise ValueError("timeout_s, score_timeout_s and box_timeout_s must be more than 0")
         if any(n is not None and n < 1 for n in (self.max_turns, self.max_tokens)):

@@ -17,7 +17,7 @@ class Difference:
     trajectory: str
     segment: int
     position: int
-    what: Literal["token", "logprob", "length"]
+    what: Literal["token", "logprob", "kept", "length"]
     expected: str
     got: str
 
@@ -93,7 +93,7 @@ def prompt_of(trajectory: Trajectory, segment: Segment) -> tuple[int, ...]:
 def compare(trajectory: str, segment: Segment, again: Completion) -> Difference | None:
     """The first difference between a recorded segment and a completion, by position; None where all bits agree."""
 
-    def difference(position: int, what: Literal["token", "logprob", "length"], expected: str, got: str) -> Difference:
+    def difference(position: int, what: Literal["token", "logprob", "kept", "length"], expected: str, got: str) -> Difference:
         return Difference(
             trajectory=trajectory, segment=segment.index, position=position, what=what, expected=expected, got=got
         )
@@ -106,6 +106,10 @@ def compare(trajectory: str, segment: Segment, again: Completion) -> Difference 
             return difference(position, "token", str(token), str(token_again))
         if struct.pack("<d", logprob) != struct.pack("<d", logprob_again):
             return difference(position, "logprob", logprob.hex(), logprob_again.hex())
+        ids, ids_again = (sets.ids(position) if sets else () for sets in (segment.kept, again.kept))
+        if ids != ids_again:
+            odd = sorted(set(ids) ^ set(ids_again))[:8]
+            return difference(position, "kept", f"{len(ids)} ids", f"{len(ids_again)}, not the same: {odd}")
     if len(segment.tokens) != len(again.tokens):
         shorter = min(len(segment.tokens), len(again.tokens))
         return difference(shorter, "length", str(len(segment.tokens)), str(len(again.tokens)))

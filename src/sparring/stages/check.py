@@ -70,16 +70,16 @@ def _stages(context: Context) -> list[str]:
 
 
 def _sampling(context: Context) -> None:
-    """What is trained is sampled from the whole distribution: the trainer does not renormalise over kept sets yet (law 2)."""
-    rollout = context.config.rollout
+    """Rollouts differ, or they teach nothing."""
     if "rl" not in context.config.run.stages:
         return
-    for key, whole in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
-        found = getattr(rollout, key)
-        if found != whole:
-            raise refusal(f"rollout.{key}", f"{whole}, nothing truncated, while the run trains", str(found), "leave it out")
+    rollout = context.config.rollout
     if rollout.temperature == 0:
         raise refusal("rollout.temperature", "above 0 while the run trains", "0", "raise it: greedy rollouts are equal")
+    if rollout.top_k == 1:
+        raise refusal("rollout.top_k", "another than 1 while the run trains", "1", "raise it: greedy rollouts are equal")
+    if rollout.min_p == 1:
+        raise refusal("rollout.min_p", "below 1 while the run trains", "1.0", "lower it: greedy rollouts are equal")
 
 
 def _shape(context: Context) -> InitConfig:

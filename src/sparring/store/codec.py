@@ -14,7 +14,7 @@ import msgspec
 
 from sparring.types import Group, Purpose, Rollout, Score, Task, Trajectory
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised with every change to what is written here or to the tables of `sqlite.py`."""
 
 BIG_INT = 1

@@ -1,5 +1,7 @@
 """The worked example of `types.Sample`, laid out."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from sparring.batch.demonstration import demonstration, demonstration_batch
 from sparring.batch.denominators import denominators
 from sparring.batch.tensors import micro_batch
 from sparring.errors import BadInput
-from sparring.types import Sample
+from sparring.types import KeptSets, Sample
 
 EXAMPLE = Sample(
     id="x#0",
@@ -39,6 +41,19 @@ def test_the_worked_example_is_aligned_with_the_positions_that_predict():
     assert micro.versions.tolist() == [7, 7, 8, -1]
     assert micro.kv_versions.tolist() == [7, 7, 7, -1]
     assert micro.temperature.tolist() == [0.5, 0.5, 0.5, 1.0]
+
+
+def test_kept_sets_follow_their_tokens():
+    """Only of the weighted tokens; a row without any beside it, and a token that was drawn from everything."""
+    kept = KeptSets.of([[], [], [9, 20, 3], [21], [], [], []])
+    micro = micro_batch([demonstration([5, 6, 7], [False, True, True], "d"), replace(EXAMPLE, kept=kept)], {"policy": 3.0, "imitate": 2.0})
+    assert micro.targets.tolist() == [6, 7, 20, 21, 22]
+    offsets, ids = micro.kept
+    assert (offsets.tolist(), ids.tolist()) == ([0, 0, 0, 3, 4, 4], [3, 9, 20, 21])
+    assert (offsets.dtype, ids.dtype) == (torch.int64, torch.int32)
+    assert micro_batch([EXAMPLE], {"policy": 3.0}).kept is None
+    with pytest.raises(ValueError, match="1 kept sets for 7 tokens"):
+        replace(EXAMPLE, kept=KeptSets.of([[1]]))
 
 
 def test_a_common_beginning_stands_once_and_every_row_keeps_its_weights():

@@ -29,7 +29,8 @@ def request(number, *, conversation=None, priority=0, tokens=None, **sampling):
 
 
 def everyone():
-    return [request(i, temperature=(1.0, 0.6, 0.0)[i % 3], top_k=(0, 5)[i % 2], top_p=(1.0, 1.0, 1.0, 0.9)[i % 4]) for i in range(32)]
+    drawn = {"temperature": (1.0, 0.6, 0.0), "top_k": (0, 5), "top_p": (1.0, 1.0, 1.0, 0.9), "min_p": (0.0, 0.0, 0.0, 0.0, 0.3)}
+    return [request(i, **{name: values[i % len(values)] for name, values in drawn.items()}) for i in range(32)]
 
 
 def content(completion):
@@ -50,11 +51,12 @@ def reference(model_path):
             tokens, logprobs, sampling = list(item.tokens), [], item.sampling
             while True:
                 hidden = model.hidden(torch.tensor(tokens), torch.arange(len(tokens)), Packed.of([len(tokens)]))
-                token, logprob = ops.sample(
+                token, logprob, _ = ops.sample(
                     model.logits(hidden[-1:]),
                     torch.tensor([sampling.temperature]),
                     torch.tensor([sampling.top_k]),
                     torch.tensor([sampling.top_p]),
+                    torch.tensor([sampling.min_p]),
                     torch.tensor([sampling.seed], dtype=torch.uint64),
                     torch.tensor([len(tokens)]),
                 )
@@ -175,7 +177,14 @@ def test_cancelling_frees_the_request(serve):
         ({"tokens": (1,) * 100, "max_tokens": 100}, "within the cache of 128"),
         ({"max_tokens": 0}, "max_tokens of at least 1"),
         ({"temperature": -1.0}, "temperature"),
-        ({"min_p": 0.1}, "min_p 0"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 0.0}, "top_p above 0 and at most 1, got 0.0"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"min_p": -0.1}, "min_p from 0 to 1, got -0.1"),
+        ({"min_p": 1.1}, "min_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"top_k": 1 << 70}, "top_k"),
+        ({"stop": (1 << 70,)}, "stop tokens"),
     ],
 )
 def test_requests_that_can_never_be_served_are_refused(serve, bad, says):

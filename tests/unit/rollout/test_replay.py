@@ -10,7 +10,7 @@ from fates import make_stack
 from sparring.rollout.replay import ReplayReport, prompt_of, replay
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_script, toy_task
-from sparring.types import Rollout, Segment
+from sparring.types import KeptSets, Rollout, Segment
 
 
 def engine(version: int = 0) -> ScriptedEngine:
@@ -53,6 +53,15 @@ def test_one_unit_in_the_last_place_is_found() -> None:
     assert not report.identical and report.turns == 2 and report.difference is not None
     assert (report.difference.what, report.difference.position) == ("logprob", 1)
     assert float.fromhex(report.difference.expected) != float.fromhex(report.difference.got)
+
+
+def test_another_kept_set_is_found() -> None:
+    def limited(segment: Segment) -> Segment:
+        return replace(segment, kept=KeptSets.of([[token, token + 1] if n == 2 else [] for n, token in enumerate(segment.tokens)]))
+
+    report = run(changed(recorded(), 0, limited))
+    assert report.difference is not None and (report.difference.what, report.difference.position) == ("kept", 2)
+    assert (report.difference.expected, report.difference.got[:6]) == ("2 ids", "0, not")
 
 
 @pytest.mark.parametrize("what", ["token", "length"])

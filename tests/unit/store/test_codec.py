@@ -13,6 +13,7 @@ from sparring.types import (
     BoxSpec,
     Failure,
     Group,
+    KeptSets,
     Limits,
     Message,
     Outcome,
@@ -38,6 +39,7 @@ PLAIN = st.recursive(
     max_leaves=6,
 )
 TABLES = st.dictionaries(TEXTS, PLAIN, max_size=3)
+KEPT = st.lists(st.integers(0, 2**31 - 1), max_size=3)
 CALLS = st.builds(ToolCall, id=TEXTS, name=TEXTS, arguments=st.none() | TABLES, raw=TEXTS)
 MESSAGES = st.builds(
     Message,
@@ -92,6 +94,7 @@ def segments(draw, index: int = 0) -> Segment:
         versions=runs,
         kv_versions=runs,
         sampling=sampling,
+        kept=draw(st.none() | st.lists(KEPT, min_size=len(tokens), max_size=len(tokens)).map(KeptSets.of)),
     )
 
 

@@ -11,9 +11,11 @@ import os
 from ctypes import c_float, c_int, c_int64, c_void_p
 from typing import Any
 
+import numpy as np
 import torch
 
 from sparring.model.kernels.build import build, load
+from sparring.model.kernels.kept import KeptRows
 
 NAME, TILES_NAME = "exact-kernels", "exact-tiles"
 PANEL = 64
@@ -35,9 +37,9 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "pack_split_transposed": (_P, _P, _I, _I, _T),
     "linear_split": (_P, _P, _P, _P, _I, _I, _I, _T),
     "weight_gradient_split": (_P, _P, _P, _I, _I, _I, _T),
-    "token_logprobs": (*[_P] * 7, _I, _I, _T),
-    "token_logprobs_backward": (*[_P] * 9, _I, _I, _T),
-    "sample": (*[_P] * 8, _I, _I, _T),
+    "token_logprobs": (*[_P] * 9, _I, _I, _T),
+    "token_logprobs_backward": (*[_P] * 11, _I, _I, _T),
+    "sample": (*[_P] * 10, _I, _I, _T),
 }
 _TYPED_SIGNATURES: dict[str, tuple[Any, ...]] = {
     "rms_norm": (_P, _P, _P, _I, _I, _F, _T),
@@ -354,31 +356,40 @@ class CompiledPath:
         return out, bad
 
     def token_logprobs(
-        self, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor
+        self, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: KeptRows | None = None
     ) -> tuple[tuple[torch.Tensor, ...], int]:
-        """(logprob, entropy, maximum, log_sum), each [N]; and -1, or the first row whose target is no token."""
+        """(logprob, entropy, maximum, log_sum), each [N]; and -1, or the first row whose target is no token or not kept."""
         rows, vocabulary = logits.shape
         results = torch.empty(4, rows).unbind(0)
-        pointers = [t.data_ptr() for t in (logits, targets, temperature, *results)]
+        tensors = (logits, targets, temperature, *(kept or (None, None)), *results)
+        pointers = [None if t is None else t.data_ptr() for t in tensors]
         bad = self._f["token_logprobs"](*pointers, rows, vocabulary, torch.get_num_threads())
         return results, bad
 
     def token_logprobs_backward(
-        self, saved: tuple[torch.Tensor, ...], grad_logprob: torch.Tensor, grad_entropy: torch.Tensor | None
+        self,
+        saved: tuple[torch.Tensor, ...],
+        grad_logprob: torch.Tensor,
+        grad_entropy: torch.Tensor | None,
+        kept: KeptRows | None = None,
     ) -> torch.Tensor:
         """Gradient of the logits. `saved` is logits, targets, temperature, entropy, maximum, log_sum."""
         logits = saved[0]
         grad = torch.empty_like(logits)
-        pointers = [t.data_ptr() for t in (*saved, grad_logprob)]
-        pointers.append(None if grad_entropy is None else grad_entropy.data_ptr())
-        self._f["token_logprobs_backward"](*pointers, grad.data_ptr(), *logits.shape, torch.get_num_threads())
+        tensors = (*saved[:3], *(kept or (None, None)), *saved[3:], grad_logprob, grad_entropy, grad)
+        pointers = [None if t is None else t.data_ptr() for t in tensors]
+        self._f["token_logprobs_backward"](*pointers, *logits.shape, torch.get_num_threads())
         return grad
 
-    def sample(self, logits: torch.Tensor, *requests: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`requests`: temperature, top_k, top_p, seeds, positions, each [N] -> tokens[N], logprobs[N]."""
+    def sample(
+        self, logits: torch.Tensor, requests: tuple[torch.Tensor, ...], masks: np.ndarray | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`requests`: temperature, top_k, top_p, min_p, seeds, positions, each [N] -> tokens[N], logprobs[N]; what truncated
+        draws kept goes into `masks` [N, W]."""
         rows, vocabulary = logits.shape
         tokens, logprobs = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
         pointers = [t.data_ptr() for t in (logits, *requests, tokens, logprobs)]
+        pointers.append(None if masks is None else masks.ctypes.data)
         self._f["sample"](*pointers, rows, vocabulary, torch.get_num_threads())
         return tokens, logprobs
 

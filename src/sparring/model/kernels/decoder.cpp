@@ -34,7 +34,7 @@ struct DecoderPlan {
     int64_t num_layers, D, H, G, d, I, V, max_positions;
     int64_t page_size, num_pages, pages_per_table;
     const int32_t *tables;  // [slot][pages_per_table]
-    const float *temperature, *top_p;
+    const float *temperature, *top_p, *min_p;
     const int64_t *top_k;
     const uint64_t *seeds;
     const int64_t *stops;  // [slot][STOPS]
@@ -57,6 +57,7 @@ struct StepPlan {
     int64_t *sampled;
     float *logprobs;
     int32_t *counts;
+    uint64_t *kept;  // [sequence that samples][steps][ceil(V / 64)], zero at first: the kept ids of truncated draws; or null
     int64_t threads;
 };
 }
@@ -223,8 +224,10 @@ template <class T> struct Step {
         product(how, m.head, picked, logits, from, to);
         for (int64_t i = from; i < to; i++) {
             int64_t b = sampling[i], slot = s.slots[b];
-            Request request{m.temperature[slot], m.top_p[slot], m.top_k[slot], m.seeds[slot], s.lengths[b]};
-            s.sampled[i * s.steps + t] = sample_row(logits + i * m.V, m.V, request, s.logprobs + i * s.steps + t);
+            Request request{m.temperature[slot], m.top_p[slot], m.min_p[slot], m.top_k[slot], m.seeds[slot], s.lengths[b]};
+            int64_t at = i * s.steps + t;
+            uint64_t *mask = s.kept ? s.kept + at * blocks_of(m.V, 64) : nullptr;
+            s.sampled[at] = sample_row(logits + i * m.V, m.V, request, s.logprobs + at, mask);
             s.counts[i] = (int32_t)t + 1;
         }
     }

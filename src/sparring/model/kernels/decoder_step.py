@@ -13,6 +13,9 @@ import torch
 STOPS = 8
 """Tokens that end a sequence, per slot."""
 
+SLOT_COLUMNS = ("tables", "temperature", "top_p", "min_p", "top_k", "seeds", "stops")
+"""What the kernels read by slot, in this order."""
+
 LAYOUTS = {
     (torch.float32, torch.float32): 0,
     (torch.bfloat16, torch.float32): 0,
@@ -54,19 +57,20 @@ class DecoderPlan(Structure):
         *((name, c_void_p) for name in ("embedding", "norm", "cos", "sin")),
         *((name, c_int64) for name in ("num_layers", "D", "H", "G", "d", "I", "V", "max_positions")),
         *((name, c_int64) for name in ("page_size", "num_pages", "pages_per_table")),
-        *((name, c_void_p) for name in ("tables", "temperature", "top_p", "top_k", "seeds", "stops")),
+        *((name, c_void_p) for name in SLOT_COLUMNS),
         ("eps", c_float),
     ]
 
 
 class StepPlan(Structure):
-    """The new rows of B sequences; `sampled` and `logprobs` receive `counts` tokens, up to `steps`, for each that samples."""
+    """The new rows of B sequences; `sampled` and `logprobs` receive `counts` tokens, up to `steps`, for each that samples, `kept`
+    a mask over the vocabulary for each (see `kept.py`); it may be null."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("slots", "cu_rows", "lengths", "tokens", "samples")),
         ("B", c_int64),
         ("independent", c_int64),
         ("steps", c_int64),
-        *((name, c_void_p) for name in ("interrupt", "sampled", "logprobs", "counts")),
+        *((name, c_void_p) for name in ("interrupt", "sampled", "logprobs", "counts", "kept")),
         ("threads", c_int64),
     ]

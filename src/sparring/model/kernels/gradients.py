@@ -190,12 +190,12 @@ class TokenLogprobs(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, path: Any
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: Any, path: Any
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
         """logits[N, V] -> logprob[N], entropy[N], index of the first bad target or -1."""
-        (logprob, entropy, maximum, log_sum), bad = path.token_logprobs(logits, targets, temperature)
+        (logprob, entropy, maximum, log_sum), bad = path.token_logprobs(logits, targets, temperature, kept)
         ctx.save_for_backward(logits, targets, temperature, entropy, maximum, log_sum)
-        ctx.path = path
+        ctx.path, ctx.kept = path, kept
         ctx.set_materialize_grads(False)
         return logprob, entropy, bad
 
@@ -205,7 +205,8 @@ class TokenLogprobs(Function):
         """Gradient of the logits."""
         saved = ctx.saved_tensors
         if grad_logprob is None and grad_entropy is None:
-            return None, None, None, None
+            return None, None, None, None, None
         grad_logprob = torch.zeros_like(saved[3]) if grad_logprob is None else grad_logprob.contiguous()
         grad_entropy = None if grad_entropy is None else grad_entropy.contiguous()
-        return ctx.path.token_logprobs_backward(saved, grad_logprob, grad_entropy), None, None, None
+        grad = ctx.path.token_logprobs_backward(saved, grad_logprob, grad_entropy, ctx.kept)
+        return grad, None, None, None, None

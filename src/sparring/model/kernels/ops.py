@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from sparring.errors import refusal
 from sparring.model.kernels import gradients
 from sparring.model.kernels.compiled_path import NAME, TILES_NAME, CompiledPath, Norms, compiled_path
+from sparring.model.kernels.kept import KeptRows, no_masks
 from sparring.model.kernels.pages import BLOCK, KvPages, PagedRows
 from sparring.model.kernels.torch_path import TorchPath
 
@@ -290,15 +292,15 @@ def attention_paged(
 
 
 def token_logprobs(
-    logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor
+    logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: KeptRows | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability of each target and entropy of each row under softmax(logits / temperature), both [N] float32.
 
-    logits[N, V] float32, targets[N] int64, temperature[N] float32 (0 means greedy: computed at temperature 1). Gradients
-    of both flow to the logits.
+    logits[N, V] float32, targets[N] int64, temperature[N] float32 (0 means greedy: computed at temperature 1). Where `kept`
+    limits a row to some ids, its softmax is over these. Gradients of both flow to the logits.
 
     Raises:
-        BadInput: a target outside the vocabulary.
+        BadInput: a target outside the vocabulary or not among the kept ids, or kept ids that do not ascend within it.
     """
     _check_logits("token_logprobs", logits)
     logits, targets = logits.contiguous(), targets.to(torch.int64).contiguous()
@@ -306,11 +308,16 @@ def token_logprobs(
     if not targets.shape == temperature.shape == logits.shape[:1]:
         got = f"targets {tuple(targets.shape)}, temperature {tuple(temperature.shape)}"
         raise refusal("token_logprobs", f"{logits.shape[0]} targets and temperatures", got, "one for each row of logits")
+    if kept is not None:
+        kept = _checked(kept, len(targets))
     if torch.is_grad_enabled() and logits.requires_grad:
-        logprob, entropy, bad = gradients.TokenLogprobs.apply(logits, targets, temperature, _current())
+        logprob, entropy, bad = gradients.TokenLogprobs.apply(logits, targets, temperature, kept, _current())
     else:
-        (logprob, entropy, _, _), bad = _current().token_logprobs(logits, targets, temperature)
+        (logprob, entropy, _, _), bad = _current().token_logprobs(logits, targets, temperature, kept)
     if bad >= 0:
+        if kept is not None and 0 <= int(targets[bad]) < logits.shape[1]:
+            got = f"{int(targets[bad])} and {kept[1][int(kept[0][bad]) : int(kept[0][bad + 1])].tolist()[:20]}"
+            raise refusal(f"target of row {bad}", "one of its kept ids, which ascend", got, "pass the set that was sampled from")
         raise refusal(f"target of row {bad}", f"a token below {logits.shape[1]}", str(int(targets[bad])), "check the vocabulary")
     return logprob, entropy
 
@@ -320,15 +327,19 @@ def sample(
     temperature: torch.Tensor,
     top_k: torch.Tensor,
     top_p: torch.Tensor,
+    min_p: torch.Tensor,
     seeds: torch.Tensor,
     positions: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token for each row of logits[N, V] float32: tokens[N] int64 and logprobs[N] float32.
+) -> tuple[torch.Tensor, torch.Tensor, np.ndarray | None]:
+    """One token for each row of logits[N, V] float32: tokens[N] int64, logprobs[N] float32, and which ids each was drawn from:
+    masks[N, W] (see `kept`), without a bit where nothing was truncated; None where nothing was in any row.
 
     Inverse transform of one uniform number, Philox4x32-10 (Salmon et al. 2011) with key `seeds[n]` (64 bits) and counter
-    `positions[n]`. temperature[n] 0 takes the largest logit (lowest id among equals). top_k[n] <= 0 and top_p[n] >= 1
-    mean no truncation; else top-k, then the shortest prefix of what is left that holds top_p of it, equal logits lowest
-    id first. The log-probability is that of the distribution sampled from; untruncated it is `token_logprobs` to the bit.
+    `positions[n]`. temperature[n] 0 takes the largest logit (lowest id among equals) and truncates nothing. Else, at that
+    temperature and equal logits lowest id first: the top_k likeliest tokens; of these the shortest prefix that holds top_p of
+    what they have together; of these the ones with at least min_p of the likeliest one's probability. top_k[n] <= 0,
+    top_p[n] >= 1 and min_p[n] <= 0 truncate nothing. The log-probability is that of the distribution sampled from: that of
+    `token_logprobs`, given the kept ids, to the bit.
     """
     _check_logits("sample", logits)
     if seeds.dtype not in (torch.int64, torch.uint64):
@@ -337,13 +348,16 @@ def sample(
         temperature.to(torch.float32).contiguous(),
         top_k.to(torch.int64).contiguous(),
         top_p.to(torch.float32).contiguous(),
+        min_p.to(torch.float32).contiguous(),
         seeds.contiguous().view(torch.int64),
         positions.to(torch.int64).contiguous(),
     )
     if any(request.shape != logits.shape[:1] for request in requests):
         got = str([(tuple(r.shape), r.dtype) for r in requests])
-        raise refusal("sample", f"five vectors of {logits.shape[0]}", got, "one value for each row of logits")
-    return _current().sample(logits.contiguous(), *requests)
+        raise refusal("sample", f"six vectors of {logits.shape[0]}", got, "one value for each row of logits")
+    truncating = bool(((requests[1] > 0) | (requests[2] < 1) | (requests[3] > 0)).any())
+    masks = no_masks(*logits.shape) if truncating else None
+    return *_current().sample(logits.contiguous(), requests, masks), masks
 
 
 def decoder_step(plan: Any, step: Any, dtype: torch.dtype) -> int:
@@ -357,6 +371,15 @@ def decoder_step(plan: Any, step: Any, dtype: torch.dtype) -> int:
 def _check_logits(where: str, logits: torch.Tensor) -> None:
     if logits.dim() != 2 or logits.dtype is not torch.float32 or logits.shape[1] == 0:
         raise refusal(where, "logits[N, V] float32", f"{tuple(logits.shape)} {logits.dtype}", "cast the logits")
+
+
+def _checked(kept: KeptRows, rows: int) -> KeptRows:
+    """Offsets that say where in the ids each row's are: C reads what they say."""
+    offsets, ids = kept[0].to(torch.int64).contiguous(), kept[1].to(torch.int32).contiguous()
+    if offsets.shape != (rows + 1,) or int(offsets[0]) or int(offsets[-1]) != len(ids) or bool((offsets.diff() < 0).any()):
+        got = f"{tuple(offsets.shape)} up to {offsets[-1:].tolist()} of {len(ids)} ids"
+        raise refusal("kept", f"offsets [{rows + 1}] that ascend from 0 to the number of ids", got, "see kernels.kept")
+    return offsets, ids
 
 
 def _check_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:

@@ -94,65 +94,103 @@ static inline int64_t invert(const float *row, int64_t V, const Statistics &s, c
     return last_possible;  // rounding left the last step short of the sum
 }
 
+struct Request {
+    float temperature, top_p, min_p;
+    int64_t top_k;
+    uint64_t seed;
+    int64_t position;
+    bool truncates(int64_t V) const {
+        return temperature != 0.0f && ((top_k > 0 && top_k < V) || top_p < 1.0f || min_p > 0.0f);
+    }
+};
+
 struct Candidate {
     float logit;
     int32_t id;
     bool operator<(const Candidate &other) const { return logit != other.logit ? logit > other.logit : id < other.id; }
 };
 
-// The kept tokens, best first (equal logits: lowest id first), with their weights: top-k, then the shortest prefix that
-// holds top_p of what top-k left (Holtzman et al. 2020). At least one token is kept.
+// What a draw is limited to: the logits of the kept ids side by side, ids ascending. This is a row like any other, and so its
+// statistics, its draws and its gradient are those of any row: whoever has the ids gets the bits of whoever drew.
 struct Kept {
-    std::vector<Candidate> all;
-    std::vector<double> weights;
-    double sum;
+    std::vector<int32_t> ids;
+    std::vector<float> logits;
 
-    void choose(const float *row, int64_t V, const Statistics &s, int64_t top_k, double top_p) {
-        all.resize(V);
-        for (int64_t i = 0; i < V; i++) all[i] = {row[i], (int32_t)i};
-        int64_t limit = top_k > 0 ? smaller(top_k, V) : V;
+    void gather(const float *row, const int32_t *wanted, int64_t count) {
+        logits.resize(count);
+        for (int64_t i = 0; i < count; i++) logits[i] = row[wanted[i]];
+    }
+};
+
+// Top-k, then the shortest prefix that holds top_p of what top-k left (Holtzman et al. 2020), both best first (equal logits:
+// lowest id first), and of these the tokens with at least min_p of the likeliest one's probability (Nguyen et al. 2024).
+// The likeliest is always kept, a token of weight zero never.
+struct Truncation {
+    std::vector<Candidate> best;
+
+    void choose(const float *row, int64_t V, const Statistics &s, const Request &request, Kept &kept) {
+        int64_t limit = request.top_k > 0 ? smaller(request.top_k, V) : V;
         double total = s.sum;
-        if (limit < V) {
-            std::nth_element(all.begin(), all.begin() + limit - 1, all.end());
-            all.resize(limit);
-            std::sort(all.begin(), all.end());
-            total = fill(s, limit, std::numeric_limits<double>::infinity());
+        // where top-k has no say, min-p and top-p look at the same total, so what min-p leaves is all that has to be sorted
+        collect(row, V, s, limit < V ? 0.0f : request.min_p);
+        if (limit < (int64_t)best.size()) {
+            std::nth_element(best.begin(), best.begin() + limit - 1, best.end());
+            best.resize(limit);
         }
-        if (top_p >= 1.0) return;
-        double goal = top_p * total;
-        for (int64_t want = 256; limit == V; want *= 8) {  // sort a growing prefix until it holds enough
-            want = smaller(want, V);
-            std::nth_element(all.begin(), all.begin() + want - 1, all.end());
-            std::sort(all.begin(), all.begin() + want);
-            if (want == V || fill(s, want, goal) >= goal) break;
+        if (request.top_p < 1.0f) {
+            if (limit < V) {
+                std::sort(best.begin(), best.end());
+                total = 0.0;
+                for (const Candidate &candidate : best) total += weight(candidate, s);
+            }
+            best.resize(prefix(s, (double)request.top_p * total));
         }
-        fill(s, limit, goal);
+        kept.ids.clear();
+        for (const Candidate &candidate : best)
+            if (weight(candidate, s) >= request.min_p) kept.ids.push_back(candidate.id);
+        if (kept.ids.empty()) kept.ids.push_back(0);  // of a row that is not numbers
+        std::sort(kept.ids.begin(), kept.ids.end());
+        kept.gather(row, kept.ids.data(), (int64_t)kept.ids.size());
     }
 
-    // Weights of the first `count` until their sum reaches the goal; sets `weights` and `sum`, returns the sum.
-    double fill(const Statistics &s, int64_t count, double goal) {
-        weights.clear();
-        sum = 0.0;
-        for (int64_t i = 0; i < count && sum < goal; i++) {
-            float z = all[i].logit * s.inverse - s.maximum;
-            alignas(64) float lanes[LANES];
-            store(lanes, exp(splat(z)));
-            weights.push_back(lanes[0]);
-            sum += lanes[0];
+  private:
+    // In id order, those with a weight that is above zero and at least `lowest`.
+    void collect(const float *row, int64_t V, const Statistics &s, float lowest) {
+        best.clear();
+        for (int64_t i = 0; i < V; i += LANES) {
+            v16 shifted;
+            alignas(64) float weights[LANES];
+            store(weights, weight_at(row, i, V, splat(s.inverse), splat(s.maximum), &shifted));
+            for (int64_t l = 0; l < smaller(LANES, V - i); l++)
+                if (weights[l] > 0.0f && weights[l] >= lowest) best.push_back({row[i + l], (int32_t)(i + l)});
         }
-        return sum;
+    }
+
+    static float weight(const Candidate &candidate, const Statistics &s) {
+        alignas(64) float lanes[LANES];
+        store(lanes, exp(splat(candidate.logit * s.inverse - s.maximum)));
+        return lanes[0];
+    }
+
+    // How many of the best it takes to reach the goal; sorts as many as that needs.
+    int64_t prefix(const Statistics &s, double goal) {
+        int64_t count = (int64_t)best.size();
+        for (int64_t want = 256;; want *= 8) {
+            want = smaller(want, count);
+            if (want < count) std::nth_element(best.begin(), best.begin() + want, best.end());
+            std::sort(best.begin(), best.begin() + want);
+            double sum = 0.0;
+            for (int64_t i = 0; i < want; i++)
+                if ((sum += weight(best[i], s)) >= goal) return i + 1;
+            if (want == count) return count;
+        }
     }
 };
 
-struct Request {
-    float temperature, top_p;
-    int64_t top_k;
-    uint64_t seed;
-    int64_t position;
-};
-
-static inline int64_t sample_row(const float *row, int64_t V, const Request &request, float *logprob) {
+// `mask` [ceil(V / 64)], zero at first, receives a bit for each kept id of a truncated draw; may be null.
+static inline int64_t sample_row(const float *row, int64_t V, const Request &request, float *logprob, uint64_t *mask) {
     static thread_local std::vector<double> segment_sums;
+    static thread_local Truncation truncation;
     static thread_local Kept kept;
     segment_sums.resize(blocks_of(V, SEGMENT));
     Statistics s = statistics(row, V, request.temperature, segment_sums.data());
@@ -164,18 +202,19 @@ static inline int64_t sample_row(const float *row, int64_t V, const Request &req
         return token;
     }
     double u = uniform(request.seed, request.position);
-    if ((request.top_k <= 0 || request.top_k >= V) && request.top_p >= 1.0f) {
+    if (!request.truncates(V)) {
         token = invert(row, V, s, segment_sums.data(), u);
         *logprob = logprob_of(s, row[token]);
         return token;
     }
-    kept.choose(row, V, s, request.top_k, request.top_p);
-    double goal = u * kept.sum, before = 0.0;
-    int64_t pick = 0, count = (int64_t)kept.weights.size();
-    while (pick + 1 < count && before + kept.weights[pick] <= goal) before += kept.weights[pick++];
-    token = kept.all[pick].id;
-    *logprob = (float)((double)(row[token] * s.inverse - s.maximum) - std::log(kept.sum));
-    return token;
+    truncation.choose(row, V, s, request, kept);
+    int64_t count = (int64_t)kept.ids.size();
+    s = statistics(kept.logits.data(), count, request.temperature, segment_sums.data());
+    int64_t place = invert(kept.logits.data(), count, s, segment_sums.data(), u);
+    *logprob = logprob_of(s, kept.logits[place]);
+    if (mask)
+        for (int32_t id : kept.ids) mask[id / 64] |= 1ull << (id % 64);
+    return kept.ids[place];
 }
 
 }  // namespace sparring

@@ -8,9 +8,13 @@ tile that its position says. Signatures and letters as in `compiled_path`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
+
+from sparring.model.kernels.kept import KeptRows
 
 NAME = "exact-torch"
 ROWS = 16
@@ -223,9 +227,11 @@ class TorchPath:
         return out, -1
 
     def token_logprobs(
-        self, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor
+        self, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: KeptRows | None = None
     ) -> tuple[tuple[torch.Tensor, ...], int]:
-        """(logprob, entropy, maximum, log_sum), each [N]; and -1, or the first row whose target is no token."""
+        """(logprob, entropy, maximum, log_sum), each [N]; and -1, or the first row whose target is no token or not kept."""
+        if kept is not None:
+            return self._kept_logprobs(logits, targets, temperature, kept)
         wrong = (targets < 0) | (targets >= logits.shape[1])
         if bool(wrong.any()):
             return (logits[:, 0],) * 4, int(wrong.int().argmax())
@@ -235,10 +241,43 @@ class TorchPath:
         entropy = log_sum - _row_sum(weights * shifted) / _row_sum(weights)
         return (logprob, entropy, maximum, log_sum), -1
 
+    def _kept_logprobs(
+        self, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: KeptRows
+    ) -> tuple[tuple[torch.Tensor, ...], int]:
+        """The logits that a row is limited to, side by side, are a row like any other."""
+        results = torch.empty(4, len(targets))
+        for n, ids in _limits(kept):
+            place, narrow = targets[n : n + 1], logits[n : n + 1]
+            if ids is not None:
+                sound = bool((ids.diff() > 0).all()) and 0 <= int(ids[0]) and int(ids[-1]) < logits.shape[1]
+                place = (ids == place).nonzero()[:, 0]
+                if not sound or not len(place):
+                    return tuple(results.unbind(0)), n
+                narrow = narrow[:, ids]
+            values, bad = self.token_logprobs(narrow, place, temperature[n : n + 1])
+            if bad >= 0:
+                return tuple(results.unbind(0)), n
+            results[:, n] = torch.cat(values)
+        return tuple(results.unbind(0)), -1
+
     def token_logprobs_backward(
-        self, saved: tuple[torch.Tensor, ...], grad_logprob: torch.Tensor, grad_entropy: torch.Tensor | None
+        self,
+        saved: tuple[torch.Tensor, ...],
+        grad_logprob: torch.Tensor,
+        grad_entropy: torch.Tensor | None,
+        kept: KeptRows | None = None,
     ) -> torch.Tensor:
         """Gradient of the logits. `saved` is logits, targets, temperature, entropy, maximum, log_sum."""
+        if kept is not None:
+            wide = torch.zeros_like(saved[0])
+            for n, ids in _limits(kept):
+                there = slice(None) if ids is None else ids
+                logits, targets, *others = (t[n : n + 1] for t in saved)
+                place = targets if ids is None else (ids == targets).nonzero()[:, 0]
+                by_entropy = None if grad_entropy is None else grad_entropy[n : n + 1]
+                narrow = (logits[:, there], place, *others)
+                wide[n, there] = self.token_logprobs_backward(narrow, grad_logprob[n : n + 1], by_entropy)[0]
+            return wide
         logits, targets, temperature, entropy, maximum, log_sum = saved
         inverse = (1.0 / torch.where(temperature == 0, 1.0, temperature)).unsqueeze(1)
         log_p = logits * inverse - (maximum + log_sum).unsqueeze(1)
@@ -249,30 +288,35 @@ class TorchPath:
             grad -= p * (log_p.clamp(min=-1e30) + entropy.unsqueeze(1)) * grad_entropy.unsqueeze(1)
         return grad * inverse
 
-    def sample(self, logits: torch.Tensor, *requests: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`requests`: temperature, top_k, top_p, seeds, positions, each [N] -> tokens[N], logprobs[N]."""
-        temperature, top_k, top_p, seeds, positions = requests
-        tokens = torch.empty(logits.shape[0], dtype=torch.int64)
-        truncated: list[tuple[int, float]] = []
-        greedy, columns = (temperature == 0).tolist(), zip(top_k.tolist(), top_p.tolist(), strict=True)
-        z, _, weights, _ = _statistics(logits, temperature)
-        for n, (k, p) in enumerate(columns):
+    def sample(
+        self, logits: torch.Tensor, requests: tuple[torch.Tensor, ...], masks: np.ndarray | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`requests`: temperature, top_k, top_p, min_p, seeds, positions, each [N] -> tokens[N], logprobs[N]; what truncated
+        draws kept goes into `masks` [N, W]."""
+        temperature, top_k, top_p, min_p, seeds, positions = requests
+        vocabulary = logits.shape[1]
+        tokens, limits = torch.empty(logits.shape[0], dtype=torch.int64), []
+        greedy, columns = (temperature == 0).tolist(), zip(top_k.tolist(), top_p.tolist(), min_p.tolist(), strict=True)
+        _, _, weights, _ = _statistics(logits, temperature)
+        for n, (k, p, least) in enumerate(columns):
+            limits.append(torch.empty(0, dtype=torch.int64))
             if greedy[n]:
                 tokens[n] = (logits[n] == logits[n].max()).nonzero()[0, 0]
                 continue
             u = uniform(int(seeds[n]), int(positions[n]))
-            if (k <= 0 or k >= logits.shape[1]) and p >= 1.0:
+            if (k <= 0 or k >= vocabulary) and p >= 1.0 and least <= 0:
                 possible = weights[n].nonzero()[:, 0]
                 tokens[n] = possible[_invert(weights[n][possible].double(), u)]
                 continue
-            ids, kept = _keep(logits[n], weights[n].double(), k, p)
-            pick = ids[_invert(kept, u)]
-            tokens[n] = pick
-            top = z[n].max()
-            truncated.append((n, float((z[n, pick] - top).double() - torch.log(kept.sum()))))
-        (logprobs, *_), _ = self.token_logprobs(logits, tokens, temperature)
-        for n, value in truncated:
-            logprobs[n] = value
+            ids = limits[n] = _keep(logits[n], weights[n].double(), (k, p, least))
+            _, _, narrow, _ = _statistics(logits[n : n + 1, ids], temperature[n : n + 1])
+            tokens[n] = ids[_invert(narrow[0].double(), u)]
+            if masks is not None:
+                words, bits = np.divmod(ids.numpy(), 64)
+                np.bitwise_or.at(masks[n], words, np.uint64(1) << bits.astype(np.uint64))
+        counts = torch.tensor([0, *map(len, limits)])
+        kept = (counts.cumsum(0), torch.cat(limits)) if counts.any() else None
+        (logprobs, *_), _ = self.token_logprobs(logits, tokens, temperature, kept)
         return tokens, logprobs
 
 
@@ -354,8 +398,16 @@ def _statistics(logits: torch.Tensor, temperature: torch.Tensor) -> tuple[torch.
     return z, maximum, weights, torch.log(_row_sum(weights).double()).float()
 
 
-def _keep(logits: torch.Tensor, weights: torch.Tensor, top_k: int, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and weights of the kept tokens, best first, equal logits lowest id first."""
+def _limits(kept: KeptRows) -> Iterator[tuple[int, torch.Tensor | None]]:
+    """Of each row the ids that it is limited to, None where it is not."""
+    offsets, ids = kept[0].tolist(), kept[1].to(torch.int64)
+    for n, (begin, end) in enumerate(pairwise(offsets)):
+        yield n, ids[begin:end] if end > begin else None
+
+
+def _keep(logits: torch.Tensor, weights: torch.Tensor, limits: tuple[int, float, float]) -> torch.Tensor:
+    """Ids of the kept tokens, ascending. `limits` are top_k, top_p, min_p; see `ops.sample`."""
+    top_k, top_p, min_p = limits
     ids = torch.sort(logits, descending=True, stable=True).indices
     ids = ids[:top_k] if top_k > 0 else ids
     kept = weights[ids]
@@ -363,7 +415,8 @@ def _keep(logits: torch.Tensor, weights: torch.Tensor, top_k: int, top_p: float)
         reached = kept.cumsum(0) >= float(torch.tensor(top_p)) * kept.sum()
         count = int(reached.int().argmax()) + 1 if bool(reached.any()) else len(ids)
         ids, kept = ids[:count], kept[:count]
-    return ids, kept
+    ids = ids[(kept > 0) & (kept >= min_p)].sort().values
+    return ids if len(ids) else ids.new_zeros(1)  # of a row that is not numbers
 
 
 def _invert(weights: torch.Tensor, u: float) -> int:

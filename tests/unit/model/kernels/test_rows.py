@@ -89,9 +89,10 @@ def test_logprob_and_sample_rows(vocabulary: int, path: str) -> None:
     temperature, positions = torch.rand(60, generator=torch.Generator().manual_seed(2)) + 0.3, torch.arange(60)
     temperature[::7] = 0
     top_k, top_p = torch.arange(60) % 3 * 5, torch.where(torch.arange(60) % 2 == 0, 1.0, 0.8)
+    min_p = torch.arange(60) % 5 // 4 * 0.1
 
     def sampled(s: slice) -> torch.Tensor:
-        tokens, logprobs = ops.sample(logits[s], temperature[s], top_k[s], top_p[s], positions[s] * 977, positions[s])
+        tokens, logprobs, _ = ops.sample(logits[s], temperature[s], top_k[s], top_p[s], min_p[s], positions[s] * 977, positions[s])
         return torch.stack((tokens.float(), logprobs), 1)
 
     assert rows_that_change(lambda s: torch.stack(ops.token_logprobs(logits[s], targets[s], temperature[s]), 1), 60) == []

@@ -1,0 +1,40 @@
+"""Kept sets of truncated draws between kernels, engine and trainer: masks over the vocabulary, and ids in ascending order.
+
+N rows, V vocabulary, W = ceil(V / 64) words of a mask, K kept ids in all.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+KeptRows = tuple[torch.Tensor, torch.Tensor]
+"""offsets [N + 1] int64 and ids [K] int32: row n is limited to ids[offsets[n]:offsets[n + 1]], ascending; to nothing where
+these are none."""
+
+
+def no_masks(rows: int, vocabulary: int) -> np.ndarray:
+    """[N, W] uint64 for the kernels to set bits in."""
+    return np.zeros((rows, -(-vocabulary // 64)), np.uint64)
+
+
+def ids_of(masks: np.ndarray) -> list[bytes]:
+    """For each row of masks [N, W] its ids as `types.KeptSets` has them; empty where no bit is set."""
+    rows, words = masks.nonzero()
+    bits = np.unpackbits(masks[rows, words].view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
+    at, bit = bits.nonzero()
+    ids = (words[at] * 64 + bit).astype("<i4").tobytes()
+    ends = 4 * np.bincount(rows[at], minlength=len(masks)).cumsum()
+    return [ids[begin:end] for begin, end in pairwise([0, *ends.tolist()])]
+
+
+def split(kept: KeptRows | None, rows: int, size: int) -> list[KeptRows | None]:
+    """The kept sets of N rows in chunks of `size` rows, the last one smaller."""
+    bounds = [*range(0, rows, size), rows] if rows else [0, 0]
+    if kept is None:
+        return [None] * (len(bounds) - 1)
+    offsets, ids = kept
+    parts = [offsets[begin : end + 1] for begin, end in pairwise(bounds)]
+    return [(part - part[0], ids[int(part[0]) : int(part[-1])]) for part in parts]

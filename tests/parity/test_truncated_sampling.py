@@ -1,0 +1,163 @@
+"""Law 2: what truncated sampling kept travels with the token, and the trainer renormalises over exactly that set."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sparring.algo.config import GrpoConfig
+from sparring.algo.credit.grpo import Grpo
+from sparring.algo.loss.policy import PolicyLoss
+from sparring.batch.batches import assemble
+from sparring.batch.flatten import flatten
+from sparring.engine.config import EngineConfig
+from sparring.engine.native import NativeEngine
+from sparring.model import head
+from sparring.model.load import load
+from sparring.store.codec import decode, encode
+from sparring.testing.tiny_models import VOCABULARY, tiny_model
+from sparring.train.config import TrainConfig
+from sparring.train.trainer import LocalTrainer
+from sparring.types import GenerateRequest, Group, Outcome, Rollout, Sampling, Score, Segment, Task, Trajectory
+
+LIMITS = {
+    "top-p": {"top_p": 0.9},
+    "top-k": {"top_k": 50},
+    "min-p": {"min_p": 0.05},
+    "all": {"top_p": 0.9, "top_k": 50, "min_p": 0.05, "temperature": 0.8},
+}
+TASK = Task(id="t", env="e", messages=())
+
+
+@pytest.fixture(scope="module", params=["qwen3", "olmo2"])
+def path(request, tmp_path_factory):
+    """One of the family that is served in one call a step, and one that is not."""
+    return tiny_model(request.param, tmp_path_factory.mktemp("model") / request.param, seed=6)
+
+
+def group_of(answers):
+    """A group whose rollouts have one sampled turn each; rewards differ. Written down and read again."""
+    rollouts = []
+    for number, (request, answer) in enumerate(answers):
+        segments = (
+            Segment(index=0, parent=None, source="prompt", tokens=request.tokens),
+            Segment(
+                index=1,
+                parent=0,
+                source="policy",
+                tokens=answer.tokens,
+                model="policy",
+                logprobs=answer.logprobs,
+                versions=answer.versions,
+                kv_versions=answer.kv_versions,
+                sampling=request.sampling,
+                kept=answer.kept,
+            ),
+        )
+        segments = tuple(decode(encode(segment), Segment) for segment in segments)
+        done = Outcome(kind="completed", reason="answered")
+        trajectory = Trajectory(id=f"r{number}", task="t", role="policy", segments=segments, outcome=done)
+        rollouts.append(Rollout(id=f"r{number}", task=TASK, index=number, attempt=0, purpose="train", trajectories=(trajectory,)))
+    scores = tuple(Score(reward=float(number % 3)) for number in range(len(rollouts)))
+    return Group(id="g", index=0, task=TASK, rollouts=tuple(rollouts), scores=scores)
+
+
+def batch_of(group, step, *, forget=False):
+    rows = flatten(group, "policy")
+    rows = [replace(row, kept=None) for row in rows] if forget else rows
+    return assemble([group], rows, credit=Grpo(GrpoConfig()), model="policy", step=step)
+
+
+async def sampled(engine, limits, seed):
+    requests = [
+        GenerateRequest(
+            id=str(n),
+            tokens=tuple((7 * (n // 3) + 3 * j) % VOCABULARY for j in range(4 + 9 * (n // 3))),
+            sampling=Sampling(max_tokens=10 + n, seed=seed + n, **limits),
+        )
+        for n in range(9)
+    ]
+    return list(zip(requests, await asyncio.gather(*map(engine.generate, requests)), strict=True))
+
+
+def steps(path, dtype, limits):
+    """Two RL steps: metrics of both, of the first one without its kept sets, and what was sampled for it."""
+    config = TrainConfig(learning_rate=1e-2, token_budget=90, warmup_steps=0)
+
+    def trainer():
+        return LocalTrainer(load(path, dtype=dtype), config, [PolicyLoss(GrpoConfig())], name="policy", total_steps=2, threads=1)
+
+    async def main():
+        engine = NativeEngine(load(path, dtype=dtype), EngineConfig(max_running=4, max_batch_tokens=24), threads=1)
+        ours, other = trainer(), trainer()
+        answers = await sampled(engine, limits, 0)
+        without = await other.forward_backward(batch_of(group_of(answers), 1, forget=True))
+        found = []
+        for step in (1, 2):
+            found.append(await ours.forward_backward(batch_of(group_of(await sampled(engine, limits, 100 * (step - 1))), step)))
+            await ours.step()
+            await engine.pull(await ours.push())
+        for part in (engine, ours, other):
+            await part.close()
+        return found, without, answers
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
+def test_the_importance_ratio_at_equal_weights_is_one(path, dtype, limits):
+    found, without, answers = steps(path, dtype, limits)
+    for metrics in found:
+        assert metrics["logprob_max_abs_diff"] == 0.0
+        assert metrics["ratio"] == 1.0 and metrics["approx_kl"] == 0.0
+        assert metrics["logprob_stale_share"] == 0.0 and metrics["tokens_trained"] > 50
+    assert without["logprob_max_abs_diff"] > 1e-3, "without what was kept it is another distribution"
+    assert without["ratio"] < 1.0
+    for _, answer in answers:
+        assert len(answer.kept) == len(answer.tokens)
+        sets = [answer.kept.ids(place) for place in range(len(answer.tokens))]
+        assert all(token in ids and ids == tuple(sorted(set(ids))) for token, ids in zip(answer.tokens, sets, strict=True))
+        assert all(len(ids) < VOCABULARY for ids in sets)
+
+
+def test_nothing_is_kept_where_nothing_is_truncated(path):
+    async def main():
+        engine = NativeEngine(load(path), EngineConfig(), threads=1)
+        free, limited = [await sampled(engine, limits, 0) for limits in ({}, {"top_k": 5})]
+        # beside requests that are truncated, and where a request keeps all there is
+        both = await asyncio.gather(
+            *(engine.generate(replace(request, id=f"both {request.id}")) for request, _ in (*free, *limited)),
+            engine.generate(replace(free[0][0], sampling=replace(free[0][0].sampling, top_k=VOCABULARY))),
+            engine.generate(replace(free[0][0], sampling=replace(free[0][0].sampling, temperature=0.0, top_k=2))),
+        )
+        await engine.close()
+        return free, limited, both
+
+    free, limited, both = asyncio.run(main())
+    assert all(answer.kept is None for _, answer in free) and both[-1].kept is None
+    assert [a.kept for a in both[:9]] == [None] * 9 and [a.kept for a in both[9:18]] == [a.kept for _, a in limited]
+    assert [(a.tokens, a.logprobs) for a in both[:18]] == [(a.tokens, a.logprobs) for _, a in (*free, *limited)]
+    assert (both[18].tokens, both[18].logprobs, both[18].kept) == (free[0][1].tokens, free[0][1].logprobs, None)
+
+
+def test_chunks_and_recomputation_do_not_show(path):
+    """Rows with and without a kept set, in chunks, kept or computed again for the backward pass."""
+    model, count = load(path), 2 * head.CHUNK_ROWS + 5
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(count, 48, generator=generator)
+    targets = torch.randint(VOCABULARY, (count,), generator=generator)
+    sets = [sorted({int(t), 1, 40 + n % 20}) if n % 3 else [] for n, t in enumerate(targets)]
+    ids = torch.tensor([i for row in sets for i in row], dtype=torch.int32)
+    kept = (torch.tensor([0, *map(len, sets)]).cumsum(0), ids)
+    found = []
+    for limit in (count * VOCABULARY, 0):
+        hidden = values.clone().requires_grad_()
+        logprob = head.token_quantities(model, hidden, targets, torch.ones(count), {"logprob"}, kept, keep_elements=limit)["logprob"]
+        found.append((logprob.detach(), *torch.autograd.grad(logprob.sum(), hidden)))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    for n in (0, 1, 1023, 1024, 1025, count - 1):
+        own = (torch.tensor([0, len(sets[n])]), torch.tensor(sets[n], dtype=torch.int32))
+        alone = head.token_quantities(model, values[n : n + 1], targets[n : n + 1], torch.ones(1), {"logprob"}, own)["logprob"]
+        assert torch.equal(alone, found[0][0][n : n + 1])
