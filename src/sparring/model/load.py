@@ -151,12 +151,7 @@ def _refuse_unservable(where: str, config: Any, exact: bool) -> None:
 
 
 def _max_positions(config: Any) -> int:
-    """What the model was made for; where it has a sliding window, the window: up to there attention is full."""
-    text = config.get_text_config()
-    longest = text.max_position_embeddings
-    window = getattr(text, "sliding_window", None)
-    slides = "sliding_attention" in (getattr(text, "layer_types", None) or ("sliding_attention",))
-    return min(longest, window) if window and slides else longest
+    return config.get_text_config().max_position_embeddings
 
 
 def _switch_dropout_off(module: nn.Module) -> None:

@@ -20,7 +20,7 @@ from sparring.model.attention import Paged
 from sparring.model.causal import CausalModel
 from sparring.model.decoder import Decoder, Layer
 from sparring.model.kernels import ops
-from sparring.model.kernels.decoder_step import STOPS, DecoderPlan, LayerPlan, StepPlan, Weight
+from sparring.model.kernels.decoder_step import STOPS, DecoderPlan, Form, LayerPlan, StepPlan, Weight
 from sparring.model.layers import Product, RowLinear, RowNorm
 
 
@@ -206,7 +206,7 @@ class DecoderStep:
             keys.data_ptr(),
             values.data_ptr(),
             *(0.0 if norm is None else norm.variance_epsilon for norm in norms),
-            layer.scale,
+            Form.of(layer.form),
         )
 
     def _refuse(self, bad: int, rows: StepRows) -> None:

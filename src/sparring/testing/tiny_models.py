@@ -39,6 +39,8 @@ def tiny_model(family: str, out_path: str | Path, *, tied: bool = False, seed: i
     }
     if family in ("qwen3", "mistral"):
         shape["head_dim"] = 16
+    if family == "mistral":
+        shape["sliding_window"] = 24
     module = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**shape, **settings}))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

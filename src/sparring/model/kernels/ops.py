@@ -17,10 +17,12 @@ import torch
 from sparring.errors import refusal
 from sparring.model.kernels import gradients
 from sparring.model.kernels.compiled_path import NAME, TILES_NAME, CompiledPath, Norms, compiled_path
+from sparring.model.kernels.form import AttentionForm
 from sparring.model.kernels.pages import BLOCK, KvPages, PagedRows
 from sparring.model.kernels.torch_path import TorchPath
 
 __all__ = [
+    "AttentionForm",
     "KvPages",
     "PackedWeight",
     "PagedRows",
@@ -235,17 +237,19 @@ def attention_packed(
     k: torch.Tensor,
     v: torch.Tensor,
     cu_seqlens: torch.Tensor,
-    scale: float,
+    form: AttentionForm,
     shared: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention within each packed sequence; q[N, H, d], k[N, G, d], v[N, G, d] -> [N, H, d].
 
     cu_seqlens[B + 1] int32: sequence b is rows cu_seqlens[b]:cu_seqlens[b + 1]; it starts at 0 and ends at N. With
     shared[B] int32 these rows follow the first shared[b] positions of sequence b - 1, wherever those came from: a walk
     through a tree of prefixes, in which every row stands once. Its bits are those of the sequences laid out in full.
-    Query head h reads key/value head h // (H / G). Accumulates in float32.
+    Query head h reads key/value head h // (H / G), as `form` says; sinks[H] are one more logit in each head's softmax, which
+    weighs nothing. Accumulates in float32.
     """
-    _check_attention(q, k, v)
+    _check_attention(q, k, v, sinks)
     if cu_seqlens.dtype is not torch.int32 or cu_seqlens[-1] != q.shape[0]:
         got = f"{cu_seqlens.dtype} ending at {int(cu_seqlens[-1])}"
         raise refusal("cu_seqlens", f"int32 offsets that end at {q.shape[0]}", got, "see Packed.of")
@@ -254,15 +258,23 @@ def attention_packed(
         shared = shared.contiguous()
     size = q.shape[2]
     q, k, v = _padded(q), _padded(k), _padded(v)
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        out = gradients.AttentionPacked.apply(q, k, v, (cu_seqlens.contiguous(), shared), scale, _current())
+    sinks = None if sinks is None else sinks.float().contiguous()
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v, sinks)):
+        out = gradients.AttentionPacked.apply(q, k, v, sinks, (cu_seqlens.contiguous(), shared), form, _current())
     else:
-        out, _ = _current().attention_packed(q, k, v, cu_seqlens.contiguous(), scale, shared)
+        out, _ = _current().attention_packed(q, k, v, cu_seqlens.contiguous(), form, shared, sinks)
     return out if out.shape[2] == size else out[..., :size]
 
 
 def attention_paged(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pages: KvPages, layer: int, rows: PagedRows, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    pages: KvPages,
+    layer: int,
+    rows: PagedRows,
+    form: AttentionForm,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Write the new keys and values of one layer into their pages, then attend; the same bits as `attention_packed`.
 
@@ -272,7 +284,7 @@ def attention_paged(
     Raises:
         BadInput: a block table names a page that does not exist or is too short for its context length.
     """
-    _check_attention(q, k, v)
+    _check_attention(q, k, v, sinks)
     if k.shape[1] != pages.num_kv_heads or k.shape[2] != pages.head_dim or k.dtype is not pages.dtype:
         got = f"{tuple(k.shape)} {k.dtype}"
         raise refusal("attention_paged", f"k[N, {pages.num_kv_heads}, {pages.head_dim}] {pages.dtype}", got, "check the pages")
@@ -281,7 +293,8 @@ def attention_paged(
     if not (tables.dtype is cu_rows.dtype is lengths.dtype is torch.int32):
         raise refusal("attention_paged", "int32 rows", f"{tables.dtype}, {cu_rows.dtype}, {lengths.dtype}", "cast them")
     where = (tables.contiguous(), cu_rows.contiguous(), lengths.contiguous())
-    out, bad = _current().attention_paged(_padded(q), _padded(k), _padded(v), pages.layers[layer], where, scale)
+    sinks = None if sinks is None else sinks.detach().float().contiguous()
+    out, bad = _current().attention_paged(_padded(q), _padded(k), _padded(v), pages.layers[layer], where, form, sinks)
     if bad >= 0:
         got = f"{tables[bad].tolist()} for {int(lengths[bad])} tokens"
         expected = f"a table over {pages.num_pages} pages of {pages.page_size} that holds its context"
@@ -359,12 +372,14 @@ def _check_logits(where: str, logits: torch.Tensor) -> None:
         raise refusal(where, "logits[N, V] float32", f"{tuple(logits.shape)} {logits.dtype}", "cast the logits")
 
 
-def _check_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+def _check_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None) -> None:
     many, few = q.shape, k.shape
     fits = len(many) == len(few) == 3 and few == v.shape and many[0] == few[0] and many[2] == few[2]
     if not fits or many[1] % few[1] or not (q.dtype is k.dtype is v.dtype):
         got = f"q {tuple(q.shape)} {q.dtype}, k {tuple(k.shape)} {k.dtype}, v {tuple(v.shape)} {v.dtype}"
         raise refusal("attention", "q[N, H, d], k[N, G, d], v[N, G, d] of one dtype, G dividing H", got, "reshape")
+    if sinks is not None and sinks.shape != many[1:2]:
+        raise refusal("attention", f"one sink for each of {many[1]} heads", str(tuple(sinks.shape)), "check the model")
 
 
 def _check_shared(cu_seqlens: torch.Tensor, shared: torch.Tensor) -> None:
