@@ -104,8 +104,10 @@ def library_attention(
     if context is None:
         expected, got = "a call through CausalModel", "one without its attention context"
         raise refusal(type(module).__name__, expected, got, "use CausalModel.hidden")
-    if options.get("position_bias") is not None:
-        raise refusal(type(module).__name__, "causal attention", "attention with position_bias", "choose another model")
+    got = "position_bias" if options.get("position_bias") is not None else None
+    got = got if getattr(module, "is_causal", True) else "both directions"
+    if got is not None:
+        raise refusal(type(module).__name__, "causal attention", f"attention with {got}", "choose another model")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     form = AttentionForm(scale, options.get("sliding_window"), options.get("softcap"))
     q, k, v = (t[0].transpose(0, 1).contiguous() for t in (query, key, value))

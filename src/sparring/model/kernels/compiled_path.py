@@ -36,6 +36,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "pack_split_transposed": (_P, _P, _I, _I, _T),
     "linear_split": (_P, _P, _P, _P, _I, _I, _I, _T),
     "weight_gradient_split": (_P, _P, _P, _I, _I, _I, _T),
+    "tanh": (_P, _P, _I, _T),
     "token_logprobs": (*[_P] * 7, _I, _I, _T),
     "token_logprobs_backward": (*[_P] * 9, _I, _I, _T),
     "sample": (*[_P] * 8, _I, _I, _T),
@@ -196,6 +197,12 @@ class CompiledPath:
             torch.get_num_threads(),
         )
         return dgate, dup
+
+    def tanh(self, x: torch.Tensor) -> torch.Tensor:
+        """Any shape, float32."""
+        y = torch.empty_like(x)
+        self._f["tanh"](x.data_ptr(), y.data_ptr(), x.numel(), torch.get_num_threads())
+        return y
 
     def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, transposed: bool) -> torch.Tensor:
         """x[N, H, d], cos[N, d], sin[N, d] -> [N, H, d]; `transposed` gives the gradient of x from that of the result."""

@@ -74,6 +74,24 @@ class SiluMul(Function):
         return dgate, dup, None
 
 
+class Tanh(Function):
+    """The hyperbolic tangent."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, path: Any) -> torch.Tensor:
+        """Contiguous, float32."""
+        y = path.tanh(x)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        """Gradient of x."""
+        (y,) = ctx.saved_tensors
+        return grad * (1.0 - y * y), None
+
+
 class Rope(Function):
     """Rotary embedding; linear in x, so its gradient is the transposed rotation."""
 

@@ -10,6 +10,8 @@ N rows or tokens, D width, K inputs, M outputs, H query heads, G key/value heads
 
 from __future__ import annotations
 
+import copy
+import math
 from typing import Any
 
 import torch
@@ -30,6 +32,7 @@ __all__ = [
     "attention_packed",
     "attention_paged",
     "decoder_step",
+    "gelu_tanh",
     "linear",
     "pack",
     "path_name",
@@ -39,6 +42,7 @@ __all__ = [
     "sample",
     "silu",
     "silu_mul",
+    "soft_cap",
     "split_heads",
     "swiglu",
     "token_logprobs",
@@ -106,6 +110,12 @@ class PackedWeight:
         self.weights = weights
         self.storage = _current().pack(_joined(weights), self.storage)
 
+    def of(self, *weights: torch.Tensor) -> PackedWeight:
+        """The same packed numbers, whose gradients flow to `weights`: the same values, out of another graph."""
+        other = copy.copy(self)
+        other.weights = weights
+        return other
+
 
 def _joined(weights: tuple[torch.Tensor, ...]) -> torch.Tensor:
     return weights[0].detach() if len(weights) == 1 else torch.cat([weight.detach() for weight in weights])
@@ -165,6 +175,25 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     if torch.is_grad_enabled() and (gate.requires_grad or up.requires_grad):
         return gradients.SiluMul.apply(gate, up, _current())
     return _current().silu_mul(gate, up)
+
+
+def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
+    """cap * tanh(x / cap), any shape: close to x where it is small, never beyond the cap (Gemma 2, 2024, section 2)."""
+    return (_tanh(x.float() / cap) * cap).to(x.dtype)
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), any shape (Hendrycks and Gimpel 2016, section 2)."""
+    wide = x.float()
+    bent = _tanh((wide + wide * wide * wide * 0.044715) * math.sqrt(2.0 / math.pi))
+    return (wide * 0.5 * (bent + 1.0)).to(x.dtype)
+
+
+def _tanh(x: torch.Tensor) -> torch.Tensor:
+    x = x.contiguous()
+    if torch.is_grad_enabled() and x.requires_grad:
+        return gradients.Tanh.apply(x, _current())
+    return _current().tanh(x)
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

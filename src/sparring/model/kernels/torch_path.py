@@ -105,6 +105,10 @@ class TorchPath:
         through = g if up is None else g * up.float()
         return (through * s * (1.0 + a * (1.0 - s))).to(gate.dtype), dup
 
+    def tanh(self, x: torch.Tensor) -> torch.Tensor:
+        """Any shape, float32."""
+        return torch.tanh(x.double()).float()
+
     def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, transposed: bool) -> torch.Tensor:
         """x[N, H, d], cos[N, d], sin[N, d] -> [N, H, d]."""
         a, b = x.float().chunk(2, -1)
