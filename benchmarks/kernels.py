@@ -75,11 +75,12 @@ def linear_training_speedup(report: dict[str, float]) -> float:
 def attention_training(report: dict[str, float]) -> float:
     """time(torch, sequence by sequence) / time(ours), forward and backward of 16 packed sequences of 128 tokens."""
     count, length, heads, groups, size = 16, 128, 4, 2, 64
+    form = ops.AttentionForm(0.125)
     q, k, v = (torch.randn(count * length, n, size, requires_grad=True) for n in (heads, groups, groups))
     offsets = torch.arange(count + 1, dtype=torch.int32) * length
 
     def ours() -> None:
-        ops.attention_packed(q, k, v, offsets, 0.125).sum().backward()
+        ops.attention_packed(q, k, v, offsets, form).sum().backward()
 
     def theirs() -> None:
         batch = (t.view(count, length, -1, size).transpose(1, 2) for t in (q, k, v))
@@ -93,6 +94,7 @@ def attention_training(report: dict[str, float]) -> float:
 def attention_decoding(batch: int, context: int, report: dict[str, float]) -> float:
     """time(torch on keys that lie contiguous already) / time(ours on pages), one new token for each of `batch` sequences."""
     heads, groups, size, page_size = 4, 2, 64, 16
+    form = ops.AttentionForm(0.125)
     per_sequence = context // page_size
     pages = ops.KvPages(
         num_layers=1, num_pages=batch * per_sequence, page_size=page_size, num_kv_heads=groups, head_dim=size, dtype=torch.float32
@@ -103,7 +105,7 @@ def attention_decoding(batch: int, context: int, report: dict[str, float]) -> fl
     past_k, past_v = (torch.randn(batch, groups, context, size) for _ in range(2))
     query = q.view(batch, heads, 1, size)
     mine, other = in_turns(
-        lambda: ops.attention_paged(q, k, v, pages, 0, rows, 0.125),
+        lambda: ops.attention_paged(q, k, v, pages, 0, rows, form),
         lambda: F.scaled_dot_product_attention(query, past_k, past_v, scale=0.125, enable_gqa=True),
     )
     report[f"paged attention {batch}x{context} us"] = mine * 1e6

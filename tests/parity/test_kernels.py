@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from sparring.model.kernels import ops
 
+PLAIN, BENT = ops.AttentionForm(0.2), ops.AttentionForm(0.2, window=40, cap=1.5)
 LENGTHS = (5, 130, 17, 1)
 
 
@@ -37,6 +38,22 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
     for begin, end in zip(offsets().tolist(), offsets().tolist()[1:], strict=False):
         one = (t[begin:end].transpose(0, 1) for t in (q, k, v))
         pieces.append(F.scaled_dot_product_attention(*one, is_causal=True, scale=0.2, enable_gqa=True).transpose(0, 1))
+    return torch.cat(pieces)
+
+
+def bent_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
+    """The formulas, sequence by sequence, for `BENT`."""
+    pieces = []
+    for begin, end in zip(offsets().tolist(), offsets().tolist()[1:], strict=False):
+        group, distance = q.shape[1] // k.shape[1], torch.arange(end - begin).unsqueeze(1) - torch.arange(end - begin)
+        keys, values = (t[begin:end].repeat_interleave(group, 1) for t in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q[begin:end], keys) * BENT.scale
+        scores = BENT.cap * torch.tanh(scores / BENT.cap)
+        scores = scores.masked_fill((distance < 0) | (distance >= BENT.window), float("-inf"))
+        if sinks is not None:
+            scores = torch.cat((scores, sinks[:, None, None].expand(-1, end - begin, 1)), -1)
+        weights = scores.softmax(-1)[..., : end - begin]
+        pieces.append(torch.einsum("hqk,khd->qhd", weights, values))
     return torch.cat(pieces)
 
 
@@ -100,14 +117,24 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[torch.Tenso
         (torch.cat((random(31, 37) * 4, random(31, 37, seed=1)), 1),),
     ),
     "attention 48": (
-        lambda q, k, v: ops.attention_packed(q, k, v, offsets(), 0.2),
+        lambda q, k, v: ops.attention_packed(q, k, v, offsets(), PLAIN),
         attention,
         (random(sum(LENGTHS), 6, 48), random(sum(LENGTHS), 2, 48, seed=1), random(sum(LENGTHS), 2, 48, seed=2)),
     ),
     "attention 72": (
-        lambda q, k, v: ops.attention_packed(q, k, v, offsets(), 0.2),
+        lambda q, k, v: ops.attention_packed(q, k, v, offsets(), PLAIN),
         attention,
         (random(sum(LENGTHS), 2, 72), random(sum(LENGTHS), 1, 72, seed=1), random(sum(LENGTHS), 1, 72, seed=2)),
+    ),
+    "attention with window and cap": (
+        lambda q, k, v: ops.attention_packed(q, k, v, offsets(), BENT),
+        bent_attention,
+        (random(sum(LENGTHS), 6, 48), random(sum(LENGTHS), 2, 48, seed=1), random(sum(LENGTHS), 2, 48, seed=2)),
+    ),
+    "attention with window, cap and sinks": (
+        lambda q, k, v, sinks: ops.attention_packed(q, k, v, offsets(), BENT, None, sinks),
+        bent_attention,
+        (random(sum(LENGTHS), 2, 72), random(sum(LENGTHS), 1, 72, seed=1), random(sum(LENGTHS), 1, 72, seed=2), random(2)),
     ),
     "token_logprobs": (
         lambda z: ops.token_logprobs(z, TARGETS, TEMPERATURE),
@@ -154,7 +181,7 @@ def test_bfloat16_is_as_close_as_torch() -> None:
     assert error(ops.linear(x, ops.pack(w), out_dtype=torch.float32), exact) <= 1e-4
     q, k, v = (random(sum(LENGTHS), heads, 32, seed=heads).bfloat16() for heads in (4, 2, 2))
     exact = attention(q.double(), k.double(), v.double())
-    assert error(ops.attention_packed(q, k, v, offsets(), 0.2), exact) <= 1.1 * error(attention(q, k, v), exact)
+    assert error(ops.attention_packed(q, k, v, offsets(), PLAIN), exact) <= 1.1 * error(attention(q, k, v), exact)
 
 
 @pytest.mark.parametrize("name", ("attention 48", "rms_norm", "linear"))

@@ -10,7 +10,16 @@ from sparring.model.load import load
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 
 FAMILIES = [("qwen3", False), ("qwen3", True), ("llama", False), ("qwen2", True), ("mistral", False)]
-OTHERS = [("phi3", False), ("olmo2", False)]
+OTHERS = [
+    ("phi3", False),
+    ("olmo2", False),
+    ("glm4", False),
+    ("gemma2", True),
+    ("gemma3_text", True),
+    ("mixtral", False),
+    ("qwen3_moe", False),
+    ("gpt_oss", False),
+]
 LENGTHS = [9, 1, 30, 17]
 
 
@@ -27,7 +36,8 @@ def rows():
 
 def library(path):
     """Sum of log-probabilities, entropies and gradients by the library itself, row by row, in float64."""
-    module = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64, attn_implementation="eager")
+    implementations = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    module = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64, **implementations)
     logprobs, entropies = [], []
     for row in rows():
         table = module(input_ids=row[None]).logits[0, :-1].log_softmax(-1)

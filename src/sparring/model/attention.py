@@ -13,6 +13,7 @@ from transformers import AttentionInterface
 
 from sparring.errors import refusal
 from sparring.model.kernels import ops
+from sparring.model.kernels.form import AttentionForm
 
 IMPLEMENTATION = "sparring"
 """The name under which the library's attention interface knows our attention."""
@@ -58,7 +59,13 @@ Attention = Packed | Paged
 
 
 def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attention: Attention, layer: int, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    attention: Attention,
+    layer: int,
+    form: AttentionForm,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of one layer, the same bits for a token however it is batched.
 
@@ -68,14 +75,15 @@ def attend(
         v: [N, G, d].
         attention: where the tokens lie.
         layer: index of the layer, for the pages.
-        scale: factor on q . k.
+        form: how its scores become weights.
+        sinks: [H], one more logit per head that weighs nothing.
 
     Returns:
         [N, H, d].
     """
     if isinstance(attention, Packed):
-        return ops.attention_packed(q, k, v, attention.cu_seqlens, scale, attention.shared)
-    return ops.attention_paged(q, k, v, attention.pages, layer, attention.rows, scale)
+        return ops.attention_packed(q, k, v, attention.cu_seqlens, form, attention.shared, sinks)
+    return ops.attention_paged(q, k, v, attention.pages, layer, attention.rows, form, sinks)
 
 
 def library_attention(
@@ -90,18 +98,20 @@ def library_attention(
     """Our attention in the shape that the library's attention interface calls: q, k, v are [1, heads, N, d].
 
     Raises:
-        BadInput: the layer asks for something that our attention does not compute (a soft cap, sinks, a sliding window
-            shorter than the context).
+        BadInput: the layer asks for something that our attention does not compute.
     """
     context = options.get(CONTEXT)
     if context is None:
         expected, got = "a call through CausalModel", "one without its attention context"
         raise refusal(type(module).__name__, expected, got, "use CausalModel.hidden")
-    for name in ("softcap", "s_aux", "position_bias"):
-        if options.get(name) is not None:
-            raise refusal(type(module).__name__, "plain causal attention", f"attention with {name}", "choose another model")
+    got = "position_bias" if options.get("position_bias") is not None else None
+    got = got if getattr(module, "is_causal", True) else "both directions"
+    if got is not None:
+        raise refusal(type(module).__name__, "causal attention", f"attention with {got}", "choose another model")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    out = attend(*(t[0].transpose(0, 1).contiguous() for t in (query, key, value)), context, module.layer_idx, scale)
+    form = AttentionForm(scale, options.get("sliding_window"), options.get("softcap"))
+    q, k, v = (t[0].transpose(0, 1).contiguous() for t in (query, key, value))
+    out = attend(q, k, v, context, module.layer_idx, form, options.get("s_aux"))
     return out.unsqueeze(0), None
 
 

@@ -13,6 +13,8 @@ from torch import nn
 from sparring.errors import WeightsError
 from sparring.model.attention import CONTEXT, Attention
 from sparring.model.decoder import Decoder
+from sparring.model.experts import RowExperts
+from sparring.model.kernels import ops
 from sparring.model.layers import RowLinear
 
 Forward = Callable[[torch.Tensor, torch.Tensor, Attention, torch.Tensor | None], torch.Tensor]
@@ -36,11 +38,12 @@ class CausalModel:
         self.num_kv_heads: int = getattr(text, "num_key_value_heads", None) or self.num_heads
         self.head_dim: int = getattr(text, "head_dim", None) or text.hidden_size // self.num_heads
         self.vocab_size: int = text.vocab_size
+        self._logit_cap: float | None = getattr(text, "final_logit_softcapping", None)
         self._forward = forward
         self.decoder = forward if isinstance(forward, Decoder) else None
         # looked up once: every update walks them several times
         self._parameters = dict(module.named_parameters())
-        self._linears = [part for part in module.modules() if isinstance(part, RowLinear)]
+        self._linears = [part for part in module.modules() if isinstance(part, (RowLinear, RowExperts))]
         self.head: nn.Module = module.get_output_embeddings()
         weight = module.get_input_embeddings().weight
         self.dtype, self.device = weight.dtype, weight.device
@@ -64,8 +67,10 @@ class CausalModel:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden[M, D] -> [M, V] float32 (in exact numerics never rounded to bfloat16 on the way)."""
         if isinstance(self.head, RowLinear):
-            return self.head.forward(hidden, torch.float32)
-        return self.head(hidden).float()
+            logits = self.head.forward(hidden, torch.float32)
+            return logits if self._logit_cap is None else ops.soft_cap(logits, self._logit_cap)
+        logits = self.head(hidden).float()
+        return logits if self._logit_cap is None else torch.tanh(logits / self._logit_cap) * self._logit_cap
 
     def state(self) -> dict[str, torch.Tensor]:
         """Every parameter by its Hugging Face name, a tied weight once; the tensors share the module's storage."""

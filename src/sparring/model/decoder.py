@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sparring.model.attention import Attention, attend
 from sparring.model.kernels import ops
+from sparring.model.kernels.form import AttentionForm
 from sparring.model.layers import Product
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
@@ -24,7 +25,8 @@ class Layer:
 
     def __init__(self, layer: nn.Module, index: int) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self.index, self.scale, self.head_dim = index, attention.scaling, attention.head_dim
+        self.index, self.head_dim = index, attention.head_dim
+        self.form = AttentionForm(attention.scaling, _window(attention))
         self.heads = [projection.out_features // attention.head_dim for projection in (attention.q_proj, attention.k_proj)]
         self.qkv, self.o = Product(attention.q_proj, attention.k_proj, attention.v_proj), attention.o_proj.product
         self.gate_up, self.down = Product(mlp.gate_proj, mlp.up_proj), mlp.down_proj.product
@@ -53,7 +55,7 @@ class Layer:
         """
         x, h = add_and_norm(x, y, self.input_norm)
         q, k, v = ops.split_heads(self.qkv(h), *angles, self._head_norms(), *self.heads)
-        o = attend(q, k, v, attention, self.index, self.scale).flatten(1)
+        o = attend(q, k, v, attention, self.index, self.form).flatten(1)
         if rows is not None:
             x, o = x.index_select(0, rows), o.index_select(0, rows)
         x, h = add_and_norm(x, self.o(o), self.mlp_norm)
@@ -68,6 +70,13 @@ class Layer:
         """Pack changed weights anew that are joined here; the others are their modules' own."""
         self.qkv.refresh()
         self.gate_up.refresh()
+
+
+def _window(attention: nn.Module) -> int | None:
+    """Mistral's layers have the window of the config, Qwen's their own, Llama's none."""
+    if attention.config.model_type == "mistral":
+        return attention.config.sliding_window
+    return getattr(attention, "sliding_window", None)
 
 
 def add_and_norm(x: torch.Tensor, y: torch.Tensor | None, norm: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,20 +6,25 @@ the tail of a tensor differently. Each module here calls one row-invariant opera
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
 from torch import nn
 
 from sparring.model.kernels import ops
 
+Rotary = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Of x, for its dtype, and positions [1, N]: cosines and sines [1, N, d]."""
+
 
 class RowLinear(nn.Module):
     """`nn.Linear` through our packed matrix product. `refresh()` after every change of the weight."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Module) -> None:
         super().__init__()
         self.weight = linear.weight
-        self.bias = linear.bias
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias = getattr(linear, "bias", None)
+        self.out_features, self.in_features = linear.weight.shape
         self._product: Product | None = None
 
     @property
@@ -84,6 +89,27 @@ class RowNorm(nn.Module):
         return ops.rms_norm(x, self.weight, self.variance_epsilon)
 
 
+class WideNorm(nn.Module):
+    """The same norm times weight + `offset`, rounded only behind the weight (Gemma, where the offset is 1; GPT-OSS)."""
+
+    def __init__(self, weight: nn.Parameter, eps: float, offset: float) -> None:
+        super().__init__()
+        self.weight = weight
+        self.variance_epsilon, self.offset = eps, offset
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., D] -> [..., D]."""
+        return ops.rms_norm(x.float(), self.weight.float() + self.offset, self.variance_epsilon).to(x.dtype)
+
+
+class RowGelu(nn.Module):
+    """GELU by its tanh formula, the same bits for an element wherever it lies."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Any shape."""
+        return ops.gelu_tanh(x)
+
+
 class RowSilu(nn.Module):
     """x * sigmoid(x), the same bits for an element wherever it lies."""
 
@@ -98,7 +124,7 @@ class RotaryTable(nn.Module):
     cos: torch.Tensor
     sin: torch.Tensor
 
-    def __init__(self, rotary: nn.Module, max_positions: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, rotary: Rotary, max_positions: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         positions = torch.arange(max_positions, device=device).unsqueeze(0)
         cos, sin = rotary(torch.empty(0, dtype=dtype, device=device), positions)
@@ -112,3 +138,15 @@ class RotaryTable(nn.Module):
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The library's signature: position_ids[B, N] -> cos[B, N, d], sin[B, N, d]."""
         return self.cos[position_ids], self.sin[position_ids]
+
+
+class RotaryTables(nn.Module):
+    """A table for each kind of layer (Gemma 3: local layers turn faster than global ones)."""
+
+    def __init__(self, tables: Mapping[str, RotaryTable]) -> None:
+        super().__init__()
+        self.tables = nn.ModuleDict(tables)
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """The library's signature: position_ids[B, N] -> cos[B, N, d], sin[B, N, d]."""
+        return self.tables[layer_type](x, position_ids)

@@ -23,6 +23,9 @@ from sparring.model.swap import swap
 # a progress bar on stderr would tear the live view
 transformers.utils.logging.disable_progress_bar()
 
+LAYER_TYPES = {"full_attention", "sliding_attention"}
+"""The kinds of layers that our attention serves: not recurrent ones, and not attention in chunks."""
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -141,22 +144,17 @@ def refuse_incomplete(where: str, missing: Iterable[str], mismatched: Iterable[S
 
 def _refuse_unservable(where: str, config: Any, exact: bool) -> None:
     text = config.get_text_config()
-    recurrent = {"linear_attention", "mamba", "recurrent"} & set(getattr(text, "layer_types", None) or ())
-    if recurrent:
+    others = set(getattr(text, "layer_types", None) or ()) - LAYER_TYPES
+    if others:
         raise refusal(
-            where, "attention in every layer", f"{sorted(recurrent)[0]} layers", "choose a model without recurrent state"
+            where, "full or sliding attention in every layer", f"{sorted(others)[0]} layers", "choose a model without them"
         )
     if exact and getattr(text, "hidden_act", "silu") not in ("silu", "swish") and config.model_type in FAMILY:
         raise refusal(where, "hidden_act 'silu'", repr(text.hidden_act), 'set numerics = "fast" for this model')
 
 
 def _max_positions(config: Any) -> int:
-    """What the model was made for; where it has a sliding window, the window: up to there attention is full."""
-    text = config.get_text_config()
-    longest = text.max_position_embeddings
-    window = getattr(text, "sliding_window", None)
-    slides = "sliding_attention" in (getattr(text, "layer_types", None) or ("sliding_attention",))
-    return min(longest, window) if window and slides else longest
+    return config.get_text_config().max_position_embeddings
 
 
 def _switch_dropout_off(module: nn.Module) -> None:
@@ -164,5 +162,6 @@ def _switch_dropout_off(module: nn.Module) -> None:
     for part in module.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.0
-        if isinstance(getattr(part, "attention_dropout", None), float):
-            part.attention_dropout = 0.0
+        for name in ("attention_dropout", "jitter_noise"):
+            if isinstance(getattr(part, name, None), float):
+                setattr(part, name, 0.0)

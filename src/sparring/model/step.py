@@ -21,7 +21,7 @@ from sparring.model.attention import Paged
 from sparring.model.causal import CausalModel
 from sparring.model.decoder import Decoder, Layer
 from sparring.model.kernels import ops
-from sparring.model.kernels.decoder_step import SLOT_COLUMNS, STOPS, DecoderPlan, LayerPlan, StepPlan, Weight
+from sparring.model.kernels.decoder_step import SLOT_COLUMNS, STOPS, DecoderPlan, Form, LayerPlan, StepPlan, Weight
 from sparring.model.kernels.kept import ids_of, no_masks
 from sparring.model.layers import Product, RowLinear, RowNorm
 
@@ -242,7 +242,7 @@ class DecoderStep:
             keys.data_ptr(),
             values.data_ptr(),
             *(0.0 if norm is None else norm.variance_epsilon for norm in norms),
-            layer.scale,
+            Form.of(layer.form),
         )
 
     def _refuse(self, bad: int, rows: StepRows) -> None:

@@ -1,19 +1,24 @@
-"""Exact numerics for a library module: which of its parts are replaced by the row-invariant ones in `layers`."""
+"""Exact numerics for a library module: which of its parts are replaced by the row-invariant ones in `layers` and `experts`."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
 from sparring.errors import refusal
-from sparring.model.layers import RotaryTable, RowLinear, RowNorm, RowSilu
+from sparring.model.experts import RowExperts, RowRouter, gates_of
+from sparring.model.layers import RotaryTable, RotaryTables, RowGelu, RowLinear, RowNorm, RowSilu, WideNorm
 
 
 def swap(module: nn.Module, max_positions: int) -> list[str]:
-    """Replace linear layers, RMS norms, SiLU and rotary embeddings in place; parameters keep their names.
+    """Replace linear layers, norms, activations, rotary embeddings, routers and experts in place; parameters keep their names.
 
-    A norm or a rotary embedding is recognised by what it computes, not by its class: it is replaced only when ours
-    gives the same values on random input. What is left is the caller's to prove or to refuse.
+    A part is recognised by what it computes, not by its class alone: it is replaced only by one of ours that gives the same
+    values on random input. What is left is the caller's to prove or to refuse.
 
     Args:
         module: a Hugging Face causal LM.
@@ -32,9 +37,14 @@ def swap(module: nn.Module, max_positions: int) -> list[str]:
             replacement = _replacement(path, child, max_positions)
             if replacement is not None:
                 setattr(parent, name, replacement)
-            elif not list(child.children()) and not isinstance(child, (nn.Embedding, nn.Identity, nn.Dropout)):
+            elif _computes(child):
                 left.append(f"{path} ({type(child).__name__})")
     return left
+
+
+def _computes(child: nn.Module) -> bool:
+    leaf = not list(child.children()) and not isinstance(child, (nn.Embedding, nn.Identity, nn.Dropout))
+    return leaf or type(child).__name__.endswith("Experts")
 
 
 def _replacement(path: str, child: nn.Module, max_positions: int) -> nn.Module | None:
@@ -45,37 +55,73 @@ def _replacement(path: str, child: nn.Module, max_positions: int) -> nn.Module |
         return _rotary(path, child, max_positions)
     if "Norm" in kind:
         return _norm(child)
-    if kind in ("SiLU", "SiLUActivation"):
-        return RowSilu()
+    if "SiLU" in kind or "GELU" in kind:
+        return _alike(child, [RowSilu(), RowGelu()], torch.linspace(-8.0, 8.0, 400))
+    if kind.endswith("Router") and hasattr(child, "top_k"):
+        return _router(child)
+    if kind.endswith("Experts") and getattr(child, "has_gate", False) and not child.has_post_expert_norm:
+        return _experts(child)
     return None
 
 
-def _norm(norm: nn.Module) -> RowNorm | None:
-    weight, eps = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", None)
+def _norm(norm: nn.Module) -> nn.Module | None:
+    weight = getattr(norm, "weight", None)
+    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
     if weight is None or eps is None or getattr(norm, "bias", None) is not None:
         return None
-    ours = RowNorm(weight, eps)
-    x = torch.randn(3, weight.shape[0], generator=torch.Generator().manual_seed(0)).to(weight)
-    tolerance = 1e-5 if weight.dtype == torch.float32 else 2e-2
-    with torch.no_grad():
-        same = torch.allclose(norm(x).float(), ours(x).float(), rtol=tolerance, atol=tolerance)
-    return ours if same else None
+    ours = [RowNorm(weight, eps), WideNorm(weight, eps, 0.0), WideNorm(weight, eps, 1.0)]
+    return _alike(norm, ours, _random(64, weight.shape[0], like=weight))
 
 
-def _rotary(path: str, rotary: nn.Module, max_positions: int) -> RotaryTable | None:
+def _router(router: nn.Module) -> RowRouter | None:
+    weight = router.weight
+
+    def shares(route: Callable[..., Any], x: torch.Tensor) -> torch.Tensor:
+        _, found, chosen = route(x)
+        return torch.zeros(len(x), weight.shape[0], device=x.device).scatter_(1, chosen, found.float())
+
+    ours = [RowRouter(router, renormalise=renormalise) for renormalise in (True, False)]
+    x = _random(64, weight.shape[1], like=weight)
+    return ours[at] if (at := _closest(shares(router, x), [shares(one, x) for one in ours], weight.dtype)) is not None else None
+
+
+def _experts(experts: nn.Module) -> RowExperts | None:
+    gates = gates_of(experts)
+    x = 4.0 * _random(64, 2 * experts.down_proj.shape[1 if experts.is_transposed else 2], like=experts.down_proj)
+    at = _closest(experts._apply_gate(x), [gate(x) for gate in gates], x.dtype)
+    return None if at is None else RowExperts(experts, gates[at])
+
+
+def _alike(theirs: nn.Module, ours: Sequence[nn.Module], x: torch.Tensor) -> nn.Module | None:
+    at = _closest(theirs(x), [one(x) for one in ours], x.dtype)
+    return None if at is None else ours[at]
+
+
+def _closest(expected: torch.Tensor, found: Sequence[torch.Tensor], dtype: torch.dtype) -> int | None:
+    """Which of `found` is meant: the first of the closest, unless none is close."""
+    scale = float(expected.detach().float().abs().mean())
+    errors = [float((one.detach().float() - expected.detach().float()).abs().mean()) for one in found]
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    best = min(range(len(errors)), key=errors.__getitem__)
+    return best if errors[best] <= tolerance * scale else None
+
+
+def _random(*shape: int, like: torch.Tensor) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(like)
+
+
+def _rotary(path: str, rotary: nn.Module, max_positions: int) -> nn.Module | None:
     kind = getattr(rotary, "rope_type", "default")
-    if not isinstance(kind, str):
-        return None
-    if kind == "longrope" or "dynamic" in kind:
-        raise refusal(
-            path,
-            "rotary frequencies that depend on the position alone",
-            f"rope_type {kind!r}",
-            'set numerics = "fast" for this model',
-        )
-    parameter = rotary.inv_freq
-    return RotaryTable(rotary, max_positions, _dtype_of(rotary), parameter.device)
-
-
-def _dtype_of(rotary: nn.Module) -> torch.dtype:
-    return getattr(rotary.config, "dtype", None) or torch.float32
+    kinds = kind if isinstance(kind, dict) else {"": kind}
+    for one in kinds.values():
+        if one == "longrope" or "dynamic" in str(one):
+            raise refusal(
+                path,
+                "rotary frequencies that depend on the position alone",
+                f"rope_type {one!r}",
+                'set numerics = "fast" for this model',
+            )
+    where = (max_positions, getattr(rotary.config, "dtype", None) or torch.float32, next(rotary.buffers()).device)
+    if not isinstance(kind, dict):
+        return RotaryTable(rotary, *where)
+    return RotaryTables({name: RotaryTable(partial(rotary, layer_type=name), *where) for name in kinds})

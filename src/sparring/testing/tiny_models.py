@@ -7,6 +7,42 @@ from typing import Any
 
 VOCABULARY = 80
 
+_LOCAL_AND_GLOBAL = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 16}
+_EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 6, "num_experts": 6}
+FEATURES: dict[str, dict[str, Any]] = {
+    "qwen3": {"head_dim": 16},
+    "mistral": {"head_dim": 16, "sliding_window": 24},
+    "mixtral": {"sliding_window": 24, **_EXPERTS},
+    "qwen3_moe": {"head_dim": 16, "moe_intermediate_size": 24, "norm_topk_prob": True, **_EXPERTS},
+    "gemma2": {**_LOCAL_AND_GLOBAL, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 3.0},
+    "gemma3_text": {
+        **_LOCAL_AND_GLOBAL,
+        "query_pre_attn_scalar": 16,
+        "final_logit_softcapping": 3.0,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 100000.0},
+        },
+    },
+    "phi3": {"sliding_window": 24},
+    "glm4": {"head_dim": 16, "attention_bias": True},
+    "gpt_oss": {
+        **_LOCAL_AND_GLOBAL,
+        **_EXPERTS,
+        "swiglu_limit": 1.0,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 32,
+        },
+    },
+}
+"""By family, settings under which what is special about it shows in a few dozen tokens."""
+
 
 def tiny_model(family: str, out_path: str | Path, *, tied: bool = False, seed: int = 0, **settings: Any) -> Path:
     """Write a two-layer model with random norms and biases too, so that nothing in it is trivially right.
@@ -37,9 +73,7 @@ def tiny_model(family: str, out_path: str | Path, *, tied: bool = False, seed: i
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
-    if family in ("qwen3", "mistral"):
-        shape["head_dim"] = 16
-    module = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**shape, **settings}))
+    module = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**shape, **FEATURES.get(family, {}), **settings}))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(module.named_parameters()):

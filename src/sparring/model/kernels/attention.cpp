@@ -83,17 +83,19 @@ static void paged(const T *q, const T *k, const T *v, T *out, const Pages<T> &p,
 #define SPARRING_ATTENTION(NAME, T)                                                                                      \
     void sparring_attention_packed_##NAME(const T *q, const T *k, const T *v, T *out, float *logsumexp,                  \
                                           const int32_t *cu_seqlens, const int32_t *shared, int64_t B, int64_t H,        \
-                                          int64_t G, int64_t d, float scale, int threads) {                              \
-        packed<T>(q, k, v, out, logsumexp, Sequences{cu_seqlens, shared, B}, Heads{H, G, d, d, H * d, scale}, threads);            \
+                                          int64_t G, int64_t d, float scale, float cap, int64_t window,                  \
+                                          const float *sinks, int threads) {                                             \
+        packed<T>(q, k, v, out, logsumexp, Sequences{cu_seqlens, shared, B},                                             \
+                  Heads{H, G, d, d, H * d, {scale, cap, window, sinks}}, threads);                                       \
     }                                                                                                                    \
     int64_t sparring_attention_paged_##NAME(const T *q, const T *k, const T *v, T *out, T *keys, T *values,              \
                                             int64_t num_pages, int64_t page_size, const int32_t *tables,                 \
                                             const int32_t *cu_rows, const int32_t *lengths, int64_t B,                   \
                                             int64_t pages_per_table, int64_t H, int64_t G, int64_t d, float scale,       \
-                                            int threads) {                                                               \
-        Pages<T> pages{keys, values, page_size, num_pages, tables, nullptr, cu_rows, lengths, B, pages_per_table};                \
+                                            float cap, int64_t window, const float *sinks, int threads) {                \
+        Pages<T> pages{keys, values, page_size, num_pages, tables, nullptr, cu_rows, lengths, B, pages_per_table};       \
         int64_t bad = pages.first_bad();                                                                                 \
-        if (bad < 0) paged<T>(q, k, v, out, pages, Heads{H, G, d, d, H * d, scale}, threads);                                      \
+        if (bad < 0) paged<T>(q, k, v, out, pages, Heads{H, G, d, d, H * d, {scale, cap, window, sinks}}, threads);      \
         return bad;                                                                                                      \
     }
 

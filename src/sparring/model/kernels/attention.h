@@ -3,7 +3,7 @@
 // Keys lie in blocks of 16 consecutive positions, transposed: [d][16]. A score is an ascending chain over d. The weights
 // of a row are exp(score - max); their sum keeps 16 lanes (lane = position mod 16) and adds them by halving. The
 // weighted values are summed over positions in ascending order, in partial sums of 128 positions. All of this is a
-// function of the row's query and of the keys and values up to its own position, never of the tile it came in.
+// function of the row's query and of the keys and values that it may read, never of the tile it came in.
 #pragma once
 
 #include <vector>
@@ -15,6 +15,17 @@ namespace sparring {
 
 constexpr int64_t VALUE_BLOCKS = 8;  // blocks of 16 positions in one partial sum over values
 
+// How the scores of a layer become weights: the twin of `AttentionForm` in form.py.
+struct Form {
+    float scale, cap;    // a score becomes cap * tanh(score / cap); 0: it stays
+    int64_t window;      // a position is read by so many positions from its own on; 0: by all
+    const float *sinks;  // [H] one more logit per head in the sum of weights, with nothing to weigh; or null
+
+    // The first position that a row of `length` positions reads.
+    int64_t begin(int64_t length) const { return window > 0 && length > window ? length - window : 0; }
+    const float *sink(int64_t head) const { return sinks ? sinks + head : nullptr; }
+};
+
 // One key/value head of one sequence. Block i holds positions 16 i to 16 i + 15.
 template <class T> struct Keys {
     const T *const *key_blocks;    // each [d][16]
@@ -22,12 +33,13 @@ template <class T> struct Keys {
     int64_t value_stride, d;
 };
 
-// One tile: R query rows (positions may differ), each attending to its first length[r] positions.
+// One tile: R query rows, their positions ascending, each attending to positions begin[r] to length[r] - 1.
 struct Rows {
-    const float *query[TILE_ROWS];
-    int64_t length[TILE_ROWS];
+    const float *query[TILE_ROWS], *sink[TILE_ROWS];
+    int64_t begin[TILE_ROWS], length[TILE_ROWS];
     float *out[TILE_ROWS];        // [d]
     float *logsumexp[TILE_ROWS];  // or null
+    int64_t earliest, latest;    // of begin
     int64_t shortest, longest;
 };
 
@@ -47,23 +59,31 @@ static inline void score_blocks(const Keys<T> &keys, const Rows &rows, int64_t b
 // scores [R][pitch] <- scale * q . k for every block that a row of the tile reaches.
 template <int R, class T>
 static inline void score(const Keys<T> &keys, const Rows &rows, float scale, float *scores, int64_t pitch) {
-    with_columns(blocks_of(rows.longest, LANES),
-                 [&]<int C>(int64_t block) { score_blocks<R, C>(keys, rows, block, splat(scale), scores, pitch); });
+    int64_t from = rows.earliest / LANES;
+    with_columns(blocks_of(rows.longest, LANES) - from,
+                 [&]<int C>(int64_t block) { score_blocks<R, C>(keys, rows, from + block, splat(scale), scores, pitch); });
 }
 
-// Turns one row of scores into exp(score - max), zero past `length`; returns their sum and the maximum.
-static inline float soften(float *scores, int64_t length, float *maximum) {
+static inline v16 capped(v16 score, v16 cap) { return tanh(score / cap) * cap; }
+
+// Turns one row of scores into exp(score - max), zero before `begin` and past `length`; returns their sum and the maximum.
+static inline float soften(float *scores, int64_t begin, int64_t length, float cap, const float *sink, float *maximum) {
     const float lowest = -std::numeric_limits<float>::infinity();
+    const int64_t from = begin / LANES * LANES;
+    if (cap > 0)
+        for (int64_t i = from; i < length; i += LANES) store(scores + i, capped(load(scores + i), splat(cap)));
+    for (int64_t i = from; i < begin; i++) scores[i] = lowest;
     v16 best = splat(lowest);
-    for (int64_t i = 0; i < length; i += LANES) best = max(best, load_tail(scores + i, length - i, lowest));
+    for (int64_t i = from; i < length; i += LANES) best = max(best, load_tail(scores + i, length - i, lowest));
     *maximum = lane_max(best);
+    if (sink && *sink > *maximum) *maximum = *sink;
     v16 sum = splat(0.0f), shift = splat(*maximum);
-    for (int64_t i = 0; i < length; i += LANES) {
+    for (int64_t i = from; i < length; i += LANES) {
         v16 weight = exp(load_tail(scores + i, length - i, lowest) - shift);
         store(scores + i, weight);
         sum = sum + weight;
     }
-    return lane_sum(sum);
+    return sink ? lane_sum(sum) + lane_max(exp(splat(*sink) - shift)) : lane_sum(sum);
 }
 
 // acc [R][16 C] continues its chains over positions [begin, end) of one block.
@@ -74,55 +94,62 @@ static inline void weigh(const T *values, int64_t stride, const float *weights, 
                [=](int64_t i, int c) { return load(values + i * stride + c * LANES); });
 }
 
+// The partial sum that position `begin` falls into.
+static inline int64_t partial_of(int64_t begin) { return begin / (VALUE_BLOCKS * LANES) * VALUE_BLOCKS; }
+
 // One partial sum (VALUE_BLOCKS blocks from `first`) of C column vectors, added to out. Positions that all rows of the
-// tile reach are done together, the last few row by row: no row ever touches a position past its own.
+// tile read are done together, the few before and behind them row by row: no row ever touches what it may not read.
 template <int R, int C, class T>
 static inline void weigh_partial(const Keys<T> &keys, const Rows &rows, const float *weights, int64_t pitch, int64_t first,
                                  int64_t column) {
     v16 acc[R][C];
     clear(acc);
     int64_t last = smaller(first + VALUE_BLOCKS, blocks_of(rows.longest, LANES));
-    for (int64_t block = first; block < last; block++) {
-        const T *values = keys.value_blocks[block] + column;
-        int64_t base = block * LANES, together = larger(0, smaller(LANES, rows.shortest - base));
-        weigh(values, keys.value_stride, weights + base, pitch, 0, together, acc);
-        if (together == LANES) continue;
+    auto one_by_one = [&](const T *values, int64_t base, int64_t begin, int64_t end) {
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) {
             v16 single[1][C];
             for (int c = 0; c < C; c++) single[0][c] = acc[r][c];
-            weigh(values, keys.value_stride, weights + r * pitch + base, pitch, together,
-                  smaller(LANES, rows.length[r] - base), single);
+            weigh(values, keys.value_stride, weights + r * pitch + base, pitch, larger(begin, rows.begin[r] - base),
+                  smaller(end, rows.length[r] - base), single);
             for (int c = 0; c < C; c++) acc[r][c] = single[0][c];
         }
+    };
+    for (int64_t block = larger(first, rows.earliest / LANES); block < last; block++) {
+        const T *values = keys.value_blocks[block] + column;
+        int64_t base = block * LANES, begin = larger(0, smaller(LANES, rows.latest - base));
+        int64_t end = larger(begin, smaller(LANES, rows.shortest - base));
+        if (begin > 0) one_by_one(values, base, 0, begin);
+        weigh(values, keys.value_stride, weights + base, pitch, begin, end, acc);
+        if (end < LANES) one_by_one(values, base, end, LANES);
     }
     for (int r = 0; r < R; r++) {
-        if (first * LANES >= rows.length[r]) continue;
+        if (first * LANES >= rows.length[r] || first < partial_of(rows.begin[r])) continue;
         for (int c = 0; c < C; c++) {
             float *out = rows.out[r] + column + c * LANES;
-            store(out, first == 0 ? acc[r][c] : load(out) + acc[r][c]);
+            store(out, first == partial_of(rows.begin[r]) ? acc[r][c] : load(out) + acc[r][c]);
         }
     }
 }
 
 // The whole tile. `scores` is scratch of R * pitch floats, pitch >= longest rounded up to 16.
 template <int R, class T>
-static void attend(const Keys<T> &keys, const Rows &rows, float scale, float *scores, int64_t pitch) {
-    score<R>(keys, rows, scale, scores, pitch);
+static void attend(const Keys<T> &keys, const Rows &rows, const Form &form, float *scores, int64_t pitch) {
+    score<R>(keys, rows, form.scale, scores, pitch);
     float sum[R];
     for (int r = 0; r < R; r++) {
         float maximum;
-        sum[r] = soften(scores + r * pitch, rows.length[r], &maximum);
+        sum[r] = soften(scores + r * pitch, rows.begin[r], rows.length[r], form.cap, rows.sink[r], &maximum);
         if (rows.logsumexp[r]) *rows.logsumexp[r] = maximum + (float)std::log((double)sum[r]);
     }
-    for (int64_t first = 0; first * LANES < rows.longest; first += VALUE_BLOCKS)
+    for (int64_t first = partial_of(rows.earliest); first * LANES < rows.longest; first += VALUE_BLOCKS)
         with_columns(keys.d / LANES,
                      [&]<int C>(int64_t c) { weigh_partial<R, C>(keys, rows, scores, pitch, first, c * LANES); });
     for (int r = 0; r < R; r++)
         for (int64_t i = 0; i < keys.d; i += LANES) store(rows.out[r] + i, load(rows.out[r] + i) / splat(sum[r]));
 }
 
-// One query row at `length` positions, R heads side by side: head r has its own query [d] and its keys and values offset[r]
+// One query row at `length` positions, R heads from `head` on side by side: head r has its own query [d] and its keys and values offset[r]
 // further on. Each head's chains are those of `attend`.
 template <int R, int C, class T>
 static inline void score_heads(const Keys<T> &keys, const int64_t *offset, const float *queries, int64_t block, v16 scale,
@@ -145,11 +172,11 @@ static inline void score_heads(const Keys<T> &keys, const int64_t *offset, const
 
 template <int R, int C, class T>
 static inline void weigh_heads(const Keys<T> &keys, const int64_t *offset, const float *weights, int64_t pitch, int64_t first,
-                               int64_t length, int64_t column, float *outputs) {
+                               int64_t begin, int64_t length, int64_t column, float *outputs) {
     v16 acc[R][C];
     clear(acc);
     int64_t end = smaller(length, (first + VALUE_BLOCKS) * LANES);
-    for (int64_t position = first * LANES; position < end; position++) {
+    for (int64_t position = larger(begin, first * LANES); position < end; position++) {
         const T *values = keys.value_blocks[position / LANES] + position % LANES * keys.value_stride + column;
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) {
@@ -163,20 +190,22 @@ static inline void weigh_heads(const Keys<T> &keys, const int64_t *offset, const
 #pragma GCC unroll 4
         for (int c = 0; c < C; c++) {
             float *out = outputs + r * keys.d + column + c * LANES;
-            store(out, first == 0 ? acc[r][c] : load(out) + acc[r][c]);
+            store(out, first == partial_of(begin) ? acc[r][c] : load(out) + acc[r][c]);
         }
 }
 
 template <int R, class T>
-static void attend_heads(const Keys<T> &keys, const int64_t *offset, const float *queries, int64_t length, float scale,
-                         float *scores, int64_t pitch, float *outputs) {
-    with_columns(blocks_of(length, LANES),
-                 [&]<int C>(int64_t block) { score_heads<R, C>(keys, offset, queries, block, splat(scale), scores, pitch); });
+static void attend_heads(const Keys<T> &keys, const int64_t *offset, const float *queries, int64_t length, const Form &form,
+                         int64_t head, float *scores, int64_t pitch, float *outputs) {
+    const int64_t begin = form.begin(length), from = begin / LANES;
+    const v16 scale = splat(form.scale);
+    with_columns(blocks_of(length, LANES) - from,
+                 [&]<int C>(int64_t block) { score_heads<R, C>(keys, offset, queries, from + block, scale, scores, pitch); });
     float sum[R], maximum;
-    for (int r = 0; r < R; r++) sum[r] = soften(scores + r * pitch, length, &maximum);
-    for (int64_t first = 0; first * LANES < length; first += VALUE_BLOCKS)
+    for (int r = 0; r < R; r++) sum[r] = soften(scores + r * pitch, begin, length, form.cap, form.sink(head + r), &maximum);
+    for (int64_t first = partial_of(begin); first * LANES < length; first += VALUE_BLOCKS)
         with_columns(keys.d / LANES, [&]<int C>(int64_t c) {
-            weigh_heads<R, C>(keys, offset, scores, pitch, first, length, c * LANES, outputs);
+            weigh_heads<R, C>(keys, offset, scores, pitch, first, begin, length, c * LANES, outputs);
         });
     for (int r = 0; r < R; r++)
         for (int64_t i = 0; i < keys.d; i += LANES)

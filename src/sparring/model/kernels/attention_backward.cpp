@@ -20,8 +20,11 @@ template <class T> struct Head {
     T *dq;                           // rows `stride` apart
     int64_t stride;
     float *dk, *dv;           // as k, v
-    float *weights, *slopes;  // [QUERIES][pitch]: exp(score - logsumexp) and scale * d score
-    float scale;
+    float *weights, *slopes;  // [QUERIES][pitch]: exp(score - logsumexp) and the gradient of q . k
+    Form form;
+
+    // The first position that query row `row` reads.
+    int64_t begin(int64_t row) const { return form.begin(kept + row + 1); }
 };
 
 // write(r, column, sum over i in [begin, end) of a(r, i) * rows[i][column]) for `count` rows r and every vector of columns.
@@ -41,7 +44,7 @@ static inline void sum_rows(int64_t count, const float *rows, int64_t d, int64_t
     });
 }
 
-// Weights and score gradients of R query rows from `row` on over C blocks of positions; zero past each row's own position.
+// Weights and score gradients of R query rows from `row` on over C blocks of positions; zero where a row may not read.
 template <int R, int C, class T>
 static inline void recompute_blocks(const Head<T> &h, int64_t row, int64_t block, float *weights, float *slopes) {
     v16 scores[R][C], products[R][C];
@@ -54,14 +57,25 @@ static inline void recompute_blocks(const Head<T> &h, int64_t row, int64_t block
     accumulate(products, 0, d, [=](int r, int64_t i) { return grad[r * d + i]; },
                [=](int64_t i, int c) { return load(v + (c * d + i) * LANES); });
     alignas(64) static const float lane[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const v16 scale = splat(h.scale), zero = splat(0.0f);
+    const v16 scale = splat(h.form.scale), cap = splat(h.form.cap), one = splat(1.0f), zero = splat(0.0f);
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
         for (int c = 0; c < C; c++) {
-            int64_t at = (block + c) * LANES, inside = h.kept + row + r + 1 - at;
-            v16 weight = exp(scores[r][c] * scale - splat(h.logsumexp[row + r]));
-            v16 slope = weight * (products[r][c] - splat(h.delta[row + r])) * scale;
+            int64_t at = (block + c) * LANES, inside = h.kept + row + r + 1 - at, before = h.begin(row + r) - at;
+            v16 score = scores[r][c] * scale, slope = scale;
+            if (h.form.cap > 0) {
+                v16 bent = tanh(score / cap);
+                score = bent * cap;
+                slope = scale * (one - bent * bent);
+            }
+            v16 weight = exp(score - splat(h.logsumexp[row + r]));
+            slope = weight * (products[r][c] - splat(h.delta[row + r])) * slope;
+            if (before > 0) {
+                const v16 begin = splat((float)before);
+                weight = less_select(load(lane), begin, zero, weight);
+                slope = less_select(load(lane), begin, zero, slope);
+            }
             if (inside < LANES) {
                 const v16 end = splat((float)inside);
                 weight = less_select(load(lane), end, weight, zero);
@@ -72,20 +86,23 @@ static inline void recompute_blocks(const Head<T> &h, int64_t row, int64_t block
         }
 }
 
-// One tile of query rows: weights and slopes up to the block of its last position, zeros in the block after it, which a tile
-// of keys may reach into.
+// One tile of query rows: weights and slopes from the block of the first position that it reads to that of its last, zeros in
+// the blocks before and after, which a tile of keys may reach into.
 template <class T> static void recompute(const Head<T> &h, int64_t row, int64_t count, float *weights, float *slopes) {
-    int64_t blocks = blocks_of(h.kept + row + count, LANES), block = 0;
+    int64_t blocks = blocks_of(h.kept + row + count, LANES), block = h.begin(row) / LANES, before = block - 1;
     with_rows(count, [&]<int R>() {
         for (; block + 2 <= blocks; block += 2) recompute_blocks<R, 2>(h, row, block, weights, slopes);
         if (block < blocks) recompute_blocks<R, 1>(h, row, block, weights, slopes);
     });
-    if (blocks * LANES == h.pitch) return;
-    for (int64_t r = 0; r < count; r++)
-        for (float *plane : {weights, slopes}) store(plane + r * h.pitch + blocks * LANES, splat(0.0f));
+    for (int64_t edge : {before, blocks}) {
+        if (edge < 0 || edge * LANES == h.pitch) continue;
+        for (int64_t r = 0; r < count; r++)
+            for (float *plane : {weights, slopes}) store(plane + r * h.pitch + edge * LANES, splat(0.0f));
+    }
 }
 
-// No row is asked about keys past its own position: a tile of queries ends, and a tile of keys begins, at the diagonal.
+// No row is asked about keys past its own position, or out of its window: a tile of queries ends, and a tile of keys begins,
+// at the diagonal; the window bounds their other ends.
 template <class T> static void one_head(const Head<T> &h) {
     int64_t pitch = h.pitch, d = h.d;
     for (int64_t first = 0; first < h.count; first += QUERIES) {
@@ -94,18 +111,19 @@ template <class T> static void one_head(const Head<T> &h) {
             int64_t rows = smaller(TILE_ROWS, count - row);
             float *ds = h.slopes + row * pitch;
             recompute(h, first + row, rows, h.weights + row * pitch, ds);
-            sum_rows(rows, h.k, d, 0, h.kept + first + row + rows, [=](int r, int64_t i) { return ds[r * pitch + i]; },
+            sum_rows(rows, h.k, d, h.begin(first + row), h.kept + first + row + rows, [=](int r, int64_t i) { return ds[r * pitch + i]; },
                      [&](int r, int64_t j, v16 sum) { store(h.dq + (first + row + r) * h.stride + j, sum); });
         }
-        for (int64_t key = 0; key < reach; key += TILE_ROWS) {
+        for (int64_t key = h.begin(first); key < reach; key += TILE_ROWS) {
             const float *p = h.weights + key, *ds = h.slopes + key;
             int64_t keys = smaller(TILE_ROWS, reach - key), begin = larger(0, key - h.kept - first);
+            int64_t end = h.form.window > 0 ? smaller(count, key + keys - 1 + h.form.window - h.kept - first) : count;
             auto add_to = [=](float *out) {
                 return [=](int r, int64_t j, v16 sum) { store(out + r * d + j, load(out + r * d + j) + sum); };
             };
-            sum_rows(keys, h.grad + first * d, d, begin, count, [=](int r, int64_t i) { return p[i * pitch + r]; },
+            sum_rows(keys, h.grad + first * d, d, begin, end, [=](int r, int64_t i) { return p[i * pitch + r]; },
                      add_to(h.dv + key * d));
-            sum_rows(keys, h.q + first * d, d, begin, count, [=](int r, int64_t i) { return ds[i * pitch + r]; },
+            sum_rows(keys, h.q + first * d, d, begin, end, [=](int r, int64_t i) { return ds[i * pitch + r]; },
                      add_to(h.dk + key * d));
         }
     }
@@ -117,7 +135,7 @@ template <class T> struct Call {
     T *dq;
     float *dk, *dv;  // float32 whatever T is: rows that sequences share are added up here
     int64_t H, G, d;
-    float scale;
+    Form form;
 };
 
 // Of query rows [start, start + count) and one head: q and the gradient widened to [count][d], grad . out and the logsumexp.
@@ -201,7 +219,7 @@ template <class T> struct Part {
         int64_t start = sequences.cu_seqlens[b], count = sequences.own(b), stride = c.H * c.d, from = start * stride + head * c.d;
         gather_rows(c, start, count, head, q, grad, delta, lse);
         one_head(Head<T>{count, sequences.kept(b), pitch, c.d, q, k, v, grad, kt, vt, lse, delta, c.dq + from, stride, dk, dv,
-                         weights, slopes, c.scale});
+                         weights, slopes, c.form});
     }
 
     void leave(int64_t from, int64_t to) {
@@ -245,13 +263,14 @@ template <class T> static void backward(const Call<T> &c, const Sequences &seque
 
 }  // namespace
 
+// The gradient of the sinks is the caller's: it needs no keys.
 #define SPARRING_ATTENTION_BACKWARD(NAME, T)                                                                             \
     void sparring_attention_backward_##NAME(const T *q, const T *k, const T *v, const T *out, const T *grad,             \
                                             const float *logsumexp, T *dq, float *dk, float *dv,                         \
                                             const int32_t *cu_seqlens, const int32_t *shared, int64_t B, int64_t H,      \
-                                            int64_t G, int64_t d, float scale, int threads) {                            \
-        backward(Call<T>{q, k, v, out, grad, logsumexp, dq, dk, dv, H, G, d, scale}, Sequences{cu_seqlens, shared, B},   \
-                 threads);                                                                                               \
+                                            int64_t G, int64_t d, float scale, float cap, int64_t window, int threads) { \
+        backward(Call<T>{q, k, v, out, grad, logsumexp, dq, dk, dv, H, G, d, {scale, cap, window, nullptr}},             \
+                 Sequences{cu_seqlens, shared, B}, threads);                                                             \
     }
 
 extern "C" {

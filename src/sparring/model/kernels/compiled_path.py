@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from sparring.model.kernels.build import build, load
+from sparring.model.kernels.form import AttentionForm
 from sparring.model.kernels.kept import KeptRows
 
 NAME, TILES_NAME = "exact-kernels", "exact-tiles"
@@ -37,6 +38,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "pack_split_transposed": (_P, _P, _I, _I, _T),
     "linear_split": (_P, _P, _P, _P, _I, _I, _I, _T),
     "weight_gradient_split": (_P, _P, _P, _I, _I, _I, _T),
+    "tanh": (_P, _P, _I, _T),
     "token_logprobs": (*[_P] * 9, _I, _I, _T),
     "token_logprobs_backward": (*[_P] * 11, _I, _I, _T),
     "sample": (*[_P] * 10, _I, _I, _T),
@@ -53,9 +55,9 @@ _TYPED_SIGNATURES: dict[str, tuple[Any, ...]] = {
     "split_heads_backward": (*[_P] * 10, *[_I] * 5, _F, _T),
     "swiglu": (_P, _P, _I, _I, _I, _T),
     "swiglu_backward": (_P, _P, _P, _I, _I, _I, _T),
-    "attention_packed": (*[_P] * 7, *[_I] * 4, _F, _T),
-    "attention_backward": (*[_P] * 11, *[_I] * 4, _F, _T),
-    "attention_paged": (*[_P] * 6, _I, _I, *[_P] * 3, *[_I] * 5, _F, _T),
+    "attention_packed": (*[_P] * 7, *[_I] * 4, _F, _F, _I, _P, _T),
+    "attention_backward": (*[_P] * 11, *[_I] * 4, _F, _F, _I, _T),
+    "attention_paged": (*[_P] * 6, _I, _I, *[_P] * 3, *[_I] * 5, _F, _F, _I, _P, _T),
     "decoder_step": (_P, _P),
 }
 _RETURNING = ("has_tiles", "token_logprobs", "attention_paged", "decoder_step")
@@ -198,6 +200,12 @@ class CompiledPath:
         )
         return dgate, dup
 
+    def tanh(self, x: torch.Tensor) -> torch.Tensor:
+        """Any shape, float32."""
+        y = torch.empty_like(x)
+        self._f["tanh"](x.data_ptr(), y.data_ptr(), x.numel(), torch.get_num_threads())
+        return y
+
     def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, transposed: bool) -> torch.Tensor:
         """x[N, H, d], cos[N, d], sin[N, d] -> [N, H, d]; `transposed` gives the gradient of x from that of the result."""
         y = torch.empty_like(x)
@@ -280,10 +288,11 @@ class CompiledPath:
         k: torch.Tensor,
         v: torch.Tensor,
         cu_seqlens: torch.Tensor,
-        scale: float,
+        form: AttentionForm,
         shared: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """q[N, H, d], k, v[N, G, d] -> o[N, H, d] and the logsumexp [N, H] of the scaled scores."""
+        """q[N, H, d], k, v[N, G, d], sinks[H] -> o[N, H, d] and the logsumexp [N, H] of the scores and the sink."""
         out = torch.empty_like(q)
         tokens, heads, size = q.shape
         logsumexp = torch.empty(tokens, heads)
@@ -299,13 +308,14 @@ class CompiledPath:
             heads,
             k.shape[1],
             size,
-            scale,
+            *form.numbers,
+            None if sinks is None else sinks.data_ptr(),
             torch.get_num_threads(),
         )
         return out, logsumexp
 
     def attention_packed_backward(
-        self, saved: tuple[torch.Tensor | None, ...], grad: torch.Tensor, scale: float
+        self, saved: tuple[torch.Tensor | None, ...], grad: torch.Tensor, form: AttentionForm
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Gradients of q, k, v. `saved` is q, k, v, cu_seqlens, shared, o, logsumexp of the forward call."""
         q, k, v, cu_seqlens, shared, out, logsumexp = saved
@@ -313,7 +323,7 @@ class CompiledPath:
         tensors = (q, k, v, out, grad, logsumexp, dq, dk, dv, cu_seqlens, shared)
         pointers = [None if t is None else t.data_ptr() for t in tensors]
         sizes = (cu_seqlens.numel() - 1, q.shape[1], k.shape[1], q.shape[2])
-        self._t["attention_backward"][q.dtype](*pointers, *sizes, scale, torch.get_num_threads())
+        self._t["attention_backward"][q.dtype](*pointers, *sizes, *form.numbers, torch.get_num_threads())
         return dq, dk.to(k.dtype), dv.to(v.dtype)
 
     def attention_paged(
@@ -323,7 +333,8 @@ class CompiledPath:
         v: torch.Tensor,
         pages: tuple[torch.Tensor, torch.Tensor],
         rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        scale: float,
+        form: AttentionForm,
+        sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, int]:
         """Writes k, v into one layer's (keys, values), then attends. `rows` is block tables, cu_rows, context lengths.
 
@@ -350,7 +361,8 @@ class CompiledPath:
             q.shape[1],
             k.shape[1],
             q.shape[2],
-            scale,
+            *form.numbers,
+            None if sinks is None else sinks.data_ptr(),
             torch.get_num_threads(),
         )
         return out, bad

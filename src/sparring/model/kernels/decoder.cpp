@@ -24,7 +24,8 @@ struct LayerPlan {
     Weight qkv, o, gate_up, down;
     const void *input_norm, *q_norm, *k_norm, *mlp_norm;  // q_norm, k_norm may be null
     void *keys, *values;                                  // pages of this layer
-    float input_eps, q_eps, k_eps, mlp_eps, scale;
+    float input_eps, q_eps, k_eps, mlp_eps;
+    Form form;
 };
 
 struct DecoderPlan {
@@ -122,7 +123,7 @@ template <class T> struct Step {
     }
 
     Heads heads(const LayerPlan &layer) const {
-        return {m.H, m.G, blocks_of(m.d, LANES) * LANES, m.d, qkv_width, layer.scale};
+        return {m.H, m.G, blocks_of(m.d, LANES) * LANES, m.d, qkv_width, layer.form};
     }
 
     Pages<T> pages(const LayerPlan &layer) const {

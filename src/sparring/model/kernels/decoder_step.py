@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from sparring.model.kernels.form import AttentionForm
+
 STOPS = 8
 """Tokens that end a sequence, per slot."""
 
@@ -38,13 +40,25 @@ class Weight(Structure):
         return Weight(storage.data_ptr(), LAYOUTS[packed.dtype, storage.dtype], packed.num_outputs, packed.num_inputs, pointer)
 
 
+class Form(Structure):
+    """An `AttentionForm`, without sinks: no model of the family has them."""
+
+    _fields_ = [("scale", c_float), ("cap", c_float), ("window", c_int64), ("sinks", c_void_p)]
+
+    @staticmethod
+    def of(form: AttentionForm) -> Form:
+        """As the compiled kernels read it."""
+        return Form(*form.numbers, None)
+
+
 class LayerPlan(Structure):
     """One decoder layer; q_norm and k_norm may be null."""
 
     _fields_ = [
         *((name, Weight) for name in ("qkv", "o", "gate_up", "down")),
         *((name, c_void_p) for name in ("input_norm", "q_norm", "k_norm", "mlp_norm", "keys", "values")),
-        *((name, c_float) for name in ("input_eps", "q_eps", "k_eps", "mlp_eps", "scale")),
+        *((name, c_float) for name in ("input_eps", "q_eps", "k_eps", "mlp_eps")),
+        ("form", Form),
     ]
 
 

@@ -8,6 +8,8 @@ import torch
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from sparring.model.kernels.form import AttentionForm
+
 
 class Linear(Function):
     """y = x W^T + b. The gradients are plain matrix products: they need to be right and repeatable, not row-invariant."""
@@ -70,6 +72,24 @@ class SiluMul(Function):
         gate, up = ctx.saved_tensors
         dgate, dup = ctx.path.silu_mul_backward(gate, up, grad.contiguous())
         return dgate, dup, None
+
+
+class Tanh(Function):
+    """The hyperbolic tangent."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, path: Any) -> torch.Tensor:
+        """Contiguous, float32."""
+        y = path.tanh(x)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        """Gradient of x."""
+        (y,) = ctx.saved_tensors
+        return grad * (1.0 - y * y), None
 
 
 class Rope(Function):
@@ -166,23 +186,29 @@ class AttentionPacked(Function):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
+        sinks: torch.Tensor | None,
         where: tuple[torch.Tensor, torch.Tensor | None],
-        scale: float,
+        form: AttentionForm,
         path: Any,
     ) -> torch.Tensor:
-        """q[N, H, d], k, v[N, G, d] -> [N, H, d]; `where` is cu_seqlens and shared."""
+        """q[N, H, d], k, v[N, G, d], sinks[H] -> [N, H, d]; `where` is cu_seqlens and shared."""
         cu_seqlens, shared = where
-        out, logsumexp = path.attention_packed(q, k, v, cu_seqlens, scale, shared)
-        ctx.save_for_backward(q, k, v, cu_seqlens, shared, out, logsumexp)
-        ctx.scale, ctx.path = scale, path
+        out, logsumexp = path.attention_packed(q, k, v, cu_seqlens, form, shared, sinks)
+        ctx.save_for_backward(q, k, v, cu_seqlens, shared, out, logsumexp, sinks)
+        ctx.form, ctx.path = form, path
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        """Gradients of q, k and v."""
-        grads = ctx.path.attention_packed_backward(ctx.saved_tensors, grad.contiguous(), ctx.scale)
-        return *grads, None, None, None
+        """Gradients of q, k, v and the sinks, which are weights of nothing: each row's pulls against what it weighs."""
+        *saved, out, logsumexp, sinks = ctx.saved_tensors
+        grads = ctx.path.attention_packed_backward((*saved, out, logsumexp), grad.contiguous(), ctx.form)
+        of_sinks = None
+        if sinks is not None and ctx.needs_input_grad[3]:
+            weights = torch.exp(sinks - logsumexp)
+            of_sinks = -(weights * (grad.float() * out.float()).sum(-1)).sum(0)
+        return *grads, of_sinks, None, None, None
 
 
 class TokenLogprobs(Function):

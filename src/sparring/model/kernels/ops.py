@@ -10,6 +10,8 @@ N rows or tokens, D width, K inputs, M outputs, H query heads, G key/value heads
 
 from __future__ import annotations
 
+import copy
+import math
 from typing import Any
 
 import numpy as np
@@ -18,11 +20,13 @@ import torch
 from sparring.errors import refusal
 from sparring.model.kernels import gradients
 from sparring.model.kernels.compiled_path import NAME, TILES_NAME, CompiledPath, Norms, compiled_path
+from sparring.model.kernels.form import AttentionForm
 from sparring.model.kernels.kept import KeptRows, no_masks
 from sparring.model.kernels.pages import BLOCK, KvPages, PagedRows
 from sparring.model.kernels.torch_path import TorchPath
 
 __all__ = [
+    "AttentionForm",
     "KvPages",
     "PackedWeight",
     "PagedRows",
@@ -30,6 +34,7 @@ __all__ = [
     "attention_packed",
     "attention_paged",
     "decoder_step",
+    "gelu_tanh",
     "linear",
     "pack",
     "path_name",
@@ -39,6 +44,7 @@ __all__ = [
     "sample",
     "silu",
     "silu_mul",
+    "soft_cap",
     "split_heads",
     "swiglu",
     "token_logprobs",
@@ -106,6 +112,12 @@ class PackedWeight:
         self.weights = weights
         self.storage = _current().pack(_joined(weights), self.storage)
 
+    def of(self, *weights: torch.Tensor) -> PackedWeight:
+        """The same packed numbers, whose gradients flow to `weights`: the same values, out of another graph."""
+        other = copy.copy(self)
+        other.weights = weights
+        return other
+
 
 def _joined(weights: tuple[torch.Tensor, ...]) -> torch.Tensor:
     return weights[0].detach() if len(weights) == 1 else torch.cat([weight.detach() for weight in weights])
@@ -165,6 +177,25 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     if torch.is_grad_enabled() and (gate.requires_grad or up.requires_grad):
         return gradients.SiluMul.apply(gate, up, _current())
     return _current().silu_mul(gate, up)
+
+
+def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
+    """cap * tanh(x / cap), any shape: close to x where it is small, never beyond the cap (Gemma 2, 2024, section 2)."""
+    return (_tanh(x.float() / cap) * cap).to(x.dtype)
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), any shape (Hendrycks and Gimpel 2016, section 2)."""
+    wide = x.float()
+    bent = _tanh((wide + wide * wide * wide * 0.044715) * math.sqrt(2.0 / math.pi))
+    return (wide * 0.5 * (bent + 1.0)).to(x.dtype)
+
+
+def _tanh(x: torch.Tensor) -> torch.Tensor:
+    x = x.contiguous()
+    if torch.is_grad_enabled() and x.requires_grad:
+        return gradients.Tanh.apply(x, _current())
+    return _current().tanh(x)
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -237,17 +268,19 @@ def attention_packed(
     k: torch.Tensor,
     v: torch.Tensor,
     cu_seqlens: torch.Tensor,
-    scale: float,
+    form: AttentionForm,
     shared: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention within each packed sequence; q[N, H, d], k[N, G, d], v[N, G, d] -> [N, H, d].
 
     cu_seqlens[B + 1] int32: sequence b is rows cu_seqlens[b]:cu_seqlens[b + 1]; it starts at 0 and ends at N. With
     shared[B] int32 these rows follow the first shared[b] positions of sequence b - 1, wherever those came from: a walk
     through a tree of prefixes, in which every row stands once. Its bits are those of the sequences laid out in full.
-    Query head h reads key/value head h // (H / G). Accumulates in float32.
+    Query head h reads key/value head h // (H / G), as `form` says; sinks[H] are one more logit in each head's softmax, which
+    weighs nothing. Accumulates in float32.
     """
-    _check_attention(q, k, v)
+    _check_attention(q, k, v, sinks)
     if cu_seqlens.dtype is not torch.int32 or cu_seqlens[-1] != q.shape[0]:
         got = f"{cu_seqlens.dtype} ending at {int(cu_seqlens[-1])}"
         raise refusal("cu_seqlens", f"int32 offsets that end at {q.shape[0]}", got, "see Packed.of")
@@ -256,15 +289,23 @@ def attention_packed(
         shared = shared.contiguous()
     size = q.shape[2]
     q, k, v = _padded(q), _padded(k), _padded(v)
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        out = gradients.AttentionPacked.apply(q, k, v, (cu_seqlens.contiguous(), shared), scale, _current())
+    sinks = None if sinks is None else sinks.float().contiguous()
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v, sinks)):
+        out = gradients.AttentionPacked.apply(q, k, v, sinks, (cu_seqlens.contiguous(), shared), form, _current())
     else:
-        out, _ = _current().attention_packed(q, k, v, cu_seqlens.contiguous(), scale, shared)
+        out, _ = _current().attention_packed(q, k, v, cu_seqlens.contiguous(), form, shared, sinks)
     return out if out.shape[2] == size else out[..., :size]
 
 
 def attention_paged(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pages: KvPages, layer: int, rows: PagedRows, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    pages: KvPages,
+    layer: int,
+    rows: PagedRows,
+    form: AttentionForm,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Write the new keys and values of one layer into their pages, then attend; the same bits as `attention_packed`.
 
@@ -274,7 +315,7 @@ def attention_paged(
     Raises:
         BadInput: a block table names a page that does not exist or is too short for its context length.
     """
-    _check_attention(q, k, v)
+    _check_attention(q, k, v, sinks)
     if k.shape[1] != pages.num_kv_heads or k.shape[2] != pages.head_dim or k.dtype is not pages.dtype:
         got = f"{tuple(k.shape)} {k.dtype}"
         raise refusal("attention_paged", f"k[N, {pages.num_kv_heads}, {pages.head_dim}] {pages.dtype}", got, "check the pages")
@@ -283,7 +324,8 @@ def attention_paged(
     if not (tables.dtype is cu_rows.dtype is lengths.dtype is torch.int32):
         raise refusal("attention_paged", "int32 rows", f"{tables.dtype}, {cu_rows.dtype}, {lengths.dtype}", "cast them")
     where = (tables.contiguous(), cu_rows.contiguous(), lengths.contiguous())
-    out, bad = _current().attention_paged(_padded(q), _padded(k), _padded(v), pages.layers[layer], where, scale)
+    sinks = None if sinks is None else sinks.detach().float().contiguous()
+    out, bad = _current().attention_paged(_padded(q), _padded(k), _padded(v), pages.layers[layer], where, form, sinks)
     if bad >= 0:
         got = f"{tables[bad].tolist()} for {int(lengths[bad])} tokens"
         expected = f"a table over {pages.num_pages} pages of {pages.page_size} that holds its context"
@@ -382,12 +424,14 @@ def _checked(kept: KeptRows, rows: int) -> KeptRows:
     return offsets, ids
 
 
-def _check_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+def _check_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None) -> None:
     many, few = q.shape, k.shape
     fits = len(many) == len(few) == 3 and few == v.shape and many[0] == few[0] and many[2] == few[2]
     if not fits or many[1] % few[1] or not (q.dtype is k.dtype is v.dtype):
         got = f"q {tuple(q.shape)} {q.dtype}, k {tuple(k.shape)} {k.dtype}, v {tuple(v.shape)} {v.dtype}"
         raise refusal("attention", "q[N, H, d], k[N, G, d], v[N, G, d] of one dtype, G dividing H", got, "reshape")
+    if sinks is not None and sinks.shape != many[1:2]:
+        raise refusal("attention", f"one sink for each of {many[1]} heads", str(tuple(sinks.shape)), "check the model")
 
 
 def _check_shared(cu_seqlens: torch.Tensor, shared: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ namespace sparring {
 // d is the head size of keys and values as they are stored, a multiple of 16; `size` that of q and out, at most d.
 struct Heads {
     int64_t H, G, d, size, q_stride;  // q rows are q_stride apart, rows of out H * size
-    float scale;
+    Form form;
 };
 
 template <class T> static inline void widen_query(const T *q, const Heads &s, float *out) {
@@ -41,11 +41,15 @@ static void attend_queries(const Keys<K> &keys, const T *q, T *out, float *logsu
             rows.query[r] = queries + r * s.d;
             rows.out[r] = outputs + r * s.d;
             rows.logsumexp[r] = logsumexp ? logsumexp + row * s.H + head : nullptr;
+            rows.sink[r] = s.form.sink(head);
             rows.length[r] = position_of_first + row - first + 1;
+            rows.begin[r] = s.form.begin(rows.length[r]);
         }
+        rows.earliest = rows.begin[0];
+        rows.latest = rows.begin[count - 1];
         rows.shortest = rows.length[0];
         rows.longest = rows.length[count - 1];
-        with_rows(count, [&]<int R>() { attend<R>(keys, rows, s.scale, scores, pitch); });
+        with_rows(count, [&]<int R>() { attend<R>(keys, rows, s.form, scores, pitch); });
         for (int64_t r = 0; r < count; r++) narrow_output(outputs + r * s.d, s, target[r]);
     }
 }
@@ -65,7 +69,7 @@ static void attend_row(const Keys<T> &keys, int64_t head_stride, const T *q, T *
             widen_query(q + (head + r) * s.size, s, queries + r * s.d);
             offset[r] = (head + r) / group * head_stride;
         }
-        with_rows(count, [&]<int R>() { attend_heads<R>(keys, offset, queries, length, s.scale, scores, pitch, outputs); });
+        with_rows(count, [&]<int R>() { attend_heads<R>(keys, offset, queries, length, s.form, head, scores, pitch, outputs); });
         for (int64_t r = 0; r < count; r++) narrow_output(outputs + r * s.d, s, out + (head + r) * s.size);
     }
 }

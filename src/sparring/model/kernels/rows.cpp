@@ -1,4 +1,4 @@
-// Operations within one row: RMS norm, SiLU, SiLU times up, rotary embedding; and their gradients.
+// Operations within one row: RMS norm, SiLU, SiLU times up, tanh, rotary embedding; and their gradients.
 // T is float or bf16; arithmetic is float32 and rounds once where the result is stored.
 #include "parallel.h"
 #include "rows.h"
@@ -70,6 +70,10 @@ static void silu_mul_backward(const T *gate, const T *up, const T *dy, T *dgate,
     });
 }
 
+static void tanh_all(const float *x, float *y, int64_t count, int threads) {
+    elementwise<float>(count, threads, [=](int64_t i, int64_t n) { store_tail(y + i, n, tanh(load_tail(x + i, n))); });
+}
+
 template <class T>
 static void rope(const T *x, const T *cos, const T *sin, T *y, int64_t N, int64_t H, int64_t d, int transposed, int threads) {
     int64_t half = d / 2;
@@ -106,5 +110,6 @@ static void rope(const T *x, const T *cos, const T *sin, T *y, int64_t N, int64_
 extern "C" {
 SPARRING_ROWS(f32, float)
 SPARRING_ROWS(bf16, bf16)
+void sparring_tanh(const float *x, float *y, int64_t count, int threads) { tanh_all(x, y, count, threads); }
 }
 }  // namespace sparring

@@ -211,6 +211,16 @@ static inline v16 exp(v16 x) {
     return less_select(splat(88.72f), x, splat(std::numeric_limits<float>::infinity()), y);
 }
 
+// Polynomial of Cephes' tanhf (S. Moshier) near zero, where 1 - 2 / (1 + exp(2 x)) would cancel.
+static inline v16 tanh(v16 x) {
+    v16 far = splat(1.0f) - splat(2.0f) / (splat(1.0f) + exp(x + x)), square = x * x;
+    v16 p = fma(splat(-5.70498872745e-3f), square, splat(2.06390887954e-2f));
+    p = fma(p, square, splat(-5.37397155531e-2f));
+    p = fma(p, square, splat(1.33314422036e-1f));
+    p = fma(p, square, splat(-3.33332819422e-1f));
+    return less_select(square, splat(0.390625f), fma(p * square, x, x), far);
+}
+
 static inline v16 sigmoid(v16 x) { return splat(1.0f) / (splat(1.0f) + exp(-x)); }
 
 }  // namespace sparring

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sparring.model.kernels.form import AttentionForm
 from sparring.model.kernels.kept import KeptRows
 
 NAME = "exact-torch"
@@ -107,6 +108,10 @@ class TorchPath:
         through = g if up is None else g * up.float()
         return (through * s * (1.0 + a * (1.0 - s))).to(gate.dtype), dup
 
+    def tanh(self, x: torch.Tensor) -> torch.Tensor:
+        """Any shape, float32."""
+        return torch.tanh(x.double()).float()
+
     def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, transposed: bool) -> torch.Tensor:
         """x[N, H, d], cos[N, d], sin[N, d] -> [N, H, d]."""
         a, b = x.float().chunk(2, -1)
@@ -169,24 +174,25 @@ class TorchPath:
         k: torch.Tensor,
         v: torch.Tensor,
         cu_seqlens: torch.Tensor,
-        scale: float,
+        form: AttentionForm,
         shared: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """q[N, H, d], k, v[N, G, d] -> o[N, H, d], logsumexp [N, H]."""
+        """q[N, H, d], k, v[N, G, d], sinks[H] -> o[N, H, d], logsumexp [N, H]."""
         out, logsumexp = torch.empty_like(q), torch.empty(q.shape[:2])
         for own, path in _sequences(cu_seqlens, shared):
-            out[own], logsumexp[own] = _attend(q[own], k[path], v[path], scale)
+            out[own], logsumexp[own] = _attend(q[own], k[path], v[path], form, sinks)
         return out, logsumexp
 
     def attention_packed_backward(
-        self, saved: tuple[Any, ...], grad: torch.Tensor, scale: float
+        self, saved: tuple[Any, ...], grad: torch.Tensor, form: AttentionForm
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Gradients of q, k, v from the saved logsumexp."""
         q, k, v, cu_seqlens, shared, out, logsumexp = saved
         dq, dk, dv = (torch.zeros(t.shape) for t in (q, k, v))
         for own, path in _sequences(cu_seqlens, shared):
             piece = [t.float().transpose(0, 1) for t in (q[own], k[path], v[path], out[own], grad[own])]
-            parts = _attend_backward(piece, logsumexp[own].t(), scale)
+            parts = _attend_backward(piece, logsumexp[own].t(), form)
             dq[own], of_keys, of_values = (part.transpose(0, 1) for part in parts)
             dk.index_add_(0, path, of_keys)
             dv.index_add_(0, path, of_values)
@@ -199,7 +205,8 @@ class TorchPath:
         v: torch.Tensor,
         pages: tuple[torch.Tensor, torch.Tensor],
         rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        scale: float,
+        form: AttentionForm,
+        sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, int]:
         """Writes k, v into one layer's pages, then attends. o[N, H, d] and -1, or the first wrong sequence."""
         keys, values = pages
@@ -223,7 +230,7 @@ class TorchPath:
             past_k = keys[table].permute(0, 2, 4, 1, 3).reshape(-1, heads, depth)[:length]
             past_v = values[table].transpose(1, 2).reshape(-1, heads, depth)[:length]
             if new.stop > new.start:
-                out[new], _ = _attend(q[new], past_k, past_v, scale)
+                out[new], _ = _attend(q[new], past_k, past_v, form, sinks)
         return out, -1
 
     def token_logprobs(
@@ -337,7 +344,9 @@ def _sequences(cu_seqlens: torch.Tensor, shared: torch.Tensor | None) -> Iterato
             yield slice(begin, end), path
 
 
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, form: AttentionForm, sinks: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The last len(q) positions of one sequence attend to k, v[L, G, d], in tiles of 16 positions by 16 keys."""
     count, heads, size = q.shape
     length, kv_heads = k.shape[:2]
@@ -346,9 +355,11 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> 
     wide_q[length - count - begin : length - begin] = q.float()
     wide_q = wide_q.view(-1, ROWS, kv_heads, heads // kv_heads, size).permute(0, 2, 3, 1, 4)
     wide_k, wide_v = (torch.zeros(end, kv_heads, size).index_copy_(0, torch.arange(length), t.float()) for t in (k, v))
+    wide_sinks = None if sinks is None else sinks.repeat_interleave(ROWS).view(kv_heads, -1)
     outs, sums = [], []
     for tile, queries in enumerate(wide_q):
-        out, logsumexp = _attend_tile(queries.reshape(kv_heads, -1, size), wide_k, wide_v, scale, begin + tile * ROWS)
+        where = (form, wide_sinks, begin + tile * ROWS)
+        out, logsumexp = _attend_tile(queries.reshape(kv_heads, -1, size), wide_k, wide_v, *where)
         outs.append(out.view(heads, ROWS, size).transpose(0, 1))
         sums.append(logsumexp.view(heads, ROWS).t())
     keep = slice(length - count - begin, length - begin)
@@ -356,18 +367,21 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> 
 
 
 def _attend_tile(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, first: int
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, form: AttentionForm, sinks: torch.Tensor | None, first: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q[G, heads of a group x 16, d] at positions first .. first + 15 -> out of the same shape and logsumexp [G, rows]."""
+    """q[G, rows, d], a group's heads times positions first .. first + 15; sinks[G, rows] -> out like q, logsumexp [G, rows]."""
     rows = torch.arange(first, first + ROWS).repeat(q.shape[1] // ROWS)
-    blocks = range(0, first + ROWS, KEYS)
+    blocks = range(form.begin(first) // KEYS * KEYS, first + ROWS, KEYS)
     scores = []
     for block in blocks:
         part = torch.stack([torch.mm(a, b.t()) for a, b in zip(q, k[block : block + KEYS].transpose(0, 1), strict=True)])
-        ahead = torch.arange(block, block + KEYS) > rows.unsqueeze(1)
-        scores.append((part * scale).masked_fill(ahead, float("-inf")))
+        hidden = _hidden(rows, torch.arange(block, block + KEYS), form)
+        scores.append(_capped(part * form.scale, form.cap).masked_fill(hidden, float("-inf")))
     maximum = torch.stack([part.amax(-1) for part in scores]).amax(0).unsqueeze(-1)
     out, total = torch.zeros_like(q), torch.zeros(q.shape[:2])
+    if sinks is not None:
+        maximum = torch.maximum(maximum, sinks.unsqueeze(-1))
+        total += _elementwise_exp(sinks - maximum[..., 0])
     for block, part in zip(blocks, scores, strict=True):
         weights = _elementwise_exp(part - maximum)
         total += _row_sum(weights)
@@ -376,18 +390,32 @@ def _attend_tile(
 
 
 def _attend_backward(
-    piece: list[torch.Tensor], logsumexp: torch.Tensor, scale: float
+    piece: list[torch.Tensor], logsumexp: torch.Tensor, form: AttentionForm
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of q[H, n, d], k, v[G, L, d] from q, k, v, o, grad of the last n positions (Dao et al. 2022, algorithm 4)."""
     q, k, v, out, grad = piece
     group = q.shape[0] // k.shape[0]
     wide_k, wide_v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
-    ahead = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).triu(1 + k.shape[1] - q.shape[1])
-    scores = (q @ wide_k.transpose(1, 2) * scale).masked_fill(ahead, float("-inf"))
-    p = torch.exp(scores - logsumexp.unsqueeze(-1))
-    slope = p * (grad @ wide_v.transpose(1, 2) - (grad * out).sum(-1, keepdim=True)) * scale
+    positions = torch.arange(k.shape[1])
+    hidden = _hidden(positions[k.shape[1] - q.shape[1] :], positions, form)
+    scores = _capped(q @ wide_k.transpose(1, 2) * form.scale, form.cap)
+    p = torch.exp(scores.masked_fill(hidden, float("-inf")) - logsumexp.unsqueeze(-1))
+    slope = p * (grad @ wide_v.transpose(1, 2) - (grad * out).sum(-1, keepdim=True)) * form.scale
+    if form.cap is not None:
+        slope = slope * (1.0 - (scores / form.cap) ** 2)
     dk, dv = slope.transpose(1, 2) @ q, p.transpose(1, 2) @ grad
     return slope @ wide_k, dk.unflatten(0, (-1, group)).sum(1), dv.unflatten(0, (-1, group)).sum(1)
+
+
+def _hidden(rows: torch.Tensor, keys: torch.Tensor, form: AttentionForm) -> torch.Tensor:
+    """Which of the positions `keys` those in `rows` may not read, [rows, keys]."""
+    distance = rows.unsqueeze(1) - keys
+    hidden = distance < 0
+    return hidden if form.window is None else hidden | (distance >= form.window)
+
+
+def _capped(scores: torch.Tensor, cap: float | None) -> torch.Tensor:
+    return scores if cap is None else (torch.tanh(scores.double() / cap) * cap).float()
 
 
 def _statistics(logits: torch.Tensor, temperature: torch.Tensor) -> tuple[torch.Tensor, ...]:

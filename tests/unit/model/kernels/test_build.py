@@ -54,13 +54,17 @@ def outcomes(path: CompiledPath) -> dict[str, list[float]]:
         cu_seqlens = torch.tensor([0, 33, 40], dtype=torch.int32)
         pages = torch.randn(3, 2, 1, 48, 16, generator=generator).to(dtype), torch.randn(3, 2, 16, 48, generator=generator).to(dtype)
         rows = tuple(torch.tensor(r, dtype=torch.int32) for r in ([[0, 1], [2, 0]], [0, 1, 2], [21, 9]))
+        form, sinks = ops.AttentionForm(0.2), torch.randn(4, generator=generator)
+        bent = ops.AttentionForm(0.2, window=7, cap=1.5)
         found |= {
             f"linear {dtype}": path.linear(x, path.pack(matrix, None), None, 100, dtype),
             f"rms_norm {dtype}": path.rms_norm(x, weight, 1e-6),
             f"silu_mul {dtype}": path.silu_mul(x, y),
             f"rope {dtype}": path.rope(q, k[:, 0].contiguous(), v[:, 0].contiguous(), False),
-            f"attention of single rows {dtype}": path.attention_paged(q[:2], k[:2], v[:2], pages, rows, 0.2)[0],
-            f"attention {dtype}": path.attention_packed(q, k, v, cu_seqlens, 0.2)[0],
+            f"attention of single rows {dtype}": path.attention_paged(q[:2], k[:2], v[:2], pages, rows, form)[0],
+            f"attention {dtype}": path.attention_packed(q, k, v, cu_seqlens, form)[0],
+            f"bent attention of single rows {dtype}": path.attention_paged(q[:2], k[:2], v[:2], pages, rows, bent, sinks)[0],
+            f"bent attention {dtype}": path.attention_packed(q, k, v, cu_seqlens, bent, None, sinks)[0],
             f"logprobs {dtype}": path.token_logprobs(logits, torch.arange(19), torch.full((19,), 0.7))[0][0],
         }
     return {name: value.flatten().tolist() for name, value in found.items()}
@@ -94,4 +98,4 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(BadInput, match="rope"):
         ops.rope(torch.zeros(2, 1, 8), torch.zeros(2, 7), torch.zeros(2, 7))
     with pytest.raises(BadInput, match="cu_seqlens"):
-        ops.attention_packed(*(torch.zeros(4, 1, 16),) * 3, torch.tensor([0, 5], dtype=torch.int32), 1.0)
+        ops.attention_packed(*(torch.zeros(4, 1, 16),) * 3, torch.tensor([0, 5], dtype=torch.int32), ops.AttentionForm(1.0))

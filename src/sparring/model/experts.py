@@ -1,0 +1,123 @@
+"""Mixtures of experts, row by row: which experts a row takes and what they give depends on that row alone.
+
+N rows, D width, E experts, k experts of one row, I width of an expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from sparring.model.kernels import ops
+from sparring.model.layers import RowLinear
+
+Gate = Callable[[torch.Tensor], torch.Tensor]
+"""gate_up[N, 2 I] -> [N, I]."""
+
+
+class RowRouter(RowLinear):
+    """Softmax over the experts, of which a row takes the `top_k` likeliest (Shazeer et al. 2017; Fedus et al. 2021).
+
+    `renormalise`: their shares are made to sum to one, which is the softmax over the chosen alone.
+    """
+
+    def __init__(self, router: nn.Module, *, renormalise: bool) -> None:
+        super().__init__(router)
+        self.top_k: int = router.top_k
+        self.renormalise = renormalise
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        """x[..., D] -> logits[N, E], shares[N, k] float32 and the experts' numbers [N, k], likeliest first."""
+        logits = self.product(x.reshape(-1, self.in_features))
+        # in float64: torch's float32 exp treats the tail of a tensor in another way than its middle
+        shares, chosen = logits.double().softmax(-1).topk(self.top_k, -1)
+        if self.renormalise:
+            shares = shares / shares.sum(-1, keepdim=True)
+        return logits, shares.float(), chosen
+
+
+class RowExperts(nn.Module):
+    """Gated MLPs of which every row has its own few: each expert's rows through one row-invariant product.
+
+    A row's outputs are weighed and added in float32 in the order of its choice, so neither the load of an expert nor what
+    other rows chose enters. `refresh()` after every change of the weights.
+    """
+
+    def __init__(self, experts: nn.Module, gate: Gate) -> None:
+        super().__init__()
+        self.gate_up_proj, self.down_proj = experts.gate_up_proj, experts.down_proj
+        self.gate_up_proj_bias = getattr(experts, "gate_up_proj_bias", None)
+        self.down_proj_bias = getattr(experts, "down_proj_bias", None)
+        self.transposed = bool(experts.is_transposed)
+        self._gate = gate
+        self._packed: list[tuple[ops.PackedWeight, ...]] = []
+
+    def forward(self, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+        """x[N, D], chosen[N, k] experts, their shares[N, k] -> [N, D]."""
+        if not self._packed:
+            self._packed = [tuple(map(ops.pack, pair)) for pair in zip(*self._weights(), strict=True)]
+        count, per_row = chosen.shape
+        of_pair, order = chosen.flatten().sort(stable=True)
+        loads = torch.bincount(of_pair, minlength=len(self._packed)).tolist()
+        rows = x.index_select(0, order // per_row).split(loads)
+        # one node of the graph for each stacked parameter: a slice for each expert would have a whole gradient of its own
+        weights, biases = list(zip(*self._weights(), strict=True)), list(zip(*self._biases(), strict=True))
+        found = [
+            self._expert(part, *(p.of(w) for p, w in zip(packed, weights[e], strict=True)), *biases[e])
+            for e, (part, packed) in enumerate(zip(rows, self._packed, strict=True))
+            if len(part)
+        ]
+        outputs = torch.cat(found).index_select(0, order.argsort()).view(count, per_row, -1).float()
+        weighed = (outputs * shares.float().unsqueeze(-1)).unbind(1)
+        total = weighed[0]
+        for term in weighed[1:]:
+            total = total + term
+        return total.to(x.dtype)
+
+    def _expert(
+        self,
+        x: torch.Tensor,
+        gate_up: ops.PackedWeight,
+        down: ops.PackedWeight,
+        gate_up_bias: torch.Tensor | None,
+        down_bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        return ops.linear(self._gate(ops.linear(x, gate_up, gate_up_bias)), down, down_bias)
+
+    def _weights(self) -> list[list[torch.Tensor]]:
+        """Of both stacked parameters, the experts' matrices [outputs, inputs]."""
+        parts = [parameter.unbind(0) for parameter in (self.gate_up_proj, self.down_proj)]
+        return [[w.t() if self.transposed else w for w in part] for part in parts]
+
+    def _biases(self) -> list[list[torch.Tensor | None]]:
+        stacked = (self.gate_up_proj_bias, self.down_proj_bias)
+        return [[None] * len(self._packed) if bias is None else list(bias.unbind(0)) for bias in stacked]
+
+    def refresh(self) -> None:
+        """Pack the weights anew."""
+        for packed, weights in zip(self._packed, zip(*self._weights(), strict=True), strict=False):
+            for one, weight in zip(packed, weights, strict=True):
+                one.update(weight)
+
+
+def gates_of(experts: nn.Module) -> list[Gate]:
+    """The gates that we can compute row by row, for the caller to find the one that is this module's."""
+    gates: list[Gate] = [ops.swiglu, _gelu_gate]
+    limit, alpha = getattr(experts, "limit", None), getattr(experts, "alpha", None)
+    if limit is not None and alpha is not None:
+        gates.append(lambda gate_up: _clamped_gate(gate_up, limit, alpha))
+    return gates
+
+
+def _gelu_gate(gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, -1)
+    return ops.gelu_tanh(gate) * up
+
+
+def _clamped_gate(gate_up: torch.Tensor, limit: float, alpha: float) -> torch.Tensor:
+    """(up + 1) * gate * sigmoid(alpha * gate) of clamped, interleaved values (GPT-OSS model card, 2025, section 2.2)."""
+    gate, up = (gate_up[:, part::2].float() for part in (0, 1))
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return ((up + 1.0) * (ops.silu(gate * alpha) / alpha)).to(gate_up.dtype)

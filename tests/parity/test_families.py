@@ -1,0 +1,251 @@
+"""Every family that we claim, on tiny random models: as close to float64 as the library, and one set of bits in both uses.
+
+Logits of the engine's kind of forward (keys in pages, prompts in pieces) against the untouched library in float64; the same
+against the trainer's kind of forward. What is special about a family must matter here: without it the comparison fails.
+"""
+
+import asyncio
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
+
+from sparring.engine.config import EngineConfig
+from sparring.engine.native import NativeEngine
+from sparring.model.attention import Packed, Paged
+from sparring.model.experts import RowRouter
+from sparring.model.head import token_quantities
+from sparring.model.kernels import ops
+from sparring.model.load import load
+from sparring.testing.tiny_models import VOCABULARY, tiny_model
+from sparring.types import GenerateRequest, Sampling
+
+LENGTHS = (70, 5, 100, 33)
+PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+SCALED_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+NO_WINDOW = {"layer_types": ["full_attention", "full_attention"]}
+FAMILIES = {
+    "llama": {"rope_parameters": SCALED_ROPE},
+    "qwen2": {},
+    "qwen3": {},
+    "mistral": {},
+    "phi3": {},
+    "olmo2": {},
+    "glm4": {},
+    "gemma2": {"tied": True},
+    "gemma3_text": {"tied": True},
+    "mixtral": {},
+    "qwen3_moe": {},
+    "gpt_oss": {},
+}
+WITHOUT = {
+    "llama: scaled rope": {"rope_parameters": PLAIN_ROPE},
+    "qwen2: biases": {"weights": ("bias", 0.0)},
+    "qwen3: norms of heads": {"weights": ("self_attn.q_norm", 1.0)},
+    "mistral: window": {"sliding_window": None},
+    "phi3: window": {"sliding_window": None},
+    "olmo2: norms of queries and keys": {"weights": ("self_attn.k_norm", 1.0)},
+    "glm4: biases": {"weights": ("bias", 0.0)},
+    "glm4: norms behind the MLP": {"weights": ("post_mlp_layernorm", 1.0)},
+    "gemma2: window": NO_WINDOW,
+    "gemma2: cap on scores": {"attn_logit_softcapping": None},
+    "gemma2: cap on logits": {"final_logit_softcapping": None},
+    "gemma2: scale of queries": {"query_pre_attn_scalar": 20},
+    "gemma3_text: window": NO_WINDOW,
+    "gemma3_text: cap on logits": {"final_logit_softcapping": None},
+    "gemma3_text: a rope for each kind of layer": {
+        "rope_parameters": {"sliding_attention": PLAIN_ROPE, "full_attention": PLAIN_ROPE},
+    },
+    "mixtral: window": {"sliding_window": None},
+    "mixtral: second expert": {"num_experts_per_tok": 1},
+    "qwen3_moe: second expert": {"num_experts_per_tok": 1},
+    "qwen3_moe: renormalised shares": {"norm_topk_prob": False},
+    "gpt_oss: window": NO_WINDOW,
+    "gpt_oss: sinks": {"weights": ("sinks", -1e9)},
+    "gpt_oss: biases": {"weights": ("bias", 0.0)},
+    "gpt_oss: biases of experts": {"weights": ("down_proj_bias", 0.0)},
+    "gpt_oss: scaled rope": {"rope_parameters": PLAIN_ROPE},
+    "gpt_oss: limit of gates": {"swiglu_limit": 1e9},
+    "gpt_oss: second expert": {"num_experts_per_tok": 1},
+}
+
+
+class Wide(TorchFunctionMode):
+    """What the library computes in float32 whatever its weights are, it computes in float64."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.float:
+            return args[0].double()
+        wide = {name: torch.float64 if value is torch.float32 else value for name, value in (kwargs or {}).items()}
+        return func(*(torch.float64 if value is torch.float32 else value for value in args), **wide)
+
+
+@pytest.fixture(scope="module")
+def path_of(tmp_path_factory):
+    """Folder of a family's model; made once."""
+    folder = tmp_path_factory.mktemp("families")
+
+    def find(family):
+        if not (folder / family).exists():
+            tiny_model(family, folder / family, seed=7, **FAMILIES[family])
+        return folder / family
+
+    return find
+
+
+def rows():
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randint(VOCABULARY, (length,), generator=generator) for length in LENGTHS]
+
+
+@torch.no_grad()
+def library(path, dtype, *, weights=("", 0.0), attention="eager", **changed):
+    """The library's own logits, row by row; with fields of the config changed, or all weights of some name one value."""
+    config = AutoConfig.from_pretrained(path)
+    for name, value in changed.items():
+        setattr(config, name, value)
+    implementations = {"attn_implementation": attention, "experts_implementation": "eager"}
+    module = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, **implementations)
+    touched = [parameter.fill_(weights[1]) for name, parameter in module.named_parameters() if weights[0] and weights[0] in name]
+    assert bool(touched) == bool(weights[0])
+    if dtype is torch.float32:
+        return torch.cat([module(input_ids=row[None]).logits[0] for row in rows()])
+    with Wide():
+        return torch.cat([module(input_ids=row[None]).logits[0] for row in rows()])
+
+
+def packed(model):
+    positions = torch.cat([torch.arange(length) for length in LENGTHS])
+    return model.logits(model.hidden(torch.cat(rows()), positions, Packed.of(list(LENGTHS))))
+
+
+@torch.no_grad()
+def paged(model, *, chunk, page_size):
+    """All sequences side by side, up to `chunk` tokens of each in a call, over pages that lie in no order."""
+    per_sequence = -(-max(LENGTHS) // page_size)
+    assert per_sequence >= 4
+    shape = {"num_layers": model.num_layers, "num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
+    pages = ops.KvPages(num_pages=per_sequence * len(LENGTHS), page_size=page_size, dtype=model.dtype, **shape)
+    order = torch.randperm(per_sequence * len(LENGTHS), generator=torch.Generator().manual_seed(1))
+    tables, out = order.view(len(LENGTHS), -1).to(torch.int32), [[] for _ in LENGTHS]
+    for begin in range(0, max(LENGTHS), chunk):
+        pieces = [row[begin : begin + chunk] for row in rows()]
+        counts = torch.tensor([len(piece) for piece in pieces], dtype=torch.int32)
+        offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
+        ends = torch.tensor([min(length, begin + chunk) for length in LENGTHS], dtype=torch.int32)
+        positions = torch.cat([torch.arange(begin, begin + len(piece)) for piece in pieces])
+        where = Paged(pages, ops.PagedRows(tables, offsets, ends))
+        logits = model.logits(model.hidden(torch.cat(pieces), positions, where))
+        for one, piece in zip(out, logits.split(counts.tolist()), strict=True):
+            one.append(piece)
+    return torch.cat([torch.cat(one) for one in out])
+
+
+def error(found, exact):
+    return float((found.detach().double() - exact).square().mean().sqrt())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_engine_logits_are_as_close_to_float64_as_the_librarys(family, path_of):
+    path = path_of(family)
+    exact = library(path, torch.float64)
+    assert exact.dtype is torch.float64
+    assert error(paged(load(path), chunk=40, page_size=16), exact) <= 2 * error(library(path, torch.float32), exact)
+
+
+@pytest.mark.parametrize("case", WITHOUT)
+def test_a_model_without_it_is_another(case, path_of):
+    """The comparison above would not pass if we left this out."""
+    path = path_of(case.split(":")[0])
+    bound = 2 * error(library(path, torch.float32), library(path, torch.float64))
+    assert error(paged(load(path), chunk=40, page_size=16), library(path, torch.float64, **WITHOUT[case])) > 100 * bound
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pages_pieces_and_threads_change_no_bit(family, dtype, path_of):
+    model, threads = load(path_of(family), dtype=dtype), torch.get_num_threads()
+    expected = packed(model).detach()
+    for count, chunk, page_size in ((1, 1, 16), (2, 23, 32), (3, 100, 16)):
+        torch.set_num_threads(count)
+        found = paged(model, chunk=chunk, page_size=page_size)
+        torch.set_num_threads(threads)
+        assert torch.equal(found, expected), f"{count} threads, {chunk} tokens a piece"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_engine_samples_with_the_trainers_probabilities(family, dtype, path_of):
+    requests = [
+        GenerateRequest(
+            id=str(i), tokens=tuple(row.tolist()), sampling=Sampling(max_tokens=9 + 20 * i, seed=i, temperature=(1.0, 0.7)[i % 2])
+        )
+        for i, row in enumerate(rows())
+    ]
+
+    async def serve():
+        engine = NativeEngine(load(path_of(family), dtype=dtype), EngineConfig(max_running=3, max_batch_tokens=48), threads=1)
+        answers = await asyncio.gather(*(engine.generate(request) for request in requests))
+        await engine.close()
+        return answers
+
+    answers = asyncio.run(serve())
+    trainer = load(path_of(family), dtype=dtype, gradient_checkpointing=True)
+    whole = [torch.tensor((*request.tokens, *answer.tokens)) for request, answer in zip(requests, answers, strict=True)]
+    positions = torch.cat([torch.arange(len(row)) for row in whole])
+    hidden = trainer.hidden(torch.cat(whole), positions, Packed.of([len(row) for row in whole])).split([len(row) for row in whole])
+    for request, answer, row, states in zip(requests, answers, whole, hidden, strict=True):
+        begin = len(request.tokens)
+        heat = torch.full((len(answer.tokens),), request.sampling.temperature)
+        found = token_quantities(trainer, states[begin - 1 : -1], row[begin:], heat, {"logprob"})["logprob"]
+        found.sum().backward(retain_graph=True)
+        assert found.tolist() == list(answer.logprobs)
+
+
+def test_caps_bend_a_tenth_of_what_they_cap(path_of):
+    """At half the cap, tanh takes off 8 %."""
+    recorded = []
+
+    def recording(module, query, key, *others, **options):
+        scores = query @ key.repeat_interleave(module.num_key_value_groups, 1).transpose(2, 3) * options["scaling"]
+        reached = torch.ones(scores.shape[2:], dtype=torch.bool).tril()
+        recorded.append(scores[..., reached].abs().flatten() / options["softcap"])
+        return eager_attention_forward(module, query, key, *others, **options)
+
+    AttentionInterface.register("recording", recording)
+    library(path_of("gemma2"), torch.float32, attention="recording")
+    assert (torch.cat(recorded) > 0.5).double().mean() >= 0.1
+    for family in ("gemma2", "gemma3_text"):
+        cap = AutoConfig.from_pretrained(path_of(family)).final_logit_softcapping
+        logits = library(path_of(family), torch.float32, final_logit_softcapping=None)
+        assert ((logits.abs() > cap / 2).double().mean()) >= 0.1
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss"])
+def test_experts_are_unevenly_loaded(family, path_of):
+    model = load(path_of(family))
+    loads = []
+
+    def count(router, _inputs, outputs):
+        loads.append(torch.bincount(outputs[2].flatten(), minlength=router.out_features))
+
+    routers = [part for part in model.module.modules() if isinstance(part, RowRouter)]
+    for router in routers:
+        router.register_forward_hook(count)
+    packed(model)
+    assert len(loads) == model.num_layers == len(routers)
+    assert all(load.max() >= 2 * load.min() for load in loads)
+
+
+def test_windows_are_shorter_than_the_sequences(path_of):
+    for family in ("mistral", "phi3", "gemma2", "gemma3_text", "mixtral", "gpt_oss"):
+        assert AutoConfig.from_pretrained(path_of(family)).sliding_window < min(length for length in LENGTHS if length > 5)
