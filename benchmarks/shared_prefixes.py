@@ -24,13 +24,14 @@ from sparring.algo.config import GrpoConfig
 from sparring.algo.loss.imitate import ImitateLoss
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.batch.denominators import denominators
-from sparring.model.config import InitConfig
+from sparring.config import load as load_recipe
 from sparring.model.create import create
 from sparring.model.load import load
 from sparring.train.config import TrainConfig
 from sparring.train.trainer import LocalTrainer
 from sparring.types import Batch, Sample
 
+RECIPE = Path(__file__).parents[1] / "recipes" / "quickstart.toml"
 VOCABULARY = 640
 HEADER, PROMPT, REPLY = 120, 45, ((1.0, 20), (0.0, 12), (1.0, 18))
 
@@ -78,9 +79,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    size = InitConfig(
-        hidden_size=160, num_layers=2, num_heads=5, num_kv_heads=5, head_dim=32, intermediate_size=384, max_positions=512
-    )
+    size = load_recipe(RECIPE).models["policy"].init
+    assert size is not None
     losses = [PolicyLoss(GrpoConfig()), ImitateLoss()]
     claims = []
     with tempfile.TemporaryDirectory() as folder:
