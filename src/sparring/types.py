@@ -115,6 +115,10 @@ class Sampling:
     the top_k likeliest tokens, of these the fewest that hold top_p of what they have together, of these the ones with at least
     min_p of the likeliest one's probability. `stop` are token ids that end the turn (the stop token itself is sampled,
     recorded and trained).
+
+    `logit_bias` is (token, what is added to its logit), before everything else; a stop token is impossible before
+    `min_tokens` tokens are sampled. Both change the distribution, and log-probabilities are of the changed one.
+    `top_logprobs` asks for that many of the likeliest tokens of each draw, at most 20; it changes nothing.
     """
 
     temperature: float = 1.0
@@ -124,6 +128,9 @@ class Sampling:
     max_tokens: int = 256
     stop: tuple[int, ...] = ()
     seed: int = 0
+    min_tokens: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    top_logprobs: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,7 +197,8 @@ class Completion:
     """What the engine sampled. `logprobs[i]` is of the distribution that tokens[i] was drawn from (law 2).
 
     `versions` is the weight version that sampled each token, `kv_versions` the oldest version among the KV entries
-    it attended to; `cached_tokens` counts prompt tokens whose KV was already there. `kept` is None where nothing was truncated.
+    it attended to; `cached_tokens` counts prompt tokens whose KV was already there. `kept` is None where nothing was truncated,
+    `top_logprobs` where they were not asked for: the likeliest tokens of each draw, best first, with their log-probabilities.
     """
 
     tokens: tuple[int, ...]
@@ -199,6 +207,7 @@ class Completion:
     versions: Runs
     kv_versions: Runs
     kept: KeptSets | None = None
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
     cached_tokens: int = 0
 
 

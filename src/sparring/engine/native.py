@@ -21,10 +21,11 @@ from sparring.engine.sequence import Sequence
 from sparring.engine.update import commit
 from sparring.errors import EngineError, SparringError, WeightsError, boundary
 from sparring.model.causal import CausalModel
+from sparring.model.kernels.decoder_step import BIASES, TOPS
 from sparring.types import Completion, GenerateRequest, Sampling, WeightRef
 from sparring.weights.inline import fetch
 
-LARGEST_ID = 1 << 31
+LARGEST_ID, LARGEST_BIAS = 1 << 31, 1e30
 
 Answer = tuple[asyncio.Future[Any], Any]
 
@@ -148,7 +149,7 @@ class NativeEngine:
             got = f"{len(tokens)} + {max_new}"
             problem = f"prompt + max_tokens within the cache of {self._capacity}, got {got}; raise engine.kv_tokens"
         else:
-            problem = _problem_of(sampling)
+            problem = _problem_of(sampling, self._model.vocab_size)
         if problem:
             raise EngineError(f"request {request.id}: expected {problem}")
         return max_new
@@ -212,10 +213,10 @@ class NativeEngine:
             return
         self._count(chunks, sampled.tokens)
         sampling = [sequence for sequence, _, _, samples in chunks if samples]
-        kept = sampled.kept or [None] * len(sampling)
-        for sequence, new, their, sets in zip(sampling, sampled.tokens, sampled.logprobs, kept, strict=True):
+        for place, sequence in enumerate(sampling):
             known = len(sequence.logprobs)
-            sequence.extend(new, their, self._version, sets)
+            kept, tops = (values and values[place] for values in (sampled.kept, sampled.tops))
+            sequence.extend(sampled.tokens[place], sampled.logprobs[place], self._version, kept, tops)
             self._scheduler.advance(sequence, len(sequence.logprobs) - known - 1, self._version)
             if sequence.finish_reason:
                 self._scheduler.retire(sequence, self._version)
@@ -276,7 +277,7 @@ class NativeEngine:
         self._wake()
 
 
-def _problem_of(sampling: Sampling) -> str | None:
+def _problem_of(sampling: Sampling, vocab_size: int) -> str | None:
     """What is expected of how tokens are drawn and what was got, if that is something else. NaN and infinity are."""
     if not 0 <= sampling.temperature < math.inf:
         return f"a temperature of 0 or more, got {sampling.temperature}; correct it"
@@ -286,6 +287,19 @@ def _problem_of(sampling: Sampling) -> str | None:
         return f"a min_p from 0 to 1, got {sampling.min_p}; 0 truncates nothing"
     if not 0 <= sampling.top_k < LARGEST_ID:
         return f"a top_k of 0 or more, got {sampling.top_k}; 0 truncates nothing"
+    if not 0 <= sampling.top_logprobs <= TOPS:
+        return f"0 to {TOPS} top_logprobs, got {sampling.top_logprobs}; ask for fewer"
+    if not 0 <= sampling.min_tokens <= sampling.max_tokens:
+        return f"min_tokens from 0 to max_tokens, got {sampling.min_tokens} and {sampling.max_tokens}; correct one"
+    biased = [token for token, _ in sampling.logit_bias]
+    if any(not 0 <= token < vocab_size for token in biased) or len(set(biased)) < len(biased):
+        return f"each biased token once and below {vocab_size}, got {sorted(biased)}; correct logit_bias"
+    if not all(abs(value) <= LARGEST_BIAS for _, value in sampling.logit_bias):
+        return f"a bias from -{LARGEST_BIAS:g} to {LARGEST_BIAS:g}, got {sampling.logit_bias}; correct logit_bias"
+    banned = {token for token in sampling.stop if 0 <= token < vocab_size} if sampling.min_tokens else ()
+    if len(banned) + len(biased) > BIASES or len(banned) == vocab_size:
+        most = f"at most {BIASES} tokens in logit_bias and, with min_tokens, in stop, and one outside of stop"
+        return f"{most}, got {len(biased)} and {len(banned)}; leave some out"
     if any(not -LARGEST_ID <= token < LARGEST_ID for token in sampling.stop):
         return f"stop tokens of 32 bits, got {sampling.stop}; use the model's tokenizer"
     return None

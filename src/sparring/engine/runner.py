@@ -95,6 +95,10 @@ class Runner:
             slots.temperature[slot], slots.min_p[slot] = sampling.temperature, sampling.min_p
             slots.top_k[slot], slots.top_p[slot] = sampling.top_k, sampling.top_p
             slots.seeds[slot] = sampling.seed & MASK_64
+            slots.tops[slot] = sampling.top_logprobs
+            banned = sequence.stop if sampling.min_tokens else ()
+            banned = sorted(token for token in banned if 0 <= token < self._model.vocab_size)
+            slots.bias(slot, sequence.num_prompt + sampling.min_tokens, banned, sampling.logit_bias)
             stops = sampling.stop[: slots.stops.shape[1]]
             slots.stops[slot] = (*stops, *[-1] * (slots.stops.shape[1] - len(stops)))
         slots.tables[slot, known : len(pages)] = pages[known:]

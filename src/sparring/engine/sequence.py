@@ -9,6 +9,8 @@ from operator import itemgetter
 
 from sparring.types import Completion, FinishReason, GenerateRequest, KeptSets, Runs, Sampling
 
+Top = tuple[tuple[int, float], ...]
+
 
 @dataclass(eq=False, slots=True)
 class Sequence:
@@ -39,6 +41,7 @@ class Sequence:
     stale: bool = True
     logprobs: list[float] = field(default_factory=list)
     kept: list[bytes] | None = None
+    tops: list[Top] | None = None
     version: int | None = None
     kv_version: int | None = None
     origins: list[tuple[int, int, int]] = field(default_factory=list)
@@ -56,6 +59,7 @@ class Sequence:
             num_prompt=len(request.tokens),
             stop=frozenset(request.sampling.stop),
             keep=keep and request.conversation is not None,
+            tops=[] if request.sampling.top_logprobs else None,
             kept=[] if _truncates(request.sampling) else None,
         )
 
@@ -69,8 +73,15 @@ class Sequence:
         """Tokens that still need keys and values: one while generating, more while the prompt is read."""
         return len(self.tokens) - self.computed
 
-    def extend(self, tokens: list[int], logprobs: list[float], version: int, kept: list[bytes] | None = None) -> None:
-        """Take sampled tokens up to the one that ends the sequence, which sets `finish_reason`. `kept`: see `Sampled`."""
+    def extend(
+        self,
+        tokens: list[int],
+        logprobs: list[float],
+        version: int,
+        kept: list[bytes] | None = None,
+        tops: list[Top] | None = None,
+    ) -> None:
+        """Take sampled tokens up to the one that ends the sequence, which sets `finish_reason`. Arguments: see `Sampled`."""
         if version != self.version or self.oldest != self.kv_version:
             self.version, self.kv_version = version, self.oldest
             self.origins.append((len(self.logprobs), version, version if self.oldest is None else self.oldest))
@@ -82,6 +93,8 @@ class Sequence:
         self.logprobs += logprobs
         if self.kept is not None:
             self.kept += [b""] * len(tokens) if kept is None else kept[: len(tokens)]
+        if tops is not None and self.tops is not None:
+            self.tops += tops[: len(tokens)]
         if self.finish_reason is None and len(self.logprobs) >= self.max_new:
             self.finish_reason = "length"
 
@@ -95,6 +108,7 @@ class Sequence:
             versions=versions,
             kv_versions=kv_versions,
             kept=KeptSets(rows=tuple(self.kept)) if self.kept and any(self.kept) else None,
+            top_logprobs=None if self.tops is None else tuple(self.tops),
             cached_tokens=self.cached_tokens,
         )
 

@@ -183,6 +183,15 @@ def test_cancelling_frees_the_request(serve):
         ({"top_k": -1}, "top_k"),
         ({"top_k": 1 << 70}, "top_k"),
         ({"stop": (1 << 70,)}, "stop tokens"),
+        ({"logit_bias": ((VOCABULARY, 1.0),)}, "each biased token once and below"),
+        ({"logit_bias": ((-1, 1.0),)}, "each biased token"),
+        ({"logit_bias": ((1, 1.0), (1, 2.0))}, "each biased token once"),
+        ({"logit_bias": ((1, float("nan")),)}, "a bias from"),
+        ({"logit_bias": ((1, float("inf")),)}, "a bias from"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens from 0 to max_tokens"),
+        ({"min_tokens": 2, "stop": tuple(range(VOCABULARY))}, "one outside of stop"),
+        ({"top_logprobs": 21}, "0 to 20 top_logprobs"),
     ],
 )
 def test_requests_that_can_never_be_served_are_refused(serve, bad, says):
@@ -192,6 +201,67 @@ def test_requests_that_can_never_be_served_are_refused(serve, bad, says):
         return await engine.generate(request(1))
 
     assert serve(scenario, kv_tokens=128).tokens
+
+
+def test_a_bad_request_does_not_touch_the_others(serve):
+    """Everything that is refused comes in between requests that are running."""
+    bad = ({"temperature": -1.0}, {"top_p": 0.0}, {"min_p": 2.0}, {"logit_bias": ((VOCABULARY, 1.0),)}, {"top_k": 1 << 70})
+
+    async def scenario(engine):
+        jobs = [engine.generate(request(i, **limits)) for i in range(5) for limits in ({}, bad[i])]
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    async def healthy(engine):
+        return await asyncio.gather(*(engine.generate(request(i)) for i in range(5)))
+
+    answers = serve(scenario)
+    assert all(isinstance(answer, EngineError) for answer in answers[1::2])
+    assert [content(answer) for answer in answers[::2]] == [content(answer) for answer in serve(healthy)]
+
+
+def test_a_biased_logit_and_a_minimum_of_tokens(serve, model_path):
+    """The log-probabilities are those of the logits that were changed, at the temperature, among what is left."""
+    bias, stop = ((7, 2.5), (9, -1e30), (3, 1.0)), (3, 7)
+    requests = [
+        request(i, temperature=0.8, top_k=(0, 12)[i % 2], logit_bias=bias, min_tokens=6, stop=stop, top_logprobs=4) for i in range(8)
+    ]
+
+    async def scenario(engine):
+        return await asyncio.gather(*map(engine.generate, requests))
+
+    model, ended = load(model_path), 0
+    for item, answer in zip(requests, serve(scenario), strict=True):
+        assert len(answer.tokens) >= 6 and not set(stop) & set(answer.tokens[:5]) and 9 not in answer.tokens
+        ended += answer.finish_reason == "stop"
+        tokens = torch.tensor([*item.tokens, *answer.tokens])
+        with torch.inference_mode():
+            logits = model.logits(model.hidden(tokens[:-1], torch.arange(len(tokens) - 1), Packed.of([len(tokens) - 1])))
+        for place, token in enumerate(answer.tokens):
+            row = logits[len(item.tokens) - 1 + place].double()
+            for biased, value in bias:
+                row[biased] += value
+            if place < 6:
+                row[list(stop)] = -torch.inf
+            kept = list(answer.kept.ids(place)) if item.sampling.top_k else list(range(VOCABULARY))
+            assert not item.sampling.top_k or sorted(row.topk(12).indices.tolist()) == kept
+            expected = torch.log_softmax(row[kept] / 0.8, 0)
+            assert abs(expected[kept.index(token)] - answer.logprobs[place]) < 1e-5
+            best = expected.topk(4)
+            assert [told for told, _ in answer.top_logprobs[place]] == [kept[i] for i in best.indices.tolist()]
+            assert torch.allclose(torch.tensor([told for _, told in answer.top_logprobs[place]]), best.values.float(), atol=1e-5)
+            assert all(told == answer.logprobs[place] for other, told in answer.top_logprobs[place] if other == token)
+    assert ended > 0
+
+
+def test_a_minimum_of_tokens_beyond_the_stops_of_a_call(serve):
+    """More stop tokens than a slot of the kernels has room for."""
+    stop = tuple(range(2, 70))
+
+    async def scenario(engine):
+        return await asyncio.gather(*(engine.generate(request(i, stop=stop, min_tokens=9, top_logprobs=1)) for i in range(6)))
+
+    for answer in serve(scenario):
+        assert not set(answer.tokens[:9]) & set(stop) and answer.finish_reason == "stop" and len(answer.top_logprobs) == len(answer.tokens)
 
 
 def test_the_last_position_ends_a_request(serve):

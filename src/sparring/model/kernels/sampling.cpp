@@ -100,8 +100,8 @@ void sparring_sample(const float *logits, const float *temperature, const int64_
                      uint64_t *masks, int64_t N, int64_t V, int threads) {
     parallel_for(N, N * V < GRAIN ? 1 : threads, [=](int64_t n) {
         Request request{temperature[n], top_p[n], min_p[n], top_k[n], seeds[n], positions[n]};
-        uint64_t *mask = masks ? masks + n * blocks_of(V, 64) : nullptr;
-        tokens[n] = sample_row(logits + n * V, V, request, logprobs + n, mask);
+        Draw draw{logprobs + n, masks ? masks + n * blocks_of(V, 64) : nullptr};
+        tokens[n] = sample_row(logits + n * V, V, request, draw);
     });
 }
 
