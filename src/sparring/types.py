@@ -9,7 +9,7 @@ optimiser steps that made it (0 = the weights the run started from).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -183,6 +183,10 @@ class GenerateRequest:
 
     `conversation` names the rollout branch whose KV may be kept between turns (None: keep nothing). A higher
     `priority` is served first; evaluation runs at a lower one than training.
+
+    `ends(tokens, new)` is told the tokens sampled so far, `new` of which it was not told before, and says how many of them
+    belong to the turn if it ends among the new ones: whoever has the tokenizer watches for strings there. Asked from
+    `min_tokens` on; stop tokens hold beside it.
     """
 
     id: str
@@ -190,6 +194,7 @@ class GenerateRequest:
     sampling: Sampling
     conversation: str | None = None
     priority: int = 0
+    ends: Callable[[Sequence[int], int], int | None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

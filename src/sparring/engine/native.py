@@ -216,7 +216,13 @@ class NativeEngine:
         for place, sequence in enumerate(sampling):
             known = len(sequence.logprobs)
             kept, tops = (values and values[place] for values in (sampled.kept, sampled.tops))
-            sequence.extend(sampled.tokens[place], sampled.logprobs[place], self._version, kept, tops)
+            try:
+                with boundary(EngineError, f"request {sequence.request.id}: what watches for its end"):
+                    sequence.extend(sampled.tokens[place], sampled.logprobs[place], self._version, kept, tops)
+            except EngineError as error:
+                self._scheduler.remove(sequence)
+                self._answers.append((sequence.future, error))
+                continue
             self._scheduler.advance(sequence, len(sequence.logprobs) - known - 1, self._version)
             if sequence.finish_reason:
                 self._scheduler.retire(sequence, self._version)

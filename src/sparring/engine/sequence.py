@@ -85,8 +85,8 @@ class Sequence:
         if version != self.version or self.oldest != self.kv_version:
             self.version, self.kv_version = version, self.oldest
             self.origins.append((len(self.logprobs), version, version if self.oldest is None else self.oldest))
-        if not self.stop.isdisjoint(tokens):
-            end = next(i for i, token in enumerate(tokens, 1) if token in self.stop)
+        end = self._end(tokens)
+        if end is not None:
             tokens, logprobs = tokens[:end], logprobs[:end]
             self.finish_reason = "stop"
         self.tokens += tokens
@@ -97,6 +97,16 @@ class Sequence:
             self.tops += tops[: len(tokens)]
         if self.finish_reason is None and len(self.logprobs) >= self.max_new:
             self.finish_reason = "length"
+
+    def _end(self, new: list[int]) -> int | None:
+        """How many of the new tokens there are up to the one that ends the turn, if one does."""
+        stop = None if self.stop.isdisjoint(new) else next(i for i, token in enumerate(new, 1) if token in self.stop)
+        ends, known = self.request.ends, len(self.logprobs)
+        least = max(0, self.request.sampling.min_tokens - 1 - known)
+        if ends is None or len(new) <= least:
+            return stop
+        found = ends([*self.tokens[self.num_prompt :], *new], len(new) - least)
+        return stop if found is None or (stop is not None and stop <= found - known) else found - known
 
     def completion(self) -> Completion:
         """What the caller gets."""

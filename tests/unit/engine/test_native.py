@@ -264,6 +264,45 @@ def test_a_minimum_of_tokens_beyond_the_stops_of_a_call(serve):
         assert not set(answer.tokens[:9]) & set(stop) and answer.finish_reason == "stop" and len(answer.top_logprobs) == len(answer.tokens)
 
 
+def test_a_turn_ends_where_the_caller_says(serve):
+    """Whatever the number of tokens that a call of the kernels samples; a stop token that comes first wins."""
+    asked = []
+
+    def ends(tokens, new):
+        asked.append((len(tokens), new))
+        return next((n for n in range(len(tokens) - new + 1, len(tokens) + 1) if n % 7 == 0), None)
+
+    async def scenario(engine):
+        requests = [request(i, max_tokens=(5, 20)[i % 2], stop=(), min_tokens=(0, 9)[i % 4 // 2]) for i in range(8)]
+        requests = [replace(item, sampling=replace(item.sampling, min_tokens=min(item.sampling.min_tokens, item.sampling.max_tokens))) for item in requests]
+        free = await asyncio.gather(*map(engine.generate, requests))
+        ended = [await engine.generate(replace(item, ends=ends)) for item in requests]
+        stop = free[1].tokens[3]
+        stopped = await engine.generate(replace(requests[1], ends=ends, sampling=replace(requests[1].sampling, stop=(stop,))))
+        return requests, free, ended, stopped, free[1].tokens.index(stop) + 1
+
+    requests, free, ended, stopped, first = serve(scenario)
+    for item, all_of_it, answer in zip(requests, free, ended, strict=True):
+        wanted = 5 if item.sampling.max_tokens == 5 else 14 if item.sampling.min_tokens else 7
+        assert (answer.tokens, answer.logprobs) == (all_of_it.tokens[:wanted], all_of_it.logprobs[:wanted])
+        assert answer.finish_reason == ("length" if wanted == 5 else "stop") and len(answer.versions) == wanted
+    assert (len(stopped.tokens), stopped.finish_reason) == (first, "stop")
+    assert max(new for _, new in asked) > 1, "several tokens of one call"
+
+
+def test_a_watcher_that_breaks_fails_its_own_request(serve):
+    async def scenario(engine):
+        def broken(tokens, new):
+            raise ZeroDivisionError("no")
+
+        answers = await asyncio.gather(engine.generate(replace(request(1), ends=broken)), engine.generate(request(2)), return_exceptions=True)
+        return answers, engine._scheduler.busy, content(await engine.generate(request(2)))
+
+    (failed, fine), busy, again = serve(scenario)
+    assert isinstance(failed, EngineError) and "what watches for its end" in str(failed)
+    assert content(fine) == again and not busy
+
+
 def test_the_last_position_ends_a_request(serve):
     async def scenario(engine):
         return await engine.generate(request(1, tokens=(5,) * 250, max_tokens=99, stop=()))
