@@ -187,6 +187,9 @@ class GenerateRequest:
     `ends(tokens, new)` is told the tokens sampled so far, `new` of which it was not told before, and says how many of them
     belong to the turn if it ends among the new ones: whoever has the tokenizer watches for strings there. Asked from
     `min_tokens` on; stop tokens hold beside it.
+
+    `allowed(tokens)` says which tokens may follow those sampled so far: a bit for each of the vocabulary, lowest first, at least
+    one of them set. Whoever has the tokenizer makes it of a grammar.
     """
 
     id: str
@@ -195,6 +198,7 @@ class GenerateRequest:
     conversation: str | None = None
     priority: int = 0
     ends: Callable[[Sequence[int], int], int | None] | None = None
+    allowed: Callable[[Sequence[int]], bytes] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

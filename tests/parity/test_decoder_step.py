@@ -42,10 +42,12 @@ class Play:
         model = self.model
         shape = {"num_layers": model.num_layers, "num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
         pages = ops.KvPages(num_pages=MAX_SLOTS * PAGES_PER_TABLE, page_size=PAGE, dtype=model.dtype, **shape)
-        slots = Slots.of(MAX_SLOTS, PAGES_PER_TABLE)
+        slots = Slots.of(MAX_SLOTS, PAGES_PER_TABLE, VOCABULARY)
         for slot in range(MAX_SLOTS):
             slots.temperature[slot], slots.seeds[slot] = (1.0, 0.7, 0.0)[slot % 3], slot
             slots.top_k[slot], slots.top_p[slot] = (0, 0, 0, 5)[slot % 4], (1.0, 1.0, 0.9, 1.0)[slot % 4]
+            if slot % 7 == 5:
+                slots.limit(slot, bytes([255, 3, 0, 240, 1, 0, 0, 0, 0, 128]))
             slots.tops[slot] = (0, 0, 3, 20)[slot % 4]
             # at 40 tokens, which some have and some reach, two of them are possible again
             slots.bias(slot, 40, (1, 5)[: slot % 3], ((5, 1.5), (17, -30.25), (79, 2.0))[: slot % 4])
@@ -123,7 +125,7 @@ def test_prompts_generation_and_both_together(path, dtype, threads):
     for _ in range(3):
         tokens, logprobs, kept, tops = play.agree(play.rows({3: 1, 0: 1, 9: 1, 12: 1}, independent=True))
         assert len(tokens) == len(logprobs) == len(kept) == 4
-        assert [bool(ids) for (ids,) in kept] == [True, False, True, False], "top-k, nothing, min-p, nothing"
+        assert [bool(ids) for (ids,) in kept] == [True, False, True, True], "top-k, nothing, min-p, a limit"
         assert [len(new[0]) for new in tops] == [5, 0, 0, 0], "no more than what is kept"
     tokens, logprobs, *_ = play.agree(play.rows({5: 20}, samples=[0]))
     assert (tokens, logprobs) == ([], [])
@@ -241,7 +243,7 @@ def test_bad_tables_and_tokens_are_refused_before_anything_is_written(path):
 def test_who_takes_which_way(path, tmp_path):
     def kind(model):
         shape = {"num_layers": 2, "num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
-        return type(step_of(model, ops.KvPages(num_pages=4, dtype=model.dtype, **shape), Slots.of(2, 2)))
+        return type(step_of(model, ops.KvPages(num_pages=4, dtype=model.dtype, **shape), Slots.of(2, 2, VOCABULARY)))
 
     assert kind(load(path)) is DecoderStep
     assert kind(load(path, numerics="fast")) is OperationStep

@@ -150,6 +150,8 @@ class NativeEngine:
             problem = f"prompt + max_tokens within the cache of {self._capacity}, got {got}; raise engine.kv_tokens"
         else:
             problem = _problem_of(sampling, self._model.vocab_size)
+        if request.allowed and sampling.min_tokens and not problem:
+            problem = "min_tokens 0 where a grammar says what may come, got both; let the grammar say it"
         if problem:
             raise EngineError(f"request {request.id}: expected {problem}")
         return max_new
@@ -201,7 +203,9 @@ class NativeEngine:
     def _step(self) -> None:
         started = time.perf_counter()
         chunks = self._scheduler.plan(self._version)
-        steps = self._scheduler.ahead(chunks, self._runner.most_steps)
+        limited = [chunk.sequence for chunk in chunks if chunk.sequence.request.allowed and chunk.samples]
+        steps = self._scheduler.ahead(chunks, 1 if limited else self._runner.most_steps)
+        broken = self._limit(limited)
         try:
             with boundary(EngineError, f"engine {self._name}: step"):
                 sampled = self._runner.step(chunks, steps)
@@ -214,20 +218,38 @@ class NativeEngine:
         self._count(chunks, sampled.tokens)
         sampling = [sequence for sequence, _, _, samples in chunks if samples]
         for place, sequence in enumerate(sampling):
+            if sequence in broken:
+                self._fail(sequence, broken[sequence])
+                continue
             known = len(sequence.logprobs)
             kept, tops = (values and values[place] for values in (sampled.kept, sampled.tops))
             try:
                 with boundary(EngineError, f"request {sequence.request.id}: what watches for its end"):
                     sequence.extend(sampled.tokens[place], sampled.logprobs[place], self._version, kept, tops)
-            except EngineError as error:
-                self._scheduler.remove(sequence)
-                self._answers.append((sequence.future, error))
+            except SparringError as cause:
+                self._fail(sequence, cause)
                 continue
             self._scheduler.advance(sequence, len(sequence.logprobs) - known - 1, self._version)
             if sequence.finish_reason:
                 self._scheduler.retire(sequence, self._version)
                 self._answers.append((sequence.future, sequence.completion()))
         self._metrics["busy_s"] += time.perf_counter() - started
+
+    def _limit(self, sequences: Rows[Sequence]) -> dict[Sequence, SparringError]:
+        """Ask what may come next in each; which failed, and how. Those are computed all the same: others may read their keys."""
+        broken = {}
+        for sequence in sequences:
+            try:
+                with boundary(EngineError, f"request {sequence.request.id}: what says which tokens are allowed"):
+                    sequence.limit(self._model.vocab_size)
+            except SparringError as cause:
+                broken[sequence] = cause
+        return broken
+
+    def _fail(self, sequence: Sequence, cause: SparringError) -> None:
+        error = cause if isinstance(cause, EngineError) else EngineError(str(cause))
+        self._scheduler.remove(sequence)
+        self._answers.append((sequence.future, error))
 
     def _count(self, chunks: list[Chunk], sampled: list[list[int]]) -> None:
         """Before the sampled tokens are taken: whoever has none yet, or has more than one to compute, is being read."""

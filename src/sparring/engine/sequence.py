@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from operator import itemgetter
 
-from sparring.types import Completion, FinishReason, GenerateRequest, KeptSets, Runs, Sampling
+from sparring.types import Completion, FinishReason, GenerateRequest, KeptSets, Runs
 
 Top = tuple[tuple[int, float], ...]
 
@@ -42,6 +42,7 @@ class Sequence:
     logprobs: list[float] = field(default_factory=list)
     kept: list[bytes] | None = None
     tops: list[Top] | None = None
+    allowed: bytes | None = None
     version: int | None = None
     kv_version: int | None = None
     origins: list[tuple[int, int, int]] = field(default_factory=list)
@@ -60,7 +61,7 @@ class Sequence:
             stop=frozenset(request.sampling.stop),
             keep=keep and request.conversation is not None,
             tops=[] if request.sampling.top_logprobs else None,
-            kept=[] if _truncates(request.sampling) else None,
+            kept=[] if _truncates(request) else None,
         )
 
     @property
@@ -106,7 +107,23 @@ class Sequence:
         if ends is None or len(new) <= least:
             return stop
         found = ends([*self.tokens[self.num_prompt :], *new], len(new) - least)
+        if found is not None and not known + least < found <= known + len(new):
+            raise ValueError(f"expected a count from {known + least + 1} to {known + len(new)}, got {found}")
         return stop if found is None or (stop is not None and stop <= found - known) else found - known
+
+    def limit(self, vocab_size: int) -> None:
+        """Ask which tokens may come next.
+
+        Raises:
+            ValueError: none may.
+        """
+        if self.request.allowed is not None:
+            allowed = bytes(self.request.allowed(self.tokens[self.num_prompt :]))
+            if len(allowed) > -(-vocab_size // 64) * 8:
+                raise ValueError(f"expected a bit for each of {vocab_size} tokens, got {8 * len(allowed)}")
+            if not int.from_bytes(allowed, "little") % (1 << vocab_size):
+                raise ValueError("expected a token that may follow, got none")
+            self.allowed = allowed
 
     def completion(self) -> Completion:
         """What the caller gets."""
@@ -132,8 +149,10 @@ class Sequence:
         return _joined(lengths, versions), _joined(lengths, kv_versions)
 
 
-def _truncates(sampling: Sampling) -> bool:
-    return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
+def _truncates(request: GenerateRequest) -> bool:
+    sampling = request.sampling
+    truncated = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+    return sampling.temperature > 0 and (truncated or request.allowed is not None)
 
 
 def _joined(lengths: list[int], values: tuple[int, ...]) -> Runs:

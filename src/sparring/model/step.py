@@ -35,7 +35,8 @@ class Slots(NamedTuple):
     tables [S, P] int32, temperature [S] float32, top_k [S] int64, top_p [S] and min_p [S] float32, seeds [S] uint64;
     stops [S, 8] int64: tokens behind which a sequence takes no further step, -1 for none. bias_values [S, 512] float32 is
     added to the logits of the tokens bias_ids [S, 512] int32: bias_counts[s, 1] of them while sequence s has less than
-    bias_until[s] tokens (int64), afterwards those from bias_counts[s, 0] on; int32. tops [S] int32: how many of the likeliest
+    bias_until[s] tokens (int64), afterwards those from bias_counts[s, 0] on; int32. Where limited [S] uint8, only
+    tokens with a bit in allowed [S, ceil(V / 64)] uint64 may come. tops [S] int32: how many of the likeliest
     tokens are wanted, at most 20.
     """
 
@@ -50,10 +51,12 @@ class Slots(NamedTuple):
     bias_values: np.ndarray
     bias_counts: np.ndarray
     bias_until: np.ndarray
+    limited: np.ndarray
+    allowed: np.ndarray
     tops: np.ndarray
 
     @staticmethod
-    def of(num_slots: int, pages_per_table: int) -> Slots:
+    def of(num_slots: int, pages_per_table: int, vocabulary: int) -> Slots:
         """Empty tables, temperature 1, no truncation, no stops, no bias."""
         return Slots(
             np.zeros((num_slots, pages_per_table), np.int32),
@@ -67,6 +70,8 @@ class Slots(NamedTuple):
             np.zeros((num_slots, BIASES), np.float32),
             np.zeros((num_slots, 2), np.int32),
             np.zeros(num_slots, np.int64),
+            np.zeros(num_slots, np.uint8),
+            no_masks(num_slots, vocabulary),
             np.zeros(num_slots, np.int32),
         )
 
@@ -78,16 +83,28 @@ class Slots(NamedTuple):
         self.bias_ids[slot, :count] = [*banned, *(token for token, _ in added)]
         self.bias_values[slot, :count] = [*[-np.inf] * len(banned), *(value for _, value in added)]
 
-    def biased(self, slot: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens whose logits something is added to where a sequence has `length` tokens, a token perhaps twice; and what."""
+    def limit(self, slot: int, allowed: bytes | None) -> None:
+        """Tokens that alone may come: a bit each, lowest first; None for all."""
+        self.limited[slot] = allowed is not None
+        if allowed is not None:
+            self.allowed[slot] = 0
+            self.allowed.view(np.uint8)[slot, : len(allowed)] = np.frombuffer(allowed, np.uint8)
+
+    def change(self, row: torch.Tensor, slot: int, length: int) -> None:
+        """Bias and limit the logits [V] of a sequence of `length` tokens, in place."""
         first, end = self.bias_counts[slot]
         places = slice(0 if length < self.bias_until[slot] else first, end)
-        return self.bias_ids[slot, places], self.bias_values[slot, places]
+        for token, value in zip(self.bias_ids[slot, places].tolist(), self.bias_values[slot, places].tolist(), strict=True):
+            row[token] += value
+        if self.limited[slot]:
+            bits = np.unpackbits(self.allowed[slot].view(np.uint8), bitorder="little")[: len(row)]
+            row[torch.from_numpy(bits == 0)] = -torch.inf
 
     def truncate(self, slots: array[int]) -> bool:
         """Whether any of these ("i") cuts off a part of its distribution."""
         at = np.frombuffer(slots, np.int32)
-        return bool((self.top_k[at] > 0).any() or (self.top_p[at] < 1).any() or (self.min_p[at] > 0).any())
+        truncated = (self.top_k[at] > 0).any() or (self.top_p[at] < 1).any() or (self.min_p[at] > 0).any()
+        return bool(truncated or self.limited[at].any())
 
 
 class StepRows(NamedTuple):
@@ -161,8 +178,7 @@ class OperationStep:
         chosen = slots[sampling].numpy()
         logits = self._model.logits(hidden.index_select(0, cu_rows[1:][sampling] - 1))
         for row, slot, length in zip(logits, chosen.tolist(), ends[sampling].tolist(), strict=True):
-            for token, value in zip(*self._slots.biased(slot, length), strict=True):
-                row[int(token)] += float(value)
+            self._slots.change(row, slot, length)
         sampled, logprobs, masks = ops.sample(
             logits,
             torch.from_numpy(self._slots.temperature[chosen]),
@@ -171,6 +187,7 @@ class OperationStep:
             torch.from_numpy(self._slots.min_p[chosen]),
             torch.from_numpy(self._slots.seeds[chosen]),
             ends[sampling],
+            torch.from_numpy(self._slots.limited[chosen]),
         )
         kept = _kept(masks, [(i, i + 1) for i in range(len(sampled))])
         tops = self._tops(logits, chosen, kept) if self._slots.tops[chosen].any() else None

@@ -290,16 +290,58 @@ def test_a_turn_ends_where_the_caller_says(serve):
     assert max(new for _, new in asked) > 1, "several tokens of one call"
 
 
-def test_a_watcher_that_breaks_fails_its_own_request(serve):
+@pytest.mark.parametrize("said", [0, 99, "text"])
+def test_a_watcher_that_breaks_fails_its_own_request(serve, said):
     async def scenario(engine):
         def broken(tokens, new):
-            raise ZeroDivisionError("no")
+            return said
 
         answers = await asyncio.gather(engine.generate(replace(request(1), ends=broken)), engine.generate(request(2)), return_exceptions=True)
         return answers, engine._scheduler.busy, content(await engine.generate(request(2)))
 
     (failed, fine), busy, again = serve(scenario)
     assert isinstance(failed, EngineError) and "what watches for its end" in str(failed)
+    assert content(fine) == again and not busy
+
+
+def test_only_allowed_tokens_come_and_the_log_probability_is_among_them(serve):
+    """Odd after even and even after odd, alone and beside requests without a limit, preempted too."""
+
+    def allowed(tokens):
+        even = not tokens or tokens[-1] % 2
+        return bytes([0b01010101 if even else 0b10101010] * (VOCABULARY // 8))
+
+    async def scenario(engine):
+        limited = [request(i, temperature=(1.0, 0.0)[i % 3 // 2], top_p=(1.0, 0.9)[i % 2], stop=(), top_logprobs=3) for i in range(9)]
+        jobs = [engine.generate(replace(item, allowed=allowed)) for item in limited] + [engine.generate(request(i)) for i in range(9)]
+        return limited, await asyncio.gather(*jobs), engine.metrics["preemptions"]
+
+    async def free(engine):
+        return [content(await engine.generate(request(i))) for i in range(9)]
+
+    limited, answers, _ = serve(scenario)
+    assert [content(answer) for answer in answers[9:]] == serve(free)
+    for item, answer in zip(limited, answers, strict=False):
+        assert [token % 2 for token in answer.tokens] == [place % 2 for place in range(len(answer.tokens))]
+        assert all(token % 2 == place % 2 for place, top in enumerate(answer.top_logprobs) for token, _ in top)
+        if item.sampling.temperature and item.sampling.top_p == 1:
+            assert all(answer.kept.ids(place) == tuple(range(place % 2, VOCABULARY, 2)) for place in range(len(answer.tokens)))
+    _, again, preemptions = serve(scenario, kv_tokens=192, max_running=8)
+    assert preemptions > 0
+    assert [(content(answer), answer.kept, answer.top_logprobs) for answer in again] == [(content(a), a.kept, a.top_logprobs) for a in answers]
+
+
+@pytest.mark.parametrize("answer", [bytes(VOCABULARY // 8), bytes(1000), b"", "text", None])
+def test_a_limit_that_leaves_nothing_fails_its_own_request(serve, answer):
+    async def scenario(engine):
+        bad = replace(request(1), allowed=lambda tokens: bytes([255] * 10) if len(tokens) < 2 else answer)
+        answers = await asyncio.gather(engine.generate(bad), engine.generate(request(2)), return_exceptions=True)
+        with pytest.raises(EngineError, match="min_tokens 0 where a grammar"):
+            await engine.generate(replace(request(3, min_tokens=2), allowed=lambda tokens: bytes([255] * 10)))
+        return answers, engine._scheduler.busy, content(await engine.generate(request(2)))
+
+    (failed, fine), busy, again = serve(scenario)
+    assert isinstance(failed, EngineError) and "which tokens are allowed" in str(failed)
     assert content(fine) == again and not busy
 
 

@@ -15,7 +15,7 @@ STOPS, BIASES, TOPS = 8, 512, 20
 
 SLOT_COLUMNS = (
     *("tables", "temperature", "top_p", "min_p", "top_k", "seeds", "stops"),
-    *("bias_ids", "bias_values", "bias_counts", "bias_until", "tops"),
+    *("bias_ids", "bias_values", "bias_counts", "bias_until", "limited", "allowed", "tops"),
 )
 """What the kernels read by slot, in this order."""
 

@@ -99,8 +99,9 @@ struct Request {
     int64_t top_k;
     uint64_t seed;
     int64_t position;
+    bool limited;  // the logits of tokens that may not come are minus infinity: what is left is a kept set too
     bool truncates(int64_t V) const {
-        return temperature != 0.0f && ((top_k > 0 && top_k < V) || top_p < 1.0f || min_p > 0.0f);
+        return temperature != 0.0f && (limited || (top_k > 0 && top_k < V) || top_p < 1.0f || min_p > 0.0f);
     }
 };
 
