@@ -9,7 +9,7 @@ optimiser steps that made it (0 = the weights the run started from).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -115,6 +115,10 @@ class Sampling:
     the top_k likeliest tokens, of these the fewest that hold top_p of what they have together, of these the ones with at least
     min_p of the likeliest one's probability. `stop` are token ids that end the turn (the stop token itself is sampled,
     recorded and trained).
+
+    `logit_bias` is (token, what is added to its logit), before everything else; a stop token is impossible before
+    `min_tokens` tokens are sampled. Both change the distribution, and log-probabilities are of the changed one.
+    `top_logprobs` asks for that many of the likeliest tokens of each draw, at most 20; it changes nothing.
     """
 
     temperature: float = 1.0
@@ -124,6 +128,9 @@ class Sampling:
     max_tokens: int = 256
     stop: tuple[int, ...] = ()
     seed: int = 0
+    min_tokens: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    top_logprobs: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,6 +183,13 @@ class GenerateRequest:
 
     `conversation` names the rollout branch whose KV may be kept between turns (None: keep nothing). A higher
     `priority` is served first; evaluation runs at a lower one than training.
+
+    `ends(tokens, new)` is told the tokens sampled so far, `new` of which it was not told before, and says how many of them
+    belong to the turn if it ends among the new ones: whoever has the tokenizer watches for strings there. Asked from
+    `min_tokens` on; stop tokens hold beside it.
+
+    `allowed(tokens)` says which tokens may follow those sampled so far: a bit for each of the vocabulary, lowest first, at least
+    one of them set. Whoever has the tokenizer makes it of a grammar.
     """
 
     id: str
@@ -183,6 +197,8 @@ class GenerateRequest:
     sampling: Sampling
     conversation: str | None = None
     priority: int = 0
+    ends: Callable[[Sequence[int], int], int | None] | None = None
+    allowed: Callable[[Sequence[int]], bytes] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,7 +206,8 @@ class Completion:
     """What the engine sampled. `logprobs[i]` is of the distribution that tokens[i] was drawn from (law 2).
 
     `versions` is the weight version that sampled each token, `kv_versions` the oldest version among the KV entries
-    it attended to; `cached_tokens` counts prompt tokens whose KV was already there. `kept` is None where nothing was truncated.
+    it attended to; `cached_tokens` counts prompt tokens whose KV was already there. `kept` is None where nothing was truncated,
+    `top_logprobs` where they were not asked for: the likeliest tokens of each draw, best first, with their log-probabilities.
     """
 
     tokens: tuple[int, ...]
@@ -199,6 +216,7 @@ class Completion:
     versions: Runs
     kv_versions: Runs
     kept: KeptSets | None = None
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
     cached_tokens: int = 0
 
 

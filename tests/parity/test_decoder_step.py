@@ -42,10 +42,15 @@ class Play:
         model = self.model
         shape = {"num_layers": model.num_layers, "num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
         pages = ops.KvPages(num_pages=MAX_SLOTS * PAGES_PER_TABLE, page_size=PAGE, dtype=model.dtype, **shape)
-        slots = Slots.of(MAX_SLOTS, PAGES_PER_TABLE)
+        slots = Slots.of(MAX_SLOTS, PAGES_PER_TABLE, VOCABULARY)
         for slot in range(MAX_SLOTS):
             slots.temperature[slot], slots.seeds[slot] = (1.0, 0.7, 0.0)[slot % 3], slot
             slots.top_k[slot], slots.top_p[slot] = (0, 0, 0, 5)[slot % 4], (1.0, 1.0, 0.9, 1.0)[slot % 4]
+            if slot % 7 == 5:
+                slots.limit(slot, bytes([255, 3, 0, 240, 1, 0, 0, 0, 0, 128]))
+            slots.tops[slot] = (0, 0, 3, 20)[slot % 4]
+            # at 40 tokens, which some have and some reach, two of them are possible again
+            slots.bias(slot, 40, (1, 5)[: slot % 3], ((5, 1.5), (17, -30.25), (79, 2.0))[: slot % 4])
             slots.min_p[slot] = (0.0, 0.0, 0.0, 0.0, 0.2)[slot % 5]
         if kind is OperationStep:
             return OperationStep(model, pages, slots), pages, slots
@@ -86,13 +91,13 @@ class Play:
         """What the operations sample in `steps` steps, each sequence going on with its own; all [steps][sequences]."""
         step, _, slots = self.kinds[0]
         slots.tables[:] = self.tables
-        tokens, logprobs, kept, rows = [], [], [], rows._replace(steps=1)
+        found, rows = ([], [], [], []), rows._replace(steps=1)
         for _ in range(steps):
-            for values, new in zip((tokens, logprobs, kept), columns(step(rows)), strict=True):
+            for values, new in zip(found, columns(step(rows)), strict=True):
                 values.append([value for (value,) in new])
             lengths = array("i", [length + 1 for length in rows.lengths])
-            rows = rows._replace(tokens=array("q", tokens[-1]), lengths=lengths)
-        return tokens, logprobs, kept
+            rows = rows._replace(tokens=array("q", found[0][-1]), lengths=lengths)
+        return found
 
     @torch.inference_mode()
     def at_once(self, rows):
@@ -106,8 +111,9 @@ class Play:
 
 
 def columns(sampled):
-    """Tokens, log-probabilities and kept ids, the last as empty where there are none."""
-    return sampled.tokens, sampled.logprobs, sampled.kept or [[b""] * len(new) for new in sampled.tokens]
+    """Tokens, log-probabilities, kept ids and likeliest tokens, the last two as empty where there are none."""
+    kept, tops = (values or [[none] * len(new) for new in sampled.tokens] for values, none in ((sampled.kept, b""), (sampled.tops, ())))
+    return sampled.tokens, sampled.logprobs, kept, tops
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -117,10 +123,11 @@ def test_prompts_generation_and_both_together(path, dtype, threads):
     play.agree(play.rows({0: 40, 3: 17, 9: 1, 4: 5}, samples=[0, 1, 1, 1]))
     play.agree(play.rows({3: 1, 0: 33, 9: 1, 12: 3}))
     for _ in range(3):
-        tokens, logprobs, kept = play.agree(play.rows({3: 1, 0: 1, 9: 1, 12: 1}, independent=True))
+        tokens, logprobs, kept, tops = play.agree(play.rows({3: 1, 0: 1, 9: 1, 12: 1}, independent=True))
         assert len(tokens) == len(logprobs) == len(kept) == 4
-        assert [bool(ids) for (ids,) in kept] == [True, False, True, False], "top-k, nothing, min-p, nothing"
-    tokens, logprobs, _ = play.agree(play.rows({5: 20}, samples=[0]))
+        assert [bool(ids) for (ids,) in kept] == [True, False, True, True], "top-k, nothing, min-p, a limit"
+        assert [len(new[0]) for new in tops] == [5, 0, 0, 0], "no more than what is kept"
+    tokens, logprobs, *_ = play.agree(play.rows({5: 20}, samples=[0]))
     assert (tokens, logprobs) == ([], [])
 
 
@@ -236,7 +243,7 @@ def test_bad_tables_and_tokens_are_refused_before_anything_is_written(path):
 def test_who_takes_which_way(path, tmp_path):
     def kind(model):
         shape = {"num_layers": 2, "num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
-        return type(step_of(model, ops.KvPages(num_pages=4, dtype=model.dtype, **shape), Slots.of(2, 2)))
+        return type(step_of(model, ops.KvPages(num_pages=4, dtype=model.dtype, **shape), Slots.of(2, 2, VOCABULARY)))
 
     assert kind(load(path)) is DecoderStep
     assert kind(load(path, numerics="fast")) is OperationStep

@@ -21,10 +21,17 @@ from sparring.train.config import TrainConfig
 from sparring.train.trainer import LocalTrainer
 from sparring.types import GenerateRequest, Group, Outcome, Rollout, Sampling, Score, Segment, Task, Trajectory
 
+def alternating(tokens):
+    """Even ids, then odd ones, and so on."""
+    return bytes([0b10101010 if len(tokens) % 2 else 0b01010101] * (VOCABULARY // 8))
+
+
 LIMITS = {
     "top-p": {"top_p": 0.9},
     "top-k": {"top_k": 50},
     "min-p": {"min_p": 0.05},
+    "grammar": {"allowed": alternating},
+    "grammar and all": {"allowed": alternating, "top_p": 0.9, "top_k": 30, "min_p": 0.05},
     "all": {"top_p": 0.9, "top_k": 50, "min_p": 0.05, "temperature": 0.8},
 }
 TASK = Task(id="t", env="e", messages=())
@@ -70,11 +77,14 @@ def batch_of(group, step, *, forget=False):
 
 
 async def sampled(engine, limits, seed):
+    limits = dict(limits)
+    allowed = limits.pop("allowed", None)
     requests = [
         GenerateRequest(
             id=str(n),
             tokens=tuple((7 * (n // 3) + 3 * j) % VOCABULARY for j in range(4 + 9 * (n // 3))),
             sampling=Sampling(max_tokens=10 + n, seed=seed + n, **limits),
+            allowed=allowed,
         )
         for n in range(9)
     ]

@@ -14,7 +14,8 @@ def flatten(group: Group, model: str) -> list[Sample]:
     other token is context. A branch without a weighted token would be computed for nothing and is left out.
 
     Raises:
-        ValueError: a rollout is not meant for training, a branch mixes temperatures, or a branch starts with a sampled token.
+        ValueError: a rollout is not meant for training; a branch mixes temperatures, starts with a sampled token, or was sampled
+            with a bias on logits or a minimum of tokens, which the trainer does not reproduce (law 2).
     """
     for rollout in group.rollouts:
         if rollout.purpose != "train":
@@ -86,6 +87,10 @@ def _branch(id: str, group: str, branch: Sequence[Segment], own: set[int]) -> Sa
 
 def _temperature(id: str, segments: Iterable[Segment]) -> float:
     """The one temperature a branch was sampled at: a sample has one number for all its tokens."""
+    segments = list(segments)
+    for name in ("logit_bias", "min_tokens"):
+        if any(segment.sampling and getattr(segment.sampling, name) for segment in segments):
+            raise ValueError(f"sample {id}: sampled with {name}, another distribution than is trained; leave it out in training")
     temperatures = {segment.sampling.temperature if segment.sampling else 1.0 for segment in segments}
     if len(temperatures) != 1:
         raise ValueError(f"sample {id}: sampled at {sorted(temperatures)}, but one branch trains at one temperature")

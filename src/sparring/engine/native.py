@@ -23,13 +23,14 @@ from sparring.engine.sequence import Sequence
 from sparring.engine.update import commit
 from sparring.errors import EngineError, SparringError, WeightsError, boundary
 from sparring.model.causal import CausalModel
+from sparring.model.kernels.decoder_step import BIASES, TOPS
 from sparring.types import Completion, Delta, GenerateRequest, Sampling, ScoreRequest, Scores, WeightRef
 from sparring.weights.inline import fetch
 
 PIECE_S = 0.02
 """How long a call into the kernels may take while somebody reads a stream: tokens come 50 times a second, and what a shorter call
 costs beside its steps stays below a hundredth."""
-LARGEST_ID = 1 << 31
+LARGEST_ID, LARGEST_BIAS = 1 << 31, 1e30
 
 
 class NativeEngine:
@@ -189,7 +190,9 @@ class NativeEngine:
             got = f"{len(tokens)} + {max_new}"
             problem = f"prompt + max_tokens within the cache of {self._capacity}, got {got}; raise engine.kv_tokens"
         else:
-            problem = _problem_of(sampling)
+            problem = _problem_of(sampling, self._model.vocab_size)
+        if request.allowed and sampling.min_tokens and not problem:
+            problem = "min_tokens 0 where a grammar says what may come, got both; let the grammar say it"
         if problem:
             raise EngineError(f"request {request.id}: expected {problem}")
         return max_new
@@ -271,7 +274,9 @@ class NativeEngine:
     def _step(self) -> None:
         started = time.perf_counter()
         chunks = self._scheduler.plan(self._version)
-        steps = self._scheduler.ahead(chunks, self._most_steps(chunks))
+        limited = [chunk.sequence for chunk in chunks if chunk.samples and chunk.sequence.request.allowed]
+        steps = self._scheduler.ahead(chunks, 1 if limited else self._most_steps(chunks))
+        broken = self._limit(limited)
         try:
             with boundary(EngineError, f"engine {self._name}: step"):
                 self._runner.copy(self._scheduler.cache.take_copies())
@@ -284,10 +289,18 @@ class NativeEngine:
             return
         self._count(chunks, sampled.tokens)
         sampling = [sequence for sequence, _, _, samples in chunks if samples]
-        kept = sampled.kept or [None] * len(sampling)
-        for sequence, new, their, sets in zip(sampling, sampled.tokens, sampled.logprobs, kept, strict=True):
+        for place, sequence in enumerate(sampling):
+            if sequence in broken:
+                self._fail(sequence, broken[sequence])
+                continue
             known = len(sequence.logprobs)
-            sequence.extend(new, their, self._version, sets)
+            kept, tops = (values and values[place] for values in (sampled.kept, sampled.tops))
+            try:
+                with boundary(EngineError, f"request {sequence.request.id}: what watches for its end"):
+                    sequence.extend(sampled.tokens[place], sampled.logprobs[place], self._version, kept, tops)
+            except SparringError as cause:
+                self._fail(sequence, cause)
+                continue
             self._scheduler.advance(sequence, len(sequence.logprobs) - known - 1, self._version)
             if sequence.reply.streams:
                 at = known + sequence.num_prompt
@@ -309,6 +322,22 @@ class NativeEngine:
         if not any(chunk.sequence.reply.streams for chunk in chunks):
             return most
         return steps_at(self._pace_s, most)
+
+    def _limit(self, sequences: list[Sequence]) -> dict[Sequence, SparringError]:
+        """Ask what may come next in each; which failed, and how. Those are computed all the same: others may read their keys."""
+        broken = {}
+        for sequence in sequences:
+            try:
+                with boundary(EngineError, f"request {sequence.request.id}: what says which tokens are allowed"):
+                    sequence.limit(self._model.vocab_size)
+            except SparringError as cause:
+                broken[sequence] = cause
+        return broken
+
+    def _fail(self, sequence: Sequence, cause: SparringError) -> None:
+        error = cause if isinstance(cause, EngineError) else EngineError(str(cause))
+        self._scheduler.remove(sequence)
+        self._deliveries.append(sequence.reply.settle(error))
 
     def _count(self, chunks: list[Chunk], sampled: list[list[int]]) -> None:
         """Before the sampled tokens are taken: whoever has none yet, or has more than one to compute, is being read."""
@@ -378,7 +407,7 @@ def steps_at(pace_s: float, most: int) -> int:
     return max(1, min(most, int(PIECE_S / pace_s)))
 
 
-def _problem_of(sampling: Sampling) -> str | None:
+def _problem_of(sampling: Sampling, vocab_size: int) -> str | None:
     """What is expected of how tokens are drawn and what was got, if that is something else. NaN and infinity are."""
     if not 0 <= sampling.temperature < math.inf:
         return f"a temperature of 0 or more, got {sampling.temperature}; correct it"
@@ -388,6 +417,19 @@ def _problem_of(sampling: Sampling) -> str | None:
         return f"a min_p from 0 to 1, got {sampling.min_p}; 0 truncates nothing"
     if not 0 <= sampling.top_k < LARGEST_ID:
         return f"a top_k of 0 or more, got {sampling.top_k}; 0 truncates nothing"
+    if not 0 <= sampling.top_logprobs <= TOPS:
+        return f"0 to {TOPS} top_logprobs, got {sampling.top_logprobs}; ask for fewer"
+    if not 0 <= sampling.min_tokens <= sampling.max_tokens:
+        return f"min_tokens from 0 to max_tokens, got {sampling.min_tokens} and {sampling.max_tokens}; correct one"
+    biased = [token for token, _ in sampling.logit_bias]
+    if any(not 0 <= token < vocab_size for token in biased) or len(set(biased)) < len(biased):
+        return f"each biased token once and below {vocab_size}, got {sorted(biased)}; correct logit_bias"
+    if not all(abs(value) <= LARGEST_BIAS for _, value in sampling.logit_bias):
+        return f"a bias from -{LARGEST_BIAS:g} to {LARGEST_BIAS:g}, got {sampling.logit_bias}; correct logit_bias"
+    banned = {token for token in sampling.stop if 0 <= token < vocab_size} if sampling.min_tokens else ()
+    if len(banned) + len(biased) > BIASES or len(banned) == vocab_size:
+        most = f"at most {BIASES} tokens in logit_bias and, with min_tokens, in stop, and one outside of stop"
+        return f"{most}, got {len(biased)} and {len(banned)}; leave some out"
     if any(not -LARGEST_ID <= token < LARGEST_ID for token in sampling.stop):
         return f"stop tokens of 32 bits, got {sampling.stop}; use the model's tokenizer"
     return None

@@ -37,7 +37,7 @@ class Runner:
             dtype=model.dtype,
         )
         longest = min(num_pages, -(-model.max_positions // page_size))
-        self._slots = Slots.of(max_running, longest)
+        self._slots = Slots.of(max_running, longest, model.vocab_size)
         self._compute = step_of(model, self._pages, self._slots)
         self._operations = OperationStep(model, self._pages, self._slots)
         self._interrupt = array("i", [0])
@@ -87,6 +87,9 @@ class Runner:
     def _rows(self, chunks: list[Chunk], steps: int) -> StepRows:
         sequences, begins, counts, samples = zip(*chunks, strict=True)
         admitted = [self._note(sequence) for sequence in sequences if sequence.stale].count(True)
+        for sequence in sequences:
+            if sequence.allowed is not None:
+                self._slots.limit(sequence.slot, sequence.allowed)
         if all(count == 1 for count in counts):
             cu_rows = range(len(chunks) + 1)
             tokens = [sequence.tokens[begin] for sequence, begin in zip(sequences, begins, strict=True)]
@@ -115,6 +118,11 @@ class Runner:
             slots.temperature[slot], slots.min_p[slot] = sampling.temperature, sampling.min_p
             slots.top_k[slot], slots.top_p[slot] = sampling.top_k, sampling.top_p
             slots.seeds[slot] = sampling.seed & MASK_64
+            slots.tops[slot] = sampling.top_logprobs
+            slots.limit(slot, None)
+            banned = sequence.stop if sampling.min_tokens else ()
+            banned = sorted(token for token in banned if 0 <= token < self._model.vocab_size)
+            slots.bias(slot, sequence.num_prompt + sampling.min_tokens, banned, sampling.logit_bias)
             stops = sampling.stop[: slots.stops.shape[1]]
             slots.stops[slot] = (*stops, *[-1] * (slots.stops.shape[1] - len(stops)))
         slots.tables[slot, known : len(pages)] = pages[known:]

@@ -12,6 +12,7 @@ from sparring.types import Completion, FinishReason, GenerateRequest, KeptSets, 
 
 ScoredRows = tuple[list[float], list[float], list[list[int]], list[list[float]]]
 """Log-probabilities, entropies, ids and log-probabilities of the likeliest tokens, of neighbouring rows."""
+Top = tuple[tuple[int, float], ...]
 
 
 @dataclass(eq=False, slots=True)
@@ -49,6 +50,8 @@ class Sequence:
     stale: bool = True
     logprobs: list[float] = field(default_factory=list)
     kept: list[bytes] | None = None
+    tops: list[Top] | None = None
+    allowed: bytes | None = None
     version: int | None = None
     kv_version: int | None = None
     origins: list[tuple[int, int, int]] = field(default_factory=list)
@@ -70,7 +73,8 @@ class Sequence:
             num_prompt=len(request.tokens),
             stop=frozenset(request.sampling.stop),
             keep=keep and request.conversation is not None,
-            kept=[] if _truncates(request.sampling) else None,
+            tops=[] if request.sampling.top_logprobs else None,
+            kept=[] if _truncates(request) else None,
         )
 
     @staticmethod
@@ -106,19 +110,28 @@ class Sequence:
         """Tokens that still need keys and values: one while generating, more while the prompt is read."""
         return len(self.tokens) - self.computed
 
-    def extend(self, tokens: list[int], logprobs: list[float], version: int, kept: list[bytes] | None = None) -> None:
-        """Take sampled tokens up to the one that ends the sequence, which sets `finish_reason`. `kept`: see `Sampled`."""
+    def extend(
+        self,
+        tokens: list[int],
+        logprobs: list[float],
+        version: int,
+        kept: list[bytes] | None = None,
+        tops: list[Top] | None = None,
+    ) -> None:
+        """Take sampled tokens up to the one that ends the sequence, which sets `finish_reason`. Arguments: see `Sampled`."""
         if version != self.version or self.oldest != self.kv_version:
             self.version, self.kv_version = version, self.oldest
             self.origins.append((len(self.logprobs), version, version if self.oldest is None else self.oldest))
-        if not self.stop.isdisjoint(tokens):
-            end = next(i for i, token in enumerate(tokens, 1) if token in self.stop)
+        end = self._end(tokens)
+        if end is not None:
             tokens, logprobs = tokens[:end], logprobs[:end]
             self.finish_reason = "stop"
         self.tokens += tokens
         self.logprobs += logprobs
         if self.kept is not None:
             self.kept += [b""] * len(tokens) if kept is None else kept[: len(tokens)]
+        if tops is not None and self.tops is not None:
+            self.tops += tops[: len(tokens)]
         if self.finish_reason is None and len(self.logprobs) >= self.max_new:
             self.finish_reason = "length"
 
@@ -136,9 +149,47 @@ class Sequence:
 
     def branch(self, name: str, seed: int) -> GenerateRequest:
         """A request that continues this one from here with random numbers of its own."""
-        left = self.max_new - len(self.logprobs)
-        sampling = replace(self.request.sampling, seed=seed, max_tokens=left)
-        return replace(self.request, id=name, tokens=tuple(self.tokens), sampling=sampling, conversation=name)
+        made, asked = self.tokens[self.num_prompt :], self.request.sampling
+        sampling = replace(
+            asked, seed=seed, max_tokens=self.max_new - len(made), min_tokens=max(0, asked.min_tokens - len(made))
+        )
+        allowed, ends = self.request.allowed, self.request.ends
+        return replace(
+            self.request,
+            id=name,
+            tokens=tuple(self.tokens),
+            sampling=sampling,
+            conversation=name,
+            # what was sampled before the branch is part of the turn for whoever watches it
+            allowed=None if allowed is None else lambda tokens: allowed([*made, *tokens]),
+            ends=None if ends is None else lambda tokens, new: _less(ends([*made, *tokens], new), len(made)),
+        )
+
+    def _end(self, new: list[int]) -> int | None:
+        """How many of the new tokens there are up to the one that ends the turn, if one does."""
+        stop = None if self.stop.isdisjoint(new) else next(i for i, token in enumerate(new, 1) if token in self.stop)
+        ends, known = self.request.ends, len(self.logprobs)
+        least = max(0, self.request.sampling.min_tokens - 1 - known)
+        if ends is None or len(new) <= least:
+            return stop
+        found = ends([*self.tokens[self.num_prompt :], *new], len(new) - least)
+        if found is not None and not known + least < found <= known + len(new):
+            raise ValueError(f"expected a count from {known + least + 1} to {known + len(new)}, got {found}")
+        return stop if found is None or (stop is not None and stop <= found - known) else found - known
+
+    def limit(self, vocab_size: int) -> None:
+        """Ask which tokens may come next.
+
+        Raises:
+            ValueError: none may.
+        """
+        if self.request.allowed is not None:
+            allowed = bytes(self.request.allowed(self.tokens[self.num_prompt :]))
+            if len(allowed) > -(-vocab_size // 64) * 8:
+                raise ValueError(f"expected a bit for each of {vocab_size} tokens, got {8 * len(allowed)}")
+            if not int.from_bytes(allowed, "little") % (1 << vocab_size):
+                raise ValueError("expected a token that may follow, got none")
+            self.allowed = allowed
 
     def completion(self) -> Completion:
         """What the caller gets."""
@@ -150,6 +201,7 @@ class Sequence:
             versions=versions,
             kv_versions=kv_versions,
             kept=KeptSets(rows=tuple(self.kept)) if self.kept and any(self.kept) else None,
+            top_logprobs=None if self.tops is None else tuple(self.tops),
             cached_tokens=self.cached_tokens,
         )
 
@@ -163,8 +215,10 @@ class Sequence:
         return _joined(lengths, versions), _joined(lengths, kv_versions)
 
 
-def _truncates(sampling: Sampling) -> bool:
-    return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
+def _truncates(request: GenerateRequest) -> bool:
+    sampling = request.sampling
+    truncated = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+    return sampling.temperature > 0 and (truncated or request.allowed is not None)
 
 
 def _joined(lengths: list[int], values: tuple[int, ...]) -> Runs:
@@ -172,3 +226,7 @@ def _joined(lengths: list[int], values: tuple[int, ...]) -> Runs:
     pieces = groupby(zip(values, lengths, strict=True), itemgetter(0))
     runs = [(value, sum(length for _, length in same)) for value, same in pieces]
     return Runs(lengths=tuple(length for _, length in runs), values=tuple(value for value, _ in runs))
+
+
+def _less(count: int | None, by: int) -> int | None:
+    return None if count is None else count - by

@@ -21,7 +21,7 @@ from sparring.model.attention import Paged
 from sparring.model.causal import CausalModel
 from sparring.model.decoder import Decoder, Layer
 from sparring.model.kernels import ops
-from sparring.model.kernels.decoder_step import SLOT_COLUMNS, STOPS, DecoderPlan, Form, LayerPlan, StepPlan, Weight
+from sparring.model.kernels.decoder_step import BIASES, SLOT_COLUMNS, STOPS, TOPS, DecoderPlan, Form, LayerPlan, StepPlan, Weight
 from sparring.model.kernels.kept import ids_of, no_masks
 from sparring.model.layers import Product, RowLinear, RowNorm
 
@@ -33,7 +33,11 @@ class Slots(NamedTuple):
     """By slot, what a running request needs in every step; the caller changes them in place.
 
     tables [S, P] int32, temperature [S] float32, top_k [S] int64, top_p [S] and min_p [S] float32, seeds [S] uint64;
-    stops [S, 8] int64: tokens behind which a sequence takes no further step, -1 for none.
+    stops [S, 8] int64: tokens behind which a sequence takes no further step, -1 for none. bias_values [S, 512] float32 is
+    added to the logits of the tokens bias_ids [S, 512] int32: bias_counts[s, 1] of them while sequence s has less than
+    bias_until[s] tokens (int64), afterwards those from bias_counts[s, 0] on; int32. Where limited [S] uint8, only
+    tokens with a bit in allowed [S, ceil(V / 64)] uint64 may come. tops [S] int32: how many of the likeliest
+    tokens are wanted, at most 20.
     """
 
     tables: np.ndarray
@@ -43,10 +47,17 @@ class Slots(NamedTuple):
     min_p: np.ndarray
     seeds: np.ndarray
     stops: np.ndarray
+    bias_ids: np.ndarray
+    bias_values: np.ndarray
+    bias_counts: np.ndarray
+    bias_until: np.ndarray
+    limited: np.ndarray
+    allowed: np.ndarray
+    tops: np.ndarray
 
     @staticmethod
-    def of(num_slots: int, pages_per_table: int) -> Slots:
-        """Empty tables, temperature 1, no truncation, no stops."""
+    def of(num_slots: int, pages_per_table: int, vocabulary: int) -> Slots:
+        """Empty tables, temperature 1, no truncation, no stops, no bias."""
         return Slots(
             np.zeros((num_slots, pages_per_table), np.int32),
             np.ones(num_slots, np.float32),
@@ -55,12 +66,45 @@ class Slots(NamedTuple):
             np.zeros(num_slots, np.float32),
             np.zeros(num_slots, np.uint64),
             np.full((num_slots, STOPS), -1, np.int64),
+            np.zeros((num_slots, BIASES), np.int32),
+            np.zeros((num_slots, BIASES), np.float32),
+            np.zeros((num_slots, 2), np.int32),
+            np.zeros(num_slots, np.int64),
+            np.zeros(num_slots, np.uint8),
+            no_masks(num_slots, vocabulary),
+            np.zeros(num_slots, np.int32),
         )
+
+    def bias(self, slot: int, until: int, banned: Sequence[int], added: Sequence[tuple[int, float]]) -> None:
+        """Tokens that are impossible until the sequence has `until` tokens, and what is added to logits; each token once in
+        each, 512 in all."""
+        count = len(banned) + len(added)
+        self.bias_counts[slot], self.bias_until[slot] = (len(banned), count), until
+        self.bias_ids[slot, :count] = [*banned, *(token for token, _ in added)]
+        self.bias_values[slot, :count] = [*[-np.inf] * len(banned), *(value for _, value in added)]
+
+    def limit(self, slot: int, allowed: bytes | None) -> None:
+        """Tokens that alone may come: a bit each, lowest first; None for all."""
+        self.limited[slot] = allowed is not None
+        if allowed is not None:
+            self.allowed[slot] = 0
+            self.allowed.view(np.uint8)[slot, : len(allowed)] = np.frombuffer(allowed, np.uint8)
+
+    def change(self, row: torch.Tensor, slot: int, length: int) -> None:
+        """Bias and limit the logits [V] of a sequence of `length` tokens, in place."""
+        first, end = self.bias_counts[slot]
+        places = slice(0 if length < self.bias_until[slot] else first, end)
+        for token, value in zip(self.bias_ids[slot, places].tolist(), self.bias_values[slot, places].tolist(), strict=True):
+            row[token] += value
+        if self.limited[slot]:
+            bits = np.unpackbits(self.allowed[slot].view(np.uint8), bitorder="little")[: len(row)]
+            row[torch.from_numpy(bits == 0)] = -torch.inf
 
     def truncate(self, slots: array[int]) -> bool:
         """Whether any of these ("i") cuts off a part of its distribution."""
         at = np.frombuffer(slots, np.int32)
-        return bool((self.top_k[at] > 0).any() or (self.top_p[at] < 1).any() or (self.min_p[at] > 0).any())
+        truncated = (self.top_k[at] > 0).any() or (self.top_p[at] < 1).any() or (self.min_p[at] > 0).any()
+        return bool(truncated or self.limited[at].any())
 
 
 class StepRows(NamedTuple):
@@ -82,13 +126,19 @@ class StepRows(NamedTuple):
     interrupt: array[int]
 
 
+Top = tuple[tuple[int, float], ...]
+"""The likeliest tokens of one draw, best first (equal ones: lowest id first), each with its log-probability."""
+
+
 class Sampled(NamedTuple):
-    """Tokens and log-probabilities of each sequence that samples, [M] lists of at least one step; and the ids that each token
-    was drawn from, empty where nothing was truncated (see `types.KeptSets`), or None where nothing was in any."""
+    """Tokens and log-probabilities of each sequence that samples, [M] lists of at least one step. `kept`: the ids that each
+    token was drawn from, empty where nothing was truncated (see `types.KeptSets`), or None where nothing was in any. `tops`:
+    the likeliest tokens of each draw, none where they are not wanted, or None where nobody wants any."""
 
     tokens: list[list[int]]
     logprobs: list[list[float]]
     kept: list[list[bytes]] | None
+    tops: list[list[Top]] | None
 
 
 def _kept(masks: np.ndarray | None, bounds: Sequence[tuple[int, int]]) -> list[list[bytes]] | None:
@@ -97,6 +147,13 @@ def _kept(masks: np.ndarray | None, bounds: Sequence[tuple[int, int]]) -> list[l
         return None
     sets = ids_of(masks)
     return [sets[begin:end] for begin, end in bounds] if any(sets) else None
+
+
+def _tops(ids: np.ndarray, logprobs: np.ndarray, bounds: Sequence[tuple[int, int]]) -> list[list[Top]]:
+    """The likeliest tokens of each sequence, whose draws are rows `bounds` of ids and logprobs [N, 20]; -1 stands for none."""
+    counts, ids, logprobs = (ids >= 0).sum(1).tolist(), ids.tolist(), logprobs.tolist()
+    draws = [tuple(zip(ids[n][:count], logprobs[n][:count], strict=True)) for n, count in enumerate(counts)]
+    return [draws[begin:end] for begin, end in bounds]
 
 
 class OperationStep:
@@ -124,21 +181,40 @@ class OperationStep:
     def sample(self, rows: StepRows, hidden: torch.Tensor) -> Sampled:
         """The next token of each sequence that samples, from hidden[N, D]."""
         if 1 not in rows.samples:
-            return Sampled([], [], None)
+            return Sampled([], [], None, None)
         slots, cu_rows, ends = (torch.frombuffer(values, dtype=torch.int32) for values in rows[:3])
         sampling = torch.frombuffer(rows.samples, dtype=torch.bool)
         chosen = slots[sampling].numpy()
+        logits = self._model.logits(hidden.index_select(0, cu_rows[1:][sampling] - 1))
+        for row, slot, length in zip(logits, chosen.tolist(), ends[sampling].tolist(), strict=True):
+            self._slots.change(row, slot, length)
         sampled, logprobs, masks = ops.sample(
-            self._model.logits(hidden.index_select(0, cu_rows[1:][sampling] - 1)),
+            logits,
             torch.from_numpy(self._slots.temperature[chosen]),
             torch.from_numpy(self._slots.top_k[chosen]),
             torch.from_numpy(self._slots.top_p[chosen]),
             torch.from_numpy(self._slots.min_p[chosen]),
             torch.from_numpy(self._slots.seeds[chosen]),
             ends[sampling],
+            torch.from_numpy(self._slots.limited[chosen]),
         )
         kept = _kept(masks, [(i, i + 1) for i in range(len(sampled))])
-        return Sampled(sampled.unsqueeze(1).tolist(), logprobs.unsqueeze(1).tolist(), kept)
+        tops = self._tops(logits, chosen, kept) if self._slots.tops[chosen].any() else None
+        return Sampled(sampled.unsqueeze(1).tolist(), logprobs.unsqueeze(1).tolist(), kept, tops)
+
+    def _tops(self, logits: torch.Tensor, chosen: np.ndarray, kept: list[list[bytes]] | None) -> list[list[Top]]:
+        """The likeliest tokens of logits [M, V], of slots [M], each row limited to its kept ids."""
+        found: list[list[Top]] = []
+        for n, slot in enumerate(chosen.tolist()):
+            ids = np.frombuffer(bytearray(kept[n][0] if kept else b""), np.int32)
+            wide = logits[n, ids] if len(ids) else logits[n]
+            order = wide.sort(descending=True, stable=True).indices[: self._slots.tops[slot]]
+            best = torch.from_numpy(ids)[order].long() if len(ids) else order
+            sets = (len(ids) * torch.arange(len(best) + 1), torch.from_numpy(np.tile(ids, len(best)))) if len(ids) else None
+            heat = torch.full((len(best),), float(self._slots.temperature[slot]))
+            logprobs, _ = ops.token_logprobs(logits[n].expand(len(best), -1), best, heat, sets)
+            found.append([tuple(zip(best.tolist(), logprobs.tolist(), strict=True))])
+        return found
 
 
 class DecoderStep:
@@ -174,7 +250,10 @@ class DecoderStep:
         masks = no_masks(count * steps, self._plan.V) if self._slots.truncate(slots) else None
         inputs = [values.buffer_info()[0] for values in (slots, cu_rows, lengths, tokens, samples)]
         outputs = [values.buffer_info()[0] for values in (interrupt, sampled, logprobs, counts)]
-        outputs.append(None if masks is None else masks.ctypes.data)
+        tops = None
+        if self._slots.tops[np.frombuffer(slots, np.int32)].any():
+            tops = np.full((count * steps, TOPS), -1, np.int32), np.zeros((count * steps, TOPS), np.float32)
+        outputs += [None if values is None else values.ctypes.data for values in (*(tops or (None, None)), masks)]
         work = steps * (len(tokens) * self._work_per_row + count * self._work_per_sample)
         threads = max(1, min(torch.get_num_threads(), work // self._work_per_thread))
         step = StepPlan(*inputs, len(slots), independent, steps, *outputs, threads)
@@ -183,7 +262,7 @@ class DecoderStep:
             self._refuse(bad, rows)
         bounds = [(i * steps, i * steps + taken) for i, taken in enumerate(counts)]
         tokens, their = ([values[a:b].tolist() for a, b in bounds] for values in (sampled, logprobs))
-        return Sampled(tokens, their, _kept(masks, bounds))
+        return Sampled(tokens, their, _kept(masks, bounds), None if tops is None else _tops(*tops, bounds))
 
     def _follow(self) -> None:
         """Point at the tensors that the model has now. Packing in place keeps them; a replaced parameter does not."""

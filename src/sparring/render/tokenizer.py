@@ -79,6 +79,10 @@ class FileTokenizer:
             return self.unk_token_id if id is None else id
         return [self.convert_tokens_to_ids(token) for token in tokens]
 
+    def as_json(self) -> str:
+        """The whole tokenizer as the text of a tokenizer.json."""
+        return self._backend.to_str()
+
     def _ids(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         return tuple(self._backend.encode(_utf8(text), add_special_tokens=add_special_tokens).ids)
 

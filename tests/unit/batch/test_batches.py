@@ -31,7 +31,7 @@ def given_tokens(index, parent, tokens):
     return Segment(index=index, parent=parent, source="tool", tokens=tokens)
 
 
-def sampled(index, parent, tokens, *, model="policy", temperature=1.0, version=0):
+def sampled(index, parent, tokens, *, model="policy", version=0, **how):
     return Segment(
         index=index,
         parent=parent,
@@ -41,7 +41,7 @@ def sampled(index, parent, tokens, *, model="policy", temperature=1.0, version=0
         logprobs=tuple(-0.1 * token for token in tokens),
         versions=Runs.of(version, len(tokens)),
         kv_versions=Runs.of(version, len(tokens)),
-        sampling=Sampling(temperature=temperature),
+        sampling=Sampling(**how),
     )
 
 
@@ -131,6 +131,8 @@ def test_what_cannot_be_trained_is_refused():
     mixed = [given_tokens(0, None, (1,)), sampled(1, 0, (2,), temperature=1.0), sampled(2, 1, (3,), temperature=0.5)]
     cases = {
         "one temperature": make_rollout("r", 0, mixed),
+        "sampled with logit_bias": make_rollout("r", 0, [given_tokens(0, None, (1,)), sampled(1, 0, (2,), logit_bias=((3, 1.0),))]),
+        "sampled with min_tokens": make_rollout("r", 0, [given_tokens(0, None, (1,)), sampled(1, 0, (2,), min_tokens=1)]),
         "first token": make_rollout("r", 0, [sampled(0, None, (1, 2))]),
         "not for training": make_rollout("r", 0, forked(), purpose="eval"),
     }

@@ -185,6 +185,15 @@ def test_cancelling_frees_the_request(serve):
         ({"top_k": -1}, "top_k"),
         ({"top_k": 1 << 70}, "top_k"),
         ({"stop": (1 << 70,)}, "stop tokens"),
+        ({"logit_bias": ((VOCABULARY, 1.0),)}, "each biased token once and below"),
+        ({"logit_bias": ((-1, 1.0),)}, "each biased token"),
+        ({"logit_bias": ((1, 1.0), (1, 2.0))}, "each biased token once"),
+        ({"logit_bias": ((1, float("nan")),)}, "a bias from"),
+        ({"logit_bias": ((1, float("inf")),)}, "a bias from"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens from 0 to max_tokens"),
+        ({"min_tokens": 2, "stop": tuple(range(VOCABULARY))}, "one outside of stop"),
+        ({"top_logprobs": 21}, "0 to 20 top_logprobs"),
     ],
 )
 def test_requests_that_can_never_be_served_are_refused(serve, bad, says):
@@ -194,6 +203,148 @@ def test_requests_that_can_never_be_served_are_refused(serve, bad, says):
         return await engine.generate(request(1))
 
     assert serve(scenario, kv_tokens=128).tokens
+
+
+def test_a_bad_request_does_not_touch_the_others(serve):
+    """Everything that is refused comes in between requests that are running."""
+    bad = ({"temperature": -1.0}, {"top_p": 0.0}, {"min_p": 2.0}, {"logit_bias": ((VOCABULARY, 1.0),)}, {"top_k": 1 << 70})
+
+    async def scenario(engine):
+        jobs = [engine.generate(request(i, **limits)) for i in range(5) for limits in ({}, bad[i])]
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    async def healthy(engine):
+        return await asyncio.gather(*(engine.generate(request(i)) for i in range(5)))
+
+    answers = serve(scenario)
+    assert all(isinstance(answer, EngineError) for answer in answers[1::2])
+    assert [content(answer) for answer in answers[::2]] == [content(answer) for answer in serve(healthy)]
+
+
+def test_a_biased_logit_and_a_minimum_of_tokens(serve, model_path):
+    """The log-probabilities are those of the logits that were changed, at the temperature, among what is left."""
+    bias, stop = ((7, 2.5), (9, -1e30), (3, 1.0)), (3, 7)
+    requests = [
+        request(i, temperature=0.8, top_k=(0, 12)[i % 2], logit_bias=bias, min_tokens=6, stop=stop, top_logprobs=4) for i in range(8)
+    ]
+
+    async def scenario(engine):
+        return await asyncio.gather(*map(engine.generate, requests))
+
+    model, ended = load(model_path), 0
+    for item, answer in zip(requests, serve(scenario), strict=True):
+        assert len(answer.tokens) >= 6 and not set(stop) & set(answer.tokens[:5]) and 9 not in answer.tokens
+        ended += answer.finish_reason == "stop"
+        tokens = torch.tensor([*item.tokens, *answer.tokens])
+        with torch.inference_mode():
+            logits = model.logits(model.hidden(tokens[:-1], torch.arange(len(tokens) - 1), Packed.of([len(tokens) - 1])))
+        for place, token in enumerate(answer.tokens):
+            row = logits[len(item.tokens) - 1 + place].double()
+            for biased, value in bias:
+                row[biased] += value
+            if place < 6:
+                row[list(stop)] = -torch.inf
+            kept = list(answer.kept.ids(place)) if item.sampling.top_k else list(range(VOCABULARY))
+            assert not item.sampling.top_k or sorted(row.topk(12).indices.tolist()) == kept
+            expected = torch.log_softmax(row[kept] / 0.8, 0)
+            assert abs(expected[kept.index(token)] - answer.logprobs[place]) < 1e-5
+            best = expected.topk(4)
+            assert [told for told, _ in answer.top_logprobs[place]] == [kept[i] for i in best.indices.tolist()]
+            assert torch.allclose(torch.tensor([told for _, told in answer.top_logprobs[place]]), best.values.float(), atol=1e-5)
+            assert all(told == answer.logprobs[place] for other, told in answer.top_logprobs[place] if other == token)
+    assert ended > 0
+
+
+def test_a_minimum_of_tokens_beyond_the_stops_of_a_call(serve):
+    """More stop tokens than a slot of the kernels has room for."""
+    stop = tuple(range(2, 70))
+
+    async def scenario(engine):
+        return await asyncio.gather(*(engine.generate(request(i, stop=stop, min_tokens=9, top_logprobs=1)) for i in range(6)))
+
+    for answer in serve(scenario):
+        assert not set(answer.tokens[:9]) & set(stop) and answer.finish_reason == "stop" and len(answer.top_logprobs) == len(answer.tokens)
+
+
+def test_a_turn_ends_where_the_caller_says(serve):
+    """Whatever the number of tokens that a call of the kernels samples; a stop token that comes first wins."""
+    asked = []
+
+    def ends(tokens, new):
+        asked.append((len(tokens), new))
+        return next((n for n in range(len(tokens) - new + 1, len(tokens) + 1) if n % 7 == 0), None)
+
+    async def scenario(engine):
+        requests = [request(i, max_tokens=(5, 20)[i % 2], stop=(), min_tokens=(0, 9)[i % 4 // 2]) for i in range(8)]
+        requests = [replace(item, sampling=replace(item.sampling, min_tokens=min(item.sampling.min_tokens, item.sampling.max_tokens))) for item in requests]
+        free = await asyncio.gather(*map(engine.generate, requests))
+        ended = [await engine.generate(replace(item, ends=ends)) for item in requests]
+        stop = free[1].tokens[3]
+        stopped = await engine.generate(replace(requests[1], ends=ends, sampling=replace(requests[1].sampling, stop=(stop,))))
+        return requests, free, ended, stopped, free[1].tokens.index(stop) + 1
+
+    requests, free, ended, stopped, first = serve(scenario)
+    for item, all_of_it, answer in zip(requests, free, ended, strict=True):
+        wanted = 5 if item.sampling.max_tokens == 5 else 14 if item.sampling.min_tokens else 7
+        assert (answer.tokens, answer.logprobs) == (all_of_it.tokens[:wanted], all_of_it.logprobs[:wanted])
+        assert answer.finish_reason == ("length" if wanted == 5 else "stop") and len(answer.versions) == wanted
+    assert (len(stopped.tokens), stopped.finish_reason) == (first, "stop")
+    assert max(new for _, new in asked) > 1, "several tokens of one call"
+
+
+@pytest.mark.parametrize("said", [0, 99, "text"])
+def test_a_watcher_that_breaks_fails_its_own_request(serve, said):
+    async def scenario(engine):
+        def broken(tokens, new):
+            return said
+
+        answers = await asyncio.gather(engine.generate(replace(request(1), ends=broken)), engine.generate(request(2)), return_exceptions=True)
+        return answers, engine._scheduler.busy, content(await engine.generate(request(2)))
+
+    (failed, fine), busy, again = serve(scenario)
+    assert isinstance(failed, EngineError) and "what watches for its end" in str(failed)
+    assert content(fine) == again and not busy
+
+
+def test_only_allowed_tokens_come_and_the_log_probability_is_among_them(serve):
+    """Odd after even and even after odd, alone and beside requests without a limit, preempted too."""
+
+    def allowed(tokens):
+        even = not tokens or tokens[-1] % 2
+        return bytes([0b01010101 if even else 0b10101010] * (VOCABULARY // 8))
+
+    async def scenario(engine):
+        limited = [request(i, temperature=(1.0, 0.0)[i % 3 // 2], top_p=(1.0, 0.9)[i % 2], stop=(), top_logprobs=3) for i in range(9)]
+        jobs = [engine.generate(replace(item, allowed=allowed)) for item in limited] + [engine.generate(request(i)) for i in range(9)]
+        return limited, await asyncio.gather(*jobs), engine.metrics["preemptions"]
+
+    async def free(engine):
+        return [content(await engine.generate(request(i))) for i in range(9)]
+
+    limited, answers, _ = serve(scenario)
+    assert [content(answer) for answer in answers[9:]] == serve(free)
+    for item, answer in zip(limited, answers, strict=False):
+        assert [token % 2 for token in answer.tokens] == [place % 2 for place in range(len(answer.tokens))]
+        assert all(token % 2 == place % 2 for place, top in enumerate(answer.top_logprobs) for token, _ in top)
+        if item.sampling.temperature and item.sampling.top_p == 1:
+            assert all(answer.kept.ids(place) == tuple(range(place % 2, VOCABULARY, 2)) for place in range(len(answer.tokens)))
+    _, again, preemptions = serve(scenario, kv_tokens=192, max_running=8)
+    assert preemptions > 0
+    assert [(content(answer), answer.kept, answer.top_logprobs) for answer in again] == [(content(a), a.kept, a.top_logprobs) for a in answers]
+
+
+@pytest.mark.parametrize("answer", [bytes(VOCABULARY // 8), bytes(1000), b"", "text", None])
+def test_a_limit_that_leaves_nothing_fails_its_own_request(serve, answer):
+    async def scenario(engine):
+        bad = replace(request(1), allowed=lambda tokens: bytes([255] * 10) if len(tokens) < 2 else answer)
+        answers = await asyncio.gather(engine.generate(bad), engine.generate(request(2)), return_exceptions=True)
+        with pytest.raises(EngineError, match="min_tokens 0 where a grammar"):
+            await engine.generate(replace(request(3, min_tokens=2), allowed=lambda tokens: bytes([255] * 10)))
+        return answers, engine._scheduler.busy, content(await engine.generate(request(2)))
+
+    (failed, fine), busy, again = serve(scenario)
+    assert isinstance(failed, EngineError) and "which tokens are allowed" in str(failed)
+    assert content(fine) == again and not busy
 
 
 def test_the_last_position_ends_a_request(serve):

@@ -41,7 +41,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "tanh": (_P, _P, _I, _T),
     "token_logprobs": (*[_P] * 9, _I, _I, _T),
     "token_logprobs_backward": (*[_P] * 11, _I, _I, _T),
-    "sample": (*[_P] * 10, _I, _I, _T),
+    "sample": (*[_P] * 11, _I, _I, _T),
 }
 _TYPED_SIGNATURES: dict[str, tuple[Any, ...]] = {
     "rms_norm": (_P, _P, _P, _I, _I, _F, _T),
@@ -396,8 +396,8 @@ class CompiledPath:
     def sample(
         self, logits: torch.Tensor, requests: tuple[torch.Tensor, ...], masks: np.ndarray | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`requests`: temperature, top_k, top_p, min_p, seeds, positions, each [N] -> tokens[N], logprobs[N]; what truncated
-        draws kept goes into `masks` [N, W]."""
+        """`requests`: temperature, top_k, top_p, min_p, seeds, positions, limited, each [N] -> tokens[N], logprobs[N]; what
+        truncated draws kept goes into `masks` [N, W]."""
         rows, vocabulary = logits.shape
         tokens, logprobs = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
         pointers = [t.data_ptr() for t in (logits, *requests, tokens, logprobs)]

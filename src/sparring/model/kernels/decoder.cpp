@@ -16,6 +16,8 @@
 
 namespace sparring {
 constexpr int64_t STOPS = 8;  // tokens that end a sequence, per slot; unused ones are negative
+constexpr int64_t BIASES = 512;  // logits of tokens that something is added to, per slot
+constexpr int64_t TOPS = 20;  // likeliest tokens that are told
 
 extern "C" {
 
@@ -39,6 +41,13 @@ struct DecoderPlan {
     const int64_t *top_k;
     const uint64_t *seeds;
     const int64_t *stops;  // [slot][STOPS]
+    const int32_t *bias_ids;  // [slot][BIASES]: what is added to the logits of which tokens, all bias_counts[slot][1] of them
+    const float *bias_values;  // until the sequence has bias_until[slot] tokens, the ones from bias_counts[slot][0] on after that
+    const int32_t *bias_counts;
+    const int64_t *bias_until;
+    const uint8_t *limited;  // [slot]: whether only tokens with a bit in allowed[slot][ceil(V / 64)] may come
+    const uint64_t *allowed;
+    const int32_t *tops;  // [slot]: how many of the likeliest tokens are wanted, at most TOPS
     float eps;
 };
 
@@ -58,6 +67,8 @@ struct StepPlan {
     int64_t *sampled;
     float *logprobs;
     int32_t *counts;
+    int32_t *top_ids;  // [sequence that samples][steps][TOPS], with their log-probabilities; null where nobody wants any
+    float *top_logprobs;
     uint64_t *kept;  // [sequence that samples][steps][ceil(V / 64)], zero at first: the kept ids of truncated draws; or null
     int64_t threads;
 };
@@ -225,12 +236,24 @@ template <class T> struct Step {
         product(how, m.head, picked, logits, from, to);
         for (int64_t i = from; i < to; i++) {
             int64_t b = sampling[i], slot = s.slots[b];
-            Request request{m.temperature[slot], m.top_p[slot], m.min_p[slot], m.top_k[slot], m.seeds[slot], s.lengths[b]};
+            Request request{m.temperature[slot], m.top_p[slot], m.min_p[slot], m.top_k[slot], m.seeds[slot], s.lengths[b],
+                            m.limited[slot] != 0};
             int64_t at = i * s.steps + t;
-            uint64_t *mask = s.kept ? s.kept + at * blocks_of(m.V, 64) : nullptr;
-            s.sampled[at] = sample_row(logits + i * m.V, m.V, request, s.logprobs + at, mask);
+            Draw draw{s.logprobs + at, s.kept ? s.kept + at * blocks_of(m.V, 64) : nullptr};
+            if (s.top_ids) draw.tops = m.tops[slot], draw.top_ids = s.top_ids + at * TOPS, draw.top_logprobs = s.top_logprobs + at * TOPS;
+            bias(logits + i * m.V, slot, s.lengths[b]);
+            s.sampled[at] = sample_row(logits + i * m.V, m.V, request, draw);
             s.counts[i] = (int32_t)t + 1;
         }
+    }
+
+    void bias(float *row, int64_t slot, int64_t length) const {
+        const int32_t *ids = m.bias_ids + slot * BIASES, *counts = m.bias_counts + slot * 2;
+        for (int64_t i = length < m.bias_until[slot] ? 0 : counts[0]; i < counts[1]; i++)
+            row[ids[i]] += m.bias_values[slot * BIASES + i];
+        const uint64_t *allowed = m.allowed + slot * blocks_of(m.V, 64);
+        for (int64_t v = 0; v < m.V && m.limited[slot]; v++)
+            if (!(allowed[v / 64] >> (v % 64) & 1)) row[v] = -std::numeric_limits<float>::infinity();
     }
 
     // Rows [first, last) from where the keys and values of layer l - 1 are written to where those of layer l are.

@@ -12,10 +12,13 @@ import torch
 
 from sparring.model.kernels.form import AttentionForm
 
-STOPS = 8
-"""Tokens that end a sequence, per slot."""
+STOPS, BIASES, TOPS = 8, 512, 20
+"""Per slot: tokens that end a sequence, tokens whose logits something is added to, likeliest tokens that are told."""
 
-SLOT_COLUMNS = ("tables", "temperature", "top_p", "min_p", "top_k", "seeds", "stops")
+SLOT_COLUMNS = (
+    *("tables", "temperature", "top_p", "min_p", "top_k", "seeds", "stops"),
+    *("bias_ids", "bias_values", "bias_counts", "bias_until", "limited", "allowed", "tops"),
+)
 """What the kernels read by slot, in this order."""
 
 LAYOUTS = {
@@ -78,13 +81,13 @@ class DecoderPlan(Structure):
 
 class StepPlan(Structure):
     """The new rows of B sequences; `sampled` and `logprobs` receive `counts` tokens, up to `steps`, for each that samples, `kept`
-    a mask over the vocabulary for each (see `kept.py`); it may be null."""
+    a mask over the vocabulary for each (see `kept.py`), `top_ids` the likeliest; these may be null."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("slots", "cu_rows", "lengths", "tokens", "samples")),
         ("B", c_int64),
         ("independent", c_int64),
         ("steps", c_int64),
-        *((name, c_void_p) for name in ("interrupt", "sampled", "logprobs", "counts", "kept")),
+        *((name, c_void_p) for name in ("interrupt", "sampled", "logprobs", "counts", "top_ids", "top_logprobs", "kept")),
         ("threads", c_int64),
     ]

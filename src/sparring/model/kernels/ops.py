@@ -372,6 +372,7 @@ def sample(
     min_p: torch.Tensor,
     seeds: torch.Tensor,
     positions: torch.Tensor,
+    limited: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, np.ndarray | None]:
     """One token for each row of logits[N, V] float32: tokens[N] int64, logprobs[N] float32, and which ids each was drawn from:
     masks[N, W] (see `kept`), without a bit where nothing was truncated; None where nothing was in any row.
@@ -380,8 +381,9 @@ def sample(
     `positions[n]`. temperature[n] 0 takes the largest logit (lowest id among equals) and truncates nothing. Else, at that
     temperature and equal logits lowest id first: the top_k likeliest tokens; of these the shortest prefix that holds top_p of
     what they have together; of these the ones with at least min_p of the likeliest one's probability. top_k[n] <= 0,
-    top_p[n] >= 1 and min_p[n] <= 0 truncate nothing. The log-probability is that of the distribution sampled from: that of
-    `token_logprobs`, given the kept ids, to the bit.
+    top_p[n] >= 1 and min_p[n] <= 0 truncate nothing. Where limited[n], the logits of tokens that may not come are minus
+    infinity, and what is left is a kept set even if nothing else truncates it. The log-probability is that of the distribution
+    sampled from: that of `token_logprobs`, given the kept ids, to the bit.
     """
     _check_logits("sample", logits)
     if seeds.dtype not in (torch.int64, torch.uint64):
@@ -393,11 +395,13 @@ def sample(
         min_p.to(torch.float32).contiguous(),
         seeds.contiguous().view(torch.int64),
         positions.to(torch.int64).contiguous(),
+        torch.zeros(len(logits), dtype=torch.uint8) if limited is None else limited.to(torch.uint8).contiguous(),
     )
     if any(request.shape != logits.shape[:1] for request in requests):
         got = str([(tuple(r.shape), r.dtype) for r in requests])
-        raise refusal("sample", f"six vectors of {logits.shape[0]}", got, "one value for each row of logits")
-    truncating = bool(((requests[1] > 0) | (requests[2] < 1) | (requests[3] > 0)).any())
+        raise refusal("sample", f"seven vectors of {logits.shape[0]}", got, "one value for each row of logits")
+    _, top_k, top_p, min_p, _, _, limits = requests
+    truncating = bool(((top_k > 0) | (top_p < 1) | (min_p > 0) | (limits > 0)).any())
     masks = no_masks(*logits.shape) if truncating else None
     return *_current().sample(logits.contiguous(), requests, masks), masks
 

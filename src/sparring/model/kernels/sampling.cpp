@@ -96,12 +96,12 @@ void sparring_token_logprobs_backward(const float *logits, const int64_t *target
 
 // masks [N][ceil(V / 64)], zero at first, or null: see `sample_row`.
 void sparring_sample(const float *logits, const float *temperature, const int64_t *top_k, const float *top_p,
-                     const float *min_p, const uint64_t *seeds, const int64_t *positions, int64_t *tokens, float *logprobs,
-                     uint64_t *masks, int64_t N, int64_t V, int threads) {
+                     const float *min_p, const uint64_t *seeds, const int64_t *positions, const uint8_t *limited,
+                     int64_t *tokens, float *logprobs, uint64_t *masks, int64_t N, int64_t V, int threads) {
     parallel_for(N, N * V < GRAIN ? 1 : threads, [=](int64_t n) {
-        Request request{temperature[n], top_p[n], min_p[n], top_k[n], seeds[n], positions[n]};
-        uint64_t *mask = masks ? masks + n * blocks_of(V, 64) : nullptr;
-        tokens[n] = sample_row(logits + n * V, V, request, logprobs + n, mask);
+        Request request{temperature[n], top_p[n], min_p[n], top_k[n], seeds[n], positions[n], limited[n] != 0};
+        Draw draw{logprobs + n, masks ? masks + n * blocks_of(V, 64) : nullptr};
+        tokens[n] = sample_row(logits + n * V, V, request, draw);
     });
 }
 

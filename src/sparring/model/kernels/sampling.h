@@ -99,8 +99,9 @@ struct Request {
     int64_t top_k;
     uint64_t seed;
     int64_t position;
+    bool limited;  // the logits of tokens that may not come are minus infinity: what is left is a kept set too
     bool truncates(int64_t V) const {
-        return temperature != 0.0f && ((top_k > 0 && top_k < V) || top_p < 1.0f || min_p > 0.0f);
+        return temperature != 0.0f && (limited || (top_k > 0 && top_k < V) || top_p < 1.0f || min_p > 0.0f);
     }
 };
 
@@ -187,8 +188,35 @@ struct Truncation {
     }
 };
 
-// `mask` [ceil(V / 64)], zero at first, receives a bit for each kept id of a truncated draw; may be null.
-static inline int64_t sample_row(const float *row, int64_t V, const Request &request, float *logprob, uint64_t *mask) {
+// What a draw leaves: its log-probability; a bit for each kept id of a truncated one, in a mask [ceil(V / 64)] that is zero at
+// first; the `tops` likeliest ids, best first, with their log-probabilities. All but the first may be null.
+struct Draw {
+    float *logprob;
+    uint64_t *mask = nullptr;
+    int64_t tops = 0;
+    int32_t *top_ids = nullptr;
+    float *top_logprobs = nullptr;
+
+    // Of the row that was drawn from, whose ids are `ids`, or its places where that is null. Where it is shorter than `tops`
+    // the rest stays as it is.
+    void likeliest(const float *row, int64_t V, const Statistics &s, const int32_t *ids) const {
+        int64_t known = 0;
+        for (int64_t i = 0; i < V && tops; i++) {
+            int64_t at = known;
+            while (at > 0 && row[i] > row[top_ids[at - 1]]) at--;
+            if (at == tops) continue;
+            known = smaller(known + 1, tops);
+            for (int64_t j = known - 1; j > at; j--) top_ids[j] = top_ids[j - 1];
+            top_ids[at] = (int32_t)i;
+        }
+        for (int64_t j = 0; j < known; j++) {
+            top_logprobs[j] = logprob_of(s, row[top_ids[j]]);
+            if (ids) top_ids[j] = ids[top_ids[j]];
+        }
+    }
+};
+
+static inline int64_t sample_row(const float *row, int64_t V, const Request &request, const Draw &draw) {
     static thread_local std::vector<double> segment_sums;
     static thread_local Truncation truncation;
     static thread_local Kept kept;
@@ -198,22 +226,25 @@ static inline int64_t sample_row(const float *row, int64_t V, const Request &req
     if (request.temperature == 0.0f) {
         for (int64_t i = 1; i < V; i++)
             if (row[i] > row[token]) token = i;
-        *logprob = logprob_of(s, row[token]);
+        *draw.logprob = logprob_of(s, row[token]);
+        draw.likeliest(row, V, s, nullptr);
         return token;
     }
     double u = uniform(request.seed, request.position);
     if (!request.truncates(V)) {
         token = invert(row, V, s, segment_sums.data(), u);
-        *logprob = logprob_of(s, row[token]);
+        *draw.logprob = logprob_of(s, row[token]);
+        draw.likeliest(row, V, s, nullptr);
         return token;
     }
     truncation.choose(row, V, s, request, kept);
     int64_t count = (int64_t)kept.ids.size();
     s = statistics(kept.logits.data(), count, request.temperature, segment_sums.data());
     int64_t place = invert(kept.logits.data(), count, s, segment_sums.data(), u);
-    *logprob = logprob_of(s, kept.logits[place]);
-    if (mask)
-        for (int32_t id : kept.ids) mask[id / 64] |= 1ull << (id % 64);
+    *draw.logprob = logprob_of(s, kept.logits[place]);
+    draw.likeliest(kept.logits.data(), count, s, kept.ids.data());
+    if (draw.mask)
+        for (int32_t id : kept.ids) draw.mask[id / 64] |= 1ull << (id % 64);
     return kept.ids[place];
 }
 

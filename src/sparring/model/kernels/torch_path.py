@@ -298,9 +298,9 @@ class TorchPath:
     def sample(
         self, logits: torch.Tensor, requests: tuple[torch.Tensor, ...], masks: np.ndarray | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`requests`: temperature, top_k, top_p, min_p, seeds, positions, each [N] -> tokens[N], logprobs[N]; what truncated
-        draws kept goes into `masks` [N, W]."""
-        temperature, top_k, top_p, min_p, seeds, positions = requests
+        """`requests`: temperature, top_k, top_p, min_p, seeds, positions, limited, each [N] -> tokens[N], logprobs[N]; what
+        truncated draws kept goes into `masks` [N, W]."""
+        temperature, top_k, top_p, min_p, seeds, positions, limited = requests
         vocabulary = logits.shape[1]
         tokens, limits = torch.empty(logits.shape[0], dtype=torch.int64), []
         greedy, columns = (temperature == 0).tolist(), zip(top_k.tolist(), top_p.tolist(), min_p.tolist(), strict=True)
@@ -311,7 +311,7 @@ class TorchPath:
                 tokens[n] = (logits[n] == logits[n].max()).nonzero()[0, 0]
                 continue
             u = uniform(int(seeds[n]), int(positions[n]))
-            if (k <= 0 or k >= vocabulary) and p >= 1.0 and least <= 0:
+            if (k <= 0 or k >= vocabulary) and p >= 1.0 and least <= 0 and not limited[n]:
                 possible = weights[n].nonzero()[:, 0]
                 tokens[n] = possible[_invert(weights[n][possible].double(), u)]
                 continue

@@ -202,6 +202,22 @@ def test_a_logit_of_minus_infinity_is_never_drawn() -> None:
     assert torch.allclose(entropy, torch.tensor([0.5822033]))
 
 
+def test_what_a_limit_leaves_is_a_kept_set() -> None:
+    """As it is where something else truncates too; the log-probability is that of the kept ids, to the bit."""
+    count, logits = 60, logits_of(300, rows=60)
+    limited = torch.arange(count) % 3 > 0
+    logits[limited.unsqueeze(1) & (torch.arange(300) % 7 > 1)] = -torch.inf
+    top_k, one, none = torch.arange(count) % 2 * 5, torch.ones(count), torch.zeros(count)
+    tokens, logprobs, masks = ops.sample(logits, one, top_k, one, none, torch.arange(count), torch.arange(count), limited)
+    sets = [torch.frombuffer(bytearray(ids), dtype=torch.int32).tolist() if ids else [] for ids in ids_of(masks)]
+    may = [i for i in range(300) if i % 7 <= 1]
+    assert all(ids == may for n, ids in enumerate(sets) if limited[n] and not top_k[n])
+    assert all(len(ids) == 5 and (not limited[n] or set(ids) <= set(may)) for n, ids in enumerate(sets) if top_k[n])
+    assert all(ids == [] for n, ids in enumerate(sets) if not limited[n] and not top_k[n])
+    kept = (torch.tensor([0, *map(len, sets)]).cumsum(0), torch.tensor([i for ids in sets for i in ids], dtype=torch.int32))
+    assert torch.equal(ops.token_logprobs(logits.where(logits.isfinite(), 9.0), tokens, one, kept)[0], logprobs)
+
+
 def test_bad_input_is_refused() -> None:
     one = torch.ones(1)
     with pytest.raises(BadInput, match="target of row 0"):
@@ -210,3 +226,5 @@ def test_bad_input_is_refused() -> None:
         ops.token_logprobs(torch.zeros(1, 5, dtype=torch.float64), torch.tensor([0]), one)
     with pytest.raises(BadInput, match="one value for each row"):
         ops.sample(torch.zeros(2, 5), one, one, one, one, one.long(), one.long())
+    with pytest.raises(BadInput, match="one value for each row"):
+        ops.sample(torch.zeros(1, 5), one, one, one, one, one.long(), one.long(), torch.ones(2))
