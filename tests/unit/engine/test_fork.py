@@ -177,6 +177,39 @@ def test_a_branch_asked_for_after_an_update_is_computed_under_the_new_weights(se
     assert free
 
 
+def test_what_watches_a_turn_goes_on_in_its_branches(serve, model_path):
+    """Each token says how many came before it, and the turn ends after 3000 of them, wherever it was forked."""
+
+    def allowed(tokens):
+        return (1 << len(tokens) % VOCABULARY).to_bytes(-(-VOCABULARY // 8), "little")
+
+    def ends(tokens, new):
+        return 3000 if len(tokens) >= 3000 else None
+
+    async def scenario(engine):
+        item = replace(request(1), allowed=allowed, ends=ends)
+        stream, branches = await forked(engine, item, 7, 2)
+        answers = [await engine.generate(branch) for branch in branches]
+        return item, branches, answers, await ended(engine, stream, item)
+
+    item, branches, answers, _ = serve(scenario, path=model_path, kv_tokens=40_000)
+    for branch, answer in zip(branches, answers, strict=True):
+        made = branch.tokens[len(item.tokens) :]
+        assert [*made, *answer.tokens] == [i % VOCABULARY for i in range(3000)]
+        assert len(made) >= 7 and answer.finish_reason == "stop"
+
+
+def test_a_branch_owes_the_tokens_that_are_left_of_a_minimum(serve, model_path):
+    async def scenario(engine):
+        item = request(1, min_tokens=5000)
+        stream, [branch] = await forked(engine, item, 7, 1)
+        await ended(engine, stream, item)
+        return item, branch
+
+    item, branch = serve(scenario, path=model_path)
+    assert branch.sampling.min_tokens == 5000 - (len(branch.tokens) - len(item.tokens))
+
+
 def test_only_one_live_request_can_be_forked(serve, model_path):
     async def scenario(engine):
         with pytest.raises(EngineError, match="got 0"):
