@@ -29,7 +29,7 @@ def rewrite(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> No
 
 
 @sizes
-@pytest.mark.parametrize("family", ["qwen3", "llama", "phi3"])
+@pytest.mark.parametrize("family", ["qwen3", "llama", "phi3", "gemma3_text", "gpt_oss"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_whole_checkpoint_passes(tmp_path: Path, small_bytes: int, family: str, tied: bool) -> None:
     path = tiny_model(family, tmp_path, tied=tied)
@@ -82,5 +82,5 @@ def test_layers_with_recurrent_state(tmp_path: Path, small_bytes: int) -> None:
     path = tiny_model("qwen3", tmp_path)
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "layer_types": ["full_attention", "linear_attention"]}))
-    with pytest.raises(BadInput, match="expected attention in every layer, got linear_attention layers"):
+    with pytest.raises(BadInput, match="expected full or sliding attention in every layer, got linear_attention layers"):
         checked(path, small_bytes)
