@@ -55,7 +55,7 @@ def load(
         raise refusal("dtype", f"one of {sorted(DTYPES)}", repr(dtype), "choose one of them")
     if numerics not in ("exact", "fast"):
         raise refusal("numerics", "'exact' or 'fast'", repr(numerics), "choose one of them")
-    read_config(where, numerics)
+    read_config(where)
     with _without_report(), boundary(BadInput, where, "a checkpoint that the library loads", "repair it or take another"):
         module, found = transformers.AutoModelForCausalLM.from_pretrained(
             where,
@@ -95,7 +95,8 @@ def served(module: nn.Module, where: str, *, numerics: str, gradient_checkpointi
     _switch_dropout_off(module)
     max_positions = _max_positions(config)
     left = swap(module, max_positions) if exact else []
-    lean = exact and config.model_type in FAMILY and not left
+    # the decoder knows one activation; with another one the library's forward does
+    lean = exact and config.model_type in FAMILY and not left and config.hidden_act in ("silu", "swish")
     model = CausalModel(
         module,
         forward_of(module, lean=lean, gradient_checkpointing=gradient_checkpointing),
@@ -107,11 +108,11 @@ def served(module: nn.Module, where: str, *, numerics: str, gradient_checkpointi
     return model
 
 
-def read_config(where: str, numerics: str) -> Any:
+def read_config(where: str) -> Any:
     """The library's config of the checkpoint.
 
     Raises:
-        BadInput: there is none, or none that can be served with these numerics.
+        BadInput: there is none, or none that can be served.
     """
     looks_local = where.startswith((".", "/", "~")) or where.count("/") > 1
     if Path(where).is_dir() or looks_local:
@@ -120,7 +121,7 @@ def read_config(where: str, numerics: str) -> Any:
             raise refusal(where, "a checkpoint folder with config.json", got, "check the model's path")
     with boundary(BadInput, where, "a Hugging Face causal LM", "check the model's path"):
         config = transformers.AutoConfig.from_pretrained(where)
-    _refuse_unservable(where, config, numerics == "exact")
+    _refuse_unservable(where, config)
     return config
 
 
@@ -142,15 +143,13 @@ def refuse_incomplete(where: str, missing: Iterable[str], mismatched: Iterable[S
         raise refusal(where, f"{name} of shape {list(expected)}, as its config says", str(list(got)), do)
 
 
-def _refuse_unservable(where: str, config: Any, exact: bool) -> None:
+def _refuse_unservable(where: str, config: Any) -> None:
     text = config.get_text_config()
     others = set(getattr(text, "layer_types", None) or ()) - LAYER_TYPES
     if others:
         raise refusal(
             where, "full or sliding attention in every layer", f"{sorted(others)[0]} layers", "choose a model without them"
         )
-    if exact and getattr(text, "hidden_act", "silu") not in ("silu", "swish") and config.model_type in FAMILY:
-        raise refusal(where, "hidden_act 'silu'", repr(text.hidden_act), 'set numerics = "fast" for this model')
 
 
 def _max_positions(config: Any) -> int:

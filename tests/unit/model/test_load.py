@@ -55,7 +55,7 @@ def test_recurrent_layers_are_refused_by_name(tmp_path):
 
 def test_model_that_changes_with_the_batch_is_refused_under_exact_only(tmp_path):
     tiny_model("gpt2", tmp_path)
-    with pytest.raises(BadInput, match='GPT2LMHeadModel, whose logits do; not replaced: .*numerics = "fast"'):
+    with pytest.raises(BadInput, match='GPT2LMHeadModel, whose logits may; not replaced: .*numerics = "fast"'):
         load(tmp_path)
     assert load(tmp_path, numerics="fast").path_name == "fast"
 
@@ -117,6 +117,13 @@ def test_known_family_runs_the_lean_decoder_and_every_part_is_row_invariant(path
 def test_a_norm_is_replaced_by_the_one_that_rounds_like_it(family, norm, tmp_path):
     model = load(tiny_model(family, tmp_path), dtype="bfloat16")
     assert {type(part) for part in model.module.modules() if "Norm" in type(part).__name__} == {norm}
+
+
+def test_a_known_family_with_another_activation_runs_the_librarys_forward(tmp_path):
+    model = load(tiny_model("llama", tmp_path / "a", hidden_act="gelu_pytorch_tanh"))
+    assert not isinstance(model._forward, Decoder) and model.path_name == ops.path_name()
+    with pytest.raises(BadInput, match=r"not replaced: model\.layers\.0\.mlp\.act_fn \(GELUActivation\)"):
+        load(tiny_model("llama", tmp_path / "b", hidden_act="gelu"))
 
 
 def test_unknown_family_passes_its_proof(tmp_path):

@@ -65,7 +65,7 @@ def test_files_cut_short(tmp_path: Path, small_bytes: int) -> None:
 @sizes
 def test_an_architecture_that_is_not_exact(tmp_path: Path, small_bytes: int) -> None:
     path = tiny_model("gpt2", tmp_path)
-    with pytest.raises(BadInput, match='GPT2LMHeadModel, whose logits do; not replaced: .*numerics = "fast"'):
+    with pytest.raises(BadInput, match='GPT2LMHeadModel, whose logits may; not replaced: .*numerics = "fast"'):
         checked(path, small_bytes)
     assert checked(path, small_bytes, "fast") == "fast"
 
