@@ -28,6 +28,12 @@ LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
+HEADS = {
+    "tokens": transformers.AutoModelForCausalLM,
+    "scalar": transformers.AutoModelForSequenceClassification,
+    "new scalar": transformers.AutoModelForSequenceClassification,
+}
+
 
 def load(
     path: str | Path,
@@ -35,9 +41,10 @@ def load(
     dtype: str = "float32",
     device: str = "cpu",
     numerics: str = "exact",
+    head: str = "tokens",
     gradient_checkpointing: bool = False,
 ) -> CausalModel:
-    """Load any Hugging Face causal LM for training or generation. Dropout is off.
+    """Load any Hugging Face causal LM for training or generation, or with a scalar head. Dropout is off.
 
     Args:
         path: checkpoint folder or hub name.
@@ -45,6 +52,8 @@ def load(
         device: a torch device.
         numerics: "exact": a row's bits do not depend on the batch, or the model is refused; "fast": the library's own
             layers with our attention.
+        head: "tokens"; "scalar": one number a row, a checkpoint of the library's sequence classifiers with one label; "new
+            scalar": the same on any checkpoint, beginning at zero.
         gradient_checkpointing: recompute layers in the backward pass.
 
     Raises:
@@ -55,15 +64,21 @@ def load(
         raise refusal("dtype", f"one of {sorted(DTYPES)}", repr(dtype), "choose one of them")
     if numerics not in ("exact", "fast"):
         raise refusal("numerics", "'exact' or 'fast'", repr(numerics), "choose one of them")
+    if head not in HEADS:
+        raise refusal("head", f"one of {sorted(HEADS)}", repr(head), "choose one of them")
     read_config(where)
     with _without_report(), boundary(BadInput, where, "a checkpoint that the library loads", "repair it or take another"):
-        module, found = transformers.AutoModelForCausalLM.from_pretrained(
+        module, found = HEADS[head].from_pretrained(
             where,
             dtype=DTYPES[dtype],
             attn_implementation=IMPLEMENTATION,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # the library's own error does not say which
+            **({} if head == "tokens" else {"num_labels": 1}),
         )
+    if head == "new scalar":
+        found = {name: {key for key in keys if "score.weight" not in key} for name, keys in found.items()}
+        nn.init.zeros_(module.score.weight)
     refuse_incomplete(where, found["missing_keys"], found["mismatched_keys"])
     return served(module.to(device), where, numerics=numerics, gradient_checkpointing=gradient_checkpointing)
 
