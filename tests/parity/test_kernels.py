@@ -100,6 +100,8 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[torch.Tenso
     "rms_norm": (lambda x, w: ops.rms_norm(x, w, 1e-6), rms_norm, (random(200, 72), random(72, seed=1))),
     "silu": (ops.silu, F.silu, (random(31, 37) * 4,)),
     "silu_mul": (ops.silu_mul, lambda a, b: F.silu(a) * b, (random(31, 37) * 4, random(31, 37, seed=1))),
+    "soft_cap": (lambda x: ops.soft_cap(x, 3.0), lambda x: torch.tanh(x / 3.0) * 3.0, (random(31, 37) * 4,)),
+    "gelu_tanh": (ops.gelu_tanh, lambda x: F.gelu(x, approximate="tanh"), (random(31, 37) * 2,)),
     "add_rms_norm": (
         lambda x, y, w: ops.add_rms_norm(x, y, w, 1e-6),
         add_rms_norm,

@@ -52,7 +52,7 @@ def sampled(model):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["qwen3", "llama", "phi3"])
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "phi3", "gemma2", "mixtral", "gpt_oss"])
 def test_engine_equals_the_training_forward_of_the_tree(family, dtype, tmp_path):
     path = tiny_model(family, tmp_path / family, seed=3)
     rows = sampled(load(path, dtype=dtype))

@@ -109,7 +109,8 @@ def library_attention(
     if got is not None:
         raise refusal(type(module).__name__, "causal attention", f"attention with {got}", "choose another model")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    form = AttentionForm(scale, options.get("sliding_window"), options.get("softcap"))
+    # some configs write "no window" as 0
+    form = AttentionForm(scale, options.get("sliding_window") or None, options.get("softcap") or None)
     q, k, v = (t[0].transpose(0, 1).contiguous() for t in (query, key, value))
     out = attend(q, k, v, context, module.layer_idx, form, options.get("s_aux"))
     return out.unsqueeze(0), None

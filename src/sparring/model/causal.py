@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
-from sparring.errors import WeightsError
+from sparring.errors import WeightsError, refusal
 from sparring.model.attention import CONTEXT, Attention
 from sparring.model.decoder import Decoder
 from sparring.model.experts import RowExperts
@@ -24,7 +24,7 @@ class CausalModel:
     """One module, two uses. Made by `load`; not safe for use from two threads at once.
 
     `path_name` is the numerics actually in use: "exact-tiles", "exact-kernels", "exact-torch" or "fast". `decoder` is the
-    forward of the Llama family, None for other models; `head` gives logits.
+    forward of the Llama family, None for other models; `head` gives logits, or, where `is_scalar`, one number a row.
     """
 
     def __init__(self, module: nn.Module, forward: Forward, *, path_name: str, max_positions: int) -> None:
@@ -44,7 +44,8 @@ class CausalModel:
         # looked up once: every update walks them several times
         self._parameters = dict(module.named_parameters())
         self._linears = [part for part in module.modules() if isinstance(part, (RowLinear, RowExperts))]
-        self.head: nn.Module = module.get_output_embeddings()
+        self.is_scalar = module.get_output_embeddings() is None
+        self.head: nn.Module = module.score if self.is_scalar else module.get_output_embeddings()
         weight = module.get_input_embeddings().weight
         self.dtype, self.device = weight.dtype, weight.device
 
@@ -65,12 +66,30 @@ class CausalModel:
         return self._forward(tokens, positions, attention, rows)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden[M, D] -> [M, V] float32 (in exact numerics never rounded to bfloat16 on the way)."""
+        """hidden[M, D] -> [M, V] float32 (in exact numerics never rounded to bfloat16 on the way).
+
+        Raises:
+            BadInput: the head is scalar.
+        """
+        if self.is_scalar:
+            raise refusal("logits", "a head over tokens", "a scalar head", 'load the model with head = "tokens"')
         if isinstance(self.head, RowLinear):
             logits = self.head.forward(hidden, torch.float32)
             return logits if self._logit_cap is None else ops.soft_cap(logits, self._logit_cap)
         logits = self.head(hidden).float()
         return logits if self._logit_cap is None else torch.tanh(logits / self._logit_cap) * self._logit_cap
+
+    def values(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What a scalar head says of each row: a reward, where the row ends a text, or a value. hidden[M, D] -> [M] float32.
+
+        Raises:
+            BadInput: the head is over tokens.
+        """
+        if not self.is_scalar:
+            raise refusal("values", "a scalar head", "a head over tokens", 'load the model with head = "scalar"')
+        if isinstance(self.head, RowLinear):
+            return self.head.forward(hidden, torch.float32)[:, 0]
+        return self.head(hidden).float()[:, 0]
 
     def state(self) -> dict[str, torch.Tensor]:
         """Every parameter by its Hugging Face name, a tied weight once; the tensors share the module's storage."""

@@ -29,8 +29,9 @@ class RowRouter(RowLinear):
         self.renormalise = renormalise
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # type: ignore[override]
-        """x[..., D] -> logits[N, E], shares[N, k] float32 and the experts' numbers [N, k], likeliest first."""
-        logits = self.product(x.reshape(-1, self.in_features))
+        """x[..., D] -> logits[N, E] and shares[N, k], both float32, and the experts' numbers [N, k], likeliest first."""
+        # not rounded to the dtype of x, which would make ties
+        logits = self.product(x.reshape(-1, self.in_features), torch.float32)
         # in float64: torch's float32 exp treats the tail of a tensor in another way than its middle
         shares, chosen = logits.double().softmax(-1).topk(self.top_k, -1)
         if self.renormalise:

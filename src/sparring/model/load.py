@@ -28,6 +28,12 @@ LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
+HEADS = {
+    "tokens": transformers.AutoModelForCausalLM,
+    "scalar": transformers.AutoModelForSequenceClassification,
+    "new scalar": transformers.AutoModelForSequenceClassification,
+}
+
 
 def load(
     path: str | Path,
@@ -35,9 +41,10 @@ def load(
     dtype: str = "float32",
     device: str = "cpu",
     numerics: str = "exact",
+    head: str = "tokens",
     gradient_checkpointing: bool = False,
 ) -> CausalModel:
-    """Load any Hugging Face causal LM for training or generation. Dropout is off.
+    """Load any Hugging Face causal LM for training or generation, or with a scalar head. Dropout is off.
 
     Args:
         path: checkpoint folder or hub name.
@@ -45,6 +52,8 @@ def load(
         device: a torch device.
         numerics: "exact": a row's bits do not depend on the batch, or the model is refused; "fast": the library's own
             layers with our attention.
+        head: "tokens"; "scalar": one number a row, a checkpoint of the library's sequence classifiers with one label; "new
+            scalar": the same on any checkpoint, beginning at zero.
         gradient_checkpointing: recompute layers in the backward pass.
 
     Raises:
@@ -55,15 +64,21 @@ def load(
         raise refusal("dtype", f"one of {sorted(DTYPES)}", repr(dtype), "choose one of them")
     if numerics not in ("exact", "fast"):
         raise refusal("numerics", "'exact' or 'fast'", repr(numerics), "choose one of them")
-    read_config(where, numerics)
+    if head not in HEADS:
+        raise refusal("head", f"one of {sorted(HEADS)}", repr(head), "choose one of them")
+    read_config(where)
     with _without_report(), boundary(BadInput, where, "a checkpoint that the library loads", "repair it or take another"):
-        module, found = transformers.AutoModelForCausalLM.from_pretrained(
+        module, found = HEADS[head].from_pretrained(
             where,
             dtype=DTYPES[dtype],
             attn_implementation=IMPLEMENTATION,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # the library's own error does not say which
+            **({} if head == "tokens" else {"num_labels": 1}),
         )
+    if head == "new scalar":
+        found = {name: {key for key in keys if "score.weight" not in key} for name, keys in found.items()}
+        nn.init.zeros_(module.score.weight)
     refuse_incomplete(where, found["missing_keys"], found["mismatched_keys"])
     return served(module.to(device), where, numerics=numerics, gradient_checkpointing=gradient_checkpointing)
 
@@ -95,7 +110,8 @@ def served(module: nn.Module, where: str, *, numerics: str, gradient_checkpointi
     _switch_dropout_off(module)
     max_positions = _max_positions(config)
     left = swap(module, max_positions) if exact else []
-    lean = exact and config.model_type in FAMILY and not left
+    # the decoder knows one activation; with another one the library's forward does
+    lean = exact and config.model_type in FAMILY and not left and config.hidden_act in ("silu", "swish")
     model = CausalModel(
         module,
         forward_of(module, lean=lean, gradient_checkpointing=gradient_checkpointing),
@@ -107,11 +123,11 @@ def served(module: nn.Module, where: str, *, numerics: str, gradient_checkpointi
     return model
 
 
-def read_config(where: str, numerics: str) -> Any:
+def read_config(where: str) -> Any:
     """The library's config of the checkpoint.
 
     Raises:
-        BadInput: there is none, or none that can be served with these numerics.
+        BadInput: there is none, or none that can be served.
     """
     looks_local = where.startswith((".", "/", "~")) or where.count("/") > 1
     if Path(where).is_dir() or looks_local:
@@ -120,7 +136,7 @@ def read_config(where: str, numerics: str) -> Any:
             raise refusal(where, "a checkpoint folder with config.json", got, "check the model's path")
     with boundary(BadInput, where, "a Hugging Face causal LM", "check the model's path"):
         config = transformers.AutoConfig.from_pretrained(where)
-    _refuse_unservable(where, config, numerics == "exact")
+    _refuse_unservable(where, config)
     return config
 
 
@@ -142,15 +158,13 @@ def refuse_incomplete(where: str, missing: Iterable[str], mismatched: Iterable[S
         raise refusal(where, f"{name} of shape {list(expected)}, as its config says", str(list(got)), do)
 
 
-def _refuse_unservable(where: str, config: Any, exact: bool) -> None:
+def _refuse_unservable(where: str, config: Any) -> None:
     text = config.get_text_config()
     others = set(getattr(text, "layer_types", None) or ()) - LAYER_TYPES
     if others:
         raise refusal(
             where, "full or sliding attention in every layer", f"{sorted(others)[0]} layers", "choose a model without them"
         )
-    if exact and getattr(text, "hidden_act", "silu") not in ("silu", "swish") and config.model_type in FAMILY:
-        raise refusal(where, "hidden_act 'silu'", repr(text.hidden_act), 'set numerics = "fast" for this model')
 
 
 def _max_positions(config: Any) -> int:

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+import transformers
 from huggingface_hub import save_torch_state_dict, snapshot_download
+from transformers.core_model_loading import revert_weight_conversion
 
 COPIED = (".json", ".jinja", ".txt", ".model", ".py")
 
@@ -37,5 +39,14 @@ def save(model_state: Mapping[str, torch.Tensor], source_path: str | Path, out_p
     config["dtype"] = str(next(iter(model_state.values())).dtype).removeprefix("torch.")
     (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model_state.items()}
-    save_torch_state_dict(state, out)
+    on_disk = revert_weight_conversion(_skeleton(source), state)
+    # what was taken apart is a view of the whole, which the file format does not know
+    save_torch_state_dict({name: tensor if name in state else tensor.clone() for name, tensor in on_disk.items()}, out)
     return out
+
+
+def _skeleton(source: Path) -> transformers.PreTrainedModel:
+    """The library's module without weights: it knows how files name them (experts, stacked in memory, lie one by one)."""
+    config = transformers.AutoConfig.from_pretrained(source)
+    with torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(config)

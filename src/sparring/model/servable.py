@@ -38,7 +38,7 @@ def check_servable(path: str | Path, *, dtype: str, device: str, numerics: str, 
         BadInput: a stage of the run would be refused when it loads the checkpoint.
     """
     where = str(path)
-    config = read_config(where, numerics)
+    config = read_config(where)
     files = sorted(Path(path).glob("*.safetensors"))
     if not files or sum(file.stat().st_size for file in files) <= small_bytes:
         return load(where, dtype=dtype, device=device, numerics=numerics)

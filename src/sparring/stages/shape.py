@@ -32,7 +32,6 @@ def folder_shape(folder: Path) -> InitConfig:
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
         raise refusal(str(folder), "weights (*.safetensors)", "a folder without", "copy or download the whole checkpoint")
     found = {name: _size(config, keys, file) for name, keys in NAMES.items()}
-    found["max_positions"] = min(found["max_positions"], _window(config) or found["max_positions"])
     width, heads = found["hidden_size"], found["num_heads"]
     try:
         return InitConfig(
@@ -68,10 +67,3 @@ def _size(config: Mapping[str, Any], keys: tuple[str, ...], file: Path) -> int:
         if isinstance(config.get(key), int):
             return config[key]
     raise refusal(str(file), f"a causal LM's {keys[0]}", ", ".join(config) or "no keys", "check the model's path")
-
-
-def _window(config: Mapping[str, Any]) -> int | None:
-    """The sliding window of a model that has one: up to there its attention is full."""
-    if not config.get("use_sliding_window", True) or "sliding_attention" not in config.get("layer_types", ["sliding_attention"]):
-        return None
-    return config.get("sliding_window")

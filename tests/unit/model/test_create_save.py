@@ -3,12 +3,14 @@
 import msgspec
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from sparring.model.config import InitConfig, ModelConfig
 from sparring.model.create import create
 from sparring.model.load import load
 from sparring.model.save import save
+from sparring.testing.tiny_models import tiny_model
 
 INIT = InitConfig(hidden_size=32, num_layers=2, head_dim=8, intermediate_size=48, max_positions=64)
 
@@ -51,6 +53,15 @@ def test_saved_folder_is_plain_hugging_face(tmp_path, tied, dtype):
     assert saved.keys() == model.state().keys()
     assert all(torch.equal(saved[name], tensor) for name, tensor in model.state().items())
     assert theirs.generation_config.eos_token_id == 3
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss", "gemma3_text"])
+def test_files_name_weights_as_the_library_does(family, tmp_path):
+    source = tiny_model(family, tmp_path / "source")
+    out = save(load(source).state(), source, tmp_path / "out")
+    ours, theirs = load_file(out / "model.safetensors"), load_file(source / "model.safetensors")
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
 
 
 @pytest.mark.parametrize("wrong", [{"num_heads": 3}, {"head_dim": 7}, {"num_layers": 0}, {"max_positions": 1}])

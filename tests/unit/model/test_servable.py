@@ -29,7 +29,7 @@ def rewrite(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> No
 
 
 @sizes
-@pytest.mark.parametrize("family", ["qwen3", "llama", "phi3"])
+@pytest.mark.parametrize("family", ["qwen3", "llama", "phi3", "gemma3_text", "gpt_oss"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_whole_checkpoint_passes(tmp_path: Path, small_bytes: int, family: str, tied: bool) -> None:
     path = tiny_model(family, tmp_path, tied=tied)
@@ -65,7 +65,7 @@ def test_files_cut_short(tmp_path: Path, small_bytes: int) -> None:
 @sizes
 def test_an_architecture_that_is_not_exact(tmp_path: Path, small_bytes: int) -> None:
     path = tiny_model("gpt2", tmp_path)
-    with pytest.raises(BadInput, match='GPT2LMHeadModel, whose logits do; not replaced: .*numerics = "fast"'):
+    with pytest.raises(BadInput, match='GPT2LMHeadModel, whose logits may; not replaced: .*numerics = "fast"'):
         checked(path, small_bytes)
     assert checked(path, small_bytes, "fast") == "fast"
 

@@ -79,6 +79,8 @@ def test_norm_silu_and_rope_rows(width: int, dtype: torch.dtype, path: str) -> N
     assert rows_that_change(lambda s: ops.rms_norm(x[s], weight, 1e-6), 60) == []
     assert rows_that_change(lambda s: ops.silu(x[s] * 4), 60) == []
     assert rows_that_change(lambda s: ops.silu_mul(x[s], y[s]), 60) == []
+    assert rows_that_change(lambda s: ops.soft_cap(x[s] * 4, 3.0), 60) == []
+    assert rows_that_change(lambda s: ops.gelu_tanh(x[s] * 4), 60) == []
     assert rows_that_change(lambda s: ops.rope(heads[s], x[s], y[s]), 60) == []
 
 
