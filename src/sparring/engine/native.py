@@ -7,6 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence as Rows
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -83,15 +84,18 @@ class NativeEngine:
         """
         max_new = self._check(request)
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        asked = request.prompt_logprobs
+        scores = await self.score([request.tokens], request.sampling.temperature) if asked and len(request.tokens) > 1 else [[]]
         self._arrivals += 1
         keep = self._config.kv_across_turns == "keep"
         sequence = Sequence.of(request, future, arrival=self._arrivals, max_new=max_new, keep=keep)
         self._ask(lambda: self._scheduler.add(sequence))
         try:
-            return await future
+            completion = await future
         except asyncio.CancelledError:
             self._tell(lambda: self._scheduler.remove(sequence))
             raise
+        return replace(completion, prompt_logprobs=tuple(scores[0])) if asked else completion
 
     async def score(self, rows: Rows[Rows[int]], temperature: float = 1.0) -> list[list[float]]:
         """Log-probabilities of tokens[1:] of each row under the served weights.

@@ -399,6 +399,19 @@ def test_score_is_the_probability_that_was_sampled_with(serve):
     assert sampled == scored
 
 
+def test_the_log_probabilities_of_a_prompt_are_told_on_request(serve):
+    async def scenario(engine):
+        item = request(4, temperature=0.8, top_k=3)
+        told = await engine.generate(replace(item, prompt_logprobs=True))
+        one = await engine.generate(replace(item, tokens=(5,), prompt_logprobs=True))
+        return told, await engine.generate(item), await engine.score([item.tokens], 0.8), one
+
+    told, plain, [scores], one = serve(scenario)
+    assert told.prompt_logprobs == tuple(scores) and len(scores) > 1
+    assert one.prompt_logprobs == () and plain.prompt_logprobs is None
+    assert content(told) == content(plain)
+
+
 def test_two_event_loops_can_ask_one_engine(model_path):
     from sparring.engine.config import EngineConfig
 
