@@ -189,7 +189,8 @@ class GenerateRequest:
     `min_tokens` on; stop tokens hold beside it.
 
     `allowed(tokens)` says which tokens may follow those sampled so far: a bit for each of the vocabulary, lowest first, at least
-    one of them set. Whoever has the tokenizer makes it of a grammar.
+    one of them set. Whoever has the tokenizer makes it of a grammar. `prompt_logprobs` asks for those of tokens[1:] at the
+    temperature, without bias or truncation, under the weights served when the request came.
     """
 
     id: str
@@ -199,6 +200,7 @@ class GenerateRequest:
     priority: int = 0
     ends: Callable[[Sequence[int], int], int | None] | None = None
     allowed: Callable[[Sequence[int]], bytes] | None = None
+    prompt_logprobs: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,6 +219,7 @@ class Completion:
     kv_versions: Runs
     kept: KeptSets | None = None
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
+    prompt_logprobs: tuple[float, ...] | None = None
     cached_tokens: int = 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 import time
 from collections import defaultdict
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from sparring.engine.check import problem_of
 from sparring.engine.config import PAGE_SIZE, EngineConfig
 from sparring.engine.kv import KvCache
 from sparring.engine.reply import Delivery, Reply, deliver
@@ -23,14 +23,12 @@ from sparring.engine.sequence import Sequence
 from sparring.engine.update import commit
 from sparring.errors import EngineError, SparringError, WeightsError, boundary
 from sparring.model.causal import CausalModel
-from sparring.model.kernels.decoder_step import BIASES, TOPS
-from sparring.types import Completion, Delta, GenerateRequest, Sampling, ScoreRequest, Scores, WeightRef
+from sparring.types import Completion, Delta, GenerateRequest, ScoreRequest, Scores, WeightRef
 from sparring.weights.inline import fetch
 
 PIECE_S = 0.02
 """How long a call into the kernels may take while somebody reads a stream: tokens come 50 times a second, and what a shorter call
 costs beside its steps stays below a hundredth."""
-LARGEST_ID, LARGEST_BIAS = 1 << 31, 1e30
 
 
 class NativeEngine:
@@ -88,7 +86,7 @@ class NativeEngine:
         Raises:
             EngineError: the request can never be served, its step failed, or the engine is closed.
         """
-        async with self._serving(self._sequence(request, Reply())) as reply:
+        async with self._serving(await self._sequence(request, Reply())) as reply:
             return await reply.result()
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
@@ -100,7 +98,7 @@ class NativeEngine:
         Raises:
             EngineError: as for `generate`, at the first piece or behind what was sampled until then.
         """
-        async with self._serving(self._sequence(request, Reply(streams=True))) as reply, aclosing(reply.pieces()) as pieces:
+        async with self._serving(await self._sequence(request, Reply(streams=True))) as reply, aclosing(reply.pieces()) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -190,9 +188,7 @@ class NativeEngine:
             got = f"{len(tokens)} + {max_new}"
             problem = f"prompt + max_tokens within the cache of {self._capacity}, got {got}; raise engine.kv_tokens"
         else:
-            problem = _problem_of(sampling, self._model.vocab_size)
-        if request.allowed and sampling.min_tokens and not problem:
-            problem = "min_tokens 0 where a grammar says what may come, got both; let the grammar say it"
+            problem = problem_of(request, self._model.vocab_size)
         if problem:
             raise EngineError(f"request {request.id}: expected {problem}")
         return max_new
@@ -207,11 +203,17 @@ class NativeEngine:
             if not sequence.reply.given:
                 self._tell(lambda: self._scheduler.remove(sequence))
 
-    def _sequence(self, request: GenerateRequest, reply: Reply) -> Sequence:
+    async def _sequence(self, request: GenerateRequest, reply: Reply) -> Sequence:
+        """A request that can be served; its prompt is judged first where that is asked for."""
         max_new = self._check(request)
         self._arrivals += 1
         keep = self._config.kv_across_turns == "keep"
-        return Sequence.of(request, reply, arrival=self._arrivals, max_new=max_new, keep=keep)
+        sequence = Sequence.of(request, reply, arrival=self._arrivals, max_new=max_new, keep=keep)
+        if request.prompt_logprobs:
+            heat, name = request.sampling.temperature, f"{request.id}/prompt"
+            asked = ScoreRequest(id=name, tokens=request.tokens, temperature=heat, priority=request.priority)
+            sequence.prompt_logprobs = (await self.score(asked)).logprobs if len(request.tokens) > 1 else ()
+        return sequence
 
     def _check_score(self, request: ScoreRequest) -> None:
         tokens, room = request.tokens, min(self._model.max_positions, self._capacity) + 1
@@ -405,34 +407,6 @@ class NativeEngine:
 def steps_at(pace_s: float, most: int) -> int:
     """How many steps of `pace_s` a call takes while somebody reads a stream: `PIECE_S` in all, at least 1, at most `most`."""
     return max(1, min(most, int(PIECE_S / pace_s)))
-
-
-def _problem_of(sampling: Sampling, vocab_size: int) -> str | None:
-    """What is expected of how tokens are drawn and what was got, if that is something else. NaN and infinity are."""
-    if not 0 <= sampling.temperature < math.inf:
-        return f"a temperature of 0 or more, got {sampling.temperature}; correct it"
-    if not 0 < sampling.top_p <= 1:
-        return f"a top_p above 0 and at most 1, got {sampling.top_p}; 1 truncates nothing"
-    if not 0 <= sampling.min_p <= 1:
-        return f"a min_p from 0 to 1, got {sampling.min_p}; 0 truncates nothing"
-    if not 0 <= sampling.top_k < LARGEST_ID:
-        return f"a top_k of 0 or more, got {sampling.top_k}; 0 truncates nothing"
-    if not 0 <= sampling.top_logprobs <= TOPS:
-        return f"0 to {TOPS} top_logprobs, got {sampling.top_logprobs}; ask for fewer"
-    if not 0 <= sampling.min_tokens <= sampling.max_tokens:
-        return f"min_tokens from 0 to max_tokens, got {sampling.min_tokens} and {sampling.max_tokens}; correct one"
-    biased = [token for token, _ in sampling.logit_bias]
-    if any(not 0 <= token < vocab_size for token in biased) or len(set(biased)) < len(biased):
-        return f"each biased token once and below {vocab_size}, got {sorted(biased)}; correct logit_bias"
-    if not all(abs(value) <= LARGEST_BIAS for _, value in sampling.logit_bias):
-        return f"a bias from -{LARGEST_BIAS:g} to {LARGEST_BIAS:g}, got {sampling.logit_bias}; correct logit_bias"
-    banned = {token for token in sampling.stop if 0 <= token < vocab_size} if sampling.min_tokens else ()
-    if len(banned) + len(biased) > BIASES or len(banned) == vocab_size:
-        most = f"at most {BIASES} tokens in logit_bias and, with min_tokens, in stop, and one outside of stop"
-        return f"{most}, got {len(biased)} and {len(banned)}; leave some out"
-    if any(not -LARGEST_ID <= token < LARGEST_ID for token in sampling.stop):
-        return f"stop tokens of 32 bits, got {sampling.stop}; use the model's tokenizer"
-    return None
 
 
 def _num_pages(model: CausalModel, config: EngineConfig) -> int:

@@ -52,6 +52,7 @@ class Sequence:
     kept: list[bytes] | None = None
     tops: list[Top] | None = None
     allowed: bytes | None = None
+    prompt_logprobs: tuple[float, ...] | None = None
     version: int | None = None
     kv_version: int | None = None
     origins: list[tuple[int, int, int]] = field(default_factory=list)
@@ -202,6 +203,7 @@ class Sequence:
             kv_versions=kv_versions,
             kept=KeptSets(rows=tuple(self.kept)) if self.kept and any(self.kept) else None,
             top_logprobs=None if self.tops is None else tuple(self.tops),
+            prompt_logprobs=self.prompt_logprobs,
             cached_tokens=self.cached_tokens,
         )
 

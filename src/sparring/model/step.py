@@ -186,8 +186,9 @@ class OperationStep:
         sampling = torch.frombuffer(rows.samples, dtype=torch.bool)
         chosen = slots[sampling].numpy()
         logits = self._model.logits(hidden.index_select(0, cu_rows[1:][sampling] - 1))
-        for row, slot, length in zip(logits, chosen.tolist(), ends[sampling].tolist(), strict=True):
-            self._slots.change(row, slot, length)
+        if (self._slots.bias_counts[chosen] > 0).any() or self._slots.limited[chosen].any():
+            for row, slot, length in zip(logits, chosen.tolist(), ends[sampling].tolist(), strict=True):
+                self._slots.change(row, slot, length)
         sampled, logprobs, masks = ops.sample(
             logits,
             torch.from_numpy(self._slots.temperature[chosen]),

@@ -394,6 +394,19 @@ def test_closing_fails_what_runs_and_refuses_what_comes(serve):
     assert all(len(completion.tokens) == 200 for completion in whole)
 
 
+def test_the_log_probabilities_of_a_prompt_are_told_on_request(serve):
+    async def scenario(engine):
+        item = request(4, temperature=0.8, top_k=3)
+        told = await engine.generate(replace(item, prompt_logprobs=True))
+        one = await engine.generate(replace(item, tokens=(5,), prompt_logprobs=True))
+        return told, await engine.generate(item), await engine.score(ScoreRequest(id="s", tokens=item.tokens, temperature=0.8)), one
+
+    told, plain, scores, one = serve(scenario)
+    assert told.prompt_logprobs == scores.logprobs and len(scores.logprobs) == len(request(4).tokens) - 1
+    assert one.prompt_logprobs == () and plain.prompt_logprobs is None
+    assert content(told) == content(plain)
+
+
 def test_two_event_loops_can_ask_one_engine(model_path):
     from sparring.engine.config import EngineConfig
 

@@ -106,7 +106,7 @@ struct Request {
 };
 
 struct Candidate {
-    float logit;
+    float logit, weight;
     int32_t id;
     bool operator<(const Candidate &other) const { return logit != other.logit ? logit > other.logit : id < other.id; }
 };
@@ -132,59 +132,74 @@ struct Truncation {
     void choose(const float *row, int64_t V, const Statistics &s, const Request &request, Kept &kept) {
         int64_t limit = request.top_k > 0 ? smaller(request.top_k, V) : V;
         double total = s.sum;
-        // where top-k has no say, min-p and top-p look at the same total, so what min-p leaves is all that has to be sorted
-        collect(row, V, s, limit < V ? 0.0f : request.min_p);
-        if (limit < (int64_t)best.size()) {
-            std::nth_element(best.begin(), best.begin() + limit - 1, best.end());
-            best.resize(limit);
-        }
+        // where top-k has no say, min-p and top-p look at the same total, so top-p need not look at what min-p leaves out
+        collect(row, V, s, limit, limit < V ? 0.0f : request.min_p);
         if (request.top_p < 1.0f) {
             if (limit < V) {
                 std::sort(best.begin(), best.end());
-                total = 0.0;
-                for (const Candidate &candidate : best) total += weight(candidate, s);
+                total = sum(0, (int64_t)best.size());
             }
-            best.resize(prefix(s, (double)request.top_p * total));
+            best.resize(prefix((double)request.top_p * total));
         }
         kept.ids.clear();
         for (const Candidate &candidate : best)
-            if (weight(candidate, s) >= request.min_p) kept.ids.push_back(candidate.id);
+            if (candidate.weight >= request.min_p) kept.ids.push_back(candidate.id);
         if (kept.ids.empty()) kept.ids.push_back(0);  // of a row that is not numbers
         std::sort(kept.ids.begin(), kept.ids.end());
         kept.gather(row, kept.ids.data(), (int64_t)kept.ids.size());
     }
 
   private:
-    // In id order, those with a weight that is above zero and at least `lowest`.
-    void collect(const float *row, int64_t V, const Statistics &s, float lowest) {
+    // The `limit` best of those with a weight that is above zero and at least `lowest`, in any order.
+    void collect(const float *row, int64_t V, const Statistics &s, int64_t limit, float lowest) {
+        float worst = -std::numeric_limits<float>::infinity();  // of the best `limit` so far: equals that come later are none of them
         best.clear();
         for (int64_t i = 0; i < V; i += LANES) {
-            v16 shifted;
+            if (limit < V && !(lane_max(load_tail(row + i, V - i, worst)) > worst)) continue;
+            v16 shifted, weight = weight_at(row, i, V, splat(s.inverse), splat(s.maximum), &shifted);
+            if (lane_max(weight) < lowest) continue;
             alignas(64) float weights[LANES];
-            store(weights, weight_at(row, i, V, splat(s.inverse), splat(s.maximum), &shifted));
+            store(weights, weight);
             for (int64_t l = 0; l < smaller(LANES, V - i); l++)
-                if (weights[l] > 0.0f && weights[l] >= lowest) best.push_back({row[i + l], (int32_t)(i + l)});
+                if (row[i + l] > worst && weights[l] > 0.0f && weights[l] >= lowest)
+                    best.push_back({row[i + l], weights[l], (int32_t)(i + l)});
+            if ((int64_t)best.size() >= 2 * limit + 64) worst = cut(limit);
         }
+        if ((int64_t)best.size() > limit) cut(limit);
     }
 
-    static float weight(const Candidate &candidate, const Statistics &s) {
-        alignas(64) float lanes[LANES];
-        store(lanes, exp(splat(candidate.logit * s.inverse - s.maximum)));
-        return lanes[0];
+    // Leaves the best `count`, at least one; the logit of the last of them.
+    float cut(int64_t count) {
+        std::nth_element(best.begin(), best.begin() + count - 1, best.end());
+        best.resize(count);
+        return best[count - 1].logit;
     }
 
-    // How many of the best it takes to reach the goal; sorts as many as that needs.
-    int64_t prefix(const Statistics &s, double goal) {
-        int64_t count = (int64_t)best.size();
-        for (int64_t want = 256;; want *= 8) {
-            want = smaller(want, count);
-            if (want < count) std::nth_element(best.begin(), best.begin() + want, best.end());
-            std::sort(best.begin(), best.begin() + want);
-            double sum = 0.0;
-            for (int64_t i = 0; i < want; i++)
-                if ((sum += weight(best[i], s)) >= goal) return i + 1;
-            if (want == count) return count;
+    double sum(int64_t begin, int64_t end) const {
+        double total = 0.0;
+        for (int64_t i = begin; i < end; i++) total += best[i].weight;
+        return total;
+    }
+
+    // How many of the best it takes to reach the goal; they come first then. Halves what is in question again and again.
+    int64_t prefix(double goal) {
+        int64_t begin = 0, end = (int64_t)best.size();
+        double before = 0.0;
+        while (end - begin > 64) {
+            int64_t middle = (begin + end) / 2;
+            std::nth_element(best.begin() + begin, best.begin() + middle, best.begin() + end);
+            double half = sum(begin, middle);
+            if (before + half >= goal) {
+                end = middle;
+            } else {
+                before += half;
+                begin = middle;
+            }
         }
+        std::sort(best.begin() + begin, best.begin() + end);
+        for (int64_t i = begin; i < end; i++)
+            if ((before += best[i].weight) >= goal) return i + 1;
+        return end;
     }
 };
 

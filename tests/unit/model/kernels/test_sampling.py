@@ -100,9 +100,9 @@ def kept_by_definition(logits: torch.Tensor, temperature: float, top_k: int, top
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("top_k", [0, 1, 3, 10])
-@pytest.mark.parametrize("top_p", [1.0, 0.999, 0.6, 1e-6])
-@pytest.mark.parametrize("min_p", [0.0, 1e-9, 0.05, 0.5, 1.0])
+@pytest.mark.parametrize("top_k", [0, 1, 10])
+@pytest.mark.parametrize("top_p", [1.0, 0.6, 1e-6])
+@pytest.mark.parametrize("min_p", [0.0, 0.05, 1.0])
 def test_truncation_keeps_exactly_the_defined_set(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
     logits = logits_of(60)
     wanted = kept_by_definition(logits[0], temperature, top_k, top_p, min_p)
@@ -114,6 +114,19 @@ def test_truncation_keeps_exactly_the_defined_set(temperature: float, top_k: int
     assert {t for t, w in zip(wanted, weights.tolist(), strict=True) if w > 0.05} <= set(tokens.tolist())
     expected = torch.log(weights)[[wanted.index(t) for t in tokens.tolist()]]
     assert torch.allclose(logprobs.double(), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("order", ["any", "ascending", "descending", "few values"])
+@pytest.mark.parametrize(("top_k", "top_p", "min_p"), [(7, 1.0, 0.0), (200, 0.9, 0.0), (0, 0.95, 0.001), (0, 0.3, 0.0), (1999, 0.99, 0.01)])
+def test_a_large_vocabulary_in_any_order(order: str, top_k: int, top_p: float, min_p: float) -> None:
+    """The best are found without sorting all: their order, and equals among them, must not matter."""
+    logits = logits_of(3000)
+    if order == "few values":
+        logits = logits.mul(2).round()
+    elif order != "any":
+        logits = logits.sort(descending=order == "descending").values
+    _, _, kept = draw(logits, 2, top_k=top_k, top_p=top_p, min_p=min_p)
+    assert kept[0] == kept[1] == kept_by_definition(logits[0], 1.0, top_k, top_p, min_p)
 
 
 def test_truncated_draws_have_the_frequencies_of_what_is_left() -> None:
