@@ -21,10 +21,10 @@ from engine import MODELS
 
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
+from sparring.generation import GenerateRequest, Sampling
 from sparring.model.config import InitConfig
 from sparring.model.create import create
 from sparring.model.load import load
-from sparring.types import GenerateRequest, Sampling
 
 TARGET = 1.2
 

@@ -34,8 +34,8 @@ def native(spec: dict[str, Any], numerics: str = "exact") -> Generate:
 
     from sparring.engine.config import EngineConfig
     from sparring.engine.native import NativeEngine
+    from sparring.generation import GenerateRequest, Sampling
     from sparring.model.load import load
-    from sparring.types import GenerateRequest, Sampling
 
     torch.set_num_threads(spec["threads"])
     model = load(spec["model"], dtype=spec["dtype"], numerics=numerics)

@@ -9,21 +9,17 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.types import (
     Batch,
     BoxSpec,
     CheckpointRef,
-    Completion,
-    Delta,
-    GenerateRequest,
     Group,
     Message,
     Observation,
     Rollout,
     Sample,
     Score,
-    ScoreRequest,
-    Scores,
     Segment,
     StepResult,
     Task,

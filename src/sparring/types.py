@@ -9,9 +9,11 @@ optimiser steps that made it (0 = the weights the run started from).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from sparring.generation import KeptSets, Runs, Sampling
 
 Role = Literal["system", "user", "assistant", "tool"]
 Source = Literal["policy", "prompt", "tool", "harness", "expert", "teacher"]
@@ -32,7 +34,6 @@ StopReason = Literal[
     "stale",
 ]
 Purpose = Literal["train", "eval", "baseline"]
-FinishReason = Literal["stop", "length", "abort"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,163 +106,6 @@ class Task:
     box: BoxSpec | None = None
     seed: int = 0
     tag: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sampling:
-    """How tokens are drawn. `seed` and a token's absolute position in its branch decide its random number, nothing else.
-
-    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 truncate nothing. Where several are set, all at this temperature:
-    the top_k likeliest tokens, of these the fewest that hold top_p of what they have together, of these the ones with at least
-    min_p of the likeliest one's probability. `stop` are token ids that end the turn (the stop token itself is sampled,
-    recorded and trained).
-
-    `logit_bias` is (token, what is added to its logit), before everything else; a stop token is impossible before
-    `min_tokens` tokens are sampled. Both change the distribution, and log-probabilities are of the changed one.
-    `top_logprobs` asks for that many of the likeliest tokens of each draw, at most 20; it changes nothing.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    max_tokens: int = 256
-    stop: tuple[int, ...] = ()
-    seed: int = 0
-    min_tokens: int = 0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    top_logprobs: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Runs:
-    """Run lengths of a value per token: `Runs(lengths=(3, 2), values=(7, 8))` is 7 7 7 8 8."""
-
-    lengths: tuple[int, ...] = ()
-    values: tuple[int, ...] = ()
-
-    @staticmethod
-    def of(value: int, length: int) -> Runs:
-        """One run of `length` tokens."""
-        return Runs(lengths=(length,), values=(value,)) if length else Runs()
-
-    def __len__(self) -> int:
-        return sum(self.lengths)
-
-    def expand(self) -> list[int]:
-        """The value of every token."""
-        values: list[int] = []
-        for length, value in zip(self.lengths, self.values, strict=True):
-            values += [value] * length
-        return values
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KeptSets:
-    """What truncated sampling left of the vocabulary (law 2): token i was drawn from the ids of `rows[i]`, ascending, 32 bits
-    each, little-endian; from the whole vocabulary where the row is empty."""
-
-    rows: tuple[bytes, ...]
-
-    @staticmethod
-    def of(ids: Iterable[Iterable[int]]) -> KeptSets:
-        """One set of ids per token."""
-        return KeptSets(rows=tuple(b"".join(id.to_bytes(4, "little") for id in sorted(row)) for row in ids))
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def ids(self, token: int) -> tuple[int, ...]:
-        """The ids that a token was drawn from; none where nothing was truncated."""
-        row = self.rows[token]
-        return tuple(int.from_bytes(row[at : at + 4], "little") for at in range(0, len(row), 4))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GenerateRequest:
-    """One turn to sample: token ids in, token ids out.
-
-    `conversation` names the rollout branch whose KV may be kept between turns (None: keep nothing). A higher
-    `priority` is served first; evaluation runs at a lower one than training.
-
-    `ends(tokens, new)` is told the tokens sampled so far, `new` of which it was not told before, and says how many of them
-    belong to the turn if it ends among the new ones: whoever has the tokenizer watches for strings there. Asked from
-    `min_tokens` on; stop tokens hold beside it.
-
-    `allowed(tokens)` says which tokens may follow those sampled so far: a bit for each of the vocabulary, lowest first, at least
-    one of them set. Whoever has the tokenizer makes it of a grammar. `prompt_logprobs` asks for those of tokens[1:] at the
-    temperature, without bias or truncation, under the weights served when the request came.
-    """
-
-    id: str
-    tokens: tuple[int, ...]
-    sampling: Sampling
-    conversation: str | None = None
-    priority: int = 0
-    ends: Callable[[Sequence[int], int], int | None] | None = None
-    allowed: Callable[[Sequence[int]], bytes] | None = None
-    prompt_logprobs: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Completion:
-    """What the engine sampled. `logprobs[i]` is of the distribution that tokens[i] was drawn from (law 2).
-
-    `versions` is the weight version that sampled each token, `kv_versions` the oldest version among the KV entries
-    it attended to; `cached_tokens` counts prompt tokens whose KV was already there. `kept` is None where nothing was truncated,
-    `top_logprobs` where they were not asked for: the likeliest tokens of each draw, best first, with their log-probabilities.
-    """
-
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    finish_reason: FinishReason
-    versions: Runs
-    kv_versions: Runs
-    kept: KeptSets | None = None
-    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
-    prompt_logprobs: tuple[float, ...] | None = None
-    cached_tokens: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScoreRequest:
-    """Given tokens to be judged: `tokens[first:]`, each by the distribution softmax(logits / temperature) behind all before it.
-
-    `top_k` of the likeliest tokens are named at each place. A higher `priority` is served first, together with those of
-    `GenerateRequest`.
-    """
-
-    id: str
-    tokens: tuple[int, ...]
-    first: int = 1
-    temperature: float = 1.0
-    top_k: int = 0
-    priority: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scores:
-    """How likely given tokens are, all under the weights of one version: row i is about tokens[first + i] of the request.
-
-    `logprobs` and `entropies` are in nats. `top_ids` and `top_logprobs` hold top_k values a row, the likeliest first, equal
-    ones by id. `cached_tokens` counts tokens whose KV was already there.
-    """
-
-    logprobs: tuple[float, ...]
-    entropies: tuple[float, ...]
-    top_ids: tuple[tuple[int, ...], ...]
-    top_logprobs: tuple[tuple[float, ...], ...]
-    version: int
-    cached_tokens: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Delta:
-    """What a streamed request sampled since the delta before: at least one token. The `Completion` that ends the stream holds
-    all of it again, with versions."""
-
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from sparring.errors import EngineError
+from sparring.generation import Completion, GenerateRequest, Sampling, ScoreRequest
 from sparring.protocols import Engine
 from sparring.testing.scripted_engine import ScriptedEngine
-from sparring.types import Completion, GenerateRequest, Sampling, ScoreRequest
 
 STOP = 3
 PROMPT = (5, 6, 7, 8, 9, 10)

@@ -7,21 +7,10 @@ from pathlib import Path
 import pytest
 
 from sparring.errors import BadInput, StoreError
+from sparring.generation import Runs
 from sparring.protocols import Store
 from sparring.store.sqlite import SqliteStore
-from sparring.types import (
-    CheckpointRef,
-    Failure,
-    Group,
-    Message,
-    Outcome,
-    Rollout,
-    Runs,
-    Score,
-    Segment,
-    Task,
-    Trajectory,
-)
+from sparring.types import CheckpointRef, Failure, Group, Message, Outcome, Rollout, Score, Segment, Task, Trajectory
 
 STORES: list[Callable[[Path], Store]] = [lambda folder: SqliteStore(folder / "store.sqlite")]
 every_store = pytest.mark.parametrize("open_store", STORES)

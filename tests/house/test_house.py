@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "sparring"
 
 LAYERS = (
-    "types protocols errors observe",
+    "generation types protocols errors observe",
     "tasks envs sandbox render record store algo batch model weights",
     "harness gateway rollout train engine",
     "loop cluster dashboard",

@@ -8,11 +8,11 @@ import torch
 
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
+from sparring.generation import GenerateRequest, Sampling
 from sparring.model.attention import Packed
 from sparring.model.head import token_quantities
 from sparring.model.load import load
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
-from sparring.types import GenerateRequest, Sampling
 
 MODELS = [("qwen3", False), ("qwen3", True), ("llama", False), ("qwen2", True), ("mistral", False)]
 PACKINGS = [[[0], [1], [2], [3], [4], [5], [6]], [[0, 1, 2, 3, 4, 5, 6]], [[6, 2], [5, 0, 4], [3, 1]]]

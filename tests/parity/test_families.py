@@ -14,13 +14,13 @@ from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
+from sparring.generation import GenerateRequest, Sampling
 from sparring.model.attention import Packed, Paged
 from sparring.model.experts import RowRouter
 from sparring.model.head import token_quantities
 from sparring.model.kernels import ops
 from sparring.model.load import DTYPES, load
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
-from sparring.types import GenerateRequest, Sampling
 
 LENGTHS = (70, 5, 100, 33)
 PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}

@@ -17,7 +17,8 @@ from sparring.batch.batches import assemble
 from sparring.batch.flatten import flatten
 from sparring.batch.packing import pack
 from sparring.batch.tensors import micro_batch
-from sparring.types import Group, Outcome, Rollout, Runs, Sampling, Score, Segment, Task, Trajectory
+from sparring.generation import Runs, Sampling
+from sparring.types import Group, Outcome, Rollout, Score, Segment, Task, Trajectory
 
 VOCABULARY = 7
 TEMPERATURE = 0.8

@@ -9,11 +9,12 @@ from sparring.batch.packing import pack
 from sparring.batch.tensors import micro_batch
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
+from sparring.generation import GenerateRequest, Sampling
 from sparring.model.attention import Packed
 from sparring.model.head import token_quantities
 from sparring.model.load import load
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
-from sparring.types import GenerateRequest, Sample, Sampling
+from sparring.types import Sample
 
 HEADER = tuple(3 * i % VOCABULARY for i in range(37))
 

@@ -13,13 +13,15 @@ from sparring.batch.batches import assemble
 from sparring.batch.flatten import flatten
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
+from sparring.generation import GenerateRequest, Sampling
 from sparring.model import head
 from sparring.model.load import load
 from sparring.store.codec import decode, encode
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 from sparring.train.config import TrainConfig
 from sparring.train.trainer import LocalTrainer
-from sparring.types import GenerateRequest, Group, Outcome, Rollout, Sampling, Score, Segment, Task, Trajectory
+from sparring.types import Group, Outcome, Rollout, Score, Segment, Task, Trajectory
+
 
 def alternating(tokens):
     """Even ids, then odd ones, and so on."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sparring.types import Group, KeptSets, Rollout, Sample, Segment, Trajectory
+from sparring.generation import KeptSets
+from sparring.types import Group, Rollout, Sample, Segment, Trajectory
 
 
 def flatten(group: Group, model: str) -> list[Sample]:

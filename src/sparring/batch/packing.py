@@ -8,7 +8,6 @@ from itertools import accumulate, pairwise
 from sparring.batch.prefixes import walk
 from sparring.types import Sample
 
-
 SMALLEST_PIECE = 256
 """Tokens below which a piece costs more than it gains."""
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from sparring.generation import GenerateRequest
 from sparring.model.kernels.decoder_step import BIASES, TOPS
-from sparring.types import GenerateRequest
 
 LARGEST_ID, LARGEST_BIAS = 1 << 31, 1e30
 

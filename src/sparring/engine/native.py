@@ -22,8 +22,9 @@ from sparring.engine.scheduler import Chunk, Scheduler
 from sparring.engine.sequence import Sequence
 from sparring.engine.update import commit
 from sparring.errors import EngineError, SparringError, WeightsError, boundary
+from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.model.causal import CausalModel
-from sparring.types import Completion, Delta, GenerateRequest, ScoreRequest, Scores, WeightRef
+from sparring.types import WeightRef
 from sparring.weights.inline import fetch
 
 PIECE_S = 0.02

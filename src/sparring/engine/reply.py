@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
-from sparring.types import Completion, Delta
+from sparring.generation import Completion, Delta
 
 Delivery = tuple[asyncio.AbstractEventLoop, Callable[[], None]]
 

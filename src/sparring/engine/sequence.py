@@ -7,8 +7,7 @@ from itertools import chain, groupby, pairwise
 from operator import itemgetter
 
 from sparring.engine.reply import Reply
-from sparring.types import Completion, FinishReason, GenerateRequest, KeptSets, Runs, Sampling, ScoreRequest, Scores
-
+from sparring.generation import Completion, FinishReason, GenerateRequest, KeptSets, Runs, Sampling, ScoreRequest, Scores
 
 ScoredRows = tuple[list[float], list[float], list[list[int]], list[list[float]]]
 """Log-probabilities, entropies, ids and log-probabilities of the likeliest tokens, of neighbouring rows."""

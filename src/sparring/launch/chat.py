@@ -12,6 +12,7 @@ from sparring.engine.config import EngineConfig
 from sparring.envs.base import Env
 from sparring.envs.tools.python import PythonTool
 from sparring.errors import LimitReached
+from sparring.generation import Sampling
 from sparring.model.config import ModelConfig
 from sparring.protocols import Sandbox
 from sparring.record.recorder import Recorder
@@ -22,7 +23,7 @@ from sparring.sandbox.config import SandboxConfig
 from sparring.stages.context import POLICY
 from sparring.stages.shape import context_room, folder_shape
 from sparring.train.config import TrainConfig
-from sparring.types import BoxSpec, Limits, Message, Sampling, Task, ToolSpec
+from sparring.types import BoxSpec, Limits, Message, Task, ToolSpec
 
 MAX_TURNS = 8
 

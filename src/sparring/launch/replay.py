@@ -132,7 +132,7 @@ def _from_zero(rollout: Rollout) -> Rollout:
     """The rollout as if its weights were an engine's first: version 0, which is what a fresh engine serves."""
     from dataclasses import replace
 
-    from sparring.types import Runs
+    from sparring.generation import Runs
 
     trajectories = tuple(
         replace(

@@ -25,7 +25,6 @@ from sparring.model.kernels.decoder_step import BIASES, SLOT_COLUMNS, STOPS, TOP
 from sparring.model.kernels.kept import ids_of, no_masks
 from sparring.model.layers import Product, RowLinear, RowNorm
 
-
 WORK_PER_THREAD = 2_000_000
 
 

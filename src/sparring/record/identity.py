@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from sparring.types import Message, ToolCall, ToolSpec
 
-
 # made once: `json.dumps` with any option makes an encoder for every call
 _plain = json.JSONEncoder(default=dict)
 _sorted = json.JSONEncoder(default=dict, sort_keys=True)

@@ -9,23 +9,11 @@ from collections.abc import Sequence
 import xxhash
 
 from sparring.errors import EngineError, LimitReached, boundary, refusal
+from sparring.generation import Completion, GenerateRequest, Sampling
 from sparring.protocols import Engine, Renderer, Store
 from sparring.record.tree import Tree, Turn
 from sparring.record.turns import TurnQueue
-from sparring.types import (
-    Completion,
-    GenerateRequest,
-    Limits,
-    Message,
-    Outcome,
-    Sampling,
-    Segment,
-    Task,
-    Timing,
-    ToolSpec,
-    Trajectory,
-    Usage,
-)
+from sparring.types import Limits, Message, Outcome, Segment, Task, Timing, ToolSpec, Trajectory, Usage
 
 
 class Recorder:

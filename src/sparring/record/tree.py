@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from sparring.generation import Completion, Sampling
 from sparring.protocols import Renderer
 from sparring.record.identity import conversation_key, message_key, tools_key
-from sparring.types import Completion, Message, Sampling, Segment, Source, ToolSpec
+from sparring.types import Message, Segment, Source, ToolSpec
 
 
 @dataclass(kw_only=True, slots=True)

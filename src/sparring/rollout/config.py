@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from sparring.types import Limits, Sampling
+from sparring.generation import Sampling
+from sparring.types import Limits
 
 
 class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -6,8 +6,9 @@ import struct
 from dataclasses import dataclass
 from typing import Literal
 
+from sparring.generation import Completion, GenerateRequest
 from sparring.protocols import Engine
-from sparring.types import Completion, GenerateRequest, Rollout, Segment, Trajectory
+from sparring.types import Rollout, Segment, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

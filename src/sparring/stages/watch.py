@@ -6,20 +6,10 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from contextlib import aclosing
 
+from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.observe.spans import Spans
 from sparring.protocols import Engine, Trainer
-from sparring.types import (
-    Batch,
-    CheckpointRef,
-    Completion,
-    Delta,
-    GenerateRequest,
-    Sample,
-    ScoreRequest,
-    Scores,
-    StepResult,
-    WeightRef,
-)
+from sparring.types import Batch, CheckpointRef, Sample, StepResult, WeightRef
 
 
 class WatchedEngine:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 import xxhash
 
 from sparring.errors import EngineError
-from sparring.types import Completion, Delta, FinishReason, GenerateRequest, Runs, ScoreRequest, Scores, WeightRef
+from sparring.generation import Completion, Delta, FinishReason, GenerateRequest, Runs, ScoreRequest, Scores
+from sparring.types import WeightRef
 
 Script = Callable[[GenerateRequest], Sequence[int]]
 

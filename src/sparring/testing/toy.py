@@ -14,12 +14,13 @@ from typing import Any
 
 import xxhash
 
+from sparring.generation import GenerateRequest
 from sparring.protocols import Renderer, Sandbox
 from sparring.render.demonstrate import reply_tokens
 from sparring.render.load import load_renderer
 from sparring.render.train_tokenizer import train_tokenizer
 from sparring.testing.scripted_engine import Script
-from sparring.types import GenerateRequest, Limits, Message, Observation, Score, Task, ToolCall, ToolSpec, Trajectory
+from sparring.types import Limits, Message, Observation, Score, Task, ToolCall, ToolSpec, Trajectory
 
 _NUMBER = {"type": "integer"}
 ADD = ToolSpec(

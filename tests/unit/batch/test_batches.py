@@ -8,19 +8,8 @@ import pytest
 from sparring.batch.batches import assemble, batches
 from sparring.batch.flatten import flatten
 from sparring.errors import SparringError
-from sparring.types import (
-    Failure,
-    Group,
-    Outcome,
-    Rollout,
-    Runs,
-    Sampling,
-    Score,
-    Segment,
-    Task,
-    TokenAccount,
-    Trajectory,
-)
+from sparring.generation import Runs, Sampling
+from sparring.types import Failure, Group, Outcome, Rollout, Score, Segment, Task, TokenAccount, Trajectory
 
 TASK = Task(id="t", env="e", messages=())
 DONE = Outcome(kind="completed", reason="answered")

@@ -9,7 +9,8 @@ from sparring.batch.demonstration import demonstration, demonstration_batch
 from sparring.batch.denominators import denominators
 from sparring.batch.tensors import micro_batch
 from sparring.errors import BadInput
-from sparring.types import KeptSets, Sample
+from sparring.generation import KeptSets
+from sparring.types import Sample
 
 EXAMPLE = Sample(
     id="x#0",

@@ -11,21 +11,9 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
+from sparring.generation import Runs
 from sparring.store.sqlite import SqliteStore
-from sparring.types import (
-    Failure,
-    Group,
-    Message,
-    Outcome,
-    Rollout,
-    Runs,
-    Score,
-    Segment,
-    Task,
-    Timing,
-    Trajectory,
-    Usage,
-)
+from sparring.types import Failure, Group, Message, Outcome, Rollout, Score, Segment, Task, Timing, Trajectory, Usage
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 DATASETS = ("basic_arithmetic", "gcd", "base_conversion", "letter_counting")

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from sparring.errors import EngineError
+from sparring.generation import Completion, GenerateRequest, Sampling
 from sparring.model.load import load
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
-from sparring.types import Completion, GenerateRequest, Sampling
 from sparring.weights.inline import publish
 
 

@@ -8,11 +8,11 @@ import torch
 
 from sparring.engine.native import NativeEngine
 from sparring.errors import EngineError
+from sparring.generation import GenerateRequest, Runs, Sampling, ScoreRequest
 from sparring.model.attention import Packed
 from sparring.model.kernels import ops
 from sparring.model.load import load
 from sparring.testing.tiny_models import VOCABULARY
-from sparring.types import GenerateRequest, Runs, Sampling, ScoreRequest
 
 PAIR = ScoreRequest(id="pair", tokens=(1, 2))
 

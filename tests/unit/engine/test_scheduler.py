@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from sparring.engine.kv import KvCache
 from sparring.engine.scheduler import Scheduler
 from sparring.engine.sequence import Sequence
-from sparring.types import GenerateRequest, Sampling
+from sparring.generation import GenerateRequest, Sampling
 
 PAGE = 4
 

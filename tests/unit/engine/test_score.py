@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from sparring.errors import EngineError
+from sparring.generation import GenerateRequest, Sampling, ScoreRequest
 from sparring.model.attention import Packed
 from sparring.model.head import token_quantities
 from sparring.model.load import load
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
-from sparring.types import GenerateRequest, Sampling, ScoreRequest
 from sparring.weights.inline import publish
 
 

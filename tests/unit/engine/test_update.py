@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from sparring.errors import WeightsError
+from sparring.generation import GenerateRequest, Sampling
 from sparring.model.attention import Packed
 from sparring.model.head import token_quantities
 from sparring.model.load import load
-from sparring.types import GenerateRequest, Sampling
 from sparring.weights.inline import publish
 
 PROBE = (4, 9, 2, 33, 7)

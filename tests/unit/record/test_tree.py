@@ -6,13 +6,14 @@ import dataclasses
 
 import pytest
 
+from sparring.generation import Completion, Runs, Sampling
 from sparring.protocols import Renderer
 from sparring.record.identity import message_key
 from sparring.record.tree import Tree
 from sparring.render.demonstrate import reply_tokens
 from sparring.testing.conversations import TOOL, answer, call, say, user
 from sparring.testing.toy import toy_renderer
-from sparring.types import Completion, Message, Runs, Sampling, ToolCall, ToolSpec
+from sparring.types import Message, ToolCall, ToolSpec
 
 TOOLS = (TOOL,)
 

@@ -63,10 +63,11 @@ def test_every_turn_is_in_the_grammar_and_is_trained_at_a_ratio_of_one(path: Any
     from sparring.algo.loss.policy import PolicyLoss
     from sparring.engine.config import EngineConfig
     from sparring.engine.native import NativeEngine
+    from sparring.generation import GenerateRequest, KeptSets, Sampling
     from sparring.model.load import load
     from sparring.train.config import TrainConfig
     from sparring.train.trainer import LocalTrainer
-    from sparring.types import Batch, GenerateRequest, KeptSets, Sample, Sampling
+    from sparring.types import Batch, Sample
 
     renderer, made, pattern = toy_renderer(), grammars(), "[0-9]{2,5}( is [a-z]+)?"
     rules = [made.json_schema(SCHEMA) if number % 2 else made.regex(pattern) for number in range(10)]

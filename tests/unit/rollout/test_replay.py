@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 from fates import make_stack
 
+from sparring.generation import KeptSets
 from sparring.rollout.replay import ReplayReport, prompt_of, replay
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_script, toy_task
-from sparring.types import KeptSets, Rollout, Segment
+from sparring.types import Rollout, Segment
 
 
 def engine(version: int = 0) -> ScriptedEngine:

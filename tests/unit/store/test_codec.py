@@ -8,18 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparring.generation import KeptSets, Runs, Sampling
 from sparring.store.codec import StoredGroup, StoredRollout, decode, encode
 from sparring.types import (
     BoxSpec,
     Failure,
     Group,
-    KeptSets,
     Limits,
     Message,
     Outcome,
     Rollout,
-    Runs,
-    Sampling,
     Score,
     Segment,
     Task,

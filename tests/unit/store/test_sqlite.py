@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from sparring.errors import BadInput, StoreError
+from sparring.generation import Runs
 from sparring.store.sqlite import SqliteStore
-from sparring.types import CheckpointRef, Group, Message, Outcome, Rollout, Runs, Score, Segment, Task, Trajectory
+from sparring.types import CheckpointRef, Group, Message, Outcome, Rollout, Score, Segment, Task, Trajectory
 
 WRITER = """
 import sys

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from sparring.errors import EngineError
+from sparring.generation import GenerateRequest, Sampling
 from sparring.protocols import Engine
 from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine, replies
-from sparring.types import GenerateRequest, Sampling, WeightRef
+from sparring.types import WeightRef
 
 
 def request(tokens: tuple[int, ...] = (1, 2), conversation: str | None = None, **sampling: object) -> GenerateRequest:
