@@ -66,7 +66,7 @@ def test_head_that_does_more_than_a_matrix_product_is_refused(tmp_path):
         load(tmp_path)
 
 
-@pytest.mark.parametrize("window", [None, 24])
+@pytest.mark.parametrize("window", [None, 64])
 def test_a_window_that_the_library_masks_by_and_does_not_tell_is_refused(window, tmp_path):
     settings = {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
     tiny_model("qwen2_moe", tmp_path, use_sliding_window=window is not None, sliding_window=window, max_window_layers=2, **settings)
