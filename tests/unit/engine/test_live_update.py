@@ -27,7 +27,7 @@ def trained(model_path):
     for version in (1, 2):
         with torch.no_grad():
             for name, parameter in model.state().items():
-                parameter.mul_(1.3 if "mlp" in name else 1.0)
+                parameter.mul_(1.3 if "mlp" in name or "norm" in name else 1.0)
         refs.append(publish("policy", version, model.state()))
     return refs
 
