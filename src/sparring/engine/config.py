@@ -31,6 +31,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     share_prefixes: bool = True
     """Whether requests that begin with the same tokens compute full pages of them once."""
 
+    live_kv: Literal["keep", "recompute", "drain"] = "keep"
+    """What an update of the weights does with requests under way. keep: they go on with the keys and values they have, and it is
+    recorded per token; recompute: they compute them again under the new weights; drain: the update waits until they are done."""
+
+    update_timeout_s: float = 300.0
+    """How long an update may take to arrive and to wait for its turn; a late one is refused and the old weights serve on."""
+
     def cache_tokens(self, token_bytes: int) -> int:
         """Tokens that the cache holds, in whole pages and at least one: no conversation can be longer.
 
@@ -43,6 +50,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in ("max_running", "max_batch_tokens", "kv_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not self.update_timeout_s > 0:
+            raise ValueError(f"update_timeout_s must be above 0, got {self.update_timeout_s}")
         if self.kv_tokens < 0:
             raise ValueError(f"kv_tokens must be 0 (automatic) or more, got {self.kv_tokens}")
         if self.max_batch_tokens < self.max_running:

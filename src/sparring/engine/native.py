@@ -20,7 +20,7 @@ from sparring.engine.reply import Delivery, Reply, deliver
 from sparring.engine.runner import Runner
 from sparring.engine.scheduler import Chunk, Scheduler
 from sparring.engine.sequence import Sequence
-from sparring.engine.update import commit
+from sparring.engine.update import Update, commit, where
 from sparring.errors import EngineError, SparringError, WeightsError, boundary
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.model.causal import CausalModel
@@ -58,6 +58,8 @@ class NativeEngine:
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._deliveries: list[Delivery] = []
         self._metrics: dict[str, float] = defaultdict(float)
+        self._updates: list[Update] = []
+        self._checksum: str | None = None
         self._arrivals = 0
         self._pace_s = PIECE_S
         self._lock = threading.Lock()
@@ -76,7 +78,8 @@ class NativeEngine:
     @property
     def metrics(self) -> dict[str, float]:
         """Counts since the start: steps, generated_tokens, prefill_tokens, scored_tokens, cached_tokens, preemptions,
-        failed_steps; busy_s; max_running (the most requests in one step)."""
+        failed_steps, updates; busy_s and update_s, for which updates held up the steps; max_running (the most requests in one
+        step)."""
         return {**self._metrics, "preemptions": float(self._scheduler.num_preempted)}
 
     async def generate(self, request: GenerateRequest) -> Completion:
@@ -149,19 +152,32 @@ class NativeEngine:
         self._tell(lambda: self._scheduler.release(conversation))
 
     async def pull(self, ref: WeightRef) -> None:
-        """Serve other weights from the next step on. KV of idle conversations goes; running requests keep theirs.
+        """Serve other weights: stage them, and between two steps copy, verify and commit them; returning acknowledges it. KV of
+        idle conversations goes; `[engine] live_kv` says what requests under way do with theirs.
+
+        Whatever fails, the version that is served is the old one or the new one, whole. Who does not get the acknowledgement
+        (cancelled, for example) asks again: the version that is served is acknowledged again.
 
         Raises:
-            WeightsError: the update failed its verification; the old version serves on.
+            WeightsError: the update failed its verification or is late; the old version serves on.
             EngineError: the engine is closed.
         """
-        where = f"weights of {ref.model} version {ref.version}"
         if ref.model != self._name:
-            raise WeightsError(f"{where}: expected model {self._name!r}; publish to the engine that serves it")
-        # staged outside of the engine's thread, so that hashing does not hold up a step
-        with boundary(WeightsError, where):
-            state = await asyncio.to_thread(fetch, ref)
-        await self._call(WeightsError, where, lambda: self._commit(ref, state))
+            raise WeightsError(f"{where(ref)}: expected model {self._name!r}; publish to the engine that serves it")
+        late = WeightsError(f"{where(ref)}: not in turn within {self._config.update_timeout_s} s; the old version serves on")
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._config.update_timeout_s
+        try:
+            update = Update(ref, await asyncio.wait_for(_stage(ref), self._config.update_timeout_s))
+        except asyncio.TimeoutError:
+            raise late from None
+        self._ask(lambda: self._updates.append(update))
+        try:
+            if not await update.reply.within(max(0.0, deadline - clock())) and update.claim():
+                raise late
+            await update.reply.result()
+        finally:
+            update.claim()
 
     async def close(self) -> None:
         """Fail what still runs and end the thread. Safe to call twice."""
@@ -260,6 +276,7 @@ class NativeEngine:
             with torch.inference_mode():
                 while not self._stopping:
                     self._take_in()
+                    self._update()
                     if self._scheduler.busy and not self._stopping:
                         self._step()
                     self._wake()
@@ -269,7 +286,7 @@ class NativeEngine:
     def _take_in(self) -> None:
         # before the inbox is looked at: what comes in later interrupts the next call
         self._runner.interrupt(False)
-        if not self._scheduler.busy:
+        if not self._scheduler.busy and not self._updates:
             self._inbox.get()()
         while not self._inbox.empty():
             self._inbox.get()()
@@ -366,15 +383,29 @@ class NativeEngine:
         self._scheduler.fork(found[0], seeds, self._version)
         return tuple(found[0].branch(name, seed) for name, seed in seeds.items())
 
-    def _commit(self, ref: WeightRef, state: dict[str, torch.Tensor]) -> None:
+    def _update(self) -> None:
+        """The updates whose turn it is; while one waits for requests to be done, no other begins."""
+        draining = self._config.live_kv == "drain"
+        self._updates = [update for update in self._updates if not update.claimed]
+        while self._updates and not (draining and self._scheduler.begun):
+            update = self._updates.pop(0)
+            if update.claim():
+                started = time.perf_counter()
+                self._answer_with(update.reply, WeightsError, where(update.ref), lambda: self._commit(update.ref, update.state))
+                self._metrics["update_s"] += time.perf_counter() - started
+        self._scheduler.held = bool(self._updates)
+
+    def _commit(self, ref: WeightRef, state: Mapping[str, torch.Tensor]) -> None:
+        if (ref.version, ref.checksum) == (self._version, self._checksum):
+            return
         if ref.version <= self._version:  # its KV would pass for that of the weights served under this number
             got = f"{ref.version}; publish every change of the weights under a number of its own"
-            where = f"weights of {ref.model} version {ref.version}"
-            raise WeightsError(f"{where}: expected a version after {self._version}, which is served, got {got}")
+            raise WeightsError(f"{where(ref)}: expected a version after {self._version}, which is served, got {got}")
         commit(self._model, self._runner, ref, state)
-        self._version = ref.version
+        self._version, self._checksum = ref.version, ref.checksum
+        self._metrics["updates"] += 1
         self._scheduler.cache.release_other_versions(ref.version)
-        self._scheduler.restart_scores()
+        self._scheduler.recompute(all_of_them=self._config.live_kv == "recompute")
 
     def _answer_with(
         self, reply: Reply, error: type[SparringError], where: str, function: Callable[[], Any]
@@ -401,8 +432,15 @@ class NativeEngine:
         while not self._inbox.empty():
             self._inbox.get()()
         error = EngineError(f"engine {self._name}: closed before the request was finished")
+        self._deliveries += [update.reply.settle(error) for update in self._updates]
         self._deliveries += [sequence.reply.settle(error) for sequence in self._scheduler.clear()]
         self._wake()
+
+
+async def _stage(ref: WeightRef) -> dict[str, torch.Tensor]:
+    """The verified tensors; hashing them is not for the engine's thread, where it would hold up a step."""
+    with boundary(WeightsError, where(ref)):
+        return await asyncio.to_thread(fetch, ref)
 
 
 def steps_at(pace_s: float, most: int) -> int:

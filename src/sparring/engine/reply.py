@@ -33,6 +33,11 @@ class Reply:
         """Whether the result or the error is there."""
         return self._future.done() and not self._future.cancelled()
 
+    async def within(self, timeout_s: float) -> bool:
+        """Wait no longer than that; whether the result or the error is there."""
+        await asyncio.wait([self._future], timeout=timeout_s)
+        return self.given
+
     async def result(self) -> Any:
         """The result, when it is there, or its error raised."""
         return await self._future

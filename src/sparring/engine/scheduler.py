@@ -26,7 +26,8 @@ class Chunk(NamedTuple):
 
 
 class Scheduler:
-    """The waiting and the running requests, and the pages they hold."""
+    """The waiting and the running requests, and the pages they hold. While it is `held`, only those that have begun are served:
+    that run, or have sampled."""
 
     def __init__(self, cache: KvCache, *, max_running: int, max_batch_tokens: int) -> None:
         self.cache = cache
@@ -35,11 +36,17 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._slots = list(range(max_running))[::-1]
         self.num_preempted = 0
+        self.held = False
 
     @property
     def busy(self) -> bool:
         """Whether anything waits or runs."""
         return bool(self._waiting or self._running)
+
+    @property
+    def begun(self) -> bool:
+        """Whether any request runs or has sampled."""
+        return bool(self._running) or any(sequence.logprobs for sequence in self._waiting)
 
     @property
     def num_running(self) -> int:
@@ -65,10 +72,11 @@ class Scheduler:
             if (pending == 1 and sequence.computed % page_size) or (count and self._grow(sequence, sequence.computed + count)):
                 budget -= count if pending > 1 else 0
                 chunks.append(self._chunk(sequence, count, version))
-        while self._waiting and self._slots and budget > 0 and self.num_preempted == preempted:
-            if not self._admit(self._waiting[0], version):
+        entering = [sequence for sequence in self._waiting if sequence.logprobs] if self.held else self._waiting[:]
+        for sequence in entering:
+            if not (self._slots and budget > 0 and self.num_preempted == preempted) or not self._admit(sequence, version):
                 break
-            sequence = self._waiting.pop(0)
+            self._waiting.remove(sequence)
             count = min(sequence.pending, budget)
             budget -= count
             chunks.append(self._chunk(sequence, count, version))
@@ -102,10 +110,11 @@ class Scheduler:
             self.cache.share(conversation, *self._held(sequence), version)
         self._give_back(sequence)
 
-    def restart_scores(self) -> None:
-        """Let every request to score begin again: its answer is of one version."""
-        for sequence in [sequence for sequence in self._running if sequence.scored_from is not None]:
-            self._suspend(sequence)
+    def recompute(self, *, all_of_them: bool) -> None:
+        """Let requests compute their keys and values again: all, or only those to score, whose answer is of one version."""
+        for sequence in self._running[:]:
+            if all_of_them or sequence.scored_from is not None:
+                self._suspend(sequence)
 
     def find(self, request: str) -> list[Sequence]:
         """Every request of this id that runs or waits."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from threading import Lock
 
 import torch
 
+from sparring.engine.reply import Reply
 from sparring.engine.runner import Runner
 from sparring.errors import SparringError, WeightsError, boundary
 from sparring.model.causal import CausalModel
@@ -13,6 +15,29 @@ from sparring.types import WeightRef
 
 FAST_TOLERANCE = 5e-2
 """Largest difference of a probe's log-probabilities under fast numerics, where trainer and engine round differently."""
+
+
+class Update:
+    """An update on its way from its caller to the engine's thread: whoever claims it first decides, the thread to begin it or
+    the caller to withdraw it."""
+
+    def __init__(self, ref: WeightRef, state: Mapping[str, torch.Tensor]) -> None:
+        self.ref, self.state, self.reply = ref, state, Reply()
+        self._once = Lock()
+
+    @property
+    def claimed(self) -> bool:
+        """Whether anybody did; before its turn that is its caller, who is gone."""
+        return self._once.locked()
+
+    def claim(self) -> bool:
+        """From any thread: whether nobody did before."""
+        return self._once.acquire(blocking=False)
+
+
+def where(ref: WeightRef) -> str:
+    """How messages call an update."""
+    return f"weights of {ref.model} version {ref.version}"
 
 
 def commit(model: CausalModel, runner: Runner, ref: WeightRef, state: Mapping[str, torch.Tensor]) -> None:
@@ -23,7 +48,7 @@ def commit(model: CausalModel, runner: Runner, ref: WeightRef, state: Mapping[st
     """
     old = {name: tensor.clone() for name, tensor in model.state().items()}
     try:
-        with boundary(WeightsError, f"weights of {ref.model} version {ref.version}"):
+        with boundary(WeightsError, where(ref)):
             model.load_state(state)
             _verify(model, runner, ref)
     except SparringError as cause:
@@ -43,6 +68,6 @@ def _verify(model: CausalModel, runner: Runner, ref: WeightRef) -> None:
     if not all(abs(a - b) <= tolerance for a, b in zip(found, expected, strict=True)):
         worst = max(abs(a - b) for a, b in zip(found, expected, strict=True))
         raise WeightsError(
-            f"weights of {ref.model} version {ref.version}: expected the publisher's log-probabilities on its probe, got a "
+            f"{where(ref)}: expected the publisher's log-probabilities on its probe, got a "
             f"difference of {worst:.3g}; the old version serves on"
         )

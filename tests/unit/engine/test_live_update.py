@@ -1,0 +1,255 @@
+"""What an update does with requests under way, and what is left of it when something fails on the way."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sparring.engine.config import EngineConfig
+from sparring.errors import EngineError, WeightsError
+from sparring.generation import GenerateRequest, Sampling
+from sparring.model.load import load
+from sparring.testing.tiny_models import VOCABULARY, tiny_model
+from sparring.weights.inline import publish
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    """Room for requests so long that none ends by itself before the update comes."""
+    return tiny_model("qwen3", tmp_path_factory.mktemp("model") / "long", tied=True, seed=4, max_position_embeddings=8192)
+
+
+@pytest.fixture(scope="module")
+def trained(model_path):
+    """References of the versions 1 and 2."""
+    model, refs = load(model_path), []
+    for version in (1, 2):
+        with torch.no_grad():
+            for name, parameter in model.state().items():
+                parameter.mul_(1.3 if "mlp" in name or "norm" in name else 1.0)
+        refs.append(publish("policy", version, model.state()))
+    return refs
+
+
+def request(number=0, tokens=None, conversation=None, **sampling):
+    return GenerateRequest(
+        id=str(number),
+        tokens=tokens or tuple((5 * number + 7 * j) % VOCABULARY for j in range(23 + number)),
+        sampling=Sampling(**{"max_tokens": 30, "seed": number, **sampling}),
+        conversation=conversation,
+    )
+
+
+def content(completion):
+    return completion.tokens, completion.logprobs
+
+
+async def until_held(engine):
+    """Until an update waits for the requests under way."""
+    while not engine._scheduler.held and engine._scheduler.busy:
+        await asyncio.sleep(0)
+
+
+async def across(engine, refs, **settings):
+    """A long request that samples under version 0 and then as long again, with a crowd beside it; updated in between."""
+    crowd = [asyncio.create_task(engine.generate(request(number, max_tokens=400))) for number in range(1, 9)]
+    stream = engine.stream(request(max_tokens=8000, **settings))
+    for ref in (*refs, None):
+        # what lies there unread is of the version before
+        await anext(stream)
+        seen = 0
+        while seen < 20:
+            seen += len((await anext(stream)).tokens)
+        if ref:
+            await engine.pull(ref)
+    await engine.abort("0")
+    *_, answer = [piece async for piece in stream]
+    return answer, await asyncio.gather(*crowd)
+
+
+def test_keep_goes_on_with_old_keys_and_values_and_says_so(serve, model_path, trained):
+    async def scenario(engine):
+        return await across(engine, trained)
+
+    answer, crowd = serve(scenario, path=model_path, live_kv="keep")
+    assert answer.versions.values == (0, 1, 2) and answer.kv_versions.values == (0,)
+    assert all(len(a.versions) == len(a.tokens) == 400 for a in crowd)
+
+
+def test_recompute_goes_on_as_if_the_new_weights_had_read_it_all(serve, model_path, trained):
+    async def scenario(engine):
+        return await across(engine, trained, conversation="c")
+
+    answer, crowd = serve(scenario, path=model_path, live_kv="recompute")
+    assert answer.versions.values == (0, 1, 2)
+    assert all(a.kv_versions == a.versions for a in (answer, *crowd))
+    assert any(len(a.versions.values) > 1 for a in crowd)
+
+    async def since(engine):
+        """Every request from where its last version began, on an engine that never served another."""
+        await engine.pull(trained[-1])
+        found = []
+        for number, a in enumerate((answer, *crowd)):
+            if a.versions.values[-1] == 2:
+                begin = len(a.tokens) - a.versions.lengths[-1]
+                tokens = (*request(number).tokens, *a.tokens[:begin])
+                fresh = await engine.generate(request(number, tokens=tokens, max_tokens=a.versions.lengths[-1]))
+                found.append((content(fresh), (a.tokens[begin:], a.logprobs[begin:])))
+        return found
+
+    compared = serve(since, path=model_path)
+    assert compared and all(fresh == went_on for fresh, went_on in compared)
+
+
+def test_drain_waits_for_who_has_begun_and_lets_nobody_else_begin(serve, model_path, trained):
+    async def scenario(engine):
+        stream = engine.stream(request(max_tokens=8000))
+        await anext(stream)
+        pull = asyncio.create_task(engine.pull(trained[0]))
+        await until_held(engine)
+        late = asyncio.create_task(engine.generate(request(1)))
+        await asyncio.sleep(0)
+        await engine.abort("0")
+        *_, answer = [piece async for piece in stream]
+        await pull
+        return answer, await late, engine.version, engine._scheduler.held
+
+    answer, late, version, held = serve(scenario, path=model_path, live_kv="drain")
+    assert (answer.versions.values, answer.kv_versions.values, answer.finish_reason) == ((0,), (0,), "abort")
+    assert (late.versions.values, late.kv_versions.values, version, held) == ((1,), (1,), 1, False)
+
+
+def test_drain_finishes_whom_memory_makes_give_way(serve, model_path, trained):
+    async def scenario(engine):
+        begun = [engine.stream(request(number, max_tokens=300)) for number in range(6)]
+        for stream in begun:
+            await anext(stream)
+        await engine.pull(trained[0])
+        ends = [[piece async for piece in stream][-1] for stream in begun]
+        return ends, engine.metrics["preemptions"]
+
+    ends, preemptions = serve(scenario, path=model_path, live_kv="drain", kv_tokens=768)
+    assert preemptions > 0
+    assert all(end.versions.values == (0,) and len(end.tokens) == 300 for end in ends)
+
+
+def test_a_late_update_is_withdrawn_for_good_and_the_old_version_serves_on(serve, model_path, trained):
+    async def scenario(engine):
+        before = await engine.generate(request())
+        crowd = [asyncio.create_task(engine.generate(request(number, max_tokens=8000))) for number in range(1, 30)]
+        await asyncio.sleep(0)
+        with pytest.raises(WeightsError, match="not in turn within 0.3 s; the old version serves on"):
+            await engine.pull(trained[0])
+        beside = asyncio.create_task(engine.generate(request()))
+        for number in range(1, 30):
+            await engine.abort(str(number))
+        await asyncio.gather(*crowd)
+        after = [await beside, await engine.generate(request())]
+        version = engine.version
+        await engine.pull(trained[0])
+        return before, after, version, engine.version, await engine.generate(request())
+
+    before, after, version, healed, new = serve(scenario, path=model_path, live_kv="drain", update_timeout_s=0.3)
+    assert [content(answer) for answer in after] == [content(before)] * 2 != [content(new)] * 2
+    assert (version, healed, new.versions.values) == (0, 1, (1,))
+
+
+def test_weights_that_do_not_arrive_in_time_are_late(serve, model_path, trained):
+    async def scenario(engine):
+        with pytest.raises(WeightsError, match="the old version serves on"):
+            await engine.pull(trained[0])
+        return engine.version
+
+    assert serve(scenario, path=model_path, update_timeout_s=1e-9) == 0
+
+
+class Unreadable(torch.Tensor):
+    """Can be hashed, so that it is staged; copying from it fails, as from a device that is lost."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.copy_:
+            raise RuntimeError("the device is lost")
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("live_kv", ["keep", "recompute", "drain"])
+@pytest.mark.parametrize("which", [0, 7, -1], ids=["first", "middle", "last"])
+def test_a_copy_that_fails_in_the_middle_is_rolled_back(serve, model_path, trained, live_kv, which):
+    state = dict(trained[0].location)
+    name = list(state)[which]
+    broken = replace(trained[0], location=state | {name: state[name].as_subclass(Unreadable)})
+
+    async def scenario(engine):
+        begun = asyncio.create_task(engine.generate(request(1, max_tokens=400)))
+        with pytest.raises(WeightsError, match="the device is lost"):
+            await engine.pull(broken)
+        served = engine.version, content(await begun), content(await engine.generate(request()))
+        await engine.pull(trained[0])
+        return served, engine.version, content(await engine.generate(request()))
+
+    async def untouched(engine):
+        return 0, content(await engine.generate(request(1, max_tokens=400))), content(await engine.generate(request()))
+
+    async def updated(engine):
+        await engine.pull(trained[0])
+        return content(await engine.generate(request()))
+
+    served, version, healed = serve(scenario, path=model_path, live_kv=live_kv)
+    assert served == serve(untouched, path=model_path)
+    assert (version, healed) == (1, serve(updated, path=model_path))
+
+
+@pytest.mark.parametrize("live_kv", ["keep", "drain"])
+def test_a_caller_that_goes_at_any_moment_leaves_one_whole_version(serve, model_path, trained, live_kv):
+    async def reference(engine):
+        before = content(await engine.generate(request()))
+        await engine.pull(trained[0])
+        return before, content(await engine.generate(request()))
+
+    async def gone_after(engine, turns):
+        pull = asyncio.create_task(engine.pull(trained[0]))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        pull.cancel()
+        await asyncio.gather(pull, return_exceptions=True)
+        answer = await engine.generate(request())
+        await engine.pull(trained[0])
+        return content(answer), answer.versions.values[0], engine.version, engine.metrics["updates"]
+
+    expected = serve(reference, path=model_path)
+    for turns in (0, 1, 2, 5, 20, 100, 2000):
+        found, version, at_last, updates = serve(lambda engine: gone_after(engine, turns), path=model_path, live_kv=live_kv)
+        assert found == expected[version] and (at_last, updates) == (1, 1)
+
+
+def test_what_is_served_is_acknowledged_again(serve, model_path, trained):
+    async def scenario(engine):
+        await engine.pull(trained[0])
+        await engine.pull(trained[0])
+        with pytest.raises(WeightsError, match="expected a version after 1"):
+            await engine.pull(replace(trained[1], version=1))
+        return engine.version, engine.metrics["updates"]
+
+    assert serve(scenario, path=model_path) == (1, 1)
+
+
+def test_closing_answers_an_update_that_waits(serve, model_path, trained):
+    async def scenario(engine):
+        stream = engine.stream(request(max_tokens=8000))
+        await anext(stream)
+        pull = asyncio.create_task(engine.pull(trained[0]))
+        await until_held(engine)
+        await engine.close()
+        with pytest.raises(EngineError, match="closed"):
+            await pull
+        with pytest.raises(EngineError, match="closed"):
+            _ = [piece async for piece in stream]
+
+    serve(scenario, path=model_path, live_kv="drain")
+
+
+def test_a_timeout_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="update_timeout_s must be above 0"):
+        EngineConfig(update_timeout_s=0.0)
