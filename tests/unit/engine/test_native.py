@@ -154,8 +154,8 @@ def test_a_group_computes_its_prompt_once(serve, length, found):
 
 def test_cancelling_frees_the_request(serve):
     async def scenario(engine):
-        tasks = [asyncio.create_task(engine.generate(request(i, max_tokens=150, stop=()))) for i in range(4)]
-        await engine.score(PAIR)
+        tasks = [asyncio.create_task(engine.generate(request(i, max_tokens=150, stop=()))) for i in range(30)]
+        await asyncio.sleep(0)
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -217,8 +217,8 @@ def test_a_crashed_step_fails_its_requests_and_the_engine_goes_on(serve):
 
 def test_closing_fails_what_runs_and_refuses_what_comes(serve):
     async def scenario(engine):
-        tasks = [asyncio.create_task(engine.generate(request(i, max_tokens=200, stop=()))) for i in range(3)]
-        await engine.score(PAIR)
+        tasks = [asyncio.create_task(engine.generate(request(i, max_tokens=200, stop=()))) for i in range(30)]
+        await asyncio.sleep(0)
         await engine.close()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         for call in (engine.generate(request(1)), engine.score(PAIR)):
