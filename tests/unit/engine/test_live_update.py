@@ -123,8 +123,7 @@ def test_drain_waits_for_who_has_begun_and_lets_nobody_else_begin(serve, model_p
 def test_drain_finishes_whom_memory_makes_give_way(serve, model_path, trained):
     async def scenario(engine):
         begun = [engine.stream(request(number, max_tokens=300)) for number in range(6)]
-        for stream in begun:
-            await anext(stream)
+        await asyncio.gather(*map(anext, begun))
         await engine.pull(trained[0])
         ends = [[piece async for piece in stream][-1] for stream in begun]
         return ends, engine.metrics["preemptions"]

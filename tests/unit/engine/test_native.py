@@ -156,8 +156,8 @@ def test_a_group_computes_its_prompt_once(serve, length, found):
 
 def test_cancelling_frees_the_request(serve):
     async def scenario(engine):
-        tasks = [asyncio.create_task(engine.generate(request(i, max_tokens=150, stop=()))) for i in range(4)]
-        await engine.score(PAIR)
+        tasks = [asyncio.create_task(engine.generate(request(i, max_tokens=150, stop=()))) for i in range(30)]
+        await asyncio.sleep(0)
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
