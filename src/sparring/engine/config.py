@@ -26,8 +26,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Size of the cache when `kv_tokens` is 0; less where `max_running` requests of full length need less."""
 
     kv_across_turns: Literal["keep", "drop", "offload"] = "keep"
-    """keep: a conversation's next turn prefills only what is new, while nobody else needs the room; offload: what others need the
-    room of is copied to host memory and back; drop: every turn starts over, but for the prefixes that are found."""
+    """keep: a conversation's next turn prefills only what is new, unless others needed the room meanwhile; offload: what they need
+    the room of is copied to host memory and back; drop: every turn starts over."""
 
     idle_kv_bytes: int = 0
     """How much of the cache conversations between their turns may hold; beyond it those go that waited longest. 0: all that nobody
