@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sparring.generation import KeptSets, Runs, Sampling
+from sparring.generation import Constraint, KeptSets, Runs, Sampling
 
 Role = Literal["system", "user", "assistant", "tool"]
 Source = Literal["policy", "prompt", "tool", "harness", "expert", "teacher"]
@@ -110,12 +110,14 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """What the world says after a reply. `state_key` marks equal states for anchor-state credit."""
+    """What the world says after a reply. `state_key` marks equal states for anchor-state credit. `constraint` is what the text of
+    the next reply must be, in the place of the run's."""
 
     messages: tuple[Message, ...] = ()
     reward: float | None = None
     done: bool = False
     state_key: str | None = None
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
