@@ -107,7 +107,7 @@ class Rendered:
 
 class Renderer(Protocol):
     """Messages <-> tokens. `bridge` extends prompt + completion byte for byte or returns None. `bind` says in ids what a
-    request's sampling says in text: `ends` of its stop strings, `allowed` of its constraint; BadInput where that does not compile.
+    request's sampling says in text: `ends` of its stop strings, `allowed` of its constraint; BadInput where one does not compile.
     """
 
     @property

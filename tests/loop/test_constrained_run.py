@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,3 +50,56 @@ def test_a_run_under_a_regular_expression(given: Path, capsys: pytest.CaptureFix
     assert len(ended) > len(turns) / 2 and all(re.fullmatch(PATTERN, turn.message.content) for turn in ended)
     assert all(turn.sampling.constraint.source == PATTERN and turn.kept is not None for turn in turns)
     replayed(folder, capsys)
+
+
+def test_a_run_with_stop_strings_bias_and_a_minimum(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ('rollout.stop_strings=["e", "1"]', "rollout.min_turn_tokens=3", "rollout.logit_bias=[[300, -2.0], [68, 1.5]]")
+    folder, turns = trained(given, *settings)
+    stopped = [turn for turn in turns if turn.tokens[-1] not in turn.sampling.stop and set("e1") & set(turn.message.content)]
+    assert stopped and all(turn.sampling.stop_strings == ("e", "1") for turn in turns)
+    assert all(len(turn.tokens) >= 3 for turn in turns)
+    replayed(folder, capsys)
+
+
+REFUSED = {
+    "rollout.stop_strings=['']": "expected",
+    'rollout.constraint={kind="glob", source="*"}': "rollout.constraint.kind",
+    'rollout.constraint={kind="regex"}': "rollout.constraint",
+    "rollout.min_turn_tokens=13": "min_turn_tokens",
+    "rollout.logit_bias=[[90000, 1.0]]": "[rollout]: expected each biased token once and below",
+    "rollout.logit_bias=[[4, 1.0], [4, 2.0]]": "[rollout]: expected each biased token once",
+}
+
+
+@pytest.mark.parametrize("setting", REFUSED)
+def test_what_cannot_be_asked_for_is_refused_before_the_run(given: Path, setting: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(given), *words(('run.stages=["rl"]', setting))]) == 2
+    assert REFUSED[setting] in capsys.readouterr().err
+
+
+UNCOMPILED = {
+    "regex": ("(a|b", "rollout.constraint: regex: expected one that compiles"),
+    "json_schema": ('{"type": "nothing"}', "rollout.constraint: json schema: expected one that compiles"),
+    "lark": ("start: nowhere", "rollout.constraint: lark: expected one that compiles"),
+}
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize("kind", UNCOMPILED)
+def test_a_constraint_that_does_not_compile_is_refused(given: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    source, message = UNCOMPILED[kind]
+    setting = f"rollout.constraint={{kind={json.dumps(kind)}, source={json.dumps(source)}}}"
+    assert main(["check", str(given), *words(('run.stages=["rl"]', setting))]) == 2
+    assert message in capsys.readouterr().err
+
+
+WITHOUT_GRAMMAR = "import sys; sys.modules['llguidance'] = None; from sparring.cli.main import main; sys.exit(main(sys.argv[1:]))"
+
+
+def test_a_constraint_without_its_extra_is_refused_by_name(given: Path) -> None:
+    constraint = 'rollout.constraint={kind="regex", source="a+"}'
+    command = [sys.executable, "-c", WITHOUT_GRAMMAR, "check", str(given), *words(('run.stages=["rl"]', constraint))]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert 'rollout.constraint: constraint: expected the package llguidance' in done.stderr
+    assert 'pip install "sparring[grammar]"' in done.stderr
