@@ -43,6 +43,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What an update of the weights does with requests under way. keep: they go on with the keys and values they have, and it is
     recorded per token; recompute: they compute them again under the new weights; drain: the update waits until they are done."""
 
+    speculation: Literal["off", "ngram"] = "off"
+    """ngram: while at most 8 requests generate, tokens that followed the last ones earlier in the same request are computed ahead
+    and kept as far as sampling says the same. Pays where a step takes a millisecond or more and text repeats itself."""
+
+    speculation_tokens: int = 4
+    """Tokens that are guessed at once, fewer where several requests generate."""
+
     update_timeout_s: float = 300.0
     """How long an update may take to arrive and to wait for its turn; a late one is refused and the old weights serve on."""
 
@@ -63,7 +70,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.offload_bytes // page_bytes if self.kv_across_turns == "offload" else 0
 
     def __post_init__(self) -> None:
-        for name in ("max_running", "max_batch_tokens", "kv_bytes"):
+        for name in ("max_running", "max_batch_tokens", "kv_bytes", "speculation_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not self.update_timeout_s > 0:

@@ -20,6 +20,7 @@ from sparring.engine.reply import Delivery, Reply, deliver
 from sparring.engine.runner import Runner
 from sparring.engine.scheduler import Chunk, Scheduler
 from sparring.engine.sequence import Sequence
+from sparring.engine.speculation import Speculation, accepted
 from sparring.engine.update import NotRolledBack, Update, commit, stage, where
 from sparring.errors import EngineError, SparringError, WeightsError, boundary
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
@@ -64,6 +65,7 @@ class NativeEngine:
         self._runner = Runner(
             model, num_pages=num_pages, page_size=PAGE_SIZE, max_running=config.max_running, host_pages=host_pages
         )
+        self._speculation = Speculation(config)
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._deliveries: list[Delivery] = []
         self._metrics: dict[str, float] = defaultdict(float)
@@ -89,8 +91,8 @@ class NativeEngine:
     @property
     def metrics(self) -> dict[str, float]:
         """Counts since the start: steps, generated_tokens, prefill_tokens, scored_tokens, cached_tokens, preemptions,
-        failed_steps, updates; busy_s and update_s, for which updates held up the steps; max_running (the most requests in one
-        step); and what `kv_metrics` tells."""
+        failed_steps, updates, drafted_tokens, accepted_tokens (of those); busy_s and update_s, for which updates held up the
+        steps; max_running (the most requests in one step); and what `kv_metrics` tells."""
         preemptions, cache = float(self._scheduler.num_preempted), self._scheduler.cache
         return {**self._metrics, "preemptions": preemptions, **kv_metrics(cache, self._page_bytes)}
 
@@ -310,19 +312,22 @@ class NativeEngine:
         started = time.perf_counter()
         chunks = self._scheduler.plan(self._version)
         limited = [chunk.sequence for chunk in chunks if chunk.samples and chunk.sequence.request.allowed]
-        steps = self._scheduler.ahead(chunks, 1 if limited else self._most_steps(chunks))
+        guessing = self._speculation.applies(chunks)
+        drafts = self._speculation.drafts(chunks, self._scheduler) if guessing else None
+        steps = self._scheduler.ahead(chunks, 1 if limited or guessing else self._most_steps(chunks))
         broken = self._limit(limited)
         try:
             with boundary(EngineError, f"engine {self._name}: step"):
                 self._runner.copy(self._scheduler.cache.take_copies())
-                sampled = self._runner.step(chunks, steps)
+                sampled = self._runner.step(chunks, steps, drafts)
+                sampled = accepted(sampled, drafts) if drafts else sampled
         except SparringError as cause:
             # a refusal by a kernel is a failure of the machinery too: the request itself was checked
             error = cause if isinstance(cause, EngineError) else EngineError(str(cause))
             self._metrics["failed_steps"] += 1
             self._deliveries += [sequence.reply.settle(error) for sequence in self._scheduler.discard(chunks)]
             return
-        self._count(chunks, sampled.tokens)
+        self._count(chunks, sampled.tokens, drafts)
         sampling = [sequence for sequence, _, _, samples in chunks if samples]
         for place, sequence in enumerate(sampling):
             if sequence in broken:
@@ -374,11 +379,13 @@ class NativeEngine:
         self._scheduler.remove(sequence)
         self._deliveries.append(sequence.reply.settle(error))
 
-    def _count(self, chunks: list[Chunk], sampled: list[list[int]]) -> None:
+    def _count(self, chunks: list[Chunk], sampled: list[list[int]], drafts: list[list[int]] | None) -> None:
         """Before the sampled tokens are taken: whoever has none yet, or has more than one to compute, is being read."""
         metrics = self._metrics
         reading = [chunk for chunk in chunks if chunk.count > 1 or not chunk.samples or not chunk.sequence.logprobs]
-        metrics["steps"] += max(map(len, sampled), default=1)
+        metrics["steps"] += 1 if drafts else max(map(len, sampled), default=1)
+        metrics["drafted_tokens"] += sum(map(len, drafts or ()))
+        metrics["accepted_tokens"] += sum(map(len, sampled)) - len(sampled) if drafts else 0
         metrics["generated_tokens"] += sum(map(len, sampled))
         scored = sum(chunk.count for chunk in reading if chunk.sequence.scored_from is not None)
         metrics["scored_tokens"] += scored

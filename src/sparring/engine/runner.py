@@ -57,10 +57,13 @@ class Runner:
         """How many steps one call can take."""
         return self._compute.most_steps
 
-    def step(self, chunks: list[Chunk], steps: int) -> Sampled:
+    def step(self, chunks: list[Chunk], steps: int, drafts: list[list[int]] | None = None) -> Sampled:
         """Compute the chunks; sample for those that say so, in their order, and go on for up to `steps` steps in all. What is
-        scored on the way goes to its sequences."""
+        scored on the way goes to its sequences. With `drafts`, for chunks of one token each: one step, in which each is followed
+        by the rows of its draft; every row samples."""
         rows = self._rows(chunks, steps)
+        if drafts:
+            return self._compute(_with_drafts(rows, drafts))
         if 0 not in rows.samples or not any(map(_is_scored, chunks)):
             return self._compute(rows)
         hidden = self._operations.hidden(rows)
@@ -158,6 +161,24 @@ class Runner:
         slots.tables[slot, known : len(pages)] = pages[known:]
         sequence.table_length, sequence.stale = len(pages), False
         return known == 0
+
+
+def _with_drafts(rows: StepRows, drafts: list[list[int]]) -> StepRows:
+    """The rows of a draft as sequences of one row each, on the pages of the one they follow."""
+    slots, lengths, tokens = array("i"), array("i"), array("q")
+    for slot, length, token, draft in zip(rows.slots, rows.lengths, rows.tokens, drafts, strict=True):
+        slots.extend([slot] * (len(draft) + 1))
+        lengths.extend(range(length, length + len(draft) + 1))
+        tokens.extend([token, *draft])
+    return rows._replace(
+        slots=slots,
+        cu_rows=array("i", range(len(tokens) + 1)),
+        lengths=lengths,
+        tokens=tokens,
+        samples=array("B", [1] * len(tokens)),
+        independent=False,
+        steps=1,
+    )
 
 
 def _is_scored(chunk: Chunk) -> bool:
