@@ -73,7 +73,7 @@ async def once(folder: str, settings: dict[str, str | bool], arguments: argparse
     after = engine.metrics
     figures |= {name: after[name] - before.get(name, 0.0) for name in (*names, "kv_out_bytes", "kv_back_bytes")}
     figures |= {"turn_s": statistics.median(waits), "slow_turn_s": statistics.quantiles(waits, n=10)[-1]}
-    figures |= {"max_kv_bytes": after["max_kv_bytes"], "copy_s": after.get("copy_s", 0.0)}
+    figures |= {"max_kv_bytes": after["max_kv_bytes"], "copy_s": after["kv_copy_s"]}
     await engine.close()
     return figures, answers
 

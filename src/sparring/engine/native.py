@@ -91,8 +91,9 @@ class NativeEngine:
     @property
     def metrics(self) -> dict[str, float]:
         """Counts since the start: steps, generated_tokens, prefill_tokens, scored_tokens, cached_tokens, preemptions,
-        failed_steps, updates, drafted_tokens, accepted_tokens (of those); busy_s and update_s, for which updates held up the
-        steps; max_running (the most requests in one step); and what `kv_metrics` tells."""
+        failed_steps, updates, drafted_tokens, accepted_tokens (of those); busy_s; update_s and kv_copy_s, for which steps waited
+        for updates and for copies of pages; max_update_stall_s, the longest of the former; max_running, the most requests in one
+        step; and what `kv_metrics` tells."""
         preemptions, cache = float(self._scheduler.num_preempted), self._scheduler.cache
         return {**self._metrics, "preemptions": preemptions, **kv_metrics(cache, self._page_bytes)}
 
@@ -318,7 +319,7 @@ class NativeEngine:
         broken = self._limit(limited)
         try:
             with boundary(EngineError, f"engine {self._name}: step"):
-                self._runner.copy(self._scheduler.cache.take_copies())
+                self._metrics["kv_copy_s"] += self._runner.copy(self._scheduler.cache.take_copies())
                 sampled = self._runner.step(chunks, steps, drafts)
                 sampled = accepted(sampled, drafts) if drafts else sampled
         except SparringError as cause:
