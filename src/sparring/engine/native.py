@@ -15,7 +15,7 @@ import torch
 
 from sparring.engine.check import problem_of
 from sparring.engine.config import PAGE_SIZE, EngineConfig
-from sparring.engine.kv import KvCache
+from sparring.engine.kv import KvCache, kv_metrics
 from sparring.engine.reply import Delivery, Reply, deliver
 from sparring.engine.runner import Runner
 from sparring.engine.scheduler import Chunk, Scheduler
@@ -51,11 +51,19 @@ class NativeEngine:
         self, model: CausalModel, config: EngineConfig, *, name: str = "policy", version: int = 0, threads: int = 0
     ) -> None:
         self._model, self._config, self._name, self._version = model, config, name, version
-        num_pages = _num_pages(model, config)
-        self._capacity = num_pages * PAGE_SIZE
-        cache = KvCache(num_pages, PAGE_SIZE, share_prefixes=config.share_prefixes)
+        num_pages, self._page_bytes = _num_pages(model, config), PAGE_SIZE * _token_bytes(model)
+        self._capacity, host_pages = num_pages * PAGE_SIZE, config.host_pages(self._page_bytes)
+        cache = KvCache(
+            num_pages,
+            PAGE_SIZE,
+            share_prefixes=config.share_prefixes,
+            host_pages=host_pages,
+            idle_pages=config.idle_pages(self._page_bytes),
+        )
         self._scheduler = Scheduler(cache, max_running=config.max_running, max_batch_tokens=config.max_batch_tokens)
-        self._runner = Runner(model, num_pages=num_pages, page_size=PAGE_SIZE, max_running=config.max_running)
+        self._runner = Runner(
+            model, num_pages=num_pages, page_size=PAGE_SIZE, max_running=config.max_running, host_pages=host_pages
+        )
         self._speculation = Speculation(config)
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._deliveries: list[Delivery] = []
@@ -81,8 +89,9 @@ class NativeEngine:
     def metrics(self) -> dict[str, float]:
         """Counts since the start: steps, generated_tokens, prefill_tokens, scored_tokens, cached_tokens, preemptions,
         failed_steps, updates, drafted_tokens, accepted_tokens (of those); busy_s and update_s, for which updates held up the
-        steps; max_running (the most requests in one step)."""
-        return {**self._metrics, "preemptions": float(self._scheduler.num_preempted)}
+        steps; max_running (the most requests in one step); and what `kv_metrics` tells."""
+        preemptions, cache = float(self._scheduler.num_preempted), self._scheduler.cache
+        return {**self._metrics, "preemptions": preemptions, **kv_metrics(cache, self._page_bytes)}
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Sample one turn. Cancelling the awaiting task drops the request; `abort` ends it with what it has.
@@ -226,7 +235,7 @@ class NativeEngine:
         """A request that can be served; its prompt is judged first where that is asked for."""
         max_new = self._check(request)
         self._arrivals += 1
-        keep = self._config.kv_across_turns == "keep"
+        keep = self._config.kv_across_turns != "drop"
         sequence = Sequence.of(request, reply, arrival=self._arrivals, max_new=max_new, keep=keep)
         if request.prompt_logprobs:
             heat, name = request.sampling.temperature, f"{request.id}/prompt"
@@ -457,6 +466,10 @@ def steps_at(pace_s: float, most: int) -> int:
 
 def _num_pages(model: CausalModel, config: EngineConfig) -> int:
     """Pages that the config pays for, and no more than all running requests of full length could use."""
-    per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * model.dtype.itemsize
     most = config.max_running * -(-model.max_positions // PAGE_SIZE)
-    return min(config.cache_tokens(per_token) // PAGE_SIZE, most)
+    return min(config.cache_tokens(_token_bytes(model)) // PAGE_SIZE, most)
+
+
+def _token_bytes(model: CausalModel) -> int:
+    """Size of one token's keys and values, over all layers."""
+    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * model.dtype.itemsize

@@ -12,6 +12,8 @@ from operator import add
 
 import torch
 
+from sparring.engine.host import HostPages
+from sparring.engine.kv import Copy
 from sparring.engine.scheduler import Chunk
 from sparring.engine.sequence import Sequence
 from sparring.model.attention import Packed
@@ -26,7 +28,9 @@ MASK_64 = (1 << 64) - 1
 class Runner:
     """Holds the pages and, per slot, what a running request needs in every step, so that a step copies little."""
 
-    def __init__(self, model: CausalModel, *, num_pages: int, page_size: int, max_running: int) -> None:
+    def __init__(
+        self, model: CausalModel, *, num_pages: int, page_size: int, max_running: int, host_pages: int = 0
+    ) -> None:
         self._model = model
         self._pages = ops.KvPages(
             num_layers=model.num_layers,
@@ -36,6 +40,7 @@ class Runner:
             head_dim=model.head_dim,
             dtype=model.dtype,
         )
+        self._host = HostPages(self._pages, host_pages)
         longest = min(num_pages, -(-model.max_positions // page_size))
         self._slots = Slots.of(max_running, longest, model.vocab_size)
         self._compute = step_of(model, self._pages, self._slots)
@@ -62,10 +67,15 @@ class Runner:
                 self._score(chunk, hidden[begin : begin + chunk.count])
         return self._operations.sample(rows, hidden)
 
-    def copy(self, pages: list[tuple[int, int]]) -> None:
-        """Copy pages, (from, to) in this order."""
-        for source, target in pages:
-            self._pages.copy_page(source, target)
+    def copy(self, copies: list[Copy]) -> None:
+        """Copy pages, in this order."""
+        for way, source, target in copies:
+            if way == "within":
+                self._pages.copy_page(source, target)
+            elif way == "out":
+                self._host.put(self._pages, source, target)
+            else:
+                self._host.get(self._pages, source, target)
 
     def interrupt(self, wanted: bool) -> None:
         """From any thread: a step that is being computed, and any after it, is the last of its call; or no longer."""
