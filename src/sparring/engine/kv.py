@@ -14,6 +14,9 @@ from dataclasses import dataclass
 
 import xxhash
 
+Weights = int | str
+"""What keys and values are of: the number of a weight version, or the name and version of an adapter."""
+
 
 class PagePool:
     """Reference counts, the free list (the page freed longest ago is given out first) and the digests."""
@@ -72,7 +75,7 @@ class Idle:
 
     tokens: list[int]
     pages: list[int]
-    version: int
+    version: Weights
 
 
 class KvCache:
@@ -112,7 +115,7 @@ class KvCache:
         self.release(conversation)
         self._idle[conversation] = idle
 
-    def share(self, conversation: str, tokens: list[int], pages: list[int], version: int) -> None:
+    def share(self, conversation: str, tokens: list[int], pages: list[int], version: Weights) -> None:
         """Keep what a live sequence holds for another conversation too. The sequence writes on in the last page: only what
         `tokens` fill of it is the conversation's."""
         for page in pages:
@@ -130,12 +133,14 @@ class KvCache:
         if idle is not None:
             self.drop(idle.pages)
 
-    def release_other_versions(self, version: int) -> None:
+    def release_other_versions(self, version: Weights) -> None:
         """Forget every idle conversation whose KV is not of `version`."""
         for name in [name for name, idle in self._idle.items() if idle.version != version]:
             self.release(name)
 
-    def resume(self, conversation: str | None, tokens: list[int], version: int, digests: list[bytes]) -> tuple[list[int], int]:
+    def resume(
+        self, conversation: str | None, tokens: list[int], version: Weights, digests: list[bytes]
+    ) -> tuple[list[int], int]:
         """Pages that already hold a beginning of `tokens` under `version`, and how many tokens they hold.
 
         The last token is always left to compute; where its page was found full, what is written there stands there already.
@@ -163,7 +168,7 @@ class KvCache:
             known += self.page_size
         return pages, min(known, len(tokens) - 1)
 
-    def _resume_idle(self, conversation: str | None, tokens: list[int], version: int) -> tuple[list[int], int]:
+    def _resume_idle(self, conversation: str | None, tokens: list[int], version: Weights) -> tuple[list[int], int]:
         idle = self._idle.pop(conversation, None) if conversation is not None else None
         if idle is None:
             return [], 0
@@ -195,7 +200,7 @@ class KvCache:
         pages[-1:] = copy
         return True
 
-    def publish(self, pages: list[int], tokens: list[int], computed: int, version: int, digests: list[bytes]) -> None:
+    def publish(self, pages: list[int], tokens: list[int], computed: int, version: Weights, digests: list[bytes]) -> None:
         """Let others find the pages that are full once `computed` tokens have KV, all of `version`."""
         if not self._share:
             return
@@ -213,7 +218,7 @@ class KvCache:
         return sum(count == self.pool.references[page] for page, count in held.items())
 
 
-def chain_digests(digests: list[bytes], tokens: Tokens[int], upto: int, page_size: int, version: int) -> None:
+def chain_digests(digests: list[bytes], tokens: Tokens[int], upto: int, page_size: int, version: Weights) -> None:
     """Append the digests of the full pages of tokens[:upto] that are not in `digests` yet; each covers all before it."""
     while (len(digests) + 1) * page_size <= upto:
         begin = len(digests) * page_size

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from sparring.engine.adapters import AdapterTable
 from sparring.engine.check import problem_of
 from sparring.engine.config import PAGE_SIZE, EngineConfig
 from sparring.engine.kv import KvCache
@@ -39,7 +40,7 @@ class NativeEngine:
     in a step fails the requests of that step; the engine goes on.
 
     Args:
-        model: served, and from now on owned: the trainer has another one.
+        model: served, and from now on owned: the trainer has another one. Its adapter, where it has one, is the engine's own.
         config: `[engine]`.
         name: which model of the run this is; updates of others are refused.
         version: of the weights that `model` holds.
@@ -55,6 +56,7 @@ class NativeEngine:
         cache = KvCache(num_pages, PAGE_SIZE, share_prefixes=config.share_prefixes)
         self._scheduler = Scheduler(cache, max_running=config.max_running, max_batch_tokens=config.max_batch_tokens)
         self._runner = Runner(model, num_pages=num_pages, page_size=PAGE_SIZE, max_running=config.max_running)
+        self._adapters = AdapterTable(model, self._runner, name, version)
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._deliveries: list[Delivery] = []
         self._metrics: dict[str, float] = defaultdict(float)
@@ -72,8 +74,8 @@ class NativeEngine:
 
     @property
     def version(self) -> int:
-        """The version of the weights that are served."""
-        return self._version
+        """The version of the weights that are served to requests without an adapter's name."""
+        return self._adapters.version(self._version)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -155,6 +157,9 @@ class NativeEngine:
         """Serve other weights: stage them, and between two steps copy, verify and commit them; returning acknowledges it. KV of
         idle conversations goes; `[engine] live_kv` says what requests under way do with theirs.
 
+        A reference to an adapter loads it beside the others, or swaps it for its older version; the model itself cannot change
+        while it has adapters.
+
         Whatever fails, the version that is served is the old one or the new one, whole. Who does not get the acknowledgement
         (cancelled, for example) asks again: the version that is served is acknowledged again.
 
@@ -178,6 +183,14 @@ class NativeEngine:
             await update.reply.result()
         finally:
             update.claim()
+
+    async def drop(self, adapter: str) -> None:
+        """Serve no further request by this adapter. Those under way are finished with it; then it is gone.
+
+        Raises:
+            EngineError: it is not loaded, or the engine is closed.
+        """
+        await self._call(EngineError, f"adapter {adapter}", lambda: self._adapters.drop(adapter))
 
     async def close(self) -> None:
         """Fail what still runs and end the thread. Safe to call twice."""
@@ -213,7 +226,7 @@ class NativeEngine:
     @asynccontextmanager
     async def _serving(self, sequence: Sequence) -> AsyncIterator[Reply]:
         """The request is with the engine's thread until it is answered or nobody waits any longer."""
-        self._ask(lambda: self._scheduler.add(sequence))
+        self._ask(lambda: self._add(sequence))
         try:
             yield sequence.reply
         finally:
@@ -228,7 +241,9 @@ class NativeEngine:
         sequence = Sequence.of(request, reply, arrival=self._arrivals, max_new=max_new, keep=keep)
         if request.prompt_logprobs:
             heat, name = request.sampling.temperature, f"{request.id}/prompt"
-            asked = ScoreRequest(id=name, tokens=request.tokens, temperature=heat, priority=request.priority)
+            asked = ScoreRequest(
+                id=name, tokens=request.tokens, temperature=heat, priority=request.priority, adapter=request.adapter
+            )
             sequence.prompt_logprobs = (await self.score(asked)).logprobs if len(request.tokens) > 1 else ()
         return sequence
 
@@ -291,6 +306,14 @@ class NativeEngine:
         while not self._inbox.empty():
             self._inbox.get()()
 
+    def _add(self, sequence: Sequence) -> None:
+        try:
+            sequence.adapter = self._adapters.find(sequence.request.adapter)
+        except EngineError as error:
+            self._deliveries.append(sequence.reply.settle(error))
+        else:
+            self._scheduler.add(sequence)
+
     def _step(self) -> None:
         started = time.perf_counter()
         chunks = self._scheduler.plan(self._version)
@@ -317,7 +340,8 @@ class NativeEngine:
             kept, tops = (values and values[place] for values in (sampled.kept, sampled.tops))
             try:
                 with boundary(EngineError, f"request {sequence.request.id}: what watches for its end"):
-                    sequence.extend(sampled.tokens[place], sampled.logprobs[place], self._version, kept, tops)
+                    version = sequence.version_under(self._version)
+                    sequence.extend(sampled.tokens[place], sampled.logprobs[place], version, kept, tops)
             except SparringError as cause:
                 self._fail(sequence, cause)
                 continue
@@ -331,7 +355,7 @@ class NativeEngine:
         for sequence, begin, count, _ in chunks if len(sampling) < len(chunks) else ():
             if sequence.scored_from is not None and begin + count == len(sequence.tokens):
                 self._scheduler.retire(sequence, self._version)
-                self._deliveries.append(sequence.reply.settle(sequence.scored(self._version)))
+                self._deliveries.append(sequence.reply.settle(sequence.scored(sequence.version_under(self._version))))
         taken_s = time.perf_counter() - started
         self._metrics["busy_s"] += taken_s
         self._pace_s = taken_s / max(map(len, sampled.tokens), default=1)
@@ -396,16 +420,25 @@ class NativeEngine:
         self._scheduler.held = bool(self._updates)
 
     def _commit(self, ref: WeightRef, state: Mapping[str, torch.Tensor]) -> None:
+        again = self._config.live_kv == "recompute"
+        if ref.adapter is not None:
+            served = self._adapters.commit(ref, state)
+            if served is not None:
+                self._metrics["updates"] += 1
+                self._scheduler.recompute(served, all_of_them=again)
+            return
         if (ref.version, ref.checksum) == (self._version, self._checksum):
             return
         if ref.version <= self._version:  # its KV would pass for that of the weights served under this number
             got = f"{ref.version}; publish every change of the weights under a number of its own"
             raise WeightsError(f"{where(ref)}: expected a version after {self._version}, which is served, got {got}")
+        if self._adapters:
+            raise WeightsError(f"{where(ref)}: expected an adapter, got the weights below one; drop the adapters first")
         commit(self._model, self._runner, ref, state)
         self._version, self._checksum = ref.version, ref.checksum
         self._metrics["updates"] += 1
         self._scheduler.cache.release_other_versions(ref.version)
-        self._scheduler.recompute(all_of_them=self._config.live_kv == "recompute")
+        self._scheduler.recompute(None, all_of_them=again)
 
     def _answer_with(
         self, reply: Reply, error: type[SparringError], where: str, function: Callable[[], Any]
@@ -418,6 +451,7 @@ class NativeEngine:
 
     def _wake(self) -> None:
         """Everything that came of this step, at once."""
+        self._adapters.sweep(sequence.adapter for sequence in self._scheduler.sequences)
         if self._deliveries:
             deliveries, self._deliveries = self._deliveries, []
             deliver(deliveries)

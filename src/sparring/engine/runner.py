@@ -10,6 +10,7 @@ from collections.abc import Sequence as Rows
 from itertools import accumulate
 from operator import add
 
+import numpy as np
 import torch
 
 from sparring.engine.scheduler import Chunk
@@ -52,7 +53,7 @@ class Runner:
         scored on the way goes to its sequences."""
         rows = self._rows(chunks, steps)
         if 0 not in rows.samples or not any(map(_is_scored, chunks)):
-            return self._compute(rows)
+            return (self._operations if self._slots.adapted(rows.slots) else self._compute)(rows)
         hidden = self._operations.hidden(rows)
         for chunk, begin in zip(chunks, rows.cu_rows, strict=False):
             if _is_scored(chunk):
@@ -68,10 +69,11 @@ class Runner:
         """From any thread: a step that is being computed, and any after it, is the last of its call; or no longer."""
         self._interrupt[0] = wanted
 
-    def probe(self, tokens: Rows[int]) -> list[float]:
+    def probe(self, tokens: Rows[int], adapter: int = -1) -> list[float]:
         """Log-probabilities of tokens[1:] under the weights as they are now, without touching the cache."""
         row, targets = torch.tensor(tokens[:-1]), torch.tensor(tokens[1:])
-        hidden = self._model.hidden(row, torch.arange(len(row)), Packed.of([len(row)]))
+        with self._model.adapters.of_rows(np.full(len(row), adapter)):
+            hidden = self._model.hidden(row, torch.arange(len(row)), Packed.of([len(row)]))
         return judge(self._model, hidden, targets, torch.ones(len(row))).logprob.tolist()
 
     def _score(self, chunk: Chunk, hidden: torch.Tensor) -> None:
@@ -119,6 +121,7 @@ class Runner:
             slots.top_k[slot], slots.top_p[slot] = sampling.top_k, sampling.top_p
             slots.seeds[slot] = sampling.seed & MASK_64
             slots.tops[slot] = sampling.top_logprobs
+            slots.adapters[slot] = -1 if sequence.adapter is None else sequence.adapter.number
             slots.limit(slot, None)
             banned = sequence.stop if sampling.min_tokens else ()
             banned = sorted(token for token in banned if 0 <= token < self._model.vocab_size)

@@ -37,7 +37,7 @@ class Update:
 
 def where(ref: WeightRef) -> str:
     """How messages call an update."""
-    return f"weights of {ref.model} version {ref.version}"
+    return f"{'weights' if ref.adapter is None else f'adapter {ref.adapter}'} of {ref.model} version {ref.version}"
 
 
 def commit(model: CausalModel, runner: Runner, ref: WeightRef, state: Mapping[str, torch.Tensor]) -> None:
@@ -50,7 +50,7 @@ def commit(model: CausalModel, runner: Runner, ref: WeightRef, state: Mapping[st
     try:
         with boundary(WeightsError, where(ref)):
             model.load_state(state)
-            _verify(model, runner, ref)
+            verify(model, runner, ref)
     except SparringError as cause:
         model.load_state(old)
         if isinstance(cause, WeightsError):
@@ -58,11 +58,16 @@ def commit(model: CausalModel, runner: Runner, ref: WeightRef, state: Mapping[st
         raise WeightsError(str(cause)) from cause
 
 
-def _verify(model: CausalModel, runner: Runner, ref: WeightRef) -> None:
+def verify(model: CausalModel, runner: Runner, ref: WeightRef, adapter: int = -1) -> None:
+    """Compare the reference's probe with what the weights give that are loaded, under the adapter of this number.
+
+    Raises:
+        WeightsError: they differ.
+    """
     if ref.probe is None:
         return
     tokens, expected = ref.probe
-    found = runner.probe(tokens)
+    found = runner.probe(tokens, adapter)
     tolerance = FAST_TOLERANCE if model.path_name == "fast" else 0.0
     # a comparison with NaN is false, so NaN is refused
     if not all(abs(a - b) <= tolerance for a, b in zip(found, expected, strict=True)):

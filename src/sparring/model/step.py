@@ -36,7 +36,7 @@ class Slots(NamedTuple):
     added to the logits of the tokens bias_ids [S, 512] int32: bias_counts[s, 1] of them while sequence s has less than
     bias_until[s] tokens (int64), afterwards those from bias_counts[s, 0] on; int32. Where limited [S] uint8, only
     tokens with a bit in allowed [S, ceil(V / 64)] uint64 may come. tops [S] int32: how many of the likeliest
-    tokens are wanted, at most 20.
+    tokens are wanted, at most 20. adapters [S] int32: the number of the sequence's adapter, -1 for none.
     """
 
     tables: np.ndarray
@@ -53,6 +53,7 @@ class Slots(NamedTuple):
     limited: np.ndarray
     allowed: np.ndarray
     tops: np.ndarray
+    adapters: np.ndarray
 
     @staticmethod
     def of(num_slots: int, pages_per_table: int, vocabulary: int) -> Slots:
@@ -72,6 +73,7 @@ class Slots(NamedTuple):
             np.zeros(num_slots, np.uint8),
             no_masks(num_slots, vocabulary),
             np.zeros(num_slots, np.int32),
+            np.full(num_slots, -1, np.int32),
         )
 
     def bias(self, slot: int, until: int, banned: Sequence[int], added: Sequence[tuple[int, float]]) -> None:
@@ -98,6 +100,10 @@ class Slots(NamedTuple):
         if self.limited[slot]:
             bits = np.unpackbits(self.allowed[slot].view(np.uint8), bitorder="little")[: len(row)]
             row[torch.from_numpy(bits == 0)] = -torch.inf
+
+    def adapted(self, slots: array[int]) -> bool:
+        """Whether any of these ("i") has an adapter."""
+        return bool((self.adapters[np.frombuffer(slots, np.int32)] >= 0).any())
 
     def truncate(self, slots: array[int]) -> bool:
         """Whether any of these ("i") cuts off a part of its distribution."""
@@ -175,7 +181,9 @@ class OperationStep:
         tables = torch.from_numpy(self._slots.tables[rows.slots, :width])
         positions = torch.arange(len(tokens)) + torch.repeat_interleave(ends - cu_rows[1:], cu_rows.diff())
         where = Paged(self._pages, ops.PagedRows(tables, cu_rows, ends))
-        return self._model.hidden(tokens, positions, where)
+        adapters = self._slots.adapters[rows.slots]
+        with self._model.adapters.of_rows(np.repeat(adapters, np.diff(rows.cu_rows))):
+            return self._model.hidden(tokens, positions, where)
 
     def sample(self, rows: StepRows, hidden: torch.Tensor) -> Sampled:
         """The next token of each sequence that samples, from hidden[N, D]."""
@@ -218,7 +226,8 @@ class OperationStep:
 
 
 class DecoderStep:
-    """Steps as one call, for a `Decoder` on the compiled kernels. Follows every change of the weights.
+    """Steps as one call, for a `Decoder` on the compiled kernels, of sequences without adapters. Follows every change of the
+    weights.
 
     A thread takes part for every `work_per_thread` multiplications, because waking one for fewer costs more than the work.
     """
