@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,9 +22,6 @@ UNSERVED = (
     *("trainable_token_indices", "layer_replication", "megatron_config", "corda_config", "use_qalora", "alora_invocation_tokens"),
 )
 """Settings of that library under which an adapter is more, or something else, than two factors a layer and one scale."""
-
-WORDS = (".json", ".jinja", ".txt", ".model")
-"""Files of a base that say how it speaks: tokenizer and chat template."""
 
 
 def is_adapter(path: str | Path) -> bool:
@@ -97,7 +93,7 @@ def read(path: str | Path) -> dict[str, torch.Tensor]:
 
 
 def write(state: Mapping[str, torch.Tensor], config: LoraConfig, base: str | Path, out: str | Path) -> Path:
-    """Write an adapter folder: two files that the PEFT library reads, and beside them what says how the base speaks.
+    """Write an adapter folder: the two files that the PEFT library reads.
 
     Args:
         state: of a `model.lora.Adapter`.
@@ -111,9 +107,6 @@ def write(state: Mapping[str, torch.Tensor], config: LoraConfig, base: str | Pat
 
     folder, base = Path(out), Path(base).absolute() if Path(base).is_dir() else base
     folder.mkdir(parents=True, exist_ok=True)
-    for file in sorted(base.iterdir()) if isinstance(base, Path) else ():
-        if file.suffix in WORDS and file.name != "config.json" and not file.name.endswith(".index.json"):
-            shutil.copyfile(file, folder / file.name)
     tensors = {f"{PREFIX}{name}": tensor.detach().cpu().contiguous() for name, tensor in state.items() if name != SCALE}
     save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
     layers = sorted({name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in tensors})
