@@ -125,3 +125,40 @@ def own_logits(model):
 def library_logits(module):
     module.set_attn_implementation("eager")
     return module(input_ids=torch.arange(40)[None]).logits[0].detach()
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("models.policy.lora.rank=0", "rank must be at least 1, got 0"),
+        ("models.policy.lora.alpha=0", "alpha must be above 0"),
+        ('models.policy.lora.target_modules="attention"', "a list of names, all-linear or default, got 'attention'"),
+        ("models.policy.lora.target_modules=[]", "at least one linear layer"),
+        ('models.policy.lora.target_modules=["q_proj", "lm_head"]', "expected linear layers of the model: down_proj"),
+        ("models.policy.lora.dropout=0.1", "dropout"),
+    ],
+)
+def test_check_refuses_what_cannot_be_trained(tmp_path, capsys, setting, message):
+    settings = [part for one in (f"run.directory={tmp_path}", f"env.name={WORLD}", setting) for part in ("--set", one)]
+    assert main(["check", str(TINY), *settings]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("lora", "message"),
+    [
+        ((), "models.policy.lora: expected rank 4, as the adapter"),
+        (("models.policy.lora.rank=8",), "models.policy.lora: expected rank 4 and scale 2"),
+        (("models.policy.lora.rank=4", "models.policy.lora.alpha=9"), "got rank 4 and scale 2.25"),
+        (LORA, None),
+    ],
+)
+def test_check_compares_with_a_given_adapter(whole, tmp_path, capsys, lora, message):
+    head, rest = TINY.read_text().split("[models.policy.init]")
+    recipe = tmp_path / "given.toml"
+    recipe.write_text(f'{head}[models.policy]\npath = "{whole / "tiny/sft/model"}"\n\n[env]{rest.partition("[env]")[2]}')
+    settings = [part for one in (f"run.directory={tmp_path}", f"env.name={WORLD}", *lora) for part in ("--set", one)]
+    assert main(["check", str(recipe), *settings]) == (2 if message else 0)
+    printed = capsys.readouterr()
+    assert message is None or message in printed.err
+    assert message is not None or "lora: goes on with the adapter" in printed.out
