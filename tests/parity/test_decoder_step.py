@@ -54,7 +54,7 @@ class Play:
             slots.min_p[slot] = (0.0, 0.0, 0.0, 0.0, 0.2)[slot % 5]
         if kind is OperationStep:
             return OperationStep(model, pages, slots), pages, slots
-        return DecoderStep(model.decoder, model.head.product, pages, slots, work_per_thread=1), pages, slots
+        return DecoderStep(model, pages, slots, work_per_thread=1), pages, slots
 
     def rows(self, counts, *, independent=False, samples=None, steps=1, interrupt=0):
         """`counts`: new tokens by slot."""

@@ -53,7 +53,7 @@ class Runner:
         scored on the way goes to its sequences."""
         rows = self._rows(chunks, steps)
         if 0 not in rows.samples or not any(map(_is_scored, chunks)):
-            return (self._operations if self._slots.adapted(rows.slots) else self._compute)(rows)
+            return self._compute(rows)
         hidden = self._operations.hidden(rows)
         for chunk, begin in zip(chunks, rows.cu_rows, strict=False):
             if _is_scored(chunk):

@@ -89,6 +89,7 @@ class Scheduler:
             count = min(sequence.pending, budget)
             budget -= count
             chunks.append(self._chunk(sequence, count, version))
+        chunks.sort(key=_adapter)  # rows of one adapter side by side are one product
         return chunks
 
     def ahead(self, chunks: list[Chunk], most: int) -> int:
@@ -248,6 +249,11 @@ class Scheduler:
     def _give_back(self, sequence: Sequence) -> None:
         self.cache.drop(sequence.pages)
         sequence.pages, sequence.digests, sequence.computed, sequence.oldest = [], [], 0, None
+
+
+def _adapter(chunk: Chunk) -> int:
+    adapter = chunk.sequence.adapter
+    return -1 if adapter is None else adapter.number
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:

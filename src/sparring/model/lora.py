@@ -100,17 +100,17 @@ class Delta:
     """What one adapter adds to one product: the layers that this joins have A one below the other and B as blocks."""
 
     def __init__(self, adapter: Adapter, site: Site) -> None:
-        self._site, self._scale = site, adapter.scale
+        self._site, self.scale = site, adapter.scale
         self._factors = [adapter.factors.get(name) for name in site.names]
         self._inner = [factors[0] for factors in self._factors if factors is not None]
-        self.a = ops.pack(*self._inner) if site.exact else None
-        self.b = ops.pack(self._blocks().detach()) if site.exact else None
+        self.a = ops.pack(*self._inner) if site.packed else None
+        self.b = ops.pack(self._blocks().detach()) if site.packed else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x[N, K] -> scale * B (A x) [N, M], float32 in exact numerics."""
+        """x[N, K] -> scale * B (A x) [N, M], float32 by our own product."""
         if self.a is None or self.b is None:
-            return nn.functional.linear(nn.functional.linear(x, torch.cat(self._inner)) * self._scale, self._blocks())
-        inner = (ops.linear(x, self.a, None, torch.float32) * self._scale).to(x.dtype)
+            return nn.functional.linear(nn.functional.linear(x, torch.cat(self._inner)) * self.scale, self._blocks())
+        inner = (ops.linear(x, self.a, None, torch.float32) * self.scale).to(x.dtype)
         b = self.b.of(self._blocks()) if torch.is_grad_enabled() else self.b
         return ops.linear(inner, b, None, torch.float32)
 
@@ -133,10 +133,11 @@ class Delta:
 
 
 class Site:
-    """One product of a model, where adapters add to the linear layers `names` of sizes M that it joins."""
+    """One product of a model, where adapters add to the linear layers `names` of sizes M that it joins. `packed`: it is our own, and
+    so are theirs."""
 
-    def __init__(self, adapters: Adapters, names: Sequence[str], layers: Sequence[nn.Module], *, exact: bool) -> None:
-        self._adapters, self.names, self.exact = adapters, names, exact
+    def __init__(self, adapters: Adapters, names: Sequence[str], layers: Sequence[nn.Module], *, packed: bool) -> None:
+        self._adapters, self.names, self.packed = adapters, names, packed
         self.sizes = [layer.weight.shape[0] for layer in layers]
         self.num_inputs: int = layers[0].weight.shape[1]
 
@@ -171,9 +172,15 @@ class Adapters:
         self._module, self._decoder = module, decoder
         self._sites: dict[str, Site] = {}
         self._placed: dict[int, Adapter] = {}
+        self.num_changes = 0
         self._groups: list[Group] | None = None
         self._num_rows = 0
         self.everywhere: Adapter | None = None
+
+    @property
+    def placed(self) -> Mapping[int, Adapter]:
+        """Adapters by number. Others after every change of `num_changes`."""
+        return self._placed
 
     @property
     def used(self) -> bool:
@@ -227,9 +234,11 @@ class Adapters:
     def put(self, number: int, adapter: Adapter) -> None:
         """Let rows have this adapter, which fits, by its number; in place of the one before."""
         self._placed[number] = adapter
+        self.num_changes += 1
 
     def take(self, number: int) -> Adapter | None:
         """Forget an adapter, and return it where there was one."""
+        self.num_changes += 1
         return self._placed.pop(number, None)
 
     def _found(self) -> Mapping[str, Site]:
@@ -242,14 +251,14 @@ class Adapters:
         joined = {part for product in products for part in product.parts}
         products += [layer.product for layer in names if isinstance(layer, RowLinear) and layer not in joined]
         for product in products:
-            product.adapted = self._site([names[part] for part in product.parts], product.parts, exact=True)
+            product.adapted = self._site([names[part] for part in product.parts], product.parts, packed=True)
         for layer, name in names.items():
             if not isinstance(layer, RowLinear):
-                layer.register_forward_hook(self._site([name], [layer], exact=False).hook)
+                layer.register_forward_hook(self._site([name], [layer], packed=False).hook)
         return self._sites
 
-    def _site(self, names: Sequence[str], layers: Sequence[nn.Module], *, exact: bool) -> Site:
-        site = Site(self, names, layers, exact=exact)
+    def _site(self, names: Sequence[str], layers: Sequence[nn.Module], *, packed: bool) -> Site:
+        site = Site(self, names, layers, packed=packed)
         self._sites |= dict.fromkeys(names, site)
         return site
 

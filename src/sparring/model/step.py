@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 from ctypes import addressof, byref
 from operator import is_
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,9 +21,10 @@ from sparring.model.attention import Paged
 from sparring.model.causal import CausalModel
 from sparring.model.decoder import Decoder, Layer
 from sparring.model.kernels import ops
-from sparring.model.kernels.decoder_step import BIASES, SLOT_COLUMNS, STOPS, TOPS, DecoderPlan, Form, LayerPlan, StepPlan, Weight
+from sparring.model.kernels.decoder_step import BIASES, SLOT_COLUMNS, STOPS, TOPS, DecoderPlan, DeltaPlan, Form, LayerPlan, StepPlan, Weight
 from sparring.model.kernels.kept import ids_of, no_masks
-from sparring.model.layers import Product, RowLinear, RowNorm
+from sparring.model.layers import RowLinear, RowNorm
+from sparring.model.lora import Adapters
 
 WORK_PER_THREAD = 2_000_000
 
@@ -226,8 +227,7 @@ class OperationStep:
 
 
 class DecoderStep:
-    """Steps as one call, for a `Decoder` on the compiled kernels, of sequences without adapters. Follows every change of the
-    weights.
+    """Steps as one call, for a `Decoder` on the compiled kernels. Follows every change of the weights and of the adapters.
 
     A thread takes part for every `work_per_thread` multiplications, because waking one for fewer costs more than the work.
     """
@@ -235,8 +235,10 @@ class DecoderStep:
     most_steps = 16
 
     def __init__(
-        self, decoder: Decoder, head: Product, pages: ops.KvPages, slots: Slots, *, work_per_thread: int = WORK_PER_THREAD
+        self, model: CausalModel, pages: ops.KvPages, slots: Slots, *, work_per_thread: int = WORK_PER_THREAD
     ) -> None:
+        decoder, head = model.decoder, model.head.product
+        self._deltas = Deltas(model.adapters, decoder)
         self._decoder, self._head, self._pages, self._slots = decoder, head, pages, slots
         self._work_per_thread = work_per_thread
         self._tensors: list[torch.Tensor | None] = []
@@ -265,7 +267,8 @@ class DecoderStep:
         outputs += [None if values is None else values.ctypes.data for values in (*(tops or (None, None)), masks)]
         work = steps * (len(tokens) * self._work_per_row + count * self._work_per_sample)
         threads = max(1, min(torch.get_num_threads(), work // self._work_per_thread))
-        step = StepPlan(*inputs, len(slots), independent, steps, *outputs, threads)
+        deltas = self._deltas.now() if self._slots.adapted(slots) else (None, 0)
+        step = StepPlan(*inputs, len(slots), independent, steps, *outputs, threads, *deltas)
         bad = ops.decoder_step(byref(self._plan), byref(step), self._pages.dtype)
         if bad != -1:
             self._refuse(bad, rows)
@@ -344,9 +347,37 @@ class DecoderStep:
         raise refusal(f"decoder step: row {row}", expected, f"token {rows.tokens[row]}", "check the request")
 
 
+class Deltas:
+    """The adapters of a model as the compiled steps read them; made anew when they have changed."""
+
+    def __init__(self, adapters: Adapters, decoder: Decoder) -> None:
+        self._adapters, self._products = adapters, [product for layer in decoder.layers for product in layer.products]
+        self._known = 0
+        self._now: tuple[Any, int] = (None, 0)
+
+    def now(self) -> tuple[int, int]:
+        """The address of the plans, by number, layer and product, and the most rows of an A among them."""
+        if self._known != self._adapters.num_changes:
+            self._now = self._made()
+            self._known = self._adapters.num_changes
+        plans, rank = self._now
+        return addressof(plans), rank
+
+    def _made(self) -> tuple[Any, int]:
+        placed, count = self._adapters.placed, len(self._products)
+        plans, rank = (DeltaPlan * (count * (max(placed, default=-1) + 1)))(), 0
+        for number, adapter in placed.items():
+            for place, product in enumerate(self._products):
+                delta = adapter.deltas.get(product.adapted)
+                if delta is not None:
+                    plans[number * count + place] = DeltaPlan(Weight.of(delta.a, None), Weight.of(delta.b, None), delta.scale)
+                    rank = max(rank, delta.a.num_outputs)
+        return plans, rank
+
+
 def step_of(model: CausalModel, pages: ops.KvPages, slots: Slots) -> DecoderStep | OperationStep:
     """The one call where the model is of the Llama family and the compiled kernels are in use."""
     compiled = ops.path_name() != "exact-torch" and model.device.type == "cpu"
     if compiled and model.decoder is not None and isinstance(model.head, RowLinear):
-        return DecoderStep(model.decoder, model.head.product, pages, slots)
+        return DecoderStep(model, pages, slots)
     return OperationStep(model, pages, slots)
