@@ -14,13 +14,14 @@ from typing import Any
 import torch
 
 from sparring.engine.adapters import AdapterTable
-from sparring.engine.check import problem_of
+from sparring.engine.check import Room, check_request, check_score
 from sparring.engine.config import PAGE_SIZE, EngineConfig
-from sparring.engine.kv import KvCache
+from sparring.engine.kv import KvCache, kv_metrics
 from sparring.engine.reply import Delivery, Reply, deliver
 from sparring.engine.runner import Runner
 from sparring.engine.scheduler import Chunk, Scheduler
 from sparring.engine.sequence import Sequence
+from sparring.engine.speculation import Speculation, accepted
 from sparring.engine.update import Update, commit, where
 from sparring.errors import EngineError, SparringError, WeightsError, boundary
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
@@ -51,12 +52,22 @@ class NativeEngine:
         self, model: CausalModel, config: EngineConfig, *, name: str = "policy", version: int = 0, threads: int = 0
     ) -> None:
         self._model, self._config, self._name, self._version = model, config, name, version
-        num_pages = _num_pages(model, config)
-        self._capacity = num_pages * PAGE_SIZE
-        cache = KvCache(num_pages, PAGE_SIZE, share_prefixes=config.share_prefixes)
+        num_pages, self._page_bytes = _num_pages(model, config), PAGE_SIZE * _token_bytes(model)
+        self._room = Room(model.vocab_size, model.max_positions, num_pages * PAGE_SIZE)
+        host_pages = config.host_pages(self._page_bytes)
+        cache = KvCache(
+            num_pages,
+            PAGE_SIZE,
+            share_prefixes=config.share_prefixes,
+            host_pages=host_pages,
+            idle_pages=config.idle_pages(self._page_bytes),
+        )
         self._scheduler = Scheduler(cache, max_running=config.max_running, max_batch_tokens=config.max_batch_tokens)
-        self._runner = Runner(model, num_pages=num_pages, page_size=PAGE_SIZE, max_running=config.max_running)
+        self._runner = Runner(
+            model, num_pages=num_pages, page_size=PAGE_SIZE, max_running=config.max_running, host_pages=host_pages
+        )
         self._adapters = AdapterTable(model, self._runner, name, version)
+        self._speculation = Speculation(config)
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._deliveries: list[Delivery] = []
         self._metrics: dict[str, float] = defaultdict(float)
@@ -80,9 +91,10 @@ class NativeEngine:
     @property
     def metrics(self) -> dict[str, float]:
         """Counts since the start: steps, generated_tokens, prefill_tokens, scored_tokens, cached_tokens, preemptions,
-        failed_steps, updates; busy_s and update_s, for which updates held up the steps; max_running (the most requests in one
-        step)."""
-        return {**self._metrics, "preemptions": float(self._scheduler.num_preempted)}
+        failed_steps, updates, drafted_tokens, accepted_tokens (of those); busy_s and update_s, for which updates held up the
+        steps; max_running (the most requests in one step); and what `kv_metrics` tells."""
+        preemptions, cache = float(self._scheduler.num_preempted), self._scheduler.cache
+        return {**self._metrics, "preemptions": preemptions, **kv_metrics(cache, self._page_bytes)}
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Sample one turn. Cancelling the awaiting task drops the request; `abort` ends it with what it has.
@@ -144,7 +156,7 @@ class NativeEngine:
         Raises:
             EngineError: the request can never be served, its step failed, it was aborted, or the engine is closed.
         """
-        self._check_score(request)
+        check_score(request, self._room)
         self._arrivals += 1
         async with self._serving(Sequence.to_score(request, Reply(), arrival=self._arrivals)) as reply:
             return await reply.result()
@@ -197,32 +209,6 @@ class NativeEngine:
         self._tell(self._stop)
         await asyncio.to_thread(self._thread.join)
 
-    def _check(self, request: GenerateRequest) -> int:
-        """Tokens that the request may sample.
-
-        Raises:
-            EngineError: it can never be served.
-        """
-        tokens, sampling = request.tokens, request.sampling
-        max_new = min(sampling.max_tokens, self._model.max_positions - len(tokens))
-        problem = None
-        if not tokens:
-            problem = "at least one token, got none; send a prompt"
-        elif min(tokens) < 0 or max(tokens) >= self._model.vocab_size:
-            problem = f"token ids below {self._model.vocab_size}, got {min(tokens)} to {max(tokens)}; use the model's tokenizer"
-        elif sampling.max_tokens < 1:
-            problem = f"max_tokens of at least 1, got {sampling.max_tokens}; ask for a token"
-        elif max_new < 1:
-            problem = f"fewer than {self._model.max_positions} tokens, got {len(tokens)}; shorten the prompt"
-        elif len(tokens) + max_new - 1 > self._capacity:
-            got = f"{len(tokens)} + {max_new}"
-            problem = f"prompt + max_tokens within the cache of {self._capacity}, got {got}; raise engine.kv_tokens"
-        else:
-            problem = problem_of(request, self._model.vocab_size)
-        if problem:
-            raise EngineError(f"request {request.id}: expected {problem}")
-        return max_new
-
     @asynccontextmanager
     async def _serving(self, sequence: Sequence) -> AsyncIterator[Reply]:
         """The request is with the engine's thread until it is answered or nobody waits any longer."""
@@ -235,9 +221,9 @@ class NativeEngine:
 
     async def _sequence(self, request: GenerateRequest, reply: Reply) -> Sequence:
         """A request that can be served; its prompt is judged first where that is asked for."""
-        max_new = self._check(request)
+        max_new = check_request(request, self._room)
         self._arrivals += 1
-        keep = self._config.kv_across_turns == "keep"
+        keep = self._config.kv_across_turns != "drop"
         sequence = Sequence.of(request, reply, arrival=self._arrivals, max_new=max_new, keep=keep)
         if request.prompt_logprobs:
             heat, name = request.sampling.temperature, f"{request.id}/prompt"
@@ -246,20 +232,6 @@ class NativeEngine:
             )
             sequence.prompt_logprobs = (await self.score(asked)).logprobs if len(request.tokens) > 1 else ()
         return sequence
-
-    def _check_score(self, request: ScoreRequest) -> None:
-        tokens, room = request.tokens, min(self._model.max_positions, self._capacity) + 1
-        problem = None
-        if not 1 <= request.first < len(tokens):
-            problem = f"1 <= first < number of tokens, got {request.first} of {len(tokens)}; score tokens that follow one"
-        elif min(tokens) < 0 or max(tokens) >= self._model.vocab_size:
-            problem = f"token ids below {self._model.vocab_size}, got {min(tokens)} to {max(tokens)}; use the model's tokenizer"
-        elif len(tokens) > room:
-            problem = f"at most {room} tokens, got {len(tokens)}; cut them or raise engine.kv_tokens"
-        elif request.temperature < 0 or not 0 <= request.top_k <= self._model.vocab_size:
-            problem = f"temperature >= 0 and 0 <= top_k <= {self._model.vocab_size}, got {request}; correct it"
-        if problem:
-            raise EngineError(f"score {request.id}: expected {problem}")
 
     def _ask(self, action: Callable[[], None]) -> None:
         with self._lock:
@@ -318,19 +290,22 @@ class NativeEngine:
         started = time.perf_counter()
         chunks = self._scheduler.plan(self._version)
         limited = [chunk.sequence for chunk in chunks if chunk.samples and chunk.sequence.request.allowed]
-        steps = self._scheduler.ahead(chunks, 1 if limited else self._most_steps(chunks))
+        guessing = self._speculation.applies(chunks)
+        drafts = self._speculation.drafts(chunks, self._scheduler) if guessing else None
+        steps = self._scheduler.ahead(chunks, 1 if limited or guessing else self._most_steps(chunks))
         broken = self._limit(limited)
         try:
             with boundary(EngineError, f"engine {self._name}: step"):
                 self._runner.copy(self._scheduler.cache.take_copies())
-                sampled = self._runner.step(chunks, steps)
+                sampled = self._runner.step(chunks, steps, drafts)
+                sampled = accepted(sampled, drafts) if drafts else sampled
         except SparringError as cause:
             # a refusal by a kernel is a failure of the machinery too: the request itself was checked
             error = cause if isinstance(cause, EngineError) else EngineError(str(cause))
             self._metrics["failed_steps"] += 1
             self._deliveries += [sequence.reply.settle(error) for sequence in self._scheduler.discard(chunks)]
             return
-        self._count(chunks, sampled.tokens)
+        self._count(chunks, sampled.tokens, drafts)
         sampling = [sequence for sequence, _, _, samples in chunks if samples]
         for place, sequence in enumerate(sampling):
             if sequence in broken:
@@ -383,11 +358,13 @@ class NativeEngine:
         self._scheduler.remove(sequence)
         self._deliveries.append(sequence.reply.settle(error))
 
-    def _count(self, chunks: list[Chunk], sampled: list[list[int]]) -> None:
+    def _count(self, chunks: list[Chunk], sampled: list[list[int]], drafts: list[list[int]] | None) -> None:
         """Before the sampled tokens are taken: whoever has none yet, or has more than one to compute, is being read."""
         metrics = self._metrics
         reading = [chunk for chunk in chunks if chunk.count > 1 or not chunk.samples or not chunk.sequence.logprobs]
-        metrics["steps"] += max(map(len, sampled), default=1)
+        metrics["steps"] += 1 if drafts else max(map(len, sampled), default=1)
+        metrics["drafted_tokens"] += sum(map(len, drafts or ()))
+        metrics["accepted_tokens"] += sum(map(len, sampled)) - len(sampled) if drafts else 0
         metrics["generated_tokens"] += sum(map(len, sampled))
         scored = sum(chunk.count for chunk in reading if chunk.sequence.scored_from is not None)
         metrics["scored_tokens"] += scored
@@ -484,6 +461,10 @@ def steps_at(pace_s: float, most: int) -> int:
 
 def _num_pages(model: CausalModel, config: EngineConfig) -> int:
     """Pages that the config pays for, and no more than all running requests of full length could use."""
-    per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * model.dtype.itemsize
     most = config.max_running * -(-model.max_positions // PAGE_SIZE)
-    return min(config.cache_tokens(per_token) // PAGE_SIZE, most)
+    return min(config.cache_tokens(_token_bytes(model)) // PAGE_SIZE, most)
+
+
+def _token_bytes(model: CausalModel) -> int:
+    """Size of one token's keys and values, over all layers."""
+    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * model.dtype.itemsize

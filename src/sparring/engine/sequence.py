@@ -13,6 +13,7 @@ from sparring.generation import Completion, FinishReason, GenerateRequest, KeptS
 
 if TYPE_CHECKING:
     from sparring.engine.adapters import Served
+    from sparring.engine.speculation import Lookup
 
 ScoredRows = tuple[list[float], list[float], list[list[int]], list[list[float]]]
 """Log-probabilities, entropies, ids and log-probabilities of the likeliest tokens, of neighbouring rows."""
@@ -56,6 +57,7 @@ class Sequence:
     kept: list[bytes] | None = None
     tops: list[Top] | None = None
     allowed: bytes | None = None
+    lookup: Lookup | None = None
     prompt_logprobs: tuple[float, ...] | None = None
     version: int | None = None
     kv_version: int | None = None

@@ -133,8 +133,8 @@ class Delta:
 
 
 class Site:
-    """One product of a model, where adapters add to the linear layers `names` of sizes M that it joins. `packed`: it is our own, and
-    so are theirs."""
+    """One product of a model, where adapters add to the linear layers `names` of sizes M that it joins. `packed`: it is our own,
+    and so are theirs."""
 
     def __init__(self, adapters: Adapters, names: Sequence[str], layers: Sequence[nn.Module], *, packed: bool) -> None:
         self._adapters, self.names, self.packed = adapters, names, packed
@@ -172,6 +172,7 @@ class Adapters:
         self._module, self._decoder = module, decoder
         self._sites: dict[str, Site] = {}
         self._placed: dict[int, Adapter] = {}
+        self._device = module.get_input_embeddings().weight.device
         self.num_changes = 0
         self._groups: list[Group] | None = None
         self._num_rows = 0
@@ -206,7 +207,7 @@ class Adapters:
         found = np.unique(numbers)
         each = [(self._placed[number], np.flatnonzero(numbers == number)) for number in found[found >= 0].tolist()]
         whole = len(numbers)
-        self._groups = [(one, None if len(rows) == whole else torch.from_numpy(rows)) for one, rows in each]
+        self._groups = [(one, None if len(rows) == whole else torch.from_numpy(rows).to(self._device)) for one, rows in each]
         self._num_rows = whole
         try:
             yield

@@ -21,7 +21,18 @@ from sparring.model.attention import Paged
 from sparring.model.causal import CausalModel
 from sparring.model.decoder import Decoder, Layer
 from sparring.model.kernels import ops
-from sparring.model.kernels.decoder_step import BIASES, SLOT_COLUMNS, STOPS, TOPS, DecoderPlan, DeltaPlan, Form, LayerPlan, StepPlan, Weight
+from sparring.model.kernels.decoder_step import (
+    BIASES,
+    SLOT_COLUMNS,
+    STOPS,
+    TOPS,
+    DecoderPlan,
+    DeltaPlan,
+    Form,
+    LayerPlan,
+    StepPlan,
+    Weight,
+)
 from sparring.model.kernels.kept import ids_of, no_masks
 from sparring.model.layers import RowLinear, RowNorm
 from sparring.model.lora import Adapters

@@ -154,6 +154,20 @@ def test_a_swap_in_flight_is_recorded(run, states):
     assert all(len(other.tokens) == 300 for other in crowd)
 
 
+def test_a_swap_waits_for_what_has_begun(run, states):
+    async def scenario(engine):
+        await engine.pull(ref(states[0]))
+        stream = engine.stream(request(max_tokens=400))
+        await anext(stream)
+        await engine.pull(ref(states[1], version=2))
+        *_, answer = [piece async for piece in stream]
+        return answer, await engine.generate(request())
+
+    answer, after = run(scenario, live_kv="drain")
+    assert answer.versions.values == answer.kv_versions.values == (1,) and len(answer.tokens) == 400
+    assert after.versions.values == after.kv_versions.values == (2,)
+
+
 def test_a_swap_does_not_touch_the_others(run, states):
     _, crowd = run(lambda engine: across(engine, states), live_kv="keep")
 

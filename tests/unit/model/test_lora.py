@@ -9,6 +9,7 @@ import torch
 from sparring.errors import BadInput
 from sparring.model.attention import Packed
 from sparring.model.config import LoraConfig
+from sparring.model.kernels import ops
 from sparring.model.load import load
 from sparring.model.lora import SCALE, Adapter, fresh_state, targeted
 from sparring.model.peft import CONFIG, read, read_config, write
@@ -84,6 +85,28 @@ def test_a_row_does_not_see_its_neighbours_adapters(base, tmp_path, dtype):
             together = model.logits(model.hidden(torch.cat(rows), positions, Packed.of(lengths))).split(lengths)
         for row, number, found in zip(rows, numbers.tolist(), together, strict=True):
             assert torch.equal(found, alone(row, number))
+
+
+@pytest.mark.parametrize("numerics", ["exact", "fast"])
+def test_without_compiled_kernels_it_is_the_same_model(base, tmp_path, numerics):
+    """In fast numerics these are then torch's own layers."""
+    expected, before = logits(load(tiny_adapter(base, tmp_path / "a"))), ops.path_name()
+    ops.use("exact-torch")
+    try:
+        model, plain = load(tmp_path / "a", numerics=numerics), load(base, numerics=numerics)
+        found, unadapted = logits(model), logits(plain)
+        for number, seed in enumerate((1, 2)):
+            state = read(tiny_adapter(base, tmp_path / str(seed), seed=seed))
+            plain.adapters.put(number, plain.adapters.fit(Adapter(state, plain.dtype, plain.device)))
+        plain.adapters.put(2, plain.adapters.fit(Adapter(read(tmp_path / "a"), plain.dtype, plain.device)))
+        with plain.adapters.of_rows(np.repeat([0, 2, -1], [7, 40, 40])), torch.no_grad():
+            rows, lengths = torch.cat([TOKENS[:7], TOKENS, TOKENS]), [7, 40, 40]
+            positions = torch.cat([torch.arange(length) for length in lengths])
+            _, mixed, none = plain.logits(plain.hidden(rows, positions, Packed.of(lengths))).split(lengths)
+    finally:
+        ops.use(before)
+    assert (found - expected).abs().max() < 1e-4 < 1.0 < (unadapted - expected).abs().max()
+    assert (mixed - found).abs().max() < 1e-4 and (none - unadapted).abs().max() < 1e-4
 
 
 def test_gradients_are_those_of_the_formula(qwen3, tmp_path):
