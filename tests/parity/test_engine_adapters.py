@@ -97,7 +97,7 @@ def test_every_adapter_of_a_crowd_equals_its_trainer(folders, dtype):
 def test_a_request_in_a_crowd_is_as_alone(folders, dtype):
     asked = list(requests())
     alone = [served(folders, [request], dtype, max_batch_tokens=2048)[0][0] for request in asked[::9]]
-    for settings in ({}, {"max_running": 7, "max_batch_tokens": 8}, {"share_prefixes": False}, {"kv_tokens": 192, "max_running": 8}):
+    for settings in ({}, {"max_running": 7, "max_batch_tokens": 8}, {"share_prefixes": False}, {"kv_tokens": 192, "max_running": 8}, {"speculation": "ngram", "max_running": 4}):
         answers, metrics = served(folders, asked, dtype, **settings)
         assert [(a.tokens, a.logprobs) for a in answers[::9]] == [(a.tokens, a.logprobs) for a in alone]
         assert metrics["preemptions"] > 0 or "kv_tokens" not in settings

@@ -9,7 +9,7 @@ from pathlib import Path
 from sparring.cluster.inline import InlineCluster
 from sparring.config import RunConfig, load
 from sparring.errors import refusal
-from sparring.model.hub import local_folder
+from sparring.model.hub import base_folder, local_folder
 from sparring.model.peft import is_adapter
 from sparring.render.load import load_renderer
 from sparring.rollout.replay import replay
@@ -51,7 +51,7 @@ async def replay_recorded(folder: Path, rollout_id: str) -> Replayed:
             )
             try:
                 policy = config.models[POLICY]
-                renderer = load_renderer(str(weights), policy.renderer, policy.thinking)
+                renderer = load_renderer(base_folder(weights), policy.renderer, policy.thinking)
                 report = await replay(_from_zero(rollout), cluster.engine(POLICY, path=str(weights)), renderer)
             finally:
                 await cluster.close()
