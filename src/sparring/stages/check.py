@@ -15,6 +15,7 @@ from sparring.stages.context import ORDER, POLICY, Context
 from sparring.stages.demonstrate import Conversation, converse, demonstrate, given_conversations
 from sparring.stages.eval import held_out
 from sparring.stages.fit import SOME, check_rendering
+from sparring.stages.lora import check_lora
 from sparring.stages.servable import check_model
 from sparring.stages.shape import InitConfig, folder_shape
 from sparring.types import Message, Task
@@ -34,6 +35,7 @@ async def check(context: Context) -> list[str]:
     config = context.config
     facts = _stages(context)
     shape = _shape(context)
+    facts += check_lora(context)
     facts += _memory(context, shape)
     _sampling(context)
     if "rl" in config.run.stages:
@@ -92,15 +94,20 @@ def _shape(context: Context) -> InitConfig:
 
 
 def _memory(context: Context, shape: InitConfig) -> list[str]:
-    """A bound on memory: weights, gradients and AdamW in float32, the engine's copy, its cache, a micro-batch's activations."""
+    """A bound on memory: weights (and adapters), gradients and AdamW in float32 of what is trained, the engine's copy, its cache,
+    a micro-batch's activations."""
     config = context.config
     width, layers = shape.hidden_size, shape.num_layers
     per_layer = width * (2 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     parameters = layers * (per_layer + 3 * width * shape.intermediate_size) + 2 * shape.vocab_size * width
-    trainer = parameters * (4 + 4 + 8)
+    lora = config.models[POLICY].lora
+    # an adapter has a row for each input and each output of seven linear layers, at the most
+    ends = 7 * width + 2 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim + 3 * shape.intermediate_size
+    trained = parameters if lora is None else layers * lora.rank * ends
+    trainer = (0 if lora is None else parameters * 4) + trained * (4 + 4 + 8)
     per_token = layers * (12 * width + 4 * shape.intermediate_size) + 2 * shape.vocab_size
     activations = config.train.token_budget * per_token * 4
-    needed = trainer + 3 * parameters * 4 + config.engine.kv_bytes + activations
+    needed = trainer + 3 * parameters * 4 + (0 if lora is None else 3 * trained * 4) + config.engine.kv_bytes + activations
     here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if config.run.device == "cpu" and needed > here:
         raise refusal(
@@ -110,7 +117,7 @@ def _memory(context: Context, shape: InitConfig) -> list[str]:
             "lower train.token_budget or engine.kv_bytes, or take a smaller model",
         )
     free = shutil.disk_usage(context.folder).free
-    disk = parameters * 12 * (config.train.keep_last + 1) * 2
+    disk = trained * 12 * (config.train.keep_last + 1) * 2
     if disk > free:
         raise refusal(
             str(context.folder), f"{disk / GIB:.1f} GiB of disk for checkpoints", f"{free / GIB:.1f} GiB", "free disk space"
