@@ -42,7 +42,13 @@ def watched(path):
     return WatchedEngine(scripted(path), Spans())
 
 
-ENGINES = {"native": native, "scripted": scripted, "watched": watched}
+def remote(path):
+    from sparring.testing.served import RemoteToThread
+
+    return RemoteToThread(native(path), path)
+
+
+ENGINES = {"native": native, "scripted": scripted, "watched": watched, "remote": remote}
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from sparring.engine.runner import Runner
 from sparring.engine.scheduler import Chunk, Scheduler
 from sparring.engine.sequence import Sequence
 from sparring.engine.update import Update, commit, where
-from sparring.errors import EngineError, SparringError, WeightsError, boundary
+from sparring.errors import EngineError, RequestRefused, SparringError, WeightsError, boundary
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.model.causal import CausalModel
 from sparring.types import WeightRef
@@ -74,6 +74,21 @@ class NativeEngine:
     def version(self) -> int:
         """The version of the weights that are served."""
         return self._version
+
+    @property
+    def closed(self) -> bool:
+        """Whether the engine's thread has ended: nothing is answered any longer."""
+        return self._closed
+
+    @property
+    def context(self) -> int:
+        """Most tokens of one conversation."""
+        return min(self._model.max_positions, self._capacity)
+
+    @property
+    def model(self) -> CausalModel:
+        """What is served."""
+        return self._model
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -207,7 +222,7 @@ class NativeEngine:
         else:
             problem = problem_of(request, self._model.vocab_size)
         if problem:
-            raise EngineError(f"request {request.id}: expected {problem}")
+            raise RequestRefused(f"request {request.id}: expected {problem}")
         return max_new
 
     @asynccontextmanager
@@ -244,7 +259,7 @@ class NativeEngine:
         elif request.temperature < 0 or not 0 <= request.top_k <= self._model.vocab_size:
             problem = f"temperature >= 0 and 0 <= top_k <= {self._model.vocab_size}, got {request}; correct it"
         if problem:
-            raise EngineError(f"score {request.id}: expected {problem}")
+            raise RequestRefused(f"score {request.id}: expected {problem}")
 
     def _ask(self, action: Callable[[], None]) -> None:
         with self._lock:
@@ -379,7 +394,7 @@ class NativeEngine:
     def _fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
         found = [sequence for sequence in self._scheduler.find(request) if sequence.scored_from is None]
         if len(found) != 1:
-            raise EngineError(f"fork of {request}: expected one request of this id under way, got {len(found)}; ask for new ones")
+            raise RequestRefused(f"fork of {request}: expected one request of this id under way, got {len(found)}; ask for new ones")
         self._scheduler.fork(found[0], seeds, self._version)
         return tuple(found[0].branch(name, seed) for name, seed in seeds.items())
 
