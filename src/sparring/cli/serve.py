@@ -34,7 +34,8 @@ def run(args: argparse.Namespace) -> int:
         KeyboardInterrupt: the user stopped it.
     """
     from sparring.cli.checkpoint import find_checkpoint
-    from sparring.launch.serve import ServeConfig, engine_config, key_of, serve
+    from sparring.engine.adapters.key import key_of
+    from sparring.launch.serve import ServeConfig, engine_config, serve
     from sparring.model.hub import local_folder
 
     config = ServeConfig(

@@ -463,8 +463,12 @@ def steps_at(pace_s: float, most: int) -> int:
     return max(1, min(most, int(PIECE_S / pace_s)))
 
 
+def token_bytes(model: CausalModel) -> int:
+    """Size of one token's keys and values, over all layers."""
+    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * model.dtype.itemsize
+
+
 def _num_pages(model: CausalModel, config: EngineConfig) -> int:
     """Pages that the config pays for, and no more than all running requests of full length could use."""
-    per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * model.dtype.itemsize
     most = config.max_running * -(-model.max_positions // PAGE_SIZE)
-    return min(config.cache_tokens(per_token) // PAGE_SIZE, most)
+    return min(config.cache_tokens(token_bytes(model)) // PAGE_SIZE, most)

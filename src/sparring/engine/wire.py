@@ -82,7 +82,8 @@ class ReleaseForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class Served(msgspec.Struct, frozen=True, kw_only=True):
     """What a server says of itself: the name of its model, the version served now, how it computes, how much it takes.
 
-    `context` is the most tokens of one conversation; `instance` is another for every start of the server.
+    `context` is the most tokens of one conversation, `token_bytes` the size of one's keys and values; `instance` is another for
+    every start of the server.
     """
 
     model: str
@@ -92,6 +93,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_positions: int
     context: int
+    token_bytes: int
     instance: str
 
 

@@ -59,18 +59,6 @@ def engine_config(settings: Sequence[str]) -> EngineConfig:
     return from_data(recipe, "the engine's settings", settings).engine
 
 
-def key_of(variable: str) -> str:
-    """The key that an environment variable holds; "" where none is named.
-
-    Raises:
-        BadInput: there is no such variable, or nothing in it.
-    """
-    key = os.environ.get(variable, "") if variable else ""
-    if variable and not key:
-        raise refusal(f"environment variable {variable}", "a key", "nothing", "set it")
-    return key
-
-
 def serve(config: ServeConfig, ready: Callable[[str], None]) -> None:
     """Serve until the process is interrupted. What is under way then ends with an error of the engine.
 
@@ -96,6 +84,8 @@ def server_of(engine: NativeEngine, config: ServeConfig, ready: Callable[[], Non
         config: the rest of it.
         ready: called when requests are answered.
     """
+    from sparring.engine.native import token_bytes
+
     served = Served(
         model=config.name,
         version=engine.version,
@@ -104,6 +94,7 @@ def server_of(engine: NativeEngine, config: ServeConfig, ready: Callable[[], Non
         vocab_size=engine.model.vocab_size,
         max_positions=engine.model.max_positions,
         context=engine.context,
+        token_bytes=token_bytes(engine.model),
         instance=secrets.token_hex(8),
     )
     application = TokenServer(engine, served, _plain_requests, config.api_key).application()

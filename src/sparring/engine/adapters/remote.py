@@ -12,8 +12,10 @@ from typing import Any, TypeVar
 
 import httpx
 import msgspec
+import torch
 
 from sparring.engine import wire
+from sparring.engine.config import EngineConfig
 from sparring.errors import EngineError, WeightsError, boundary, refusal
 from sparring.generation import Completion, Delta, GenerateRequest, Runs, ScoreRequest, Scores
 from sparring.types import WeightRef
@@ -60,6 +62,7 @@ class RemoteEngine:
         self._transport = {"uds": socket_path} if socket_path else {"socket_options": KEEP_ALIVE}
         self.served = self._ask_what_is_served()
         self._version, self._offset, self._instance = self.served.version, 0, self.served.instance
+        self._newest: int | None = None  # that this client sent
         self._live: dict[str, list[_Live]] = defaultdict(list)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._client = httpx.AsyncClient(
@@ -73,6 +76,36 @@ class RemoteEngine:
     def version(self) -> int:
         """The version of the weights that were served when the server last said so."""
         return self._version - self._offset
+
+    def check(self, dtype: str, numerics: str, config: EngineConfig) -> None:
+        """Whether the server computes as the run's model and takes as much as `[engine]` says.
+
+        Raises:
+            BadInput: it does not.
+        """
+        served, where = self.served, f"engine at {self._url}"
+        if served.dtype != dtype:
+            raise refusal(where, f"a model in {dtype}, as models.{self._name}.dtype", served.dtype, "serve it with --dtype")
+        if (served.numerics == "fast") != (numerics == "fast"):
+            got = served.numerics
+            raise refusal(where, f"numerics {numerics}, as models.{self._name}.numerics", got, "serve it with --numerics")
+        wanted = min(served.max_positions, config.cache_tokens(served.token_bytes))
+        if served.context < wanted:
+            do = "serve it with a larger engine.kv_bytes, or lower it in the recipe"
+            raise refusal(where, f"room for {wanted} tokens, as engine.kv_bytes", str(served.context), do)
+
+    def begin(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Have these weights served, and call them version 0 from here on, whatever number the server gives them. Blocks.
+
+        Raises:
+            WeightsError: the server refused them.
+            EngineError: it did not answer.
+        """
+        number, where = self.served.version + 1, f"engine at {self._url}: weights"
+        with published(self.served.model, number, state) as ref, boundary(EngineError, where), self._blocking(None) as client:
+            answer = client.post("/v1/weights", content=wire.encode(ref))
+            self._check(answer.status_code, answer.content, answer.headers, where, adopts=True)
+        self._newest = self._offset = self._version
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Sample one turn. Cancelling the awaiting task drops the request, `abort` ends it with what it has.
@@ -143,9 +176,7 @@ class RemoteEngine:
         if ref.model != self._name:
             raise WeightsError(f"{where}: expected model {self._name!r}; publish to the engine that serves it")
         sent = replace(ref, model=self.served.model, version=ref.version + self._offset)
-        if ref.transport == TRANSPORT:
-            await self._post("weights", sent, adopts=True)
-            return
+        self._newest = max(self._newest or 0, sent.version)
         async with _lent(sent) as lent:
             await self._post("weights", lent, adopts=True)
 
@@ -153,10 +184,13 @@ class RemoteEngine:
         """Drop what is under way. The server goes on. Safe to call twice."""
         await self._client.aclose()
 
-    def _ask_what_is_served(self) -> wire.Served:
+    def _blocking(self, timeout_s: float | None) -> httpx.Client:
         transport = httpx.HTTPTransport(**self._transport)
+        return httpx.Client(base_url=self._base_url, headers=self._headers, transport=transport, timeout=timeout_s)
+
+    def _ask_what_is_served(self) -> wire.Served:
         try:
-            with httpx.Client(base_url=self._base_url, headers=self._headers, transport=transport, timeout=CONNECT_S) as client:
+            with self._blocking(CONNECT_S) as client:
                 answer = client.get("/v1/model")
         except httpx.HTTPError as error:
             raise wire.unreachable(self._url, f"{type(error).__name__}: {error}") from error
@@ -173,7 +207,8 @@ class RemoteEngine:
         try:
             with boundary(EngineError, where):
                 async with self._client.stream("POST", "/v1/generate", content=wire.encode(form)) as response:
-                    await self._check(response, where)
+                    body = b"" if response.status_code == 200 else await response.aread()
+                    self._check(response.status_code, body, response.headers, where)
                     live.there.set()
                     async for name, data in _events(response):
                         if name == "error":
@@ -194,25 +229,26 @@ class RemoteEngine:
         where = f"engine at {self._url}: {name}"
         with boundary(EngineError, where):
             answer = await self._client.post(f"/v1/{name}", content=wire.encode(value))
-            await self._check(answer, where, adopts=adopts)
+            self._check(answer.status_code, answer.content, answer.headers, where, adopts=adopts)
             return answer.content
 
-    async def _check(self, response: httpx.Response, where: str, *, adopts: bool = False) -> None:
-        """The answer is no error, and from the server that this client knows.
+    def _check(self, status: int, body: bytes, headers: httpx.Headers, where: str, *, adopts: bool = False) -> None:
+        """The answer is no error, and from the server that this client knows, with the weights that this client sent if it sent any.
 
         Raises:
-            EngineError: what the server says, or that it was started again: it serves the weights it began with.
+            EngineError: what the server says; or that it was started again, or given weights by somebody else.
         """
-        if response.status_code != 200:
-            body = await response.aread()
+        if status != 200:
             try:
                 raise wire.raised(msgspec.json.decode(body, type=wire.Failed).error, where)
             except msgspec.MsgspecError:
-                raise EngineError(f"{where}: status {response.status_code}: {body[:200]!r}") from None
-        instance = response.headers.get(wire.INSTANCE)
-        if instance != self._instance and not adopts:
-            raise EngineError(f"{where}: expected the server that was there, got one that was started since; it has other weights")
-        self._instance, self._version = instance, int(response.headers[wire.VERSION])
+                raise EngineError(f"{where}: status {status}: {body[:200]!r}") from None
+        instance, version = headers.get(wire.INSTANCE, ""), int(headers.get(wire.VERSION, -1))
+        if not adopts and instance != self._instance:
+            raise EngineError(f"{where}: expected the server that was there, got one started since, with other weights; push them again")
+        if not adopts and self._newest is not None and version > self._newest:
+            raise EngineError(f"{where}: expected version {self._newest}, the last one sent, got {version}; one run to a server")
+        self._instance, self._version = instance, version
 
     def _renumbered(self, completion: Completion) -> Completion:
         if not self._offset:
@@ -242,6 +278,9 @@ async def _events(response: httpx.Response) -> AsyncIterator[tuple[str, bytes]]:
 @asynccontextmanager
 async def _lent(ref: WeightRef) -> AsyncIterator[WeightRef]:
     """The same weights in shared memory, for as long as the context lasts."""
+    if ref.transport == TRANSPORT:
+        yield ref
+        return
     stack = ExitStack()
 
     def lend() -> WeightRef:
