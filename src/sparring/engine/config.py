@@ -61,7 +61,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         if (self.kind in ("remote", "openai")) != bool(self.url):
-            raise ValueError(f"url must be given for a remote or openai engine and for no other, got {self.kind} and {self.url!r}")
+            raise ValueError(f"url must be given for kinds remote and openai and no other, got {self.kind} and {self.url!r}")
         for name in ("max_running", "max_batch_tokens", "kv_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

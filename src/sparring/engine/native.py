@@ -16,6 +16,7 @@ import torch
 from sparring.engine.check import problem_of
 from sparring.engine.config import PAGE_SIZE, EngineConfig
 from sparring.engine.kv import KvCache
+from sparring.engine.latency import Latencies
 from sparring.engine.reply import Delivery, Reply, deliver
 from sparring.engine.runner import Runner
 from sparring.engine.scheduler import Chunk, Scheduler
@@ -58,6 +59,7 @@ class NativeEngine:
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._deliveries: list[Delivery] = []
         self._metrics: dict[str, float] = defaultdict(float)
+        self.latencies = Latencies()
         self._updates: list[Update] = []
         self._checksum: str | None = None
         self._arrivals = 0
@@ -94,8 +96,10 @@ class NativeEngine:
     def metrics(self) -> dict[str, float]:
         """Counts since the start: steps, generated_tokens, prefill_tokens, scored_tokens, cached_tokens, preemptions,
         failed_steps, updates; busy_s and update_s, for which updates held up the steps; max_running (the most requests in one
-        step)."""
-        return {**self._metrics, "preemptions": float(self._scheduler.num_preempted)}
+        step). And right now: running and waiting requests."""
+        running, waiting = self._scheduler.load
+        now = {"preemptions": self._scheduler.num_preempted, "running": running, "waiting": waiting}
+        return {**self._metrics, **{name: float(value) for name, value in now.items()}}
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Sample one turn. Cancelling the awaiting task drops the request; `abort` ends it with what it has.
@@ -337,10 +341,13 @@ class NativeEngine:
                 self._fail(sequence, cause)
                 continue
             self._scheduler.advance(sequence, len(sequence.logprobs) - known - 1, self._version)
+            if not known:
+                self.latencies.began(sequence.reply)
             if sequence.reply.streams:
                 at = known + sequence.num_prompt
                 self._deliveries.append(sequence.reply.extend(sequence.tokens[at:], sequence.logprobs[known:]))
             if sequence.finish_reason:
+                self.latencies.ended(sequence.reply, len(sequence.logprobs))
                 self._scheduler.retire(sequence, self._version)
                 self._deliveries.append(sequence.reply.settle(sequence.completion()))
         for sequence, begin, count, _ in chunks if len(sampling) < len(chunks) else ():
@@ -394,7 +401,8 @@ class NativeEngine:
     def _fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
         found = [sequence for sequence in self._scheduler.find(request) if sequence.scored_from is None]
         if len(found) != 1:
-            raise RequestRefused(f"fork of {request}: expected one request of this id under way, got {len(found)}; ask for new ones")
+            got = f"{len(found)}; ask for new ones"
+            raise RequestRefused(f"fork of {request}: expected one request of this id under way, got {got}")
         self._scheduler.fork(found[0], seeds, self._version)
         return tuple(found[0].branch(name, seed) for name, seed in seeds.items())
 

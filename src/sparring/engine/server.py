@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import itertools
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -32,6 +33,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sparring.engine import wire
+from sparring.engine.latency import Latencies
+from sparring.engine.prometheus import exposition
 from sparring.errors import BadInput, EngineError, RequestRefused, SparringError, WeightsError, refusal
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest
 from sparring.protocols import Engine
@@ -41,6 +44,7 @@ MOST_BYTES = 64 << 20
 """Of a body."""
 
 T = TypeVar("T")
+Asked = TypeVar("Asked", GenerateRequest, ScoreRequest)
 Bind = Callable[[GenerateRequest], GenerateRequest]
 
 
@@ -51,6 +55,8 @@ class ServedEngine(Engine, Protocol):
     def closed(self) -> bool: ...
     @property
     def metrics(self) -> dict[str, float]: ...
+    @property
+    def latencies(self) -> Latencies: ...
 
 
 class TokenServer:
@@ -59,13 +65,15 @@ class TokenServer:
     Args:
         engine: answers; whoever made it closes it.
         served: what is said of it.
-        bind: says in ids what a request's sampling says in text (stop strings, constraints).
+        bind: says in ids what a request's sampling says in text (stop strings, a constraint).
         api_key: what clients must send as a bearer token to everything under /v1; "": nothing.
     """
 
     def __init__(self, engine: ServedEngine, served: wire.Served, bind: Bind, api_key: str = "") -> None:
         self._engine, self._served, self._bind, self._api_key = engine, served, bind, api_key
         self._numbers = itertools.count(1)
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._branches: dict[str, GenerateRequest] = {}
 
     def application(self) -> ASGIApp:
         """The ASGI application."""
@@ -73,7 +81,7 @@ class TokenServer:
         routes = [Route(f"/v1/{name}", getattr(self, f"_{name}"), methods=["POST"]) for name in posts]
         gets = {"/v1/model": self._model, "/health": self._health, "/metrics": self._metrics}
         routes += [Route(path, answer, methods=["GET"]) for path, answer in gets.items()]
-        handlers: dict[Any, Any] = {SparringError: _refused, HTTPException: _no_route, ClientDisconnect: _left}
+        handlers: dict[Any, Any] = {SparringError: self._refused, HTTPException: self._no_route, ClientDisconnect: self._left}
         return self._guarded(Starlette(routes=routes, exception_handlers=handlers))
 
     def _guarded(self, inner: ASGIApp) -> ASGIApp:
@@ -109,26 +117,39 @@ class TokenServer:
         return _json({})
 
     async def _metrics(self, request: Request) -> Response:
-        return Response("", media_type="text/plain; version=0.0.4")
+        page = exposition(self._engine.metrics, self._engine.latencies.by_name, self._counts, self._engine.version)
+        return Response(page, media_type="text/plain; version=0.0.4")
 
     async def _generate(self, request: Request) -> Response:
         form = await _body(request, wire.GenerateForm)
-        asked = wire.generate_request(form)
-        if not asked.id:
-            asked = replace(asked, id=f"{self._served.instance}-{next(self._numbers)}")
-        try:
-            asked = self._bind(asked)
-        except BadInput as cause:
-            raise RequestRefused(str(cause)) from cause
+        asked = await self._bound(wire.generate_request(form))
         if not form.stream:
-            return _json(await _unless_left(request.receive, self._engine.generate(asked)))
+            completion = await _unless_left(request.receive, self._engine.generate(asked))
+            self._counts["generate", completion.finish_reason] += 1
+            return _json(completion)
         pieces = self._engine.stream(asked) if form.deltas else _whole(self._engine, asked)
         first = asyncio.ensure_future(anext(pieces))
         # what can never be served is refused with a status; from here on the engine knows of the request
         await asyncio.sleep(0)
         if first.done():
             first.result()
-        return _Events(pieces, first)
+        return _Events(pieces, first, lambda outcome: self._counts.update([("generate", outcome)]))
+
+    async def _bound(self, asked: GenerateRequest) -> GenerateRequest:
+        """The request under a name of its own if it has none, with its text rules in ids."""
+        asked = self._named(asked)
+        if not (asked.sampling.stop_strings or asked.sampling.constraint):
+            return asked
+        branch = self._branches.get(asked.conversation or "")
+        if branch is not None and branch.tokens == asked.tokens:  # its turn has begun before its prompt ends
+            return replace(asked, ends=branch.ends, allowed=branch.allowed)
+        try:
+            return await asyncio.to_thread(self._bind, asked)  # a grammar may take a while to compile
+        except BadInput as cause:
+            raise RequestRefused(f"request {asked.id}: {cause}") from cause
+
+    def _named(self, asked: Asked) -> Asked:
+        return asked if asked.id else replace(asked, id=f"{self._served.instance}-{next(self._numbers)}")
 
     async def _abort(self, request: Request) -> Response:
         await self._engine.abort((await _body(request, wire.AbortForm)).id)
@@ -137,23 +158,41 @@ class TokenServer:
     async def _fork(self, request: Request) -> Response:
         form = await _body(request, wire.ForkForm)
         branches = await self._engine.fork(form.id, form.seeds)
+        self._branches.update({branch.id: branch for branch in branches if branch.ends or branch.allowed})
         return _json([wire.generate_form(branch, stream=False, deltas=True) for branch in branches])
 
     async def _score(self, request: Request) -> Response:
-        asked = wire.noun(await _body(request, wire.ScoreForm), ScoreRequest)
+        asked = self._named(wire.noun(await _body(request, wire.ScoreForm), ScoreRequest))
         return _json(await _unless_left(request.receive, self._engine.score(asked)))
 
     async def _release(self, request: Request) -> Response:
-        await self._engine.release((await _body(request, wire.ReleaseForm)).conversation)
+        conversation = (await _body(request, wire.ReleaseForm)).conversation
+        self._branches.pop(conversation, None)
+        await self._engine.release(conversation)
         return _json({})
 
     async def _weights(self, request: Request) -> Response:
         ref = wire.noun(await _body(request, wire.WeightForm), WeightRef)
         if ref.transport == "inline":
-            got = "'inline', an object of another process"
-            raise WeightsError(f"weights of {ref.model} version {ref.version}: expected shared memory, got {got}; lend them there")
+            where, got = f"weights of {ref.model} version {ref.version}", "'inline', an object of another process"
+            raise WeightsError(f"{where}: expected shared memory, got {got}; lend them there")
         await _unless_left(request.receive, self._engine.pull(ref))
         return _json({})
+
+
+    async def _refused(self, request: Request, error: SparringError) -> Response:
+        self._counts[request.url.path.rpartition("/")[2], type(error).__name__] += 1
+        return _json(wire.problem(error), wire.status(error))
+
+    async def _left(self, request: Request, error: ClientDisconnect) -> Response:
+        """Nobody reads it."""
+        self._counts[request.url.path.rpartition("/")[2], "left"] += 1
+        return Response(status_code=499)
+
+    async def _no_route(self, request: Request, error: HTTPException) -> Response:
+        where = f"{request.method} {request.url.path}"
+        wrong = refusal(where, "one of this server's endpoints", error.detail, "see docs/path/engine.md")
+        return _json(wire.problem(wrong), error.status_code)
 
 
 async def _whole(engine: Engine, asked: GenerateRequest) -> AsyncIterator[Delta | Completion]:
@@ -161,13 +200,15 @@ async def _whole(engine: Engine, asked: GenerateRequest) -> AsyncIterator[Delta 
 
 
 class _Events(Response):
-    """What an engine's stream says as server-sent events; its first piece is already on its way. The head goes out at once: who has
-    it knows that the engine has the request."""
+    """What an engine's stream says as server-sent events; its first piece is already on its way. The head goes out at once: who
+    has it knows that the engine has the request."""
 
-    def __init__(self, pieces: AsyncIterator[Delta | Completion], first: asyncio.Future[Any]) -> None:
+    def __init__(
+        self, pieces: AsyncIterator[Delta | Completion], first: asyncio.Future[Any], ended: Callable[[str], None]
+    ) -> None:
         super().__init__(media_type=wire.EVENTS)
         del self.headers["content-length"]
-        self._pieces, self._first = pieces, first
+        self._pieces, self._first, self._ended = pieces, first, ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Tell until the end, or until nobody listens."""
@@ -188,8 +229,10 @@ class _Events(Response):
                 while not isinstance(piece, Completion):
                     yield wire.event("delta", piece)
                     piece = await anext(self._pieces)
+            self._ended(piece.finish_reason)
             yield wire.event("completion", piece)
         except SparringError as error:
+            self._ended(type(error).__name__)
             yield wire.event("error", wire.problem(error))
 
 
@@ -232,17 +275,3 @@ def _json(value: Any, status: int = 200) -> Response:
 
 def _plain(served: wire.Served) -> dict[str, Any]:
     return {name: getattr(served, name) for name in served.__struct_fields__}
-
-
-async def _refused(request: Request, error: SparringError) -> Response:
-    return _json(wire.problem(error), wire.status(error))
-
-
-async def _no_route(request: Request, error: HTTPException) -> Response:
-    wrong = refusal(f"{request.method} {request.url.path}", "one of this server's endpoints", error.detail, "see docs/path/engine.md")
-    return _json(wire.problem(wrong), error.status_code)
-
-
-async def _left(request: Request, error: ClientDisconnect) -> Response:
-    """Nobody reads it."""
-    return Response(status_code=499)

@@ -126,15 +126,17 @@ def decode(data: bytes, kind: type[T], where: str) -> T:
 
 
 def generate_form(request: GenerateRequest, *, stream: bool, deltas: bool) -> GenerateForm:
-    """A request as it is sent.
+    """A request as it is sent: text rules go as text, for the server to make them again.
 
     Raises:
-        RequestRefused: it hangs on a function of this process, which cannot be sent.
+        RequestRefused: it hangs on a function of this process that is not said in text.
     """
-    functions = [name for name in ("ends", "allowed") if getattr(request, name) is not None]
+    texts = {"ends": request.sampling.stop_strings, "allowed": request.sampling.constraint}
+    functions = [name for name, text in texts.items() if getattr(request, name) is not None and not text]
     if functions:
-        got = f"{' and '.join(functions)}, functions of this process"
-        raise RequestRefused(f"request {request.id}: expected what can be sent, got {got}; ask an engine of this process")
+        got = f"{' and '.join(functions)} as functions of this process"
+        expected = "stop strings and constraint in its sampling"
+        raise RequestRefused(f"request {request.id}: expected {expected}, got {got}; say them in text")
     values = {name: getattr(request, name) for name in _Generate.__struct_fields__ if name != "sampling"}
     return GenerateForm(**values, sampling=SamplingForm(**_fields(request.sampling)), stream=stream, deltas=deltas)
 
@@ -169,11 +171,6 @@ def raised(found: Problem, where: str) -> SparringError:
 def event(name: str, value: Any) -> bytes:
     """One server-sent event."""
     return b"event: %s\ndata: %s\n\n" % (name.encode(), encode(value))
-
-
-def refused_grammar(cause: BadInput) -> RequestRefused:
-    """What is wrong with a request's text rules is that request's alone."""
-    return RequestRefused(str(cause))
 
 
 def unreachable(url: str, got: str) -> BadInput:

@@ -8,6 +8,7 @@ import secrets
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,16 +17,20 @@ import uvicorn
 
 from sparring.config import from_data
 from sparring.engine.config import EngineConfig
-from sparring.engine.server import TokenServer
+from sparring.engine.server import Bind, TokenServer
 from sparring.engine.wire import Served
 from sparring.errors import refusal
-from sparring.generation import GenerateRequest
 from sparring.model.config import DType, Numerics
+from sparring.render.text_rules import TextRules
+from sparring.render.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from sparring.engine.native import NativeEngine
 
 BACKLOG = 2048
+REMEMBERED = 8
+"""Sets of stop tokens whose text rules are kept."""
+
 GRACE_S = 10.0
 """How long answers that are being written may take when the server is stopped."""
 
@@ -73,7 +78,9 @@ def serve(config: ServeConfig, ready: Callable[[str], None]) -> None:
     with ExitStack() as stack:
         listening, url = _listen(config, stack)
         engine = _engine(config)
-        asyncio.run(server_of(engine, config, lambda: ready(url)).serve(sockets=[listening]))
+        server = server_of(engine, config, lambda: ready(url))
+        with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+            runner.run(server.serve(sockets=[listening]))
 
 
 def server_of(engine: NativeEngine, config: ServeConfig, ready: Callable[[], None]) -> StoppingServer:
@@ -97,7 +104,7 @@ def server_of(engine: NativeEngine, config: ServeConfig, ready: Callable[[], Non
         token_bytes=token_bytes(engine.model),
         instance=secrets.token_hex(8),
     )
-    application = TokenServer(engine, served, _plain_requests, config.api_key).application()
+    application = TokenServer(engine, served, text_rules(config.folder), config.api_key).application()
     options = uvicorn.Config(
         application, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=int(GRACE_S)
     )
@@ -122,8 +129,11 @@ class StoppingServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _plain_requests(request: GenerateRequest) -> GenerateRequest:
-    return request
+def text_rules(folder: Path) -> Bind:
+    """What makes text rules with the tokenizer of a checkpoint folder; a request's stop tokens are what ends its turn."""
+    tokenizer = cache(lambda: load_tokenizer(folder))
+    by_stop_ids = lru_cache(REMEMBERED)(lambda stop_ids: TextRules(tokenizer(), stop_ids))
+    return lambda request: by_stop_ids(request.sampling.stop).bind(request)
 
 
 def _engine(config: ServeConfig) -> NativeEngine:

@@ -62,7 +62,8 @@ def published(model: str, version: int, state: Mapping[str, torch.Tensor], probe
     sweep()
     location = _located(f"{PREFIX}{secrets.token_hex(8)}", state)
     with ExitStack() as stack:
-        with boundary(WeightsError, f"weights of {model} version {version}", f"{location.size} bytes of {FOLDER}", "make room there"):
+        where, room = f"weights of {model} version {version}", f"{location.size} bytes of {FOLDER}"
+        with boundary(WeightsError, where, room, "make room there"):
             _lend(stack, location, state)
         yield WeightRef(
             model=model,

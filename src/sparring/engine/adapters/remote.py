@@ -43,7 +43,7 @@ class _Live:
 
 
 class RemoteEngine:
-    """Implements `Engine` over HTTP, on one event loop. Which weights are served is the server's to say: it tells with every answer.
+    """Implements `Engine` over HTTP, on one event loop. Which weights are served is the server's to say, with every answer.
 
     Args:
         url: `http://host:port`, or `unix:path` of a socket.
@@ -233,7 +233,7 @@ class RemoteEngine:
             return answer.content
 
     def _check(self, status: int, body: bytes, headers: httpx.Headers, where: str, *, adopts: bool = False) -> None:
-        """The answer is no error, and from the server that this client knows, with the weights that this client sent if it sent any.
+        """The answer is no error, from the server that this client knows, under the weights that it sent if it sent any.
 
         Raises:
             EngineError: what the server says; or that it was started again, or given weights by somebody else.
@@ -245,7 +245,7 @@ class RemoteEngine:
                 raise EngineError(f"{where}: status {status}: {body[:200]!r}") from None
         instance, version = headers.get(wire.INSTANCE, ""), int(headers.get(wire.VERSION, -1))
         if not adopts and instance != self._instance:
-            raise EngineError(f"{where}: expected the server that was there, got one started since, with other weights; push them again")
+            raise EngineError(f"{where}: expected the same server, got one started since, with other weights; push them again")
         if not adopts and self._newest is not None and version > self._newest:
             raise EngineError(f"{where}: expected version {self._newest}, the last one sent, got {version}; one run to a server")
         self._instance, self._version = instance, version
