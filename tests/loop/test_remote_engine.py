@@ -6,28 +6,13 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-import pytest
 from safetensors.numpy import load_file
 
 from sparring.weights.shared_memory import FOLDER, PREFIX
-
-
-@contextmanager
-def served(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`sparring serve` on a free port, and its address; killed at the end if it still runs."""
-    command = [sys.executable, "-m", "sparring.cli.main", "serve", "--port", "0", "--threads", "1", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None and process.stderr is not None
-            line = process.stdout.readline()
-            assert line.startswith("serving "), process.stderr.read()
-            yield process, line.split()[-1]
-        finally:
-            process.kill()
 
 
 def finished(recipe: Path, name: str, *settings: str) -> Path:
@@ -42,7 +27,10 @@ def weights(folder: Path) -> dict[str, bytes]:
     return {name: tensor.tobytes() for name, tensor in load_file(folder / "rl/model/model.safetensors").items()}
 
 
-def test_a_run_on_a_served_engine_has_the_bits_of_one_on_its_own(given: Path, checkpoint: Path) -> None:
+Served = Callable[..., AbstractContextManager[tuple[subprocess.Popen[str], str]]]
+
+
+def test_a_run_on_a_served_engine_has_the_bits_of_one_on_its_own(given: Path, checkpoint: Path, served: Served) -> None:
     stages = 'run.stages=["rl", "eval"]'
     own = finished(given, "own", stages)
     with served(str(checkpoint)) as (server, url):
