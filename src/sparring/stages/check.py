@@ -16,6 +16,7 @@ from sparring.stages.demonstrate import Conversation, converse, demonstrate, giv
 from sparring.stages.eval import held_out
 from sparring.stages.fit import SOME, check_rendering
 from sparring.stages.servable import check_model
+from sparring.stages.served import check_served
 from sparring.stages.shape import InitConfig, folder_shape
 from sparring.types import Message, Task
 
@@ -36,6 +37,7 @@ async def check(context: Context) -> list[str]:
     shape = _shape(context)
     facts += _memory(context, shape)
     _sampling(context)
+    facts += check_served(context)
     if "rl" in config.run.stages:
         check_window(
             config.rollout,
