@@ -15,18 +15,21 @@ import torch
 
 from sparring.engine.check import problem_of
 from sparring.engine.config import PAGE_SIZE, EngineConfig
-from sparring.engine.kv import KvCache
+from sparring.engine.kv import KvCache, kv_metrics
 from sparring.engine.latency import Latencies
 from sparring.engine.reply import Delivery, Reply, deliver
 from sparring.engine.runner import Runner
 from sparring.engine.scheduler import Chunk, Scheduler
 from sparring.engine.sequence import Sequence
-from sparring.engine.update import Update, commit, where
+from sparring.engine.sizes import num_pages_of, token_bytes
+from sparring.engine.speculation import Speculation, accepted
+from sparring.engine.update import NotRolledBack, Update, commit, stage, where
 from sparring.errors import EngineError, RequestRefused, SparringError, WeightsError, boundary
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.model.causal import CausalModel
+from sparring.model.staging import Staged
 from sparring.types import WeightRef
-from sparring.weights.fetch import fetch
+from sparring.weights.inline import Probe
 
 PIECE_S = 0.02
 """How long a call into the kernels may take while somebody reads a stream: tokens come 50 times a second, and what a shorter call
@@ -51,17 +54,28 @@ class NativeEngine:
         self, model: CausalModel, config: EngineConfig, *, name: str = "policy", version: int = 0, threads: int = 0
     ) -> None:
         self._model, self._config, self._name, self._version = model, config, name, version
-        num_pages = _num_pages(model, config)
-        self._capacity = num_pages * PAGE_SIZE
-        cache = KvCache(num_pages, PAGE_SIZE, share_prefixes=config.share_prefixes)
+        num_pages, self._page_bytes = num_pages_of(model, config), PAGE_SIZE * token_bytes(model)
+        self._capacity, host_pages = num_pages * PAGE_SIZE, config.host_pages(self._page_bytes)
+        cache = KvCache(
+            num_pages,
+            PAGE_SIZE,
+            share_prefixes=config.share_prefixes,
+            host_pages=host_pages,
+            idle_pages=config.idle_pages(self._page_bytes),
+        )
         self._scheduler = Scheduler(cache, max_running=config.max_running, max_batch_tokens=config.max_batch_tokens)
-        self._runner = Runner(model, num_pages=num_pages, page_size=PAGE_SIZE, max_running=config.max_running)
+        self._runner = Runner(
+            model, num_pages=num_pages, page_size=PAGE_SIZE, max_running=config.max_running, host_pages=host_pages
+        )
+        self._speculation = Speculation(config)
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._deliveries: list[Delivery] = []
         self._metrics: dict[str, float] = defaultdict(float)
         self.latencies = Latencies()
         self._updates: list[Update] = []
         self._checksum: str | None = None
+        self._probe: Probe | None = None
+        self._broken: EngineError | None = None
         self._arrivals = 0
         self._pace_s = PIECE_S
         self._lock = threading.Lock()
@@ -78,9 +92,9 @@ class NativeEngine:
         return self._version
 
     @property
-    def closed(self) -> bool:
-        """Whether the engine's thread has ended: nothing is answered any longer."""
-        return self._closed
+    def problem(self) -> EngineError | None:
+        """Why no request is answered, where none is."""
+        return EngineError(f"engine {self._name}: expected an open engine, got a closed one") if self._closed else self._broken
 
     @property
     def context(self) -> int:
@@ -95,11 +109,12 @@ class NativeEngine:
     @property
     def metrics(self) -> dict[str, float]:
         """Counts since the start: steps, generated_tokens, prefill_tokens, scored_tokens, cached_tokens, preemptions,
-        failed_steps, updates; busy_s and update_s, for which updates held up the steps; max_running (the most requests in one
-        step). And right now: running and waiting requests."""
-        running, waiting = self._scheduler.load
-        now = {"preemptions": self._scheduler.num_preempted, "running": running, "waiting": waiting}
-        return {**self._metrics, **{name: float(value) for name, value in now.items()}}
+        failed_steps, updates, drafted_tokens, accepted_tokens (of those); busy_s and update_s, for which updates held up the
+        steps; max_running (the most requests in one step). And right now: running and waiting requests, and what `kv_metrics`
+        tells."""
+        running, waiting = map(float, self._scheduler.load)
+        now = {"preemptions": float(self._scheduler.num_preempted), "running": running, "waiting": waiting}
+        return {**self._metrics, **now, **kv_metrics(self._scheduler.cache, self._page_bytes)}
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Sample one turn. Cancelling the awaiting task drops the request; `abort` ends it with what it has.
@@ -187,9 +202,10 @@ class NativeEngine:
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._config.update_timeout_s
         try:
-            update = Update(ref, await asyncio.wait_for(_stage(ref), self._config.update_timeout_s))
+            staged = await asyncio.wait_for(asyncio.to_thread(stage, self._model, ref), self._config.update_timeout_s)
         except asyncio.TimeoutError:
             raise late from None
+        update = Update(ref, staged)
         self._ask(lambda: self._updates.append(update))
         try:
             if not await update.reply.within(max(0.0, deadline - clock())) and update.claim():
@@ -243,7 +259,7 @@ class NativeEngine:
         """A request that can be served; its prompt is judged first where that is asked for."""
         max_new = self._check(request)
         self._arrivals += 1
-        keep = self._config.kv_across_turns == "keep"
+        keep = self._config.kv_across_turns != "drop"
         sequence = Sequence.of(request, reply, arrival=self._arrivals, max_new=max_new, keep=keep)
         if request.prompt_logprobs:
             heat, name = request.sampling.temperature, f"{request.id}/prompt"
@@ -296,6 +312,8 @@ class NativeEngine:
                 while not self._stopping:
                     self._take_in()
                     self._update()
+                    if self._broken is not None:
+                        self._deliveries += [sequence.reply.settle(self._broken) for sequence in self._scheduler.clear()]
                     if self._scheduler.busy and not self._stopping:
                         self._step()
                     self._wake()
@@ -314,19 +332,22 @@ class NativeEngine:
         started = time.perf_counter()
         chunks = self._scheduler.plan(self._version)
         limited = [chunk.sequence for chunk in chunks if chunk.samples and chunk.sequence.request.allowed]
-        steps = self._scheduler.ahead(chunks, 1 if limited else self._most_steps(chunks))
+        guessing = self._speculation.applies(chunks)
+        drafts = self._speculation.drafts(chunks, self._scheduler) if guessing else None
+        steps = self._scheduler.ahead(chunks, 1 if limited or guessing else self._most_steps(chunks))
         broken = self._limit(limited)
         try:
             with boundary(EngineError, f"engine {self._name}: step"):
                 self._runner.copy(self._scheduler.cache.take_copies())
-                sampled = self._runner.step(chunks, steps)
+                sampled = self._runner.step(chunks, steps, drafts)
+                sampled = accepted(sampled, drafts) if drafts else sampled
         except SparringError as cause:
             # a refusal by a kernel is a failure of the machinery too: the request itself was checked
             error = cause if isinstance(cause, EngineError) else EngineError(str(cause))
             self._metrics["failed_steps"] += 1
             self._deliveries += [sequence.reply.settle(error) for sequence in self._scheduler.discard(chunks)]
             return
-        self._count(chunks, sampled.tokens)
+        self._count(chunks, sampled.tokens, drafts)
         sampling = [sequence for sequence, _, _, samples in chunks if samples]
         for place, sequence in enumerate(sampling):
             if sequence in broken:
@@ -381,11 +402,13 @@ class NativeEngine:
         self._scheduler.remove(sequence)
         self._deliveries.append(sequence.reply.settle(error))
 
-    def _count(self, chunks: list[Chunk], sampled: list[list[int]]) -> None:
+    def _count(self, chunks: list[Chunk], sampled: list[list[int]], drafts: list[list[int]] | None) -> None:
         """Before the sampled tokens are taken: whoever has none yet, or has more than one to compute, is being read."""
         metrics = self._metrics
         reading = [chunk for chunk in chunks if chunk.count > 1 or not chunk.samples or not chunk.sequence.logprobs]
-        metrics["steps"] += max(map(len, sampled), default=1)
+        metrics["steps"] += 1 if drafts else max(map(len, sampled), default=1)
+        metrics["drafted_tokens"] += sum(map(len, drafts or ()))
+        metrics["accepted_tokens"] += sum(map(len, sampled)) - len(sampled) if drafts else 0
         metrics["generated_tokens"] += sum(map(len, sampled))
         scored = sum(chunk.count for chunk in reading if chunk.sequence.scored_from is not None)
         metrics["scored_tokens"] += scored
@@ -414,18 +437,27 @@ class NativeEngine:
             update = self._updates.pop(0)
             if update.claim():
                 started = time.perf_counter()
-                self._answer_with(update.reply, WeightsError, where(update.ref), lambda: self._commit(update.ref, update.state))
-                self._metrics["update_s"] += time.perf_counter() - started
+                self._answer_with(update.reply, WeightsError, where(update.ref), lambda: self._commit(update.ref, update.staged))
+                stall_s = time.perf_counter() - started
+                self._metrics["update_s"] += stall_s
+                self._metrics["max_update_stall_s"] = max(self._metrics["max_update_stall_s"], stall_s)
         self._scheduler.held = bool(self._updates)
 
-    def _commit(self, ref: WeightRef, state: Mapping[str, torch.Tensor]) -> None:
-        if (ref.version, ref.checksum) == (self._version, self._checksum):
+    def _commit(self, ref: WeightRef, staged: Staged) -> None:
+        served = (ref.version, ref.checksum) == (self._version, self._checksum)
+        if served and self._broken is None:
             return
-        if ref.version <= self._version:  # its KV would pass for that of the weights served under this number
+        if ref.version <= self._version and not served:  # its KV would pass for that of the weights served under this number
             got = f"{ref.version}; publish every change of the weights under a number of its own"
             raise WeightsError(f"{where(ref)}: expected a version after {self._version}, which is served, got {got}")
-        commit(self._model, self._runner, ref, state)
-        self._version, self._checksum = ref.version, ref.checksum
+        if self._broken is not None and ref.probe is None:
+            raise WeightsError(f"{where(ref)}: expected a probe, for what is loaded is unknown, got none; publish it with one")
+        try:
+            commit(self._runner, ref, staged, self._probe)
+        except NotRolledBack as cause:
+            self._broken = EngineError(f"engine {self._name} serves nothing until an update is verified: {cause}")
+            raise
+        self._version, self._checksum, self._probe, self._broken = ref.version, ref.checksum, ref.probe, None
         self._metrics["updates"] += 1
         self._scheduler.cache.release_other_versions(ref.version)
         self._scheduler.recompute(all_of_them=self._config.live_kv == "recompute")
@@ -460,23 +492,6 @@ class NativeEngine:
         self._wake()
 
 
-async def _stage(ref: WeightRef) -> dict[str, torch.Tensor]:
-    """The verified tensors; hashing them is not for the engine's thread, where it would hold up a step."""
-    with boundary(WeightsError, where(ref)):
-        return await asyncio.to_thread(fetch, ref)
-
-
 def steps_at(pace_s: float, most: int) -> int:
     """How many steps of `pace_s` a call takes while somebody reads a stream: `PIECE_S` in all, at least 1, at most `most`."""
     return max(1, min(most, int(PIECE_S / pace_s)))
-
-
-def token_bytes(model: CausalModel) -> int:
-    """Size of one token's keys and values, over all layers."""
-    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * model.dtype.itemsize
-
-
-def _num_pages(model: CausalModel, config: EngineConfig) -> int:
-    """Pages that the config pays for, and no more than all running requests of full length could use."""
-    most = config.max_running * -(-model.max_positions // PAGE_SIZE)
-    return min(config.cache_tokens(token_bytes(model)) // PAGE_SIZE, most)

@@ -6,7 +6,9 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 
 COUNTERS = frozenset(
-    "steps generated_tokens prefill_tokens scored_tokens cached_tokens preemptions failed_steps updates busy_s update_s".split()
+    "steps generated_tokens prefill_tokens scored_tokens cached_tokens drafted_tokens accepted_tokens preemptions failed_steps "
+    "updates busy_s update_s kv_hits kv_misses kv_kept_tokens kv_restored_tokens kv_shared_tokens kv_evictions kv_out_bytes "
+    "kv_back_bytes".split()
 )
 """What an engine's metrics count up; its others rise and fall."""
 

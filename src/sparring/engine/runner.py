@@ -12,6 +12,8 @@ from operator import add
 
 import torch
 
+from sparring.engine.host import HostPages
+from sparring.engine.kv import Copy
 from sparring.engine.scheduler import Chunk
 from sparring.engine.sequence import Sequence
 from sparring.model.attention import Packed
@@ -21,23 +23,31 @@ from sparring.model.kernels import ops
 from sparring.model.step import OperationStep, Sampled, Slots, StepRows, step_of
 
 MASK_64 = (1 << 64) - 1
+FAST_TOLERANCE = 5e-2
+"""Largest difference of a probe's log-probabilities under fast numerics, where trainer and engine round differently."""
 
 
 class Runner:
     """Holds the pages and, per slot, what a running request needs in every step, so that a step copies little."""
 
-    def __init__(self, model: CausalModel, *, num_pages: int, page_size: int, max_running: int) -> None:
+    def __init__(
+        self, model: CausalModel, *, num_pages: int, page_size: int, max_running: int, host_pages: int = 0
+    ) -> None:
         self._model = model
         self._pages = ops.KvPages(
             num_layers=model.num_layers,
-            num_pages=num_pages,
+            # one page and one slot more are the probe's
+            num_pages=num_pages + 1,
             page_size=page_size,
             num_kv_heads=model.num_kv_heads,
             head_dim=model.head_dim,
             dtype=model.dtype,
         )
+        self._host = HostPages(self._pages, host_pages)
         longest = min(num_pages, -(-model.max_positions // page_size))
-        self._slots = Slots.of(max_running, longest, model.vocab_size)
+        self._slots = Slots.of(max_running + 1, longest, model.vocab_size)
+        self._slots.tables[max_running, 0], self._slots.temperature[max_running] = num_pages, 0.0
+        self.tolerance = FAST_TOLERANCE if model.path_name == "fast" else 0.0
         self._compute = step_of(model, self._pages, self._slots)
         self._operations = OperationStep(model, self._pages, self._slots)
         self._interrupt = array("i", [0])
@@ -47,10 +57,13 @@ class Runner:
         """How many steps one call can take."""
         return self._compute.most_steps
 
-    def step(self, chunks: list[Chunk], steps: int) -> Sampled:
+    def step(self, chunks: list[Chunk], steps: int, drafts: list[list[int]] | None = None) -> Sampled:
         """Compute the chunks; sample for those that say so, in their order, and go on for up to `steps` steps in all. What is
-        scored on the way goes to its sequences."""
+        scored on the way goes to its sequences. With `drafts`, for chunks of one token each: one step, in which each is followed
+        by the rows of its draft; every row samples."""
         rows = self._rows(chunks, steps)
+        if drafts:
+            return self._compute(_with_drafts(rows, drafts))
         if 0 not in rows.samples or not any(map(_is_scored, chunks)):
             return self._compute(rows)
         hidden = self._operations.hidden(rows)
@@ -59,20 +72,40 @@ class Runner:
                 self._score(chunk, hidden[begin : begin + chunk.count])
         return self._operations.sample(rows, hidden)
 
-    def copy(self, pages: list[tuple[int, int]]) -> None:
-        """Copy pages, (from, to) in this order."""
-        for source, target in pages:
-            self._pages.copy_page(source, target)
+    def copy(self, copies: list[Copy]) -> None:
+        """Copy pages, in this order."""
+        for way, source, target in copies:
+            if way == "within":
+                self._pages.copy_page(source, target)
+            elif way == "out":
+                self._host.put(self._pages, source, target)
+            else:
+                self._host.get(self._pages, source, target)
 
     def interrupt(self, wanted: bool) -> None:
         """From any thread: a step that is being computed, and any after it, is the last of its call; or no longer."""
         self._interrupt[0] = wanted
 
-    def probe(self, tokens: Rows[int]) -> list[float]:
-        """Log-probabilities of tokens[1:] under the weights as they are now, without touching the cache."""
+    def probe(self, tokens: Rows[int]) -> tuple[list[float], list[float], list[float]]:
+        """Under the weights as they are now: log-probabilities of tokens[1:] by the trainer's forward, and that of the likeliest
+        token behind the first few by a step of generation and by the trainer's forward again."""
         row, targets = torch.tensor(tokens[:-1]), torch.tensor(tokens[1:])
         hidden = self._model.hidden(row, torch.arange(len(row)), Packed.of([len(row)]))
-        return judge(self._model, hidden, targets, torch.ones(len(row))).logprob.tolist()
+        found = judge(self._model, hidden, targets, torch.ones(len(row)), 0).logprob.tolist()
+        few = min(len(row), self._pages.page_size)
+        step = StepRows(
+            slots=array("i", [len(self._slots.tables) - 1]),
+            cu_rows=array("i", [0, few]),
+            lengths=array("i", [few]),
+            tokens=array("q", tokens[:few]),
+            samples=array("B", [1]),
+            independent=True,
+            steps=1,
+            interrupt=array("i", [0]),
+        )
+        sampled = self._compute(step)
+        likeliest = judge(self._model, hidden[few - 1 : few], torch.tensor(sampled.tokens[0]), torch.ones(1), 0)
+        return found, sampled.logprobs[0], likeliest.logprob.tolist()
 
     def _score(self, chunk: Chunk, hidden: torch.Tensor) -> None:
         """From hidden[count, D] of a chunk to the scores of those of its rows that its sequence wants."""
@@ -128,6 +161,24 @@ class Runner:
         slots.tables[slot, known : len(pages)] = pages[known:]
         sequence.table_length, sequence.stale = len(pages), False
         return known == 0
+
+
+def _with_drafts(rows: StepRows, drafts: list[list[int]]) -> StepRows:
+    """The rows of a draft as sequences of one row each, on the pages of the one they follow."""
+    slots, lengths, tokens = array("i"), array("i"), array("q")
+    for slot, length, token, draft in zip(rows.slots, rows.lengths, rows.tokens, drafts, strict=True):
+        slots.extend([slot] * (len(draft) + 1))
+        lengths.extend(range(length, length + len(draft) + 1))
+        tokens.extend([token, *draft])
+    return rows._replace(
+        slots=slots,
+        cu_rows=array("i", range(len(tokens) + 1)),
+        lengths=lengths,
+        tokens=tokens,
+        samples=array("B", [1] * len(tokens)),
+        independent=False,
+        steps=1,
+    )
 
 
 def _is_scored(chunk: Chunk) -> bool:

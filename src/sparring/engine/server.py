@@ -52,7 +52,7 @@ class ServedEngine(Engine, Protocol):
     """What the server asks of an engine beside the protocol."""
 
     @property
-    def closed(self) -> bool: ...
+    def problem(self) -> EngineError | None: ...
     @property
     def metrics(self) -> dict[str, float]: ...
     @property
@@ -112,9 +112,8 @@ class TokenServer:
         return _json({**_plain(self._served), "version": self._engine.version})
 
     async def _health(self, request: Request) -> Response:
-        if self._engine.closed:
-            return _json(wire.problem(EngineError("engine: expected one that runs, got one that ended; restart the server")), 503)
-        return _json({})
+        problem = self._engine.problem
+        return _json({}) if problem is None else _json(wire.problem(problem), 503)
 
     async def _metrics(self, request: Request) -> Response:
         page = exposition(self._engine.metrics, self._engine.latencies.by_name, self._counts, self._engine.version)

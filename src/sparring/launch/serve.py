@@ -91,7 +91,7 @@ def server_of(engine: NativeEngine, config: ServeConfig, ready: Callable[[], Non
         config: the rest of it.
         ready: called when requests are answered.
     """
-    from sparring.engine.native import token_bytes
+    from sparring.engine.sizes import token_bytes
 
     served = Served(
         model=config.name,

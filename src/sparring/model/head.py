@@ -17,7 +17,7 @@ from sparring.model.kernels import ops
 from sparring.model.kernels.kept import KeptRows, split
 
 BiasRows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""offsets [M + 1] int64, ids [A] int64 and values [A] float32: row m has values added at ids, both from offsets[m] to offsets[m + 1];
+"""offsets [M + 1] int64, ids [A] int64 and values [A] float32: to logits of row m are added values offsets[m] to offsets[m + 1];
 an id beyond the vocabulary stands for nothing."""
 
 QUANTITIES = frozenset({"logprob", "entropy"})

@@ -194,6 +194,20 @@ def test_a_key_is_asked_for_under_v1_alone(model_path):
         thread.stop()
 
 
+def test_an_engine_that_has_ended_is_not_healthy(model_path):
+    engine = NativeEngine(load(model_path), EngineConfig(max_running=8), threads=1)
+    thread = ServerThread(engine, model_path)
+    try:
+        with httpx.Client(base_url=thread.url) as client:
+            assert client.get("/health").status_code == 200
+            asyncio.run(engine.close())
+            answer = client.get("/health")
+            assert (answer.status_code, answer.json()["error"]["type"]) == (503, "EngineError")
+            assert post(client, "generate", tokens=PROMPT).status_code == 503
+    finally:
+        thread.stop()
+
+
 def test_metrics_count_what_happened(http):
     post(http, "generate", tokens=PROMPT, sampling={"max_tokens": 5})
     post(http, "generate", tokens=PROMPT, sampling={"max_tokens": 4}, stream=True)
