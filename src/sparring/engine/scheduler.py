@@ -48,6 +48,11 @@ class Scheduler:
         return bool(self._waiting or self._running)
 
     @property
+    def load(self) -> tuple[int, int]:
+        """Requests that run and requests that wait. From any thread."""
+        return len(self._running), len(self._waiting)
+
+    @property
     def begun(self) -> bool:
         """Whether any request runs or has sampled."""
         return bool(self._running) or any(sequence.logprobs for sequence in self._waiting)

@@ -13,7 +13,8 @@ from sparring.errors import SparringError, WeightsError, boundary
 from sparring.model.causal import CausalModel
 from sparring.model.staging import Staged
 from sparring.types import WeightRef
-from sparring.weights.inline import Probe, fetch
+from sparring.weights.fetch import fetch
+from sparring.weights.inline import Probe
 
 State = Mapping[str, torch.Tensor]
 

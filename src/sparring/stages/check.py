@@ -17,6 +17,7 @@ from sparring.stages.eval import held_out
 from sparring.stages.fit import SOME, check_rendering
 from sparring.stages.lora import check_lora
 from sparring.stages.servable import check_model
+from sparring.stages.served import check_served
 from sparring.stages.shape import InitConfig, folder_shape
 from sparring.types import Message, Task
 
@@ -38,6 +39,7 @@ async def check(context: Context) -> list[str]:
     facts += check_lora(context)
     facts += _memory(context, shape)
     _sampling(context)
+    facts += check_served(context)
     if "rl" in config.run.stages:
         check_window(
             config.rollout,
