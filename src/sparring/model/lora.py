@@ -107,12 +107,12 @@ class Delta:
         self.b = ops.pack(self._blocks().detach()) if site.packed else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x[N, K] -> scale * B (A x) [N, M], float32 by our own product."""
+        """x[N, K] -> scale * B (A x) [N, M]."""
         if self.a is None or self.b is None:
             return nn.functional.linear(nn.functional.linear(x, torch.cat(self._inner)) * self.scale, self._blocks())
         inner = (ops.linear(x, self.a, None, torch.float32) * self.scale).to(x.dtype)
         b = self.b.of(self._blocks()) if torch.is_grad_enabled() else self.b
-        return ops.linear(inner, b, None, torch.float32)
+        return ops.linear(inner, b)
 
     def refresh(self) -> None:
         """Pack changed factors anew."""
@@ -142,15 +142,15 @@ class Site:
         self.num_inputs: int = layers[0].weight.shape[1]
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """x[N, K] and the product y[N, M] -> y and what the adapters of the rows add, rounded once."""
+        """x[N, K] and the product y[N, M] -> y and what the adapters of the rows add."""
         for adapter, rows in self._adapters.groups(len(x)):
             delta = adapter.deltas.get(self)
             if delta is None:
                 continue
             if rows is None:
-                y = (y + delta(x)).to(y.dtype)
+                y = y + delta(x)
             else:
-                y.index_copy_(0, rows, (y.index_select(0, rows) + delta(x.index_select(0, rows))).to(y.dtype))
+                y.index_copy_(0, rows, y.index_select(0, rows) + delta(x.index_select(0, rows)))
         return y
 
     def hook(self, module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
