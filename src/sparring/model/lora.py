@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from threading import Lock
 
 import numpy as np
 import torch
@@ -171,6 +172,7 @@ class Adapters:
     def __init__(self, module: nn.Module, decoder: Decoder | None) -> None:
         self._module, self._decoder = module, decoder
         self._sites: dict[str, Site] = {}
+        self._once = Lock()
         self._placed: dict[int, Adapter] = {}
         self._device = module.get_input_embeddings().weight.device
         self.num_changes = 0
@@ -243,9 +245,13 @@ class Adapters:
         return self._placed.pop(number, None)
 
     def _found(self) -> Mapping[str, Site]:
-        """The product of each linear layer; made when the first adapter comes."""
-        if self._sites:
+        """The product of each linear layer; made when the first adapter comes, on whatever thread stages it."""
+        with self._once:
+            if not self._sites:
+                self._find()
             return self._sites
+
+    def _find(self) -> None:
         linears = linears_of(self._module)
         names = {layer: name for name, layer in linears.items()}
         products = [product for layer in self._decoder.layers for product in layer.products] if self._decoder else []
@@ -256,7 +262,6 @@ class Adapters:
         for layer, name in names.items():
             if not isinstance(layer, RowLinear):
                 layer.register_forward_hook(self._site([name], [layer], packed=False).hook)
-        return self._sites
 
     def _site(self, names: Sequence[str], layers: Sequence[nn.Module], *, packed: bool) -> Site:
         site = Site(self, names, layers, packed=packed)
