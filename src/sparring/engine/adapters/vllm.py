@@ -1,0 +1,460 @@
+"""`VllmEngine`: a vLLM server behind the protocol `Engine`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import httpx
+from safetensors.torch import save_file
+
+from sparring.engine.adapters.vllm_server import VllmServer
+from sparring.engine.adapters.vllm_wire import (
+    WHOLE_VOCABULARY,
+    Sampled,
+    generate_body,
+    judge_body,
+    judged_rows,
+    problem_for_vllm,
+)
+from sparring.engine.check import problem_of
+from sparring.engine.config import EngineConfig
+from sparring.engine.update import where
+from sparring.errors import EngineError, SparringError, WeightsError, boundary
+from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
+from sparring.types import WeightRef
+from sparring.weights.inline import Probe, fetch
+
+GENERATE, ABORT = "/inference/v1/generate", "/inference/v1/abort_requests"
+TOLERANCES = {"float32": 1e-2, "bfloat16": 0.25}
+"""Largest difference between the publisher's log-probabilities of its probe and vLLM's, by what both compute in."""
+_ABORT_AGAIN_S = 0.05
+
+
+@dataclass(eq=False, slots=True)
+class _Live:
+    """A request under way: its name at the server, and what it has sampled where it is streamed."""
+
+    request: GenerateRequest
+    name: str
+    sampled: Sampled
+    max_new: int
+    streams: bool
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class VllmEngine:
+    """Implements `Engine` on a vLLM server. Not exact: it computes with other kernels than the trainer, so its log-probabilities
+    differ, and its random numbers hang on more than the seed and a token's place.
+
+    Args:
+        server: started, and closed with this engine.
+        config: `[engine]`.
+        name: which model of the run this is; updates of others are refused.
+        version: of the weights in the server's folder.
+        dtype: what it computes in.
+        keep_server: whether `close` leaves the server to whoever started it.
+    """
+
+    def __init__(
+        self,
+        server: VllmServer,
+        config: EngineConfig,
+        *,
+        name: str = "policy",
+        version: int = 0,
+        dtype: str = "float32",
+        keep_server: bool = False,
+    ) -> None:
+        self._server, self._config, self._name, self._version = server, config, name, version
+        self._tolerance, self._keep_server = TOLERANCES[dtype], keep_server
+        self._client: httpx.AsyncClient | None = None
+        self._numbers = count()
+        self._live: list[_Live] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._open = asyncio.Event()
+        self._open.set()
+        self._turn = asyncio.Lock()
+        self._served = sorted(map(str, server.path.glob("*.safetensors")))
+        self._checksum: str | None = None
+        self._broken = ""
+        self._closed = False
+        server.ask("POST", "/update_weight_version", {"new_version": str(version)})
+
+    @property
+    def version(self) -> int:
+        """The version of the weights that are served."""
+        return self._version
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """Sample one turn. Cancelling the awaiting task drops the request; `abort` ends it with what it has.
+
+        The oldest version among the keys and values is never said younger than it is: it is the one served when the request was
+        sent, also where vLLM began later.
+
+        Raises:
+            EngineError: the request can never be served, vLLM failed, or the engine is closed.
+        """
+        if request.ends is not None:  # somebody must see the tokens as they come
+            return [piece async for piece in self.stream(request)][-1]
+        prompt = await self._prompt_logprobs(request)
+        async with self._serving(request, streams=False) as live:
+            live.sampled.take(await self._post(GENERATE, self._body(live)))
+            return live.sampled.completion(prompt)
+
+    async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
+        """`generate` in pieces: what was sampled since the piece before, at last the Completion. Leaving drops the request.
+
+        Raises:
+            EngineError: as for `generate`, at the first piece or behind what was sampled until then.
+        """
+        prompt = await self._prompt_logprobs(request)
+        async with self._serving(request, streams=True) as live, aclosing(self._events(self._body(live))) as events:
+            sampled, told, ended = live.sampled, 0, False
+            async for event in events:
+                sampled.take(event)
+                if ended or len(sampled.tokens) == told:
+                    continue
+                end = self._end(request, sampled.tokens, told)
+                if end is not None:
+                    ended = True
+                    await self._tell_abort(live)  # the versions come with the end
+                new = slice(told, end)
+                told = len(sampled.tokens) if end is None else end
+                yield Delta(tokens=tuple(sampled.tokens[new]), logprobs=tuple(sampled.logprobs[new]))
+            if ended:
+                sampled.cut(told)
+            yield sampled.completion(prompt)
+
+    async def abort(self, request: str) -> None:
+        """End a request: its caller gets a Completion that finishes with "abort" and holds what was sampled so far, nothing
+        where none was. Unknown ones are fine.
+
+        A request for its tokens followed by those continues it under the weights that are then served, but with other random
+        numbers: vLLM's begin anew with each request.
+        """
+        for live in [live for live in self._live if live.request.id == request]:
+            self._start(self._abort(live))
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        """Judge given tokens by vLLM's log-probabilities of a prompt. Entropy and other temperatures need those of the whole
+        vocabulary, which vLLM writes as text: so for small vocabularies only.
+
+        Raises:
+            EngineError: the request can never be served, the vocabulary is too large, vLLM failed, or the engine is closed.
+        """
+        self._check_score(request)
+        await self._open.wait()
+        version = self._version
+        rows = await self._judge(request.tokens, request.first, -1)
+        scored = [_distribution(row, request.temperature) for row in rows]
+        tops = [sorted(row.items(), key=lambda item: (-item[1], item[0]))[: request.top_k] for row in scored]
+        return Scores(
+            logprobs=tuple(row[token] for row, token in zip(scored, request.tokens[request.first :], strict=True)),
+            entropies=tuple(-sum(math.exp(value) * value for value in row.values() if value > -math.inf) for row in scored),
+            top_ids=tuple(tuple(token for token, _ in top) for top in tops),
+            top_logprobs=tuple(tuple(value for _, value in top) for top in tops),
+            version=version,
+        )
+
+    async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
+        """Requests that continue a streamed one from what it has said so far; vLLM finds whole blocks of its prefix again.
+
+        Raises:
+            EngineError: not exactly one request of this id is being streamed: of others vLLM says nothing before their end.
+        """
+        found = [live for live in self._live if live.request.id == request and live.streams]
+        if self._closed or len(found) != 1:
+            raise EngineError(f"fork of {request}: expected one streamed request of this id, got {len(found)}; stream it")
+        [live] = found
+        made, asked = len(live.sampled.tokens), live.request.sampling
+        left = replace(asked, max_tokens=live.max_new - made, min_tokens=max(0, asked.min_tokens - made))
+        tokens = (*live.request.tokens, *live.sampled.tokens)
+        return tuple(
+            replace(live.request, id=name, tokens=tokens, conversation=name, sampling=replace(left, seed=seed))
+            for name, seed in seeds.items()
+        )
+
+    async def release(self, conversation: str) -> None:
+        """Nothing: vLLM drops what has not been used for longest."""
+
+    async def pull(self, ref: WeightRef) -> None:
+        """Serve other weights: pause, load, verify, commit, go on. Verification has vLLM compute the publisher's probe while
+        everything else stands still, so that nobody is served with weights that were not verified.
+
+        `[engine] live_kv`: keep: requests go on with the keys and values they have; recompute: they compute them again; drain:
+        the update waits until they are done. Cancelling the caller does not stop an update that has begun.
+
+        Raises:
+            WeightsError: the update failed its verification or is late; the old weights were loaded again and serve on.
+            EngineError: the engine is closed, or not even the old weights could be brought back.
+        """
+        if ref.model != self._name:
+            raise WeightsError(f"{where(ref)}: expected model {self._name!r}; publish to the engine that serves it")
+        self._check_open()
+        await asyncio.shield(self._start(self._pull(ref)))
+
+    async def verify(self, probe: Probe, about: str) -> None:
+        """Compare log-probabilities under the weights that vLLM computes with now, also while it is paused.
+
+        Raises:
+            WeightsError: they are not the publisher's.
+        """
+        tokens, expected = probe
+        found = await self._given(tokens)
+        worst = max((abs(a - b) for a, b in zip(found, expected, strict=True)), default=0.0)
+        # a comparison with NaN is false, so NaN is refused
+        if not all(abs(a - b) <= self._tolerance for a, b in zip(found, expected, strict=True)):
+            raise WeightsError(
+                f"{about}: expected the publisher's log-probabilities on its probe within {self._tolerance}, "
+                f"got a difference of {worst:.3g}; the old version serves on"
+            )
+
+    async def close(self) -> None:
+        """Refuse what comes, fail what runs, and end the server. Safe to call twice."""
+        self._closed = True
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if not self._keep_server:
+            await asyncio.to_thread(self._server.close)
+        if self._client is not None:
+            client, self._client = self._client, None
+            await client.aclose()
+
+    # requests
+
+    def _check(self, request: GenerateRequest) -> int:
+        """Tokens that the request may sample. A token that is not in the vocabulary would end vLLM's engine, not the request.
+
+        Raises:
+            EngineError: it can never be served.
+        """
+        tokens, sampling, most = request.tokens, request.sampling, self._server.max_positions
+        max_new = min(sampling.max_tokens, most - len(tokens))
+        problem = _problem_with(tokens, self._server.vocab_size)
+        if problem is None and sampling.max_tokens < 1:
+            problem = f"max_tokens of at least 1, got {sampling.max_tokens}; ask for a token"
+        elif problem is None and max_new < 1:
+            problem = f"fewer than {most} tokens, got {len(tokens)}; shorten the prompt"
+        problem = problem or problem_of(request, self._server.vocab_size) or problem_for_vllm(request, self._server.vocab_size)
+        if problem:
+            raise EngineError(f"request {request.id}: expected {problem}")
+        return max_new
+
+    def _check_score(self, request: ScoreRequest) -> None:
+        vocab_size, most = self._server.vocab_size, self._server.max_positions
+        problem = _problem_with(request.tokens, vocab_size)
+        if vocab_size > WHOLE_VOCABULARY:
+            why = "vLLM gives every token's log-probability as text only; score with a native engine"
+            problem = f"a vocabulary of at most {WHOLE_VOCABULARY}, got {vocab_size}; {why}"
+        elif not 1 <= request.first < len(request.tokens):
+            got = f"{request.first} of {len(request.tokens)}"
+            problem = f"1 <= first < number of tokens, got {got}; score tokens that follow one"
+        elif len(request.tokens) >= most:
+            problem = f"fewer than {most} tokens, got {len(request.tokens)}; cut them"
+        elif request.temperature < 0 or not 0 <= request.top_k <= vocab_size:
+            problem = f"temperature >= 0 and 0 <= top_k <= {vocab_size}, got {request}; correct it"
+        if problem:
+            raise EngineError(f"score {request.id}: expected {problem}")
+
+    def _check_open(self) -> None:
+        if self._closed or self._broken:
+            raise EngineError(self._broken or f"engine {self._name}: expected an open engine, got a closed one; start another")
+
+    @asynccontextmanager
+    async def _serving(self, request: GenerateRequest, *, streams: bool) -> AsyncIterator[_Live]:
+        """The request is under way, behind any update that was there first."""
+        max_new = self._check(request)
+        await self._open.wait()
+        self._check_open()
+        sampled = Sampled(request, self._version, recomputes=self._config.live_kv == "recompute")
+        live = _Live(request, self._unique(), sampled, max_new, streams)
+        self._live.append(live)
+        try:
+            yield live
+        finally:
+            self._live.remove(live)
+            live.done.set()
+
+    def _body(self, live: _Live) -> dict[str, Any]:
+        vocab_size = self._server.vocab_size
+        return generate_body(live.request, live.name, live.max_new, vocab_size=vocab_size, version=self._version)
+
+    def _end(self, request: GenerateRequest, tokens: Sequence[int], told: int) -> int | None:
+        """How many of the tokens belong to the turn, if whoever watches for its end sees it among those behind `told`."""
+        first = max(told, request.sampling.min_tokens - 1)
+        if request.ends is None or len(tokens) <= first:
+            return None
+        with boundary(EngineError, f"request {request.id}: what watches for its end"):
+            return request.ends(tokens, len(tokens) - first)
+
+    async def _prompt_logprobs(self, request: GenerateRequest) -> tuple[float, ...] | None:
+        if not request.prompt_logprobs:
+            return None
+        self._check(request)
+        heat = request.sampling.temperature
+        if len(request.tokens) < 2:
+            return ()
+        if heat == 1.0:
+            return await self._given(request.tokens)
+        return (await self.score(ScoreRequest(id=f"{request.id}/prompt", tokens=request.tokens, temperature=heat))).logprobs
+
+    async def _given(self, tokens: Sequence[int]) -> tuple[float, ...]:
+        """Log-probabilities of tokens[1:] at temperature 1."""
+        rows = await self._judge(tuple(tokens), 1, 0)
+        return tuple(row[token] for row, token in zip(rows, tokens[1:], strict=True))
+
+    async def _judge(self, tokens: tuple[int, ...], first: int, named: int) -> list[dict[int, float]]:
+        self._check_open()
+        return judged_rows(await self._post(GENERATE, judge_body(f"probe-{self._unique()}", tokens, first, named)), first)
+
+    async def _abort(self, live: _Live) -> None:
+        """Until the request is done: one that has not reached vLLM's scheduler yet is not known there."""
+        pause_s = _ABORT_AGAIN_S
+        while not live.done.is_set():
+            await self._tell_abort(live)
+            if live.streams and live.sampled.tokens:
+                return
+            await asyncio.wait([asyncio.ensure_future(live.done.wait())], timeout=pause_s)
+            pause_s *= 2
+
+    async def _tell_abort(self, live: _Live) -> None:
+        await self._post(ABORT, {"request_ids": [f"generate-tokens-{live.name}"]})
+
+    # updates
+
+    async def _pull(self, ref: WeightRef) -> None:
+        async with self._turn:
+            if (ref.version, ref.checksum) == (self._version, self._checksum):
+                return
+            with boundary(WeightsError, where(ref)):
+                staged = await asyncio.to_thread(self._stage, ref)
+            self._open.clear()
+            try:
+                async with asyncio.timeout(self._config.update_timeout_s):
+                    await self._pause()
+                await self._commit(ref, staged)
+            except TimeoutError:
+                staged.unlink()
+                late = f"not in turn within {self._config.update_timeout_s} s"
+                raise WeightsError(f"{where(ref)}: {late}; the old version serves on") from None
+            finally:
+                if not self._closed:
+                    await self._post("/resume")
+                self._open.set()
+
+    def _stage(self, ref: WeightRef) -> Path:
+        """The weights as a file that vLLM's workers can read."""
+        file = self._server.folder / f"weights-{next(self._numbers)}.safetensors"
+        save_file({name: tensor.contiguous() for name, tensor in fetch(ref).items()}, file)
+        return file
+
+    async def _pause(self) -> None:
+        kind = self._config.live_kv
+        await self._post(f"/pause?mode={'wait' if kind == 'drain' else 'keep'}&clear_cache=false")
+        if kind == "recompute":
+            await self._post("/reset_prefix_cache?reset_running_requests=true")
+
+    async def _commit(self, ref: WeightRef, staged: Path) -> None:
+        """Load and verify; on any failure bring the old weights back, and verify those."""
+        tokens = ref.probe[0] if ref.probe is not None else ()
+        before = await self._given(tokens) if tokens else ()
+        try:
+            with boundary(WeightsError, where(ref)):
+                await self._load([str(staged)])
+            if ref.probe is not None:
+                await self.verify(ref.probe, where(ref))
+            await self._post("/update_weight_version", {"new_version": str(ref.version)})
+        except SparringError as cause:
+            await self._roll_back((tokens, before), where(ref))
+            staged.unlink(missing_ok=True)
+            raise cause if isinstance(cause, WeightsError) else WeightsError(str(cause)) from cause
+        for file in map(Path, self._served):
+            if file.is_relative_to(self._server.folder):
+                file.unlink()
+        self._served, self._version, self._checksum = [str(staged)], ref.version, ref.checksum
+
+    async def _roll_back(self, probe: Probe, about: str) -> None:
+        try:
+            await self._load(self._served)
+            if probe[0]:
+                await self.verify(probe, f"{about}, rolled back")
+        except SparringError as cause:
+            self._broken = f"engine {self._name}: {about} failed and the old weights could not be brought back: {cause}"
+            raise EngineError(self._broken) from cause
+
+    async def _load(self, paths: list[str]) -> None:
+        await self._post("/start_weight_update")
+        await self._post("/update_weights", {"update_info": {"paths": paths}})
+        await self._post("/finish_weight_update", {})
+
+    # the wire
+
+    def _unique(self) -> str:
+        return f"{self._name}-{id(self)}-{next(self._numbers)}"
+
+    def _start(self, work: Any) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _http(self) -> httpx.AsyncClient:
+        if self._client is None:
+            self._client = httpx.AsyncClient(transport=self._server.transport, base_url="http://vllm", timeout=None)
+        return self._client
+
+    async def _post(self, address: str, body: Mapping[str, Any] | None = None) -> Any:
+        """One call.
+
+        Raises:
+            EngineError: it failed.
+        """
+        try:
+            answer = await self._http().post(address, json=body)
+        except httpx.TransportError as error:
+            raise self._gone(address, error) from error
+        if answer.status_code != httpx.codes.OK:
+            raise EngineError(f"vLLM {address}: expected status 200, got {answer.status_code}: {answer.text[:500]}")
+        return answer.json() if answer.content else None
+
+    async def _events(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """The pieces of a streamed answer."""
+        asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        try:
+            async with self._http().stream("POST", GENERATE, json=asked) as answer:
+                if answer.status_code != httpx.codes.OK:
+                    raise EngineError(f"vLLM {GENERATE}: expected status 200, got {await answer.aread()!r}")
+                async for line in answer.aiter_lines():
+                    if line.startswith("data: {"):
+                        event = json.loads(line.removeprefix("data: "))
+                        if "error" in event:
+                            raise EngineError(f"vLLM {GENERATE}: expected tokens, got {event['error']}")
+                        yield event
+        except httpx.TransportError as error:
+            raise self._gone(GENERATE, error) from error
+
+    def _gone(self, address: str, error: Exception) -> EngineError:
+        return EngineError(f"vLLM {address}: expected an answer, got {type(error).__name__}: {error}{self._server.ending()}")
+
+
+def _problem_with(tokens: Sequence[int], vocab_size: int) -> str | None:
+    if not tokens:
+        return "at least one token, got none; send a prompt"
+    if min(tokens) < 0 or max(tokens) >= vocab_size:
+        return f"token ids below {vocab_size}, got {min(tokens)} to {max(tokens)}; use the model's tokenizer"
+    return None
+
+
+def _distribution(logprobs: Mapping[int, float], temperature: float) -> dict[int, float]:
+    """softmax(logits / temperature) from that at temperature 1; as there at 0, as in `token_logprobs`."""
+    scaled = {token: value / (temperature or 1.0) for token, value in logprobs.items()}
+    most = max(scaled.values())
+    total = most + math.log(sum(math.exp(value - most) for value in scaled.values()))
+    return {token: value - total for token, value in scaled.items()}
