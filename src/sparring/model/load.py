@@ -50,8 +50,8 @@ def load(
         path: checkpoint folder or hub name.
         dtype: "float32" or "bfloat16".
         device: a torch device.
-        numerics: "exact": a row's bits do not depend on the batch, or the model is refused; "fast": the library's own
-            layers with our attention.
+        numerics: "exact": a row's bits do not depend on the batch, or the model is refused; "fast": our compiled layers where
+            we have them, the library's own for the rest and on other devices, and nothing is promised of bits.
         head: "tokens"; "scalar": one number a row, a checkpoint of the library's sequence classifiers with one label; "new
             scalar": the same on any checkpoint, beginning at zero.
         gradient_checkpointing: recompute layers in the backward pass.
@@ -109,9 +109,11 @@ def served(module: nn.Module, where: str, *, numerics: str, gradient_checkpointi
     module.eval()
     _switch_dropout_off(module)
     max_positions = _max_positions(config)
-    left = swap(module, max_positions) if exact else []
+    # without compiled kernels the library's layers are the faster ones
+    swapped = exact or (_device_of(module) == "cpu" and ops.path_name() != "exact-torch")
+    left = swap(module, max_positions, exact=exact) if swapped else []
     # the decoder knows one activation; with another one the library's forward does
-    lean = exact and config.model_type in FAMILY and not left and config.hidden_act in ("silu", "swish")
+    lean = swapped and config.model_type in FAMILY and not left and config.hidden_act in ("silu", "swish")
     model = CausalModel(
         module,
         forward_of(module, lean=lean, gradient_checkpointing=gradient_checkpointing),
@@ -165,6 +167,10 @@ def _refuse_unservable(where: str, config: Any) -> None:
         raise refusal(
             where, "full or sliding attention in every layer", f"{sorted(others)[0]} layers", "choose a model without them"
         )
+
+
+def _device_of(module: nn.Module) -> str:
+    return next(module.parameters()).device.type
 
 
 def _max_positions(config: Any) -> int:
