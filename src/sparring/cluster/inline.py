@@ -54,10 +54,18 @@ class InlineCluster:
 
     def engine(self, name: str, *, path: str) -> Engine:
         """An engine that serves the checkpoint folder `path` as version 0."""
+        spec = self._models[name]
+        if self._engine.kind == "vllm":
+            from sparring.engine.adapters.vllm import VllmEngine
+            from sparring.engine.adapters.vllm_server import VllmServer
+
+            server = VllmServer(path, self._engine, dtype=spec.dtype, threads=self._threads)
+            served = VllmEngine(server, self._engine, name=name, dtype=spec.dtype)
+            self._engines.append(served)
+            return served
         from sparring.engine.native import NativeEngine
         from sparring.model.load import load
 
-        spec = self._models[name]
         model = load(path, dtype=spec.dtype, device=self._device, numerics=spec.numerics)
         engine = NativeEngine(model, self._engine, name=name, threads=self._threads)
         self._engines.append(engine)

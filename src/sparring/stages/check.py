@@ -15,6 +15,7 @@ from sparring.stages.context import ORDER, POLICY, Context
 from sparring.stages.demonstrate import Conversation, converse, demonstrate, given_conversations
 from sparring.stages.eval import held_out
 from sparring.stages.fit import SOME, check_rendering
+from sparring.stages.rl import correction_chosen
 from sparring.stages.servable import check_model
 from sparring.stages.shape import InitConfig, folder_shape
 from sparring.types import Message, Task
@@ -34,7 +35,7 @@ async def check(context: Context) -> list[str]:
     config = context.config
     facts = _stages(context)
     shape = _shape(context)
-    facts += _memory(context, shape)
+    facts += _memory(context, shape) + _engine(context)
     _sampling(context)
     if "rl" in config.run.stages:
         check_window(
@@ -43,7 +44,7 @@ async def check(context: Context) -> list[str]:
             engine_tokens=config.engine.kv_tokens or None,
             rollout_tokens=shape.max_positions,
         )
-        facts.append("rollouts: the window cannot deadlock")
+        facts += ["rollouts: the window cannot deadlock", *_correction(context)]
     facts += _held_out(context)
     tasks = _some_tasks(context)
     task = tasks[0]
@@ -80,6 +81,24 @@ def _sampling(context: Context) -> None:
         raise refusal("rollout.top_k", "another than 1 while the run trains", "1", "raise it: greedy rollouts are equal")
     if rollout.min_p == 1:
         raise refusal("rollout.min_p", "below 1 while the run trains", "1.0", "lower it: greedy rollouts are equal")
+
+
+def _engine(context: Context) -> list[str]:
+    """Another engine than our own is there."""
+    if context.config.engine.kind != "vllm":
+        return []
+    from sparring.engine.adapters.vllm_server import find_vllm
+
+    return [f"engine: {find_vllm(context.config.engine)} has vLLM"]
+
+
+def _correction(context: Context) -> list[str]:
+    """One bound on importance weights, not two."""
+    config = context.config
+    if config.rl.correction != "none" and config.algo.tis_cap is not None:
+        got = f"{config.algo.tis_cap} beside {correction_chosen(config)}"
+        raise refusal("algo.tis_cap", "none beside a correction", got, "leave it out, or set rl.correction_cap")
+    return [correction_chosen(config)]
 
 
 def _shape(context: Context) -> InitConfig:
