@@ -11,8 +11,10 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from sparring.engine.adapters.vllm_server import VllmServer
@@ -73,16 +75,17 @@ class VllmEngine:
         dtype: str = "float32",
         keep_server: bool = False,
     ) -> None:
-        self._server, self._config, self._name, self._version = server, config, name, version
+        self.server, self._config, self._name, self._version = server, config, name, version
         self._tolerance, self._keep_server = TOLERANCES[dtype], keep_server
         self._client: httpx.AsyncClient | None = None
-        self._numbers = count()
+        self._key, self._numbers = uuid4().hex, count()  # a server may have other clients, and remembers ids for a while
         self._live: list[_Live] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._open = asyncio.Event()
         self._open.set()
         self._turn = asyncio.Lock()
         self._served = sorted(map(str, server.path.glob("*.safetensors")))
+        self._shapes = _shapes(self._served)
         self._checksum: str | None = None
         self._broken = ""
         self._closed = False
@@ -222,7 +225,7 @@ class VllmEngine:
         self._closed = True
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if not self._keep_server:
-            await asyncio.to_thread(self._server.close)
+            await asyncio.to_thread(self.server.close)
         if self._client is not None:
             client, self._client = self._client, None
             await client.aclose()
@@ -235,20 +238,20 @@ class VllmEngine:
         Raises:
             EngineError: it can never be served.
         """
-        tokens, sampling, most = request.tokens, request.sampling, self._server.max_positions
+        tokens, sampling, most = request.tokens, request.sampling, self.server.max_positions
         max_new = min(sampling.max_tokens, most - len(tokens))
-        problem = _problem_with(tokens, self._server.vocab_size)
+        problem = _problem_with(tokens, self.server.vocab_size)
         if problem is None and sampling.max_tokens < 1:
             problem = f"max_tokens of at least 1, got {sampling.max_tokens}; ask for a token"
         elif problem is None and max_new < 1:
             problem = f"fewer than {most} tokens, got {len(tokens)}; shorten the prompt"
-        problem = problem or problem_of(request, self._server.vocab_size) or problem_for_vllm(request, self._server.vocab_size)
+        problem = problem or problem_of(request, self.server.vocab_size) or problem_for_vllm(request, self.server.vocab_size)
         if problem:
             raise EngineError(f"request {request.id}: expected {problem}")
         return max_new
 
     def _check_score(self, request: ScoreRequest) -> None:
-        vocab_size, most = self._server.vocab_size, self._server.max_positions
+        vocab_size, most = self.server.vocab_size, self.server.max_positions
         problem = _problem_with(request.tokens, vocab_size)
         if vocab_size > WHOLE_VOCABULARY:
             why = "vLLM gives every token's log-probability as text only; score with a native engine"
@@ -283,7 +286,7 @@ class VllmEngine:
             live.done.set()
 
     def _body(self, live: _Live) -> dict[str, Any]:
-        vocab_size = self._server.vocab_size
+        vocab_size = self.server.vocab_size
         return generate_body(live.request, live.name, live.max_new, vocab_size=vocab_size, version=self._version)
 
     def _end(self, request: GenerateRequest, tokens: Sequence[int], told: int) -> int | None:
@@ -315,14 +318,14 @@ class VllmEngine:
         return judged_rows(await self._post(GENERATE, judge_body(f"probe-{self._unique()}", tokens, first, named)), first)
 
     async def _abort(self, live: _Live) -> None:
-        """Until the request is done: one that has not reached vLLM's scheduler yet is not known there."""
+        """Until the request is done: one that has not reached vLLM's scheduler yet is not known there, and nobody says so."""
         pause_s = _ABORT_AGAIN_S
         while not live.done.is_set():
             await self._tell_abort(live)
-            if live.streams and live.sampled.tokens:
-                return
-            await asyncio.wait([asyncio.ensure_future(live.done.wait())], timeout=pause_s)
-            pause_s *= 2
+            try:
+                await asyncio.wait_for(live.done.wait(), pause_s)
+            except TimeoutError:
+                pause_s *= 2
 
     async def _tell_abort(self, live: _Live) -> None:
         await self._post(ABORT, {"request_ids": [f"generate-tokens-{live.name}"]})
@@ -351,8 +354,13 @@ class VllmEngine:
 
     def _stage(self, ref: WeightRef) -> Path:
         """The weights as a file that vLLM's workers can read."""
-        file = self._server.folder / f"weights-{next(self._numbers)}.safetensors"
-        save_file({name: tensor.contiguous() for name, tensor in fetch(ref).items()}, file)
+        state = fetch(ref)
+        for name, tensor in state.items():  # a load that vLLM gives up half way leaves a model that cannot be loaded again
+            if self._shapes.get(name) != list(tensor.shape):
+                expected = f"{name} of shape {self._shapes.get(name)}, as in the checkpoint"
+                raise WeightsError(f"{where(ref)}: expected {expected}, got {list(tensor.shape)}; the old version serves on")
+        file = self.server.folder / f"weights-{next(self._numbers)}.safetensors"
+        save_file({name: tensor.contiguous() for name, tensor in state.items()}, file)
         return file
 
     async def _pause(self) -> None:
@@ -376,7 +384,7 @@ class VllmEngine:
             staged.unlink(missing_ok=True)
             raise cause if isinstance(cause, WeightsError) else WeightsError(str(cause)) from cause
         for file in map(Path, self._served):
-            if file.is_relative_to(self._server.folder):
+            if file.is_relative_to(self.server.folder):
                 file.unlink()
         self._served, self._version, self._checksum = [str(staged)], ref.version, ref.checksum
 
@@ -397,7 +405,7 @@ class VllmEngine:
     # the wire
 
     def _unique(self) -> str:
-        return f"{self._name}-{id(self)}-{next(self._numbers)}"
+        return f"{self._name}-{self._key}-{next(self._numbers)}"
 
     def _start(self, work: Any) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -407,7 +415,7 @@ class VllmEngine:
 
     def _http(self) -> httpx.AsyncClient:
         if self._client is None:
-            self._client = httpx.AsyncClient(transport=self._server.transport, base_url="http://vllm", timeout=None)
+            self._client = httpx.AsyncClient(transport=self.server.transport, base_url="http://vllm", timeout=None)
         return self._client
 
     async def _post(self, address: str, body: Mapping[str, Any] | None = None) -> Any:
@@ -441,7 +449,16 @@ class VllmEngine:
             raise self._gone(GENERATE, error) from error
 
     def _gone(self, address: str, error: Exception) -> EngineError:
-        return EngineError(f"vLLM {address}: expected an answer, got {type(error).__name__}: {error}{self._server.ending()}")
+        return EngineError(f"vLLM {address}: expected an answer, got {type(error).__name__}: {error}{self.server.ending()}")
+
+
+def _shapes(paths: Sequence[str]) -> dict[str, list[int]]:
+    """Of every tensor in safetensors files."""
+    found = {}
+    for path in paths:
+        with safe_open(path, framework="pt") as file:
+            found.update({name: file.get_slice(name).get_shape() for name in file.keys()})
+    return found
 
 
 def _problem_with(tokens: Sequence[int], vocab_size: int) -> str | None:

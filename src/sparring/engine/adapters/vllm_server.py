@@ -77,8 +77,9 @@ class VllmServer:
 
     @property
     def transport(self) -> httpx.AsyncHTTPTransport:
-        """A new way to it for an asyncio client."""
-        return httpx.AsyncHTTPTransport(uds=str(self.socket), limits=httpx.Limits(max_connections=None))
+        """A new way to it for an asyncio client. A connection serves one call: after a failed one vLLM hangs up."""
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        return httpx.AsyncHTTPTransport(uds=str(self.socket), limits=limits)
 
     def ask(self, method: str, address: str, body: Mapping[str, Any] | None = None) -> Any:
         """One call that blocks, for starting up.
