@@ -55,7 +55,8 @@ def published(path: Path) -> Weights:
 def weights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Weights, Weights]:
     """Those that the server starts with, and others."""
     folder = tmp_path_factory.mktemp("vllm")
-    shape = {"tied": True, "max_position_embeddings": 4096, "head_dim": 32}
+    # slow enough that a request of three thousand tokens is under way for a while
+    shape = {"tied": True, "max_position_embeddings": 4096, "head_dim": 32, "num_hidden_layers": 8}
     first, second = (published(tiny_model("qwen3", folder / str(seed), seed=seed, **shape)) for seed in (4, 9))
     return first, second
 

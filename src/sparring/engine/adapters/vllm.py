@@ -49,6 +49,7 @@ class _Live:
     sampled: Sampled
     max_new: int
     streams: bool
+    aborted: bool = False
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -143,7 +144,9 @@ class VllmEngine:
         A request for its tokens followed by those continues it under the weights that are then served, but with other random
         numbers: vLLM's begin anew with each request.
         """
-        for live in [live for live in self._live if live.request.id == request]:
+        for live in [live for live in self._live if live.request.id == request and not live.aborted]:
+            live.aborted = True
+            await self._tell_abort(live)
             self._start(self._abort(live))
 
     async def score(self, request: ScoreRequest) -> Scores:
@@ -321,10 +324,10 @@ class VllmEngine:
         """Until the request is done: one that has not reached vLLM's scheduler yet is not known there, and nobody says so."""
         pause_s = _ABORT_AGAIN_S
         while not live.done.is_set():
-            await self._tell_abort(live)
             try:
                 await asyncio.wait_for(live.done.wait(), pause_s)
             except TimeoutError:
+                await self._tell_abort(live)
                 pause_s *= 2
 
     async def _tell_abort(self, live: _Live) -> None:
@@ -445,6 +448,7 @@ class VllmEngine:
                         if "error" in event:
                             raise EngineError(f"vLLM {GENERATE}: expected tokens, got {event['error']}")
                         yield event
+                        await asyncio.sleep(0)  # what lies there already is read without a pause, and others wait
         except httpx.TransportError as error:
             raise self._gone(GENERATE, error) from error
 

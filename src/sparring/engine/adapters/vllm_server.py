@@ -136,7 +136,7 @@ def find_vllm(config: EngineConfig) -> str:
         BadInput: there is no such interpreter, or it has no vLLM.
     """
     python = config.vllm.python or sys.executable
-    where, do = "engine.vllm.python", "name the interpreter of an environment with vLLM (`make .venv-vllm` makes one for CPUs)"
+    where, do = "engine.vllm.python", "name the interpreter of an environment with vLLM (`make test-vllm` installs .venv-vllm, for CPUs)"
     looks = "import importlib.util as u, sys; sys.exit(u.find_spec('vllm') is None)"
     try:
         found = subprocess.run([python, "-c", looks], stdin=subprocess.DEVNULL, capture_output=True, check=False)
