@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from sparring.cli.main import main
+from sparring.errors import BadInput
+from sparring.launch.run import replay_rollout
 from sparring.testing.real_vllm import PYTHON
 
 pytestmark = pytest.mark.vllm
@@ -51,3 +53,5 @@ def test_a_run_trains_with_updates_and_reports_the_mismatch_of_each_step(setting
     assert summary["correction"] == "token_truncate" and summary["logprob_max_abs_diff"] > 0
     assert 'correction = "token_truncate"' in (folder / "config.toml").read_text()
     assert "logprob difference" in out and "effective samples" in out
+    with pytest.raises(BadInput, match="expected a run of an engine that can replay, got vllm"):
+        replay_rollout(folder, "rl/0/0")

@@ -279,7 +279,8 @@ class VllmEngine:
         max_new = self._check(request)
         await self._open.wait()
         self._check_open()
-        sampled = Sampled(request, self._version, recomputes=self._config.live_kv == "recompute")
+        recomputes = self._config.live_kv == "recompute"
+        sampled = Sampled(request, self._version, vocab_size=self.server.vocab_size, recomputes=recomputes)
         live = _Live(request, self._unique(), sampled, max_new, streams)
         self._live.append(live)
         try:

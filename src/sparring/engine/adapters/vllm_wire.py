@@ -45,7 +45,8 @@ def generate_body(request: GenerateRequest, name: str, max_new: int, *, vocab_si
         version: that is served: cached prefixes are found by requests of the same one only (law 4).
     """
     sampling = request.sampling
-    named = sampling.top_logprobs
+    # the sampled one takes a place, also where it is not among the likeliest
+    named = min(sampling.top_logprobs + 1, vocab_size) if sampling.top_logprobs else 0
     if truncates(sampling):
         named = max(named, min(sampling.top_k, vocab_size)) if sampling.top_k else -1
     return {
@@ -88,11 +89,13 @@ class Sampled:
     Args:
         request: that is answered.
         version: served when it was sent: the oldest of the keys and values that it may attend to.
+        vocab_size: of the model.
         recomputes: whether an update makes running requests compute theirs again.
     """
 
-    def __init__(self, request: GenerateRequest, version: int, *, recomputes: bool) -> None:
-        self._request, self._version, self._recomputes = request, version, recomputes
+    def __init__(self, request: GenerateRequest, version: int, *, vocab_size: int, recomputes: bool) -> None:
+        self._request, self._version = request, version
+        self._vocab_size, self._recomputes = vocab_size, recomputes
         self._kept: list[tuple[int, ...]] | None = [] if truncates(request.sampling) else None
         self._tops: list[tuple[tuple[int, float], ...]] | None = [] if request.sampling.top_logprobs else None
         self._spans: list[tuple[int, int]] = []
@@ -134,7 +137,7 @@ class Sampled:
             finish_reason=self.finish_reason or "abort",
             versions=_runs(versions),
             kv_versions=_runs(oldest),
-            kept=None if self._kept is None else KeptSets.of(self._kept),
+            kept=KeptSets.of(self._kept) if self._kept and any(self._kept) else None,
             top_logprobs=None if self._tops is None else tuple(self._tops),
             prompt_logprobs=prompt_logprobs,
             cached_tokens=self.cached_tokens,
@@ -148,7 +151,8 @@ class Sampled:
         known = {top["token_id"]: top["logprob"] for top in content["top_logprobs"]}
         possible = sorted(((-value, token) for token, value in known.items() if value > _IMPOSSIBLE))
         if self._kept is not None:
-            self._kept.append(tuple(token for _, token in possible))
+            whole = len(possible) == self._vocab_size
+            self._kept.append(() if whole else tuple(token for _, token in possible))
         if self._tops is not None:
             self._tops.append(tuple((token, -value) for value, token in possible[: self._request.sampling.top_logprobs]))
 
