@@ -59,6 +59,7 @@ class Scheduler:
 
     def plan(self, version: int) -> list[Chunk]:
         """The chunks of one step under weights `version`; they count as computed from here on."""
+        self.cache.trim()
         preempted, page_size = self.num_preempted, self.cache.page_size
         running = [(sequence, sequence.pending) for sequence in self._running]
         budget = self._max_batch_tokens - sum(pending == 1 for _, pending in running)
@@ -84,13 +85,13 @@ class Scheduler:
 
     def ahead(self, chunks: list[Chunk], most: int) -> int:
         """How many steps, at most `most`, `chunks` can take without another plan: sequences that only generate, with pages for
-        what they will sample. Pages for it are taken only while enough are free."""
+        what they will sample. Pages for it are taken only while nobody that runs has to give way."""
         if most == 1 or any(count > 1 or not samples for _, _, count, samples in chunks):
             return 1
         steps = min([most, *(sequence.max_new - len(sequence.logprobs) for sequence, *_ in chunks)])
         for sequence, *_ in chunks:
             missing = self.cache.pages_for(sequence.computed + steps - 1) - len(sequence.pages)
-            if missing > 0 and self.cache.pool.num_free >= missing + len(self._running):
+            if missing > 0 and self.cache.num_available >= missing + len(self._running):
                 self._grow(sequence, sequence.computed + steps - 1)
             steps = min(steps, len(sequence.pages) * self.cache.page_size - sequence.computed + 1)
         return steps
@@ -107,7 +108,7 @@ class Scheduler:
         self._leave(sequence)
         conversation = sequence.conversation
         if sequence.keep and conversation is not None and sequence.oldest == version:
-            self.cache.share(conversation, *self._held(sequence), version)
+            self.cache.keep(conversation, *self._held(sequence), version)
         self._give_back(sequence)
 
     def recompute(self, *, all_of_them: bool) -> None:
@@ -134,7 +135,7 @@ class Scheduler:
         """Let conversations go on from what a request has computed so far, where all of that is of `version`."""
         if sequence.oldest == version:
             for conversation in conversations:
-                self.cache.share(conversation, *self._held(sequence), version)
+                self.cache.keep(conversation, *self._held(sequence), version)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a request out wherever it is; unknown ones are ignored."""
@@ -145,7 +146,8 @@ class Scheduler:
             self._give_back(sequence)
 
     def discard(self, chunks: list[Chunk]) -> list[Sequence]:
-        """Take out the requests of a step that failed: what their pages hold is unknown."""
+        """Take out the requests of a step that failed: what their pages hold is unknown, and whether its copies were made."""
+        self.cache.distrust()
         for chunk in chunks:
             for page in chunk.sequence.pages:
                 self.cache.pool.forget(page)
@@ -191,20 +193,18 @@ class Scheduler:
         return True
 
     def _admit(self, sequence: Sequence, version: int) -> bool:
-        pages, known = self.cache.resume(sequence.conversation, sequence.reusable, version, sequence.digests)
-        missing = self.cache.pages_for(len(sequence.tokens)) - len(pages)
+        cache, wanted, count = self.cache, sequence.reusable, self.cache.pages_for(len(sequence.tokens))
         # a page for every running request is left, or it would soon have to give way to them
-        fresh = self.cache.take(missing, spare=len(self._running))
-        if fresh is None:
-            self.cache.drop(pages)
-            sequence.digests.clear()
+        seat = cache.admit(sequence.conversation, wanted, count, version, sequence.digests, spare=len(self._running))
+        if seat is None:
             return False
-        sequence.pages, sequence.computed = pages + fresh, known
+        sequence.pages, sequence.computed = seat.pages, seat.known
         sequence.table_length, sequence.stale = 0, True
-        sequence.oldest = version if known else None
+        sequence.oldest = version if seat.known else None
         # a preempted request finds part of its own answer again: only prompt tokens count as cached
         if not sequence.logprobs:
-            sequence.cached_tokens = known
+            sequence.cached_tokens = seat.known
+            cache.counts.note(seat)
         sequence.slot = self._slots.pop()
         insort(self._running, sequence, key=_rank)
         return True
