@@ -23,3 +23,17 @@ def test_no_vllm(given: Path, capsys: pytest.CaptureFixture[str], python: str, g
 def test_two_bounds_on_importance_weights_are_refused(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(given), "--set", "rl.correction=token_truncate", "--set", "algo.tis_cap=3.0"]) == 2
     assert "algo.tis_cap: expected none beside a correction, got 3.0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("engine.speculation=ngram", "engine.speculation: expected engine.kind = \"native\", which alone has it, got 'ngram'"),
+        ("engine.kv_tokens=4096", 'engine.kv_tokens: expected engine.kind = "native"'),
+        ("engine.kv_across_turns=offload", 'engine.kv_across_turns: expected "keep" or "drop" with vLLM'),
+        ('rollout.constraint={kind="regex",source="a+"}', "rollout.constraint: expected none with vLLM"),
+    ],
+)
+def test_what_vllm_does_not_do(given: Path, capsys: pytest.CaptureFixture[str], setting: str, said: str) -> None:
+    assert main(["check", str(given), "--set", "engine.kind=vllm", "--set", setting]) == 2
+    assert said in capsys.readouterr().err

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from sparring.engine.config import EngineConfig
 from sparring.errors import EnvError, refusal
 from sparring.rollout.window import check_window
 from sparring.sandbox.check import check_sandbox
@@ -35,7 +36,7 @@ async def check(context: Context) -> list[str]:
     config = context.config
     facts = _stages(context)
     shape = _shape(context)
-    facts += _memory(context, shape) + _engine(context)
+    facts += _memory(context, shape) + _engine(context, shape)
     _sampling(context)
     if "rl" in config.run.stages:
         check_window(
@@ -83,13 +84,28 @@ def _sampling(context: Context) -> None:
         raise refusal("rollout.min_p", "below 1 while the run trains", "1.0", "lower it: greedy rollouts are equal")
 
 
-def _engine(context: Context) -> list[str]:
-    """Another engine than our own is there."""
-    if context.config.engine.kind != "vllm":
+def _engine(context: Context, shape: InitConfig) -> list[str]:
+    """Another engine than our own is there, and nothing is asked of it that it cannot do."""
+    engine, rollout = context.config.engine, context.config.rollout
+    if engine.kind != "vllm":
         return []
     from sparring.engine.adapters.vllm_server import find_vllm
+    from sparring.engine.adapters.vllm_wire import WHOLE_VOCABULARY, truncates
 
-    return [f"engine: {find_vllm(context.config.engine)} has vLLM"]
+    ours = EngineConfig()
+    for name in ("kv_tokens", "idle_kv_bytes", "speculation"):
+        if getattr(engine, name) != getattr(ours, name):
+            got, do = repr(getattr(engine, name)), "leave it out; vLLM's own settings go into engine.vllm.arguments"
+            raise refusal(f"engine.{name}", 'engine.kind = "native", which alone has it', got, do)
+    if engine.kv_across_turns == "offload":
+        raise refusal("engine.kv_across_turns", '"keep" or "drop" with vLLM', '"offload"', "choose one of these")
+    if rollout.constraint is not None:
+        do = 'leave it out, or set engine.kind = "native"'
+        raise refusal("rollout.constraint", "none with vLLM, which asks nobody between two tokens", "one", do)
+    if truncates(rollout.sampling()) and not rollout.top_k and shape.vocab_size > WHOLE_VOCABULARY:
+        expected = f"one beside top_p and min_p with vLLM, whose kept tokens are known as the likeliest of {shape.vocab_size}"
+        raise refusal("rollout.top_k", expected, "0", "set it, or truncate nothing")
+    return [f"engine: {find_vllm(engine)} has vLLM"]
 
 
 def _correction(context: Context) -> list[str]:

@@ -136,7 +136,8 @@ def find_vllm(config: EngineConfig) -> str:
         BadInput: there is no such interpreter, or it has no vLLM.
     """
     python = config.vllm.python or sys.executable
-    where, do = "engine.vllm.python", "name the interpreter of an environment with vLLM (`make test-vllm` installs .venv-vllm, for CPUs)"
+    where = "engine.vllm.python"
+    do = "name the interpreter of an environment with vLLM (`make test-vllm` installs .venv-vllm, for CPUs)"
     looks = "import importlib.util as u, sys; sys.exit(u.find_spec('vllm') is None)"
     try:
         found = subprocess.run([python, "-c", looks], stdin=subprocess.DEVNULL, capture_output=True, check=False)
@@ -149,7 +150,7 @@ def find_vllm(config: EngineConfig) -> str:
 
 def _arguments(config: EngineConfig, dtype: str) -> list[str]:
     """Of vLLM's command line; the user's come last and win."""
-    cached = config.share_prefixes or config.kv_across_turns == "keep"
+    cached = config.share_prefixes or config.kv_across_turns != "drop"
     given = {
         "--dtype": dtype,
         "--max-num-seqs": config.max_running,
