@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -13,17 +12,19 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import httpx
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from sparring.engine.adapters.vllm_client import VllmClient
 from sparring.engine.adapters.vllm_server import VllmServer
 from sparring.engine.adapters.vllm_wire import (
+    PROBE,
     WHOLE_VOCABULARY,
     Sampled,
     generate_body,
     judge_body,
     judged_rows,
+    judging_version,
     problem_for_vllm,
 )
 from sparring.engine.check import problem_of
@@ -37,7 +38,7 @@ from sparring.weights.inline import Probe, fetch
 GENERATE, ABORT = "/inference/v1/generate", "/inference/v1/abort_requests"
 TOLERANCES = {"float32": 1e-2, "bfloat16": 0.25}
 """Largest difference between the publisher's log-probabilities of its probe and vLLM's, by what both compute in."""
-_ABORT_AGAIN_S = 0.05
+_ABORT_AGAIN_S, _MOST_URGENT = 0.05, 1 << 31
 
 
 @dataclass(eq=False, slots=True)
@@ -78,7 +79,7 @@ class VllmEngine:
     ) -> None:
         self.server, self._config, self._name, self._version = server, config, name, version
         self._tolerance, self._keep_server = TOLERANCES[dtype], keep_server
-        self._client: httpx.AsyncClient | None = None
+        self._client = VllmClient(server)
         self._key, self._numbers = uuid4().hex, count()  # a server may have other clients, and remembers ids for a while
         self._live: list[_Live] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -110,7 +111,7 @@ class VllmEngine:
             return [piece async for piece in self.stream(request)][-1]
         prompt = await self._prompt_logprobs(request)
         async with self._serving(request, streams=False) as live:
-            live.sampled.take(await self._post(GENERATE, self._body(live)))
+            live.sampled.take(await self._client.post(GENERATE, self._body(live)))
             return live.sampled.completion(prompt)
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
@@ -120,19 +121,21 @@ class VllmEngine:
             EngineError: as for `generate`, at the first piece or behind what was sampled until then.
         """
         prompt = await self._prompt_logprobs(request)
-        async with self._serving(request, streams=True) as live, aclosing(self._events(self._body(live))) as events:
+        async with self._serving(request, streams=True) as live:
             sampled, told, ended = live.sampled, 0, False
-            async for event in events:
-                sampled.take(event)
-                if ended or len(sampled.tokens) == told:
-                    continue
-                end = self._end(request, sampled.tokens, told)
-                if end is not None:
-                    ended = True
-                    await self._tell_abort(live)  # the versions come with the end
-                new = slice(told, end)
-                told = len(sampled.tokens) if end is None else end
-                yield Delta(tokens=tuple(sampled.tokens[new]), logprobs=tuple(sampled.logprobs[new]))
+            events = self._client.events(GENERATE, self._body(live))
+            async with aclosing(events):
+                async for event in events:
+                    sampled.take(event)
+                    if ended or len(sampled.tokens) == told:
+                        continue
+                    end = self._end(request, sampled.tokens, told)
+                    if end is not None:
+                        ended = True
+                        await self._tell_abort(live)  # the versions come with the end
+                    new = slice(told, end)
+                    told = len(sampled.tokens) if end is None else end
+                    yield Delta(tokens=tuple(sampled.tokens[new]), logprobs=tuple(sampled.logprobs[new]))
             if ended:
                 sampled.cut(told)
             yield sampled.completion(prompt)
@@ -157,9 +160,13 @@ class VllmEngine:
             EngineError: the request can never be served, the vocabulary is too large, vLLM failed, or the engine is closed.
         """
         self._check_score(request)
-        await self._open.wait()
-        version = self._version
-        rows = await self._judge(request.tokens, request.first, -1)
+        answer, version = {}, None
+        while version is None or judging_version(answer) != version:  # an update came between: all of it is of one version
+            await self._open.wait()
+            self._check_open()
+            version = self._version
+            answer = await self._client.post(GENERATE, judge_body(self._unique(), request.tokens, -1, request.priority))
+        rows = judged_rows(answer, request.first)
         scored = [_distribution(row, request.temperature) for row in rows]
         tops = [sorted(row.items(), key=lambda item: (-item[1], item[0]))[: request.top_k] for row in scored]
         return Scores(
@@ -214,7 +221,7 @@ class VllmEngine:
             WeightsError: they are not the publisher's.
         """
         tokens, expected = probe
-        found = await self._given(tokens)
+        found = await self._probe(tokens)
         worst = max((abs(a - b) for a, b in zip(found, expected, strict=True)), default=0.0)
         # a comparison with NaN is false, so NaN is refused
         if not all(abs(a - b) <= self._tolerance for a, b in zip(found, expected, strict=True)):
@@ -226,12 +233,12 @@ class VllmEngine:
     async def close(self) -> None:
         """Refuse what comes, fail what runs, and end the server. Safe to call twice."""
         self._closed = True
+        for task in self._tasks:
+            task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if not self._keep_server:
             await asyncio.to_thread(self.server.close)
-        if self._client is not None:
-            client, self._client = self._client, None
-            await client.aclose()
+        await self._client.close()
 
     # requests
 
@@ -308,18 +315,18 @@ class VllmEngine:
         heat = request.sampling.temperature
         if len(request.tokens) < 2:
             return ()
-        if heat == 1.0:
-            return await self._given(request.tokens)
+        if heat == 1.0:  # no need of the whole vocabulary
+            await self._open.wait()
+            self._check_open()
+            rows = judged_rows(await self._client.post(GENERATE, judge_body(self._unique(), request.tokens, 0, request.priority)))
+            return tuple(row[token] for row, token in zip(rows, request.tokens[1:], strict=True))
         return (await self.score(ScoreRequest(id=f"{request.id}/prompt", tokens=request.tokens, temperature=heat))).logprobs
 
-    async def _given(self, tokens: Sequence[int]) -> tuple[float, ...]:
-        """Log-probabilities of tokens[1:] at temperature 1."""
-        rows = await self._judge(tuple(tokens), 1, 0)
+    async def _probe(self, tokens: Sequence[int]) -> tuple[float, ...]:
+        """Log-probabilities of tokens[1:] at temperature 1, also while vLLM is paused."""
+        body = judge_body(f"{PROBE}-{self._unique()}", tokens, 0, _MOST_URGENT)
+        rows = judged_rows(await self._client.post(GENERATE, body))
         return tuple(row[token] for row, token in zip(rows, tokens[1:], strict=True))
-
-    async def _judge(self, tokens: tuple[int, ...], first: int, named: int) -> list[dict[int, float]]:
-        self._check_open()
-        return judged_rows(await self._post(GENERATE, judge_body(f"probe-{self._unique()}", tokens, first, named)), first)
 
     async def _abort(self, live: _Live) -> None:
         """Until the request is done: one that has not reached vLLM's scheduler yet is not known there, and nobody says so."""
@@ -332,7 +339,7 @@ class VllmEngine:
                 pause_s *= 2
 
     async def _tell_abort(self, live: _Live) -> None:
-        await self._post(ABORT, {"request_ids": [f"generate-tokens-{live.name}"]})
+        await self._client.post(ABORT, {"request_ids": [f"generate-tokens-{live.name}"]})
 
     # updates
 
@@ -353,7 +360,7 @@ class VllmEngine:
                 raise WeightsError(f"{where(ref)}: {late}; the old version serves on") from None
             finally:
                 if not self._closed:
-                    await self._post("/resume")
+                    await self._client.post("/resume")
                 self._open.set()
 
     def _stage(self, ref: WeightRef) -> Path:
@@ -369,20 +376,20 @@ class VllmEngine:
 
     async def _pause(self) -> None:
         kind = self._config.live_kv
-        await self._post(f"/pause?mode={'wait' if kind == 'drain' else 'keep'}&clear_cache=false")
+        await self._client.post(f"/pause?mode={'wait' if kind == 'drain' else 'keep'}&clear_cache=false")
         if kind == "recompute":
-            await self._post("/reset_prefix_cache?reset_running_requests=true")
+            await self._client.post("/reset_prefix_cache?reset_running_requests=true")
 
     async def _commit(self, ref: WeightRef, staged: Path) -> None:
         """Load and verify; on any failure bring the old weights back, and verify those."""
         tokens = ref.probe[0] if ref.probe is not None else ()
-        before = await self._given(tokens) if tokens else ()
+        before = await self._probe(tokens) if tokens else ()
         try:
             with boundary(WeightsError, where(ref)):
                 await self._load([str(staged)])
             if ref.probe is not None:
                 await self.verify(ref.probe, where(ref))
-            await self._post("/update_weight_version", {"new_version": str(ref.version)})
+            await self._client.post("/update_weight_version", {"new_version": str(ref.version)})
         except SparringError as cause:
             await self._roll_back((tokens, before), where(ref))
             staged.unlink(missing_ok=True)
@@ -402,9 +409,9 @@ class VllmEngine:
             raise EngineError(self._broken) from cause
 
     async def _load(self, paths: list[str]) -> None:
-        await self._post("/start_weight_update")
-        await self._post("/update_weights", {"update_info": {"paths": paths}})
-        await self._post("/finish_weight_update", {})
+        await self._client.post("/start_weight_update")
+        await self._client.post("/update_weights", {"update_info": {"paths": paths}})
+        await self._client.post("/finish_weight_update", {})
 
     # the wire
 
@@ -416,45 +423,6 @@ class VllmEngine:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    def _http(self) -> httpx.AsyncClient:
-        if self._client is None:
-            self._client = httpx.AsyncClient(transport=self.server.transport, base_url="http://vllm", timeout=None)
-        return self._client
-
-    async def _post(self, address: str, body: Mapping[str, Any] | None = None) -> Any:
-        """One call.
-
-        Raises:
-            EngineError: it failed.
-        """
-        try:
-            answer = await self._http().post(address, json=body)
-        except httpx.TransportError as error:
-            raise self._gone(address, error) from error
-        if answer.status_code != httpx.codes.OK:
-            raise EngineError(f"vLLM {address}: expected status 200, got {answer.status_code}: {answer.text[:500]}")
-        return answer.json() if answer.content else None
-
-    async def _events(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """The pieces of a streamed answer."""
-        asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
-        try:
-            async with self._http().stream("POST", GENERATE, json=asked) as answer:
-                if answer.status_code != httpx.codes.OK:
-                    raise EngineError(f"vLLM {GENERATE}: expected status 200, got {await answer.aread()!r}")
-                async for line in answer.aiter_lines():
-                    if line.startswith("data: {"):
-                        event = json.loads(line.removeprefix("data: "))
-                        if "error" in event:
-                            raise EngineError(f"vLLM {GENERATE}: expected tokens, got {event['error']}")
-                        yield event
-                        await asyncio.sleep(0)  # what lies there already is read without a pause, and others wait
-        except httpx.TransportError as error:
-            raise self._gone(GENERATE, error) from error
-
-    def _gone(self, address: str, error: Exception) -> EngineError:
-        return EngineError(f"vLLM {address}: expected an answer, got {type(error).__name__}: {error}{self.server.ending()}")
 
 
 def _shapes(paths: Sequence[str]) -> dict[str, list[int]]:

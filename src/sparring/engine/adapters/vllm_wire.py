@@ -6,7 +6,7 @@ with the end of a request, as spans over its tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -14,6 +14,8 @@ from sparring.generation import Completion, FinishReason, GenerateRequest, KeptS
 
 WHOLE_VOCABULARY = 4096
 """Largest vocabulary of which vLLM is asked for every log-probability of a token: they travel as text, some 60 bytes each."""
+PROBE = "sparring-verifies"
+"""Ids that begin so are served while vLLM is paused: see `vllm_process/sparring_vllm.py`."""
 _IMPOSSIBLE = -9000.0
 _SEED_BITS = (1 << 63) - 1
 
@@ -71,16 +73,22 @@ def generate_body(request: GenerateRequest, name: str, max_new: int, *, vocab_si
     }
 
 
-def judge_body(name: str, tokens: tuple[int, ...], first: int, named: int) -> dict[str, Any]:
-    """A request for the log-probabilities at temperature 1 of tokens[first:], and of the `named` likeliest there, -1 for all."""
+def judge_body(name: str, tokens: Sequence[int], named: int, priority: int) -> dict[str, Any]:
+    """A request for the log-probabilities of given tokens at temperature 1, and of the `named` likeliest at each place, -1 for
+    all; of its own answer nobody wants more than the version of the weights."""
     sampling = {"max_tokens": 1, "prompt_logprobs": named, "ignore_eos": True, "detokenize": False}
-    return {"request_id": name, "token_ids": tokens, "sampling_params": sampling, "priority": -(1 << 31)}
+    return {"request_id": name, "token_ids": list(tokens), "sampling_params": sampling, "priority": -priority}
 
 
-def judged_rows(answer: Mapping[str, Any], first: int) -> list[dict[int, float]]:
+def judged_rows(answer: Mapping[str, Any], first: int = 1) -> list[dict[int, float]]:
     """Per token from `first` on: log-probabilities by id."""
     rows = answer["prompt_logprobs"][first:]
     return [{int(token): value["logprob"] for token, value in row.items()} for row in rows]
+
+
+def judging_version(answer: Mapping[str, Any]) -> int:
+    """Of the weights that were served when a request to judge was done."""
+    return int(answer["choices"][0]["weight_versions"][-1]["version"])
 
 
 class Sampled:

@@ -22,8 +22,8 @@ from vllm.v1.core.sched.scheduler import Scheduler as PlainScheduler
 from vllm.v1.request import Request
 
 BACKEND = "sparring"
-PROBE = "probe"
-"""What ids of requests that verify an update contain."""
+PROBE = "sparring-verifies"
+"""What the ids of requests that verify an update contain."""
 _DIE_WITH_PARENT = 1
 
 
