@@ -1,54 +1,18 @@
-"""One real vLLM server on a tiny model whose head is its embedding, and two other sets of weights for it."""
+"""One real vLLM server on a tiny model whose head is its embedding, and two sets of weights for it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from served import Weights, published
 
 from sparring.engine.adapters.vllm import VllmEngine
-from sparring.generation import GenerateRequest, Sampling
-from sparring.model.causal import CausalModel
-from sparring.model.load import load
 from sparring.testing.real_vllm import CONFIG, real_vllm
 from sparring.testing.tiny_models import tiny_model
-from sparring.train.config import TrainConfig
-from sparring.train.trainer import LocalTrainer
-from sparring.types import WeightRef
-
-PROMPT = (5, 6, 7, 8, 9, 10)
-
-
-@dataclass(frozen=True)
-class Weights:
-    """A checkpoint, and what a trainer of it publishes."""
-
-    path: Path
-    ref: WeightRef
-
-    def at(self, version: int, **changes: Any) -> WeightRef:
-        """Published as that version."""
-        return replace(self.ref, version=version, **changes)
-
-    def model(self) -> CausalModel:
-        """Ours, to judge vLLM by."""
-        return load(self.path)
-
-
-def published(path: Path) -> Weights:
-    async def pushed() -> WeightRef:
-        trainer = LocalTrainer(load(path), TrainConfig(), [], name="policy", total_steps=1, threads=1)
-        try:
-            return await trainer.push()
-        finally:
-            await trainer.close()
-
-    return Weights(path, asyncio.run(pushed()))
 
 
 @pytest.fixture(scope="session")
@@ -78,7 +42,3 @@ def run(weights: tuple[Weights, Weights]) -> Callable[..., Any]:
         return asyncio.run(main())
 
     return played
-
-
-def turn(name: str = "r", tokens: tuple[int, ...] = PROMPT, **sampling: Any) -> GenerateRequest:
-    return GenerateRequest(id=name, tokens=tokens, sampling=Sampling(**{"max_tokens": 12, "seed": 1, **sampling}))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import PROMPT, turn
+from served import PROMPT, turn
 
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine

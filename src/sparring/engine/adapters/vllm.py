@@ -221,7 +221,11 @@ class VllmEngine:
             WeightsError: they are not the publisher's.
         """
         tokens, expected = probe
-        found = await self._probe(tokens)
+        try:
+            async with asyncio.timeout(self._config.update_timeout_s):
+                found = await self._probe(tokens)
+        except TimeoutError:
+            raise WeightsError(f"{about}: expected vLLM to compute the probe, got nothing; the old version serves on") from None
         worst = max((abs(a - b) for a, b in zip(found, expected, strict=True)), default=0.0)
         # a comparison with NaN is false, so NaN is refused
         if not all(abs(a - b) <= self._tolerance for a, b in zip(found, expected, strict=True)):
@@ -353,7 +357,9 @@ class VllmEngine:
             try:
                 async with asyncio.timeout(self._config.update_timeout_s):
                     await self._pause()
-                await self._commit(ref, staged)
+                    tokens = ref.probe[0] if ref.probe is not None else ()
+                    before = await self._probe(tokens) if tokens else ()
+                await self._commit(ref, staged, (tokens, before))
             except TimeoutError:
                 staged.unlink()
                 late = f"not in turn within {self._config.update_timeout_s} s"
@@ -380,10 +386,8 @@ class VllmEngine:
         if kind == "recompute":
             await self._client.post("/reset_prefix_cache?reset_running_requests=true")
 
-    async def _commit(self, ref: WeightRef, staged: Path) -> None:
-        """Load and verify; on any failure bring the old weights back, and verify those."""
-        tokens = ref.probe[0] if ref.probe is not None else ()
-        before = await self._probe(tokens) if tokens else ()
+    async def _commit(self, ref: WeightRef, staged: Path, before: Probe) -> None:
+        """Load and verify; on any failure bring the old weights back, and verify those by `before`, their own answer."""
         try:
             with boundary(WeightsError, where(ref)):
                 await self._load([str(staged)])
@@ -391,7 +395,7 @@ class VllmEngine:
                 await self.verify(ref.probe, where(ref))
             await self._client.post("/update_weight_version", {"new_version": str(ref.version)})
         except SparringError as cause:
-            await self._roll_back((tokens, before), where(ref))
+            await self._roll_back(before, where(ref))
             staged.unlink(missing_ok=True)
             raise cause if isinstance(cause, WeightsError) else WeightsError(str(cause)) from cause
         for file in map(Path, self._served):
