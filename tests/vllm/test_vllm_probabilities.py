@@ -113,26 +113,10 @@ def test_whoever_watches_for_the_end_ends_the_turn(run, weights):
     assert all(new > 0 for new in seen)
 
 
-def test_priority_decides_who_waits(run, weights):
-    """Sixteen requests fill the server; of two that wait, the later but more urgent one is served first."""
-
-    async def scenario(engine):
-        order = []
-
-        async def one(name, priority, **sampling):
-            await engine.generate(replace(turn(name, **sampling), priority=priority))
-            order.append(name)
-
-        first = [asyncio.create_task(one(f"r{i}", 0, max_tokens=200, seed=i)) for i in range(16)]
-        streams = engine.stream(turn("sign", max_tokens=1))
-        waiting = asyncio.create_task(one("later", -5, max_tokens=100))
-        sign = [piece async for piece in streams]
-        urgent = asyncio.create_task(one("urgent", 5, max_tokens=100))
-        await asyncio.gather(*first, waiting, urgent)
-        return order, sign
-
-    order, _ = run(scenario)
-    assert order.index("urgent") < order.index("later")
+def test_priorities_are_vllms(run, weights):
+    """Which refuses any but 0 unless it schedules by priority; the sign is tested with the wire."""
+    answers = run(lambda engine: asyncio.gather(*(engine.generate(replace(turn(), priority=p)) for p in (-3, 0, 4))))
+    assert len({answer.tokens for answer in answers}) == 1
 
 
 @pytest.mark.parametrize(
