@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from sparring.engine import wire
+from sparring.engine.adapters.counts import Counts
 from sparring.engine.config import EngineConfig
 from sparring.errors import EngineError, WeightsError, boundary, refusal
 from sparring.generation import Completion, Delta, GenerateRequest, Runs, ScoreRequest, Scores
@@ -63,6 +64,7 @@ class RemoteEngine:
         self.served = self._ask_what_is_served()
         self._version, self._offset, self._instance = self.served.version, 0, self.served.instance
         self._newest: int | None = None  # that this client sent
+        self._counts = Counts()
         self._live: dict[str, list[_Live]] = defaultdict(list)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._client = httpx.AsyncClient(
@@ -76,6 +78,11 @@ class RemoteEngine:
     def version(self) -> int:
         """The version of the weights that were served when the server last said so."""
         return self._version - self._offset
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Counts since the start, as `Counts` says."""
+        return dict(self._counts.values)
 
     def check(self, dtype: str, numerics: str, config: EngineConfig) -> None:
         """Whether the server computes as the run's model and takes as much as `[engine]` says.
@@ -179,6 +186,7 @@ class RemoteEngine:
         self._newest = max(self._newest or 0, sent.version)
         async with _lent(sent) as lent:
             await self._post("weights", lent, adopts=True)
+        self._counts.updated()
 
     async def close(self) -> None:
         """Drop what is under way. The server goes on. Safe to call twice."""
@@ -214,7 +222,7 @@ class RemoteEngine:
                         if name == "error":
                             raise wire.raised(self._read(data, wire.Failed, where).error, where)
                         if name == "completion":
-                            yield self._renumbered(self._read(data, Completion, where))
+                            yield self._counts.completed(self._renumbered(self._read(data, Completion, where)))
                             return
                         yield self._read(data, Delta, where)
                     raise EngineError(f"{where}: expected a completion, got the end of the answer; the server is gone")
