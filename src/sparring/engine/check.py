@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from sparring.errors import EngineError
+from sparring.errors import RequestRefused
 from sparring.generation import GenerateRequest, ScoreRequest
 from sparring.model.kernels.decoder_step import BIASES, TOPS
 
@@ -25,7 +25,7 @@ def check_request(request: GenerateRequest, room: Room) -> int:
     """Tokens that the request may sample.
 
     Raises:
-        EngineError: it can never be served.
+        RequestRefused: it can never be served.
     """
     tokens, sampling = request.tokens, request.sampling
     max_new = min(sampling.max_tokens, room.max_positions - len(tokens))
@@ -44,12 +44,12 @@ def check_request(request: GenerateRequest, room: Room) -> int:
     else:
         problem = problem_of(request, room.vocab_size)
     if problem:
-        raise EngineError(f"request {request.id}: expected {problem}")
+        raise RequestRefused(f"request {request.id}: expected {problem}")
     return max_new
 
 
 def check_score(request: ScoreRequest, room: Room) -> None:
-    """Raises EngineError where the request can never be served."""
+    """Raises RequestRefused where the request can never be served."""
     tokens, most = request.tokens, min(room.max_positions, room.capacity) + 1
     problem = None
     if not 1 <= request.first < len(tokens):
@@ -61,7 +61,7 @@ def check_score(request: ScoreRequest, room: Room) -> None:
     elif request.temperature < 0 or not 0 <= request.top_k <= room.vocab_size:
         problem = f"temperature >= 0 and 0 <= top_k <= {room.vocab_size}, got {request}; correct it"
     if problem:
-        raise EngineError(f"score {request.id}: expected {problem}")
+        raise RequestRefused(f"score {request.id}: expected {problem}")
 
 
 def problem_of(request: GenerateRequest, vocab_size: int) -> str | None:

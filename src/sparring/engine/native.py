@@ -13,17 +13,19 @@ from typing import Any
 
 import torch
 
-from sparring.engine.adapters import AdapterTable
+from sparring.engine.adapter_table import AdapterTable
 from sparring.engine.check import Room, check_request, check_score
 from sparring.engine.config import PAGE_SIZE, EngineConfig
 from sparring.engine.kv import KvCache, kv_metrics
+from sparring.engine.latency import Latencies
 from sparring.engine.reply import Delivery, Reply, deliver
 from sparring.engine.runner import Runner
 from sparring.engine.scheduler import Chunk, Scheduler
 from sparring.engine.sequence import Sequence
+from sparring.engine.sizes import num_pages_of, token_bytes
 from sparring.engine.speculation import Speculation, accepted
 from sparring.engine.update import NotRolledBack, Update, commit, stage, where
-from sparring.errors import EngineError, SparringError, WeightsError, boundary
+from sparring.errors import EngineError, RequestRefused, SparringError, WeightsError, boundary
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.model.causal import CausalModel
 from sparring.model.lora import Adapter
@@ -54,7 +56,7 @@ class NativeEngine:
         self, model: CausalModel, config: EngineConfig, *, name: str = "policy", version: int = 0, threads: int = 0
     ) -> None:
         self._model, self._config, self._name, self._version = model, config, name, version
-        num_pages, self._page_bytes = _num_pages(model, config), PAGE_SIZE * _token_bytes(model)
+        num_pages, self._page_bytes = num_pages_of(model, config), PAGE_SIZE * token_bytes(model)
         self._room = Room(model.vocab_size, model.max_positions, num_pages * PAGE_SIZE)
         host_pages = config.host_pages(self._page_bytes)
         cache = KvCache(
@@ -73,6 +75,7 @@ class NativeEngine:
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._deliveries: list[Delivery] = []
         self._metrics: dict[str, float] = defaultdict(float)
+        self.latencies = Latencies()
         self._updates: list[Update] = []
         self._checksum: str | None = None
         self._probe: Probe | None = None
@@ -93,12 +96,29 @@ class NativeEngine:
         return self._adapters.version(self._version)
 
     @property
+    def problem(self) -> EngineError | None:
+        """Why no request is answered, where none is."""
+        return EngineError(f"engine {self._name}: expected an open engine, got a closed one") if self._closed else self._broken
+
+    @property
+    def context(self) -> int:
+        """Most tokens of one conversation."""
+        return min(self._room.max_positions, self._room.capacity)
+
+    @property
+    def model(self) -> CausalModel:
+        """What is served."""
+        return self._model
+
+    @property
     def metrics(self) -> dict[str, float]:
         """Counts since the start: steps, generated_tokens, prefill_tokens, scored_tokens, cached_tokens, preemptions,
-        failed_steps, updates, drafted_tokens, accepted_tokens (of those); busy_s and update_s, for which updates held up the
-        steps; max_running (the most requests in one step); and what `kv_metrics` tells."""
-        preemptions, cache = float(self._scheduler.num_preempted), self._scheduler.cache
-        return {**self._metrics, "preemptions": preemptions, **kv_metrics(cache, self._page_bytes)}
+        failed_steps, updates, drafted_tokens, accepted_tokens (of those); busy_s; update_s and kv_copy_s, for which steps waited
+        for updates and for copies of pages; max_update_stall_s, the longest of the former; max_running, the most requests in one
+        step. And right now: running and waiting requests, and what `kv_metrics` tells."""
+        running, waiting = map(float, self._scheduler.load)
+        now = {"preemptions": float(self._scheduler.num_preempted), "running": running, "waiting": waiting}
+        return {**self._metrics, **now, **kv_metrics(self._scheduler.cache, self._page_bytes)}
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Sample one turn. Cancelling the awaiting task drops the request; `abort` ends it with what it has.
@@ -303,7 +323,7 @@ class NativeEngine:
         broken = self._limit(limited)
         try:
             with boundary(EngineError, f"engine {self._name}: step"):
-                self._runner.copy(self._scheduler.cache.take_copies())
+                self._metrics["kv_copy_s"] += self._runner.copy(self._scheduler.cache.take_copies())
                 sampled = self._runner.step(chunks, steps, drafts)
                 sampled = accepted(sampled, drafts) if drafts else sampled
         except SparringError as cause:
@@ -328,10 +348,13 @@ class NativeEngine:
                 self._fail(sequence, cause)
                 continue
             self._scheduler.advance(sequence, len(sequence.logprobs) - known - 1, self._version)
+            if not known:
+                self.latencies.began(sequence.reply)
             if sequence.reply.streams:
                 at = known + sequence.num_prompt
                 self._deliveries.append(sequence.reply.extend(sequence.tokens[at:], sequence.logprobs[known:]))
             if sequence.finish_reason:
+                self.latencies.ended(sequence.reply, len(sequence.logprobs))
                 self._scheduler.retire(sequence, self._version)
                 self._deliveries.append(sequence.reply.settle(sequence.completion()))
         for sequence, begin, count, _ in chunks if len(sampling) < len(chunks) else ():
@@ -387,7 +410,8 @@ class NativeEngine:
     def _fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
         found = [sequence for sequence in self._scheduler.find(request) if sequence.scored_from is None]
         if len(found) != 1:
-            raise EngineError(f"fork of {request}: expected one request of this id under way, got {len(found)}; ask for new ones")
+            got = f"{len(found)}; ask for new ones"
+            raise RequestRefused(f"fork of {request}: expected one request of this id under way, got {got}")
         self._scheduler.fork(found[0], seeds, self._version)
         return tuple(found[0].branch(name, seed) for name, seed in seeds.items())
 
@@ -421,10 +445,10 @@ class NativeEngine:
         if ref.version <= self._version and not served:  # its KV would pass for that of the weights served under this number
             got = f"{ref.version}; publish every change of the weights under a number of its own"
             raise WeightsError(f"{where(ref)}: expected a version after {self._version}, which is served, got {got}")
-        if self._adapters:
-            raise WeightsError(f"{where(ref)}: expected an adapter, got the weights below one; drop the adapters first")
         if self._broken is not None and ref.probe is None:
             raise WeightsError(f"{where(ref)}: expected a probe, for what is loaded is unknown, got none; publish it with one")
+        if self._adapters:
+            raise WeightsError(f"{where(ref)}: expected an adapter, got the weights below one; drop the adapters first")
         try:
             commit(self._runner, ref, staged, self._probe)
         except NotRolledBack as cause:
@@ -469,14 +493,3 @@ class NativeEngine:
 def steps_at(pace_s: float, most: int) -> int:
     """How many steps of `pace_s` a call takes while somebody reads a stream: `PIECE_S` in all, at least 1, at most `most`."""
     return max(1, min(most, int(PIECE_S / pace_s)))
-
-
-def _num_pages(model: CausalModel, config: EngineConfig) -> int:
-    """Pages that the config pays for, and no more than all running requests of full length could use."""
-    most = config.max_running * -(-model.max_positions // PAGE_SIZE)
-    return min(config.cache_tokens(_token_bytes(model)) // PAGE_SIZE, most)
-
-
-def _token_bytes(model: CausalModel) -> int:
-    """Size of one token's keys and values, over all layers."""
-    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * model.dtype.itemsize

@@ -5,6 +5,7 @@ Shapes: B sequences, N new tokens, P pages per sequence, M sequences that sample
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Sequence as Rows
 from itertools import accumulate
@@ -73,8 +74,9 @@ class Runner:
                 self._score(chunk, hidden[begin : begin + chunk.count])
         return self._operations.sample(rows, hidden)
 
-    def copy(self, copies: list[Copy]) -> None:
-        """Copy pages, in this order."""
+    def copy(self, copies: list[Copy]) -> float:
+        """Copy pages, in this order; the seconds it took."""
+        started = time.perf_counter()
         for way, source, target in copies:
             if way == "within":
                 self._pages.copy_page(source, target)
@@ -82,6 +84,7 @@ class Runner:
                 self._host.put(self._pages, source, target)
             else:
                 self._host.get(self._pages, source, target)
+        return time.perf_counter() - started if copies else 0.0
 
     def interrupt(self, wanted: bool) -> None:
         """From any thread: a step that is being computed, and any after it, is the last of its call; or no longer."""

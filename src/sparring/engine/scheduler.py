@@ -17,7 +17,7 @@ from sparring.engine.kv import KvCache
 from sparring.engine.sequence import Sequence
 
 if TYPE_CHECKING:
-    from sparring.engine.adapters import Served
+    from sparring.engine.adapter_table import Served
 
 
 class Chunk(NamedTuple):
@@ -46,6 +46,11 @@ class Scheduler:
     def busy(self) -> bool:
         """Whether anything waits or runs."""
         return bool(self._waiting or self._running)
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Requests that run and requests that wait. From any thread."""
+        return len(self._running), len(self._waiting)
 
     @property
     def begun(self) -> bool:

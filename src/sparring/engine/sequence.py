@@ -12,7 +12,7 @@ from sparring.engine.reply import Reply
 from sparring.generation import Completion, FinishReason, GenerateRequest, KeptSets, Runs, Sampling, ScoreRequest, Scores
 
 if TYPE_CHECKING:
-    from sparring.engine.adapters import Served
+    from sparring.engine.adapter_table import Served
     from sparring.engine.speculation import Lookup
 
 ScoredRows = tuple[list[float], list[float], list[list[int]], list[list[float]]]

@@ -12,7 +12,9 @@ from sparring.model.causal import CausalModel
 from sparring.model.lora import Adapter
 from sparring.model.staging import Staged
 from sparring.types import WeightRef
-from sparring.weights.inline import Probe, fetch
+from sparring.weights.fetch import fetch
+from sparring.weights.inline import Probe
+
 
 class Update:
     """An update on its way from its caller to the engine's thread: whoever claims it first decides, the thread to begin it or

@@ -65,7 +65,7 @@ async def run(context: Context) -> dict[str, Any]:
     clock = StepClock(spans)
 
     async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
-        metrics = {**metrics, **scheduler.metrics(), **clock.lap(batch.account.sampled)}
+        metrics = {**metrics, **scheduler.metrics(), **engine.lap(), **clock.lap(batch.account.sampled)}
         totals.add(batch, metrics)
         context.store.metric("rl", step.version, metrics)
         context.sink.log("rl", step.version, metrics)
