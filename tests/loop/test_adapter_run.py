@@ -136,10 +136,12 @@ def library_logits(module):
         ("models.policy.lora.target_modules=[]", "at least one linear layer"),
         ('models.policy.lora.target_modules=["q_proj", "lm_head"]', "expected linear layers of the model: down_proj"),
         ("models.policy.lora.dropout=0.1", "dropout"),
+        ("engine.kind=remote engine.url=http://127.0.0.1:9 models.policy.lora.rank=4", 'expected "native" for a run that trains adapters'),
     ],
 )
 def test_check_refuses_what_cannot_be_trained(tmp_path, capsys, setting, message):
-    settings = [part for one in (f"run.directory={tmp_path}", f"env.name={WORLD}", setting) for part in ("--set", one)]
+    given = setting.split(" ") if "engine" in setting else [setting]
+    settings = [part for one in (f"run.directory={tmp_path}", f"env.name={WORLD}", *given) for part in ("--set", one)]
     assert main(["check", str(TINY), *settings]) == 2
     assert message in capsys.readouterr().err
 

@@ -50,7 +50,10 @@ def check_lora(context: Context) -> list[str]:
     Raises:
         BadInput: they cannot.
     """
-    lora, given = context.config.models[POLICY].lora, context.given()
+    lora, given, kind = context.config.models[POLICY].lora, context.given(), context.config.engine.kind
+    if lora is not None and kind != "native":
+        do = "leave out models.policy.lora, or serve in the run's own process"
+        raise refusal("engine.kind", '"native" for a run that trains adapters', repr(kind), do)
     if given is not None and is_adapter(given):
         found = read_config(given)
         if lora is None:

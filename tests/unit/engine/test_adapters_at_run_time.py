@@ -269,6 +269,19 @@ def test_the_base_does_not_change_below_its_adapters(run, states, base):
     assert run(scenario) == 1
 
 
+def test_two_that_come_at_once_are_both_there(run, states):
+    """Staged side by side, before the model has had any adapter."""
+
+    async def scenario(engine):
+        await asyncio.gather(*(engine.pull(ref(state, name)) for name, state in zip("abc", states, strict=True)))
+        return [content(await engine.generate(request(adapter=name))) for name in "abc"]
+
+    async def alone(engine):
+        return [content(await served_by(engine, state, "a", version)) for version, state in enumerate(states, 1)]
+
+    assert run(scenario) == run(alone)
+
+
 def test_one_of_the_engines_own_name_serves_whoever_names_none(run, states):
     async def scenario(engine):
         plain = await engine.generate(request(adapter=None))

@@ -13,9 +13,11 @@ from sparring.engine.adapters.remote import RemoteEngine
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.errors import BadInput, EngineError, RequestRefused, WeightsError
-from sparring.generation import GenerateRequest, Sampling
+from sparring.generation import Completion, GenerateRequest, Sampling
 from sparring.model.load import load
+from sparring.model.peft import read
 from sparring.testing.served import ServerThread
+from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import tiny_model
 from sparring.weights.inline import publish
 from sparring.weights.shared_memory import FOLDER, PREFIX, published
@@ -326,3 +328,18 @@ def test_a_server_that_stops_ends_what_is_under_way_with_an_error(server):
     found = on(server, scenario)
     assert all(isinstance(one, EngineError) or len(one.tokens) == LONG for one in found)
     assert any(isinstance(one, EngineError) for one in found)
+
+
+def test_adapters_are_loaded_and_named_through_the_server(server, model_path, serve, tmp_path):
+    """Beside the model's own weights; one that is not there fails its request alone."""
+    ref = publish("policy", 1, read(tiny_adapter(model_path, tmp_path)), adapter="a")
+    asked = [replace(ask(n), adapter=name) for n, name in enumerate(("a", None, "b", "a"))]
+
+    async def scenario(engine):
+        await engine.pull(ref)
+        return await asyncio.gather(*map(engine.generate, asked), return_exceptions=True)
+
+    here, there = serve(scenario), on(server, scenario)
+    assert isinstance(there[2], EngineError) and "adapter b" in str(there[2])
+    assert [answer for answer in there if isinstance(answer, Completion)] == [here[0], here[1], here[3]]
+    assert here[0].versions.values == (1,) and here[1].versions.values == (0,)

@@ -292,7 +292,7 @@ async def _lent(ref: WeightRef) -> AsyncIterator[WeightRef]:
     stack = ExitStack()
 
     def lend() -> WeightRef:
-        return stack.enter_context(published(ref.model, ref.version, fetch(ref), ref.probe))
+        return stack.enter_context(published(ref.model, ref.version, fetch(ref), ref.probe, adapter=ref.adapter))
 
     lending = asyncio.ensure_future(asyncio.to_thread(lend))
     try:
