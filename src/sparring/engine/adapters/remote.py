@@ -248,7 +248,9 @@ class RemoteEngine:
             raise EngineError(f"{where}: expected the same server, got one started since, with other weights; push them again")
         if not adopts and self._newest is not None and version > self._newest:
             raise EngineError(f"{where}: expected version {self._newest}, the last one sent, got {version}; one run to a server")
-        self._instance, self._version = instance, version
+        # answers overtake each other: the head of one may have left before the update that another acknowledged
+        self._version = version if instance != self._instance else max(version, self._version)
+        self._instance = instance
 
     def _renumbered(self, completion: Completion) -> Completion:
         if not self._offset:
