@@ -277,6 +277,17 @@ def test_scores_are_of_the_distribution_that_was_sampled_from_or_are_refused_by_
         assert all(len(set(ids)) == 3 and list(tops) == sorted(tops, reverse=True) for ids, tops in zip(scores.top_ids, scores.top_logprobs))
 
 
+def test_what_it_says_of_itself_are_numbers_that_grow(serve):
+    async def scenario(engine):
+        before, answer = dict(engine.metrics), await engine.generate(turn())
+        return before, answer, dict(engine.metrics)
+
+    before, answer, after = serve(scenario)
+    assert all(isinstance(value, int | float) for value in after.values())
+    assert after["generated_tokens"] - before.get("generated_tokens", 0.0) >= len(answer.tokens)
+    assert all(after[name] >= value for name, value in before.items() if not name.endswith("_now"))
+
+
 def test_a_closed_engine_refuses(serve):
     async def scenario(engine):
         await engine.close()
