@@ -51,7 +51,9 @@ class Location(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @contextmanager
-def published(model: str, version: int, state: Mapping[str, torch.Tensor], probe: Probe | None = None) -> Iterator[WeightRef]:
+def published(
+    model: str, version: int, state: Mapping[str, torch.Tensor], probe: Probe | None = None, *, adapter: str | None = None
+) -> Iterator[WeightRef]:
     """A copy of `state` that other processes of this machine can fetch until the context ends. Arguments: as `inline.publish`.
 
     The file gets its name when it is complete, so a crash on the way leaves nothing behind.
@@ -72,6 +74,7 @@ def published(model: str, version: int, state: Mapping[str, torch.Tensor], probe
             transport=TRANSPORT,
             location=msgspec.to_builtins(location),
             probe=probe,
+            adapter=adapter,
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -94,11 +94,17 @@ class OpenAiEngine:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._client = httpx.AsyncClient(headers=headers, limits=limits, timeout=httpx.Timeout(None, connect=CONNECT_S))
         self._live: dict[str, list[_Turn]] = defaultdict(list)
+        self._counts: Counter[str] = Counter(generated_tokens=0, scored_tokens=0)
 
     @property
     def version(self) -> int:
         """What its weights are called; they stay what they are."""
         return self._version
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Of what this client asked for, since its start: generated_tokens, scored_tokens."""
+        return {name: float(count) for name, count in self._counts.items()}
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Sample one turn. Cancelling the awaiting task drops the request, `abort` ends it with what has arrived.
@@ -139,6 +145,7 @@ class OpenAiEngine:
             self._live[request.id].remove(turn)
             if not self._live[request.id]:
                 del self._live[request.id]
+            self._counts.update(generated_tokens=len(turn.tokens))
         versions = Runs.of(self._version, len(turn.tokens))
         yield Completion(
             tokens=tuple(turn.tokens),
@@ -172,6 +179,7 @@ class OpenAiEngine:
         rows = (await self._judged(request.tokens, request.top_k, where))[request.first :]
         targets = request.tokens[request.first :]
         tops = [_likeliest(row, request.top_k) for row in rows]
+        self._counts.update(scored_tokens=len(targets))
         return Scores(
             logprobs=tuple(row[token] for row, token in zip(rows, targets, strict=True)),
             entropies=(math.nan,) * len(targets),

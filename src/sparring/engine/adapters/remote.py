@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
@@ -64,6 +64,7 @@ class RemoteEngine:
         self._version, self._offset, self._instance = self.served.version, 0, self.served.instance
         self._newest: int | None = None  # that this client sent
         self._live: dict[str, list[_Live]] = defaultdict(list)
+        self._counts: Counter[str] = Counter(generated_tokens=0, cached_tokens=0, scored_tokens=0, updates=0)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._client = httpx.AsyncClient(
             base_url=self._base_url,
@@ -76,6 +77,12 @@ class RemoteEngine:
     def version(self) -> int:
         """The version of the weights that were served when the server last said so."""
         return self._version - self._offset
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Of what this client asked for, since its start: generated_tokens, cached_tokens, scored_tokens, updates. The server's
+        own are at its /metrics."""
+        return {name: float(count) for name, count in self._counts.items()}
 
     def check(self, dtype: str, numerics: str, config: EngineConfig) -> None:
         """Whether the server computes as the run's model and takes as much as `[engine]` says.
@@ -159,6 +166,7 @@ class RemoteEngine:
         """
         answer = await self._post("score", request)
         scores = self._read(answer, Scores, f"score {request.id}")
+        self._counts.update(scored_tokens=len(scores.logprobs), cached_tokens=scores.cached_tokens)
         return replace(scores, version=scores.version - self._offset)
 
     async def release(self, conversation: str) -> None:
@@ -175,10 +183,12 @@ class RemoteEngine:
         where = f"weights of {ref.model} version {ref.version}"
         if ref.model != self._name:
             raise WeightsError(f"{where}: expected model {self._name!r}; publish to the engine that serves it")
-        sent = replace(ref, model=self.served.model, version=ref.version + self._offset)
+        adapter = self.served.model if ref.adapter == self._name else ref.adapter
+        sent = replace(ref, model=self.served.model, version=ref.version + self._offset, adapter=adapter)
         self._newest = max(self._newest or 0, sent.version)
         async with _lent(sent) as lent:
             await self._post("weights", lent, adopts=True)
+        self._counts.update(updates=1)
 
     async def close(self) -> None:
         """Drop what is under way. The server goes on. Safe to call twice."""
@@ -214,7 +224,9 @@ class RemoteEngine:
                         if name == "error":
                             raise wire.raised(self._read(data, wire.Failed, where).error, where)
                         if name == "completion":
-                            yield self._renumbered(self._read(data, Completion, where))
+                            completion = self._read(data, Completion, where)
+                            self._counts.update(generated_tokens=len(completion.tokens), cached_tokens=completion.cached_tokens)
+                            yield self._renumbered(completion)
                             return
                         yield self._read(data, Delta, where)
                     raise EngineError(f"{where}: expected a completion, got the end of the answer; the server is gone")
@@ -286,7 +298,7 @@ async def _lent(ref: WeightRef) -> AsyncIterator[WeightRef]:
     stack = ExitStack()
 
     def lend() -> WeightRef:
-        return stack.enter_context(published(ref.model, ref.version, fetch(ref), ref.probe))
+        return stack.enter_context(published(ref.model, ref.version, fetch(ref), ref.probe, adapter=ref.adapter))
 
     lending = asyncio.ensure_future(asyncio.to_thread(lend))
     try:
