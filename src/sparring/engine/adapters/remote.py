@@ -101,17 +101,25 @@ class RemoteEngine:
             do = "serve it with a larger engine.kv_bytes, or lower it in the recipe"
             raise refusal(where, f"room for {wanted} tokens, as engine.kv_bytes", str(served.context), do)
 
-    def begin(self, state: Mapping[str, torch.Tensor]) -> None:
+    def begin(self, state: Mapping[str, torch.Tensor], adapter: Mapping[str, torch.Tensor] | None = None) -> None:
         """Have these weights served, and call them version 0 from here on, whatever number the server gives them. Blocks.
+
+        Args:
+            state: of the model.
+            adapter: of the one that the run trains, if it trains one.
 
         Raises:
             WeightsError: the server refused them.
             EngineError: it did not answer.
         """
-        number, where = self.served.version + 1, f"engine at {self._url}: weights"
-        with published(self.served.model, number, state) as ref, boundary(EngineError, where), self._blocking(None) as client:
-            answer = client.post("/v1/weights", content=wire.encode(ref))
-            self._check(answer.status_code, answer.content, answer.headers, where, adopts=True)
+        where = f"engine at {self._url}: weights"
+        with boundary(EngineError, where), self._blocking(None) as client:
+            # the run before may have trained one, and then the model below it cannot change; an error says that there is none
+            answer = client.post("/v1/drop", content=wire.encode(wire.DropForm(adapter=self.served.model)))
+        number = max(self.served.version, int(answer.headers.get(wire.VERSION, -1))) + 1
+        self._have(where, number, state, None)
+        if adapter is not None:
+            self._have(where, number, adapter, self.served.model)
         self._newest = self._offset = self._version
 
     async def generate(self, request: GenerateRequest) -> Completion:
@@ -190,9 +198,23 @@ class RemoteEngine:
             await self._post("weights", lent, adopts=True)
         self._counts.update(updates=1)
 
+    async def drop(self, adapter: str) -> None:
+        """Let the server serve no further request by this adapter.
+
+        Raises:
+            EngineError: it has none of this name, or did not answer.
+        """
+        await self._post("drop", wire.DropForm(adapter=self.served.model if adapter == self._name else adapter))
+
     async def close(self) -> None:
         """Drop what is under way. The server goes on. Safe to call twice."""
         await self._client.aclose()
+
+    def _have(self, where: str, version: int, state: Mapping[str, torch.Tensor], adapter: str | None) -> None:
+        with published(self.served.model, version, state, adapter=adapter) as ref, boundary(EngineError, where):
+            with self._blocking(None) as client:
+                answer = client.post("/v1/weights", content=wire.encode(ref))
+            self._check(answer.status_code, answer.content, answer.headers, where, adopts=True)
 
     def _blocking(self, timeout_s: float | None) -> httpx.Client:
         transport = httpx.HTTPTransport(**self._transport)
