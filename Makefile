@@ -1,6 +1,7 @@
 # make quickstart    install, run recipes/quickstart.toml, print the result
 # make test          install, pass the tests
 # make test-slow     the long proofs
+# make test-vllm     the engine's contract and a run against the real vLLM, which it installs into .venv-vllm
 # make bench         the figures we claim
 # make check         what would stop the quickstart
 # make clean         remove what the others made
@@ -14,7 +15,7 @@ export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONUNBUFFERED := 1
 
-.PHONY: quickstart test test-slow bench check install clean
+.PHONY: quickstart test test-slow test-vllm bench check install clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: install
@@ -28,6 +29,11 @@ test: install $(VENV)/.stamp-chromium
 
 test-slow: install $(VENV)/.stamp-chromium
 	$(BIN)/python -m pytest -m slow
+
+# benchmarks/peers/vllm.txt is the one list of what vLLM needs
+test-vllm: install
+	$(BIN)/python benchmarks/engine.py --setup
+	$(BIN)/python -m pytest -m vllm
 
 bench: install
 	@set -e; for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file; done

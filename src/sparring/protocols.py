@@ -207,6 +207,26 @@ class Loss(Protocol):
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult: ...
 
 
+@dataclass(kw_only=True, slots=True)
+class Corrected:
+    """What a `Correction` says of M tokens: the log-probabilities that the ratio is to, and what each token's share of the loss
+    is multiplied with, both [M] without gradient. `metrics` as in `LossResult`."""
+
+    anchor: torch.Tensor
+    weights: torch.Tensor
+    metrics: dict[str, tuple[float, float]]
+
+
+class Correction(Protocol):
+    """What the policy term makes of the difference between `old`, the trainer's log-probabilities before the update, and
+    `behaviour`, those recorded by the engine that sampled; both [M] float32. `ours` [M] says which tokens the term weighs:
+    metrics are about those."""
+
+    name: str
+
+    def __call__(self, old: torch.Tensor, behaviour: torch.Tensor, ours: torch.Tensor) -> Corrected: ...
+
+
 class Trainer(Protocol):
     """Knows terms, not algorithms. One `step` per `Batch`, after one or more `forward_backward`. `forward` is for annotators:
     quantities of the tokens that some term weighs, per row and aligned with its tokens, without gradients."""

@@ -59,8 +59,8 @@ class InlineCluster:
 
     def engine(self, name: str, *, path: str) -> Engine:
         """An engine that serves the checkpoint folder `path` as version 0."""
-        make = {"native": self._native, "remote": self._remote, "openai": self._openai}[self._engine.kind]
-        engine = make(name, path)
+        kinds = {"native": self._native, "vllm": self._vllm, "remote": self._remote, "openai": self._openai}
+        engine = kinds[self._engine.kind](name, path)
         self._engines.append(engine)
         return engine
 
@@ -68,6 +68,14 @@ class InlineCluster:
         from sparring.engine.native import NativeEngine
 
         return NativeEngine(self._model(name, path), self._engine, name=name, threads=self._threads)
+
+    def _vllm(self, name: str, path: str) -> Engine:
+        from sparring.engine.adapters.vllm import VllmEngine
+        from sparring.engine.adapters.vllm_server import VllmServer
+
+        spec = self._models[name]
+        server = VllmServer(path, self._engine, dtype=spec.dtype, threads=self._threads)
+        return VllmEngine(server, self._engine, name=name, dtype=spec.dtype)
 
     def _remote(self, name: str, path: str) -> Engine:
         from sparring.engine.adapters.key import key_of

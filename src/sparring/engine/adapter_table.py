@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-
-import torch
 
 from sparring.engine.runner import Runner
 from sparring.engine.update import verify, where
-from sparring.errors import EngineError, SparringError, WeightsError, boundary
+from sparring.errors import EngineError, WeightsError, boundary
 from sparring.model.causal import CausalModel
 from sparring.model.lora import Adapter
 from sparring.types import WeightRef
@@ -72,14 +70,15 @@ class AdapterTable:
             raise EngineError(f"adapter {name}: expected one that is loaded, got one that is not; loaded: {known}")
         return self._served[name]
 
-    def commit(self, ref: WeightRef, state: Mapping[str, torch.Tensor]) -> Served | None:
-        """Load or swap an adapter and verify it by the reference's probe; on any failure the old one serves on.
+    def commit(self, ref: WeightRef, adapter: Adapter) -> Served | None:
+        """Load or swap an adapter that is staged and verify it by the reference's probe; on any failure the old one, which nobody
+        touched, serves on.
 
         Returns:
-            The adapter, None where this very version was served already.
+            The adapter as it is served, None where this very version was served already.
 
         Raises:
-            WeightsError: it does not fit the model, gives other log-probabilities than the publisher's, or is no newer version.
+            WeightsError: it gives other log-probabilities than the publisher's, or is no newer version.
         """
         name = str(ref.adapter)
         known = self._served.get(name)
@@ -88,16 +87,15 @@ class AdapterTable:
         if known is not None and ref.version <= known.version:
             got = f"{ref.version}; publish every change of an adapter under a number of its own"
             raise WeightsError(f"{where(ref)}: expected a version after {known.version}, which is served, got {got}")
-        adapters, spare = self._model.adapters, self._free()
+        spare = self._free()
+        self._model.adapters.put(spare, adapter)
         try:
             with boundary(WeightsError, where(ref)):
-                adapter = adapters.fit(Adapter(state, self._model.dtype, self._model.device))
-                adapters.put(spare, adapter)
                 verify(self._runner, where(ref), ref.probe, spare)
-        except SparringError as cause:
-            raise cause if isinstance(cause, WeightsError) else WeightsError(str(cause)) from cause
+        except WeightsError as cause:
+            raise WeightsError(f"{cause}; what was served serves on") from cause
         finally:
-            adapters.take(spare)
+            self._model.adapters.take(spare)
         return self._put(name, adapter, ref.version, ref.checksum)
 
     def drop(self, name: str) -> None:

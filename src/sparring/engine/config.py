@@ -10,12 +10,30 @@ PAGE_SIZE = 16
 """Tokens per page of the cache."""
 
 
+class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[engine.vllm]`: the server that `kind = "vllm"` starts."""
+
+    python: str = ""
+    """Python interpreter that has vLLM; empty: the one that runs Sparring."""
+
+    arguments: tuple[str, ...] = ()
+    """Further arguments of vLLM's own command line, such as `["--enforce-eager"]` or `["--tensor-parallel-size", "2"]`."""
+
+    start_timeout_s: float = 600.0
+    """How long it may take to load and compile."""
+
+    def __post_init__(self) -> None:
+        if not self.start_timeout_s > 0:
+            raise ValueError(f"start_timeout_s must be above 0, got {self.start_timeout_s}")
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """None of these changes a sampled token: in exact numerics a request does not see its neighbours."""
 
-    kind: Literal["native", "remote", "openai"] = "native"
-    """native: in the run's own processes; remote: a `sparring serve` on this machine; openai: a server that speaks OpenAI's
-    completions with token ids. openai takes no weights, so it only evaluates. The settings below are the native engine's."""
+    kind: Literal["native", "vllm", "remote", "openai"] = "native"
+    """native: the trainer's own model, so that the two agree to the bit; vllm: a vLLM server, which does not; remote: a `sparring
+    serve` on this machine, which does; openai: a server that speaks OpenAI's completions with token ids, which takes no weights
+    and so only evaluates. The settings below are the native engine's."""
 
     url: str = ""
     """Of a remote or openai engine: `http://host:port`, or `unix:path` of a socket; for openai with the path up to `/v1`."""
@@ -65,6 +83,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     update_timeout_s: float = 300.0
     """How long an update may take to arrive and to wait for its turn; a late one is refused and the old weights serve on."""
+
+    vllm: VllmConfig = VllmConfig()
+    """The server that `kind = "vllm"` starts."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the engine is the trainer's own module, which in exact numerics gives the trainer's bits."""
+        return self.kind in ("native", "remote")
 
     def cache_tokens(self, token_bytes: int) -> int:
         """Tokens that the cache holds, in whole pages and at least one: no conversation can be longer.

@@ -24,10 +24,11 @@ from sparring.engine.scheduler import Chunk, Scheduler
 from sparring.engine.sequence import Sequence
 from sparring.engine.sizes import num_pages_of, token_bytes
 from sparring.engine.speculation import Speculation, accepted
-from sparring.engine.update import NotRolledBack, State, Update, commit, stage, where
+from sparring.engine.update import NotRolledBack, Update, commit, stage, where
 from sparring.errors import EngineError, RequestRefused, SparringError, WeightsError, boundary
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.model.causal import CausalModel
+from sparring.model.lora import Adapter
 from sparring.model.staging import Staged
 from sparring.types import WeightRef
 from sparring.weights.inline import Probe
@@ -428,9 +429,11 @@ class NativeEngine:
                 self._metrics["max_update_stall_s"] = max(self._metrics["max_update_stall_s"], stall_s)
         self._scheduler.held = bool(self._updates)
 
-    def _commit(self, ref: WeightRef, staged: Staged | State) -> None:
+    def _commit(self, ref: WeightRef, staged: Staged | Adapter) -> None:
         again = self._config.live_kv == "recompute"
-        if not isinstance(staged, Staged):
+        if isinstance(staged, Adapter):
+            if self._broken is not None:
+                raise WeightsError(f"{where(ref)}: {self._broken}")
             adapter = self._adapters.commit(ref, staged)
             if adapter is not None:
                 self._metrics["updates"] += 1
@@ -442,10 +445,10 @@ class NativeEngine:
         if ref.version <= self._version and not served:  # its KV would pass for that of the weights served under this number
             got = f"{ref.version}; publish every change of the weights under a number of its own"
             raise WeightsError(f"{where(ref)}: expected a version after {self._version}, which is served, got {got}")
-        if self._broken is not None and ref.probe is None:
-            raise WeightsError(f"{where(ref)}: expected a probe, for what is loaded is unknown, got none; publish it with one")
         if self._adapters:
             raise WeightsError(f"{where(ref)}: expected an adapter, got the weights below one; drop the adapters first")
+        if self._broken is not None and ref.probe is None:
+            raise WeightsError(f"{where(ref)}: expected a probe, for what is loaded is unknown, got none; publish it with one")
         try:
             commit(self._runner, ref, staged, self._probe)
         except NotRolledBack as cause:

@@ -91,14 +91,14 @@ class Runner:
         self._interrupt[0] = wanted
 
     def probe(self, tokens: Rows[int], adapter: int = -1) -> tuple[list[float], list[float], list[float]]:
-        """Under the weights as they are now and the adapter of this number: log-probabilities of tokens[1:] by the trainer's
-        forward, and that of the likeliest token behind the first few by a step of generation and by that forward again."""
+        """Under the weights and the adapter as they are now: log-probabilities of tokens[1:] by the trainer's forward, and that
+        of the likeliest token behind the first few by a step of generation and by the trainer's forward again."""
         row, targets = torch.tensor(tokens[:-1]), torch.tensor(tokens[1:])
         with self._model.adapters.of_rows(np.full(len(row), adapter)):
             hidden = self._model.hidden(row, torch.arange(len(row)), Packed.of([len(row)]))
-        self._slots.adapters[-1] = adapter
         found = judge(self._model, hidden, targets, torch.ones(len(row)), 0).logprob.tolist()
         few = min(len(row), self._pages.page_size)
+        self._slots.adapters[-1] = adapter
         step = StepRows(
             slots=array("i", [len(self._slots.tables) - 1]),
             cu_rows=array("i", [0, few]),

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from threading import Lock
-
-import torch
 
 from sparring.engine.reply import Reply
 from sparring.engine.runner import Runner
-from sparring.errors import SparringError, WeightsError, boundary
+from sparring.errors import BadInput, SparringError, WeightsError, boundary
 from sparring.model.causal import CausalModel
+from sparring.model.lora import Adapter
 from sparring.model.staging import Staged
 from sparring.types import WeightRef
 from sparring.weights.fetch import fetch
 from sparring.weights.inline import Probe
-
-State = Mapping[str, torch.Tensor]
 
 
 class Update:
     """An update on its way from its caller to the engine's thread: whoever claims it first decides, the thread to begin it or
     the caller to withdraw it."""
 
-    def __init__(self, ref: WeightRef, staged: Staged | State) -> None:
+    def __init__(self, ref: WeightRef, staged: Staged | Adapter) -> None:
         self.ref, self.staged, self.reply = ref, staged, Reply()
         self._once = Lock()
 
@@ -46,16 +43,19 @@ class NotRolledBack(WeightsError):
     """An update failed, and so did putting the old weights back: what the model would compute with is unknown."""
 
 
-def stage(model: CausalModel, ref: WeightRef) -> Staged | State:
-    """The verified tensors of a reference, copied and packed for `model`; those of an adapter, which are few, as they are. Takes
-    long and writes nothing that a step reads: it runs beside the engine's thread.
+def stage(model: CausalModel, ref: WeightRef) -> Staged | Adapter:
+    """The verified tensors of a reference, a model's or an adapter's, copied and packed for `model`. Takes long and writes
+    nothing that a step reads: it runs beside the engine's thread.
 
     Raises:
         WeightsError: the tensors are not the ones that were published, or do not fit the model.
     """
-    with boundary(WeightsError, where(ref)):
-        state = fetch(ref)
-        return Staged(model, state) if ref.adapter is None else state
+    try:
+        with boundary(WeightsError, where(ref)):
+            state = fetch(ref)
+            return Staged(model, state) if ref.adapter is None else model.adapters.fit(Adapter(state, model.dtype, model.device))
+    except BadInput as cause:
+        raise WeightsError(f"{where(ref)}: {cause}") from cause
 
 
 def commit(runner: Runner, ref: WeightRef, staged: Staged, old: Probe | None) -> None:
@@ -86,7 +86,7 @@ def commit(runner: Runner, ref: WeightRef, staged: Staged, old: Probe | None) ->
 
 
 def verify(runner: Runner, what: str, probe: Probe | None, adapter: int = -1) -> None:
-    """Compare a probe with what the runner gives now under the adapter of this number, by the trainer's forward and by a step of
+    """Compare a probe with what the runner gives now, under the adapter of this number, by the trainer's forward and by a step of
     generation: that one reads the weights through pointers of its own, and would serve others in silence if those were not the
     model's.
 

@@ -37,6 +37,9 @@ async def replay_recorded(folder: Path, rollout_id: str) -> Replayed:
         got = "a folder without config.toml" if folder.is_dir() else "no folder"
         raise refusal(str(folder), "the folder of a run", got, "give one, like runs/quickstart")
     config = load(folder / "config.toml")
+    if not config.engine.exact:
+        got = f"{config.engine.kind}, whose random numbers hang on more than the seed and the place"
+        raise refusal(str(folder), "a run of an engine that can replay", got, "replay runs of engine.kind = native")
     store = SqliteStore(folder / "store.sqlite", read_only=True)
     try:
         rollout = store.load(rollout_id)

@@ -96,10 +96,6 @@ class CausalModel:
             return self.head.forward(hidden, torch.float32)[:, 0]
         return self.head(hidden).float()[:, 0]
 
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """Every parameter by its Hugging Face name, a tied weight once."""
-        return dict(self._parameters)
-
     def state(self) -> dict[str, torch.Tensor]:
         """Every parameter by its Hugging Face name, a tied weight once; the tensors share the module's storage."""
         return {name: parameter.detach() for name, parameter in self._parameters.items()}

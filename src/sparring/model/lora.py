@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from threading import Lock
 
 import numpy as np
 import torch
@@ -107,12 +108,12 @@ class Delta:
         self.b = ops.pack(self._blocks().detach()) if site.packed else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x[N, K] -> scale * B (A x) [N, M], float32 by our own product."""
+        """x[N, K] -> scale * B (A x) [N, M]."""
         if self.a is None or self.b is None:
             return nn.functional.linear(nn.functional.linear(x, torch.cat(self._inner)) * self.scale, self._blocks())
         inner = (ops.linear(x, self.a, None, torch.float32) * self.scale).to(x.dtype)
         b = self.b.of(self._blocks()) if torch.is_grad_enabled() else self.b
-        return ops.linear(inner, b, None, torch.float32)
+        return ops.linear(inner, b)
 
     def refresh(self) -> None:
         """Pack changed factors anew."""
@@ -142,15 +143,15 @@ class Site:
         self.num_inputs: int = layers[0].weight.shape[1]
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """x[N, K] and the product y[N, M] -> y and what the adapters of the rows add, rounded once."""
+        """x[N, K] and the product y[N, M] -> y and what the adapters of the rows add."""
         for adapter, rows in self._adapters.groups(len(x)):
             delta = adapter.deltas.get(self)
             if delta is None:
                 continue
             if rows is None:
-                y = (y + delta(x)).to(y.dtype)
+                y = y + delta(x)
             else:
-                y.index_copy_(0, rows, (y.index_select(0, rows) + delta(x.index_select(0, rows))).to(y.dtype))
+                y.index_copy_(0, rows, y.index_select(0, rows) + delta(x.index_select(0, rows)))
         return y
 
     def hook(self, module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
@@ -171,6 +172,7 @@ class Adapters:
     def __init__(self, module: nn.Module, decoder: Decoder | None) -> None:
         self._module, self._decoder = module, decoder
         self._sites: dict[str, Site] = {}
+        self._once = Lock()
         self._placed: dict[int, Adapter] = {}
         self._device = module.get_input_embeddings().weight.device
         self.num_changes = 0
@@ -243,9 +245,13 @@ class Adapters:
         return self._placed.pop(number, None)
 
     def _found(self) -> Mapping[str, Site]:
-        """The product of each linear layer; made when the first adapter comes."""
-        if self._sites:
+        """The product of each linear layer; made when the first adapter comes, on whatever thread stages it."""
+        with self._once:
+            if not self._sites:
+                self._find()
             return self._sites
+
+    def _find(self) -> None:
         linears = linears_of(self._module)
         names = {layer: name for name, layer in linears.items()}
         products = [product for layer in self._decoder.layers for product in layer.products] if self._decoder else []
@@ -256,7 +262,6 @@ class Adapters:
         for layer, name in names.items():
             if not isinstance(layer, RowLinear):
                 layer.register_forward_hook(self._site([name], [layer], packed=False).hook)
-        return self._sites
 
     def _site(self, names: Sequence[str], layers: Sequence[nn.Module], *, packed: bool) -> Site:
         site = Site(self, names, layers, packed=packed)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from sparring.engine.config import EngineConfig
 from sparring.errors import EnvError, refusal
 from sparring.rollout.window import check_window
 from sparring.sandbox.check import check_sandbox
@@ -16,6 +17,7 @@ from sparring.stages.demonstrate import Conversation, converse, demonstrate, giv
 from sparring.stages.eval import held_out
 from sparring.stages.fit import SOME, check_rendering
 from sparring.stages.lora import check_lora
+from sparring.stages.rl import correction_chosen
 from sparring.stages.servable import check_model
 from sparring.stages.served import check_served
 from sparring.stages.shape import InitConfig, folder_shape
@@ -37,7 +39,7 @@ async def check(context: Context) -> list[str]:
     facts = _stages(context)
     shape = _shape(context)
     facts += check_lora(context)
-    facts += _memory(context, shape)
+    facts += _memory(context, shape) + _engine(context, shape)
     _sampling(context)
     facts += check_served(context)
     if "rl" in config.run.stages:
@@ -47,7 +49,7 @@ async def check(context: Context) -> list[str]:
             engine_tokens=config.engine.kv_tokens or None,
             rollout_tokens=shape.max_positions,
         )
-        facts.append("rollouts: the window cannot deadlock")
+        facts += ["rollouts: the window cannot deadlock", *_correction(context)]
     facts += _held_out(context)
     tasks = _some_tasks(context)
     task = tasks[0]
@@ -84,6 +86,39 @@ def _sampling(context: Context) -> None:
         raise refusal("rollout.top_k", "another than 1 while the run trains", "1", "raise it: greedy rollouts are equal")
     if rollout.min_p == 1:
         raise refusal("rollout.min_p", "below 1 while the run trains", "1.0", "lower it: greedy rollouts are equal")
+
+
+def _engine(context: Context, shape: InitConfig) -> list[str]:
+    """Another engine than our own is there, and nothing is asked of it that it cannot do."""
+    engine, rollout = context.config.engine, context.config.rollout
+    if engine.kind != "vllm":
+        return []
+    from sparring.engine.adapters.vllm_server import find_vllm
+    from sparring.engine.adapters.vllm_wire import WHOLE_VOCABULARY, truncates
+
+    ours = EngineConfig()
+    for name in ("kv_tokens", "idle_kv_bytes", "speculation"):
+        if getattr(engine, name) != getattr(ours, name):
+            got, do = repr(getattr(engine, name)), "leave it out; vLLM's own settings go into engine.vllm.arguments"
+            raise refusal(f"engine.{name}", 'engine.kind = "native", which alone has it', got, do)
+    if engine.kv_across_turns == "offload":
+        raise refusal("engine.kv_across_turns", '"keep" or "drop" with vLLM', '"offload"', "choose one of these")
+    if rollout.constraint is not None:
+        do = 'leave it out, or set engine.kind = "native"'
+        raise refusal("rollout.constraint", "none with vLLM, which asks nobody between two tokens", "one", do)
+    if truncates(rollout.sampling()) and not rollout.top_k and shape.vocab_size > WHOLE_VOCABULARY:
+        expected = f"one beside top_p and min_p with vLLM, whose kept tokens are known as the likeliest of {shape.vocab_size}"
+        raise refusal("rollout.top_k", expected, "0", "set it, or truncate nothing")
+    return [f"engine: {find_vllm(engine)} has vLLM"]
+
+
+def _correction(context: Context) -> list[str]:
+    """One bound on importance weights, not two."""
+    config = context.config
+    if config.rl.correction != "none" and config.algo.tis_cap is not None:
+        got = f"{config.algo.tis_cap} beside {correction_chosen(config)}"
+        raise refusal("algo.tis_cap", "none beside a correction", got, "leave it out, or set rl.correction_cap")
+    return [correction_chosen(config)]
 
 
 def _shape(context: Context) -> InitConfig:

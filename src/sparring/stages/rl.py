@@ -11,6 +11,7 @@ import msgspec
 
 from sparring.algo.credit.load import load_credit
 from sparring.batch.batches import batches
+from sparring.config import RunConfig
 from sparring.harness.chat import ChatHarness
 from sparring.loop import run_loop
 from sparring.observe.spans import Spans
@@ -62,8 +63,8 @@ async def run(context: Context) -> dict[str, Any]:
         scheduler.restore(state["scheduler"], context.store.groups(stage="rl"))
         await engine.pull(await trainer.push())
     context.sink.start("rl", config.rl.steps)
+    context.sink.event("rl", correction_chosen(config))
     clock = StepClock(spans)
-
     async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
         metrics = {**metrics, **scheduler.metrics(), **engine.lap(), **clock.lap(batch.account.sampled)}
         totals.add(batch, metrics)
@@ -102,11 +103,23 @@ def runner(context: Context, engine: Engine, model: Path) -> RolloutRunner:
     return RolloutRunner(context.factory, context.boxes, recorder, ChatHarness(), context.config.rollout)
 
 
+def correction_chosen(config: RunConfig) -> str:
+    """The correction of a resolved config in words, with what it is for."""
+    numerics = config.models[POLICY].numerics
+    engine = f"engine {config.engine.kind} in {numerics} numerics"
+    exact = config.engine.exact and numerics == "exact"
+    agrees = "samples with the trainer's own probabilities" if exact else "does not agree with the trainer to the bit"
+    cap = f", weights of at most {config.rl.correction_cap:g}" if config.rl.correction != "none" else ""
+    return f"correction {config.rl.correction}{cap}: {engine} {agrees}"
+
+
 def _plan(context: Context) -> TrainPlan:
+    from sparring.algo.correction.load import load_correction
     from sparring.algo.loss.policy import PolicyLoss
 
     config = context.config
-    return TrainPlan(losses=[PolicyLoss(config.algo)], total_steps=config.rl.steps, overrides=config.rl.train)
+    correction = load_correction(config.rl.correction, cap=config.rl.correction_cap)
+    return TrainPlan(losses=[PolicyLoss(config.algo, correction)], total_steps=config.rl.steps, overrides=config.rl.train)
 
 
 class _Totals:

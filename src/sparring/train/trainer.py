@@ -137,7 +137,8 @@ class LocalTrainer:
         Returns:
             loss_<term>; the losses' own metrics; tokens_trained, tokens_forward (computed), tokens_shared (of the rows, but not
             computed: another row began with them), micro_batches; forward_backward_s; and, where sampled tokens were trained,
-            logprob_max_abs_diff (fresh tokens), logprob_stale_max_abs_diff, logprob_stale_share and version_lag_max. A batch
+            logprob_max_abs_diff, logprob_mean_abs_diff, mismatch_k3 and mismatch_ess (fresh tokens: see `Measures.add_tokens`),
+            logprob_stale_max_abs_diff, logprob_stale_share and version_lag_max. A batch
             without rows has none of the latter.
 
         Raises:

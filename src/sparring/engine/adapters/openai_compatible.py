@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import msgspec
 
+from sparring.engine.adapters.counts import Counts
 from sparring.errors import BadInput, EngineError, RequestRefused, WeightsError, boundary, refusal
 from sparring.generation import Completion, Delta, FinishReason, GenerateRequest, Runs, Sampling, ScoreRequest, Scores
 from sparring.types import WeightRef
@@ -86,7 +87,7 @@ class OpenAiEngine:
     """
 
     def __init__(self, url: str, *, model: str = "", api_key: str = "", version: int = 0) -> None:
-        self._url, self._version = url.rstrip("/"), version
+        self._url, self._version, self._counts = url.rstrip("/"), version, Counts()
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         with httpx.Client(headers=headers, timeout=httpx.Timeout(PROBE_S, connect=CONNECT_S)) as client:
             self._model = self._find(client, model)
@@ -94,7 +95,6 @@ class OpenAiEngine:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._client = httpx.AsyncClient(headers=headers, limits=limits, timeout=httpx.Timeout(None, connect=CONNECT_S))
         self._live: dict[str, list[_Turn]] = defaultdict(list)
-        self._counts: Counter[str] = Counter(generated_tokens=0, scored_tokens=0)
 
     @property
     def version(self) -> int:
@@ -102,9 +102,9 @@ class OpenAiEngine:
         return self._version
 
     @property
-    def metrics(self) -> Mapping[str, float]:
-        """Of what this client asked for, since its start: generated_tokens, scored_tokens."""
-        return {name: float(count) for name, count in self._counts.items()}
+    def metrics(self) -> dict[str, float]:
+        """Counts since the start, as `Counts` says."""
+        return dict(self._counts.values)
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Sample one turn. Cancelling the awaiting task drops the request, `abort` ends it with what has arrived.
@@ -145,9 +145,8 @@ class OpenAiEngine:
             self._live[request.id].remove(turn)
             if not self._live[request.id]:
                 del self._live[request.id]
-            self._counts.update(generated_tokens=len(turn.tokens))
         versions = Runs.of(self._version, len(turn.tokens))
-        yield Completion(
+        completion = Completion(
             tokens=tuple(turn.tokens),
             logprobs=tuple(turn.logprobs),
             finish_reason=turn.finish_reason,
@@ -156,6 +155,7 @@ class OpenAiEngine:
             top_logprobs=tuple(turn.tops) if request.sampling.top_logprobs else None,
             prompt_logprobs=prompt_logprobs,
         )
+        yield self._counts.completed(completion)
 
     async def abort(self, request: str) -> None:
         """End a request with what has arrived; unknown ones are fine."""
@@ -179,7 +179,6 @@ class OpenAiEngine:
         rows = (await self._judged(request.tokens, request.top_k, where))[request.first :]
         targets = request.tokens[request.first :]
         tops = [_likeliest(row, request.top_k) for row in rows]
-        self._counts.update(scored_tokens=len(targets))
         return Scores(
             logprobs=tuple(row[token] for row, token in zip(rows, targets, strict=True)),
             entropies=(math.nan,) * len(targets),
@@ -258,6 +257,8 @@ class OpenAiEngine:
         changed = sampling.temperature not in RAW_AT or truncates or sampling.logit_bias or sampling.min_tokens
         if not request.tokens or sampling.max_tokens < 1:
             problem = "a prompt and max_tokens of at least 1", "neither or one; ask for a token behind one"
+        elif request.adapter is not None:
+            problem = "no adapter", f"{request.adapter}; ask a native engine, or for the model that the server calls so"
         elif sampling.constraint or request.allowed:
             problem = "no constraint", "one; ask a native engine"
         elif request.ends and not sampling.stop_strings:

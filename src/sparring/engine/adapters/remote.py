@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from sparring.engine import wire
+from sparring.engine.adapters.counts import Counts
 from sparring.engine.config import EngineConfig
 from sparring.errors import EngineError, WeightsError, boundary, refusal
 from sparring.generation import Completion, Delta, GenerateRequest, Runs, ScoreRequest, Scores
@@ -63,8 +64,8 @@ class RemoteEngine:
         self.served = self._ask_what_is_served()
         self._version, self._offset, self._instance = self.served.version, 0, self.served.instance
         self._newest: int | None = None  # that this client sent
+        self._counts = Counts()
         self._live: dict[str, list[_Live]] = defaultdict(list)
-        self._counts: Counter[str] = Counter(generated_tokens=0, cached_tokens=0, scored_tokens=0, updates=0)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._client = httpx.AsyncClient(
             base_url=self._base_url,
@@ -79,10 +80,9 @@ class RemoteEngine:
         return self._version - self._offset
 
     @property
-    def metrics(self) -> Mapping[str, float]:
-        """Of what this client asked for, since its start: generated_tokens, cached_tokens, scored_tokens, updates. The server's
-        own are at its /metrics."""
-        return {name: float(count) for name, count in self._counts.items()}
+    def metrics(self) -> dict[str, float]:
+        """Counts since the start, as `Counts` says."""
+        return dict(self._counts.values)
 
     def check(self, dtype: str, numerics: str, config: EngineConfig) -> None:
         """Whether the server computes as the run's model and takes as much as `[engine]` says.
@@ -174,7 +174,6 @@ class RemoteEngine:
         """
         answer = await self._post("score", request)
         scores = self._read(answer, Scores, f"score {request.id}")
-        self._counts.update(scored_tokens=len(scores.logprobs), cached_tokens=scores.cached_tokens)
         return replace(scores, version=scores.version - self._offset)
 
     async def release(self, conversation: str) -> None:
@@ -196,7 +195,7 @@ class RemoteEngine:
         self._newest = max(self._newest or 0, sent.version)
         async with _lent(sent) as lent:
             await self._post("weights", lent, adopts=True)
-        self._counts.update(updates=1)
+        self._counts.updated()
 
     async def drop(self, adapter: str) -> None:
         """Let the server serve no further request by this adapter.
@@ -246,9 +245,7 @@ class RemoteEngine:
                         if name == "error":
                             raise wire.raised(self._read(data, wire.Failed, where).error, where)
                         if name == "completion":
-                            completion = self._read(data, Completion, where)
-                            self._counts.update(generated_tokens=len(completion.tokens), cached_tokens=completion.cached_tokens)
-                            yield self._renumbered(completion)
+                            yield self._counts.completed(self._renumbered(self._read(data, Completion, where)))
                             return
                         yield self._read(data, Delta, where)
                     raise EngineError(f"{where}: expected a completion, got the end of the answer; the server is gone")

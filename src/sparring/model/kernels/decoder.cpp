@@ -103,8 +103,8 @@ struct Division {
 
 // What stands between the phases of a step, kept by the thread that calls.
 template <class T> struct Workspace {
-    Buffer<T> x, h, qkv, o, gate_up, act, picked, inner;
-    Buffer<float> logits, wide_inner, added;
+    Buffer<T> x, h, qkv, o, gate_up, act, picked, inner, added;
+    Buffer<float> logits, wide_inner;
     Buffer<int32_t> sequence_of_row, sampling;
 };
 
@@ -112,8 +112,9 @@ template <class T> struct Step {
     const DecoderPlan &m;
     const StepPlan &s;
     int64_t N, M, qkv_width, q_width;
-    T *x, *h, *qkv, *o, *gate_up, *act, *picked, *inner = nullptr;
-    float *logits, *wide_inner = nullptr, *added = nullptr;  // of adapters: [N][rank], [N][rank], [N][widest]
+    T *x, *h, *qkv, *o, *gate_up, *act, *picked;
+    T *inner = nullptr, *added = nullptr;  // of adapters: [N][rank], [N][widest]
+    float *logits, *wide_inner = nullptr;  // [N][rank]
     int64_t widest;
     int32_t *sequence_of_row, *sampling;  // [N]; [M] sequences that sample
 
@@ -191,8 +192,8 @@ template <class T> struct Step {
 
     // y [rows][M] <- y + B (scale * A x); buffers from row n on.
     void add_delta(const Division &how, const DeltaPlan &delta, const T *in, T *y, int64_t n, int64_t rows) const {
-        float *wide = wide_inner + n * s.rank, *sums = added + n * widest;
-        T *scaled = inner + n * s.rank;
+        float *wide = wide_inner + n * s.rank;
+        T *scaled = inner + n * s.rank, *sums = added + n * widest;
         product(how, delta.a, in, wide, 0, rows);
         for (int64_t i = 0, count = rows * delta.a.M; i < count; i += LANES)
             store_tail(scaled + i, count - i, load_tail(wide + i, count - i) * delta.scale);
