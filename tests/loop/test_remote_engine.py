@@ -43,3 +43,13 @@ def test_a_run_on_a_served_engine_has_the_bits_of_one_on_its_own(given: Path, ch
     assert summary["logprob_max_abs_diff"] == 0.0 and summary["tokens_sampled"] > 0
     assert (server.returncode, error) == (130, "\ninterrupted\n")
     assert not list(FOLDER.glob(f"{PREFIX}*"))
+
+
+def test_so_has_a_run_that_trains_an_adapter(given: Path, checkpoint: Path, served: Served) -> None:
+    settings = ['run.stages=["rl"]', "models.policy.lora.rank=4", "models.policy.lora.alpha=8", "rl.steps=3"]
+    own = finished(given, "own", *settings)
+    with served(str(checkpoint)) as (_, url):
+        remote = [finished(given, name, *settings, "engine.kind=remote", f"engine.url={url}") for name in ("one", "two")]
+    trained = [(folder / "rl/model/adapter_model.safetensors").read_bytes() for folder in (own, *remote)]
+    assert trained[0] == trained[1] == trained[2]
+    assert json.loads((remote[1] / "summary.json").read_text())["logprob_max_abs_diff"] == 0.0

@@ -130,6 +130,14 @@ def test_interrupted_it_answers_what_is_under_way_with_an_error(roomy, served, t
     assert not path.exists()
 
 
+def test_terminated_it_leaves_nothing_either(roomy, served, tmp_path):
+    path = tmp_path / "socket"
+    with served(roomy, "--unix", path) as (process, _):
+        process.terminate()
+        _, error = process.communicate(timeout=60)
+    assert (process.returncode, error, path.exists()) == (143, "", False)
+
+
 def test_a_server_that_dies_is_an_error_and_one_in_its_place_has_other_weights(roomy, served):
     async def scenario(engine):
         port = url.rpartition(":")[2]
@@ -163,4 +171,5 @@ def test_what_cannot_be_served_ends_with_2(checkpoint, served, tmp_path):
     assert "max_running must be at least 1" in refused(checkpoint, "--set", "engine.max_running=0")
     assert "environment variable NO_SUCH_KEY: expected a key, got nothing" in refused(checkpoint, "--api-key-env", "NO_SUCH_KEY")
     assert "an address that is free" in refused(checkpoint, "--port", "70000")
+    assert "--threads: expected 0 (one a core) or more, got -1" in refused(checkpoint, "--threads", "-1")
     assert "an address that is free" in refused(checkpoint, "--host", "host.invalid")

@@ -35,9 +35,12 @@ def run(args: argparse.Namespace) -> int:
     """
     from sparring.cli.checkpoint import find_checkpoint
     from sparring.engine.adapters.key import key_of
+    from sparring.errors import refusal
     from sparring.launch.serve import ServeConfig, engine_config, serve
     from sparring.model.hub import local_folder
 
+    if args.threads < 0:
+        raise refusal("--threads", "0 (one a core) or more", str(args.threads), "correct it")
     config = ServeConfig(
         folder=find_checkpoint(Path(args.model)) if Path(args.model).is_dir() else local_folder(args.model),
         name=args.name,

@@ -84,7 +84,9 @@ class InlineCluster:
         spec, config = self._models[name], self._engine
         engine = RemoteEngine(config.url, name=name, api_key=key_of(config.api_key_env))
         engine.check(spec.dtype, spec.numerics, config)
-        engine.begin(self._model(name, path).state())
+        model = self._model(name, path)
+        own = model.adapters.everywhere
+        engine.begin(model.state(), None if own is None else own.state())
         return engine
 
     def _openai(self, name: str, path: str) -> Engine:

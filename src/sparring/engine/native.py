@@ -115,9 +115,9 @@ class NativeEngine:
         """Counts since the start: steps, generated_tokens, prefill_tokens, scored_tokens, cached_tokens, preemptions,
         failed_steps, updates, drafted_tokens, accepted_tokens (of those); busy_s; update_s and kv_copy_s, for which steps waited
         for updates and for copies of pages; max_update_stall_s, the longest of the former; max_running, the most requests in one
-        step. And right now: running and waiting requests, and what `kv_metrics` tells."""
+        step. running_now and waiting_now, requests; and what `kv_metrics` tells."""
         running, waiting = map(float, self._scheduler.load)
-        now = {"preemptions": float(self._scheduler.num_preempted), "running": running, "waiting": waiting}
+        now = {"preemptions": float(self._scheduler.num_preempted), "running_now": running, "waiting_now": waiting}
         return {**self._metrics, **now, **kv_metrics(self._scheduler.cache, self._page_bytes)}
 
     async def generate(self, request: GenerateRequest) -> Completion:

@@ -5,13 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 
-COUNTERS = frozenset(
-    "steps generated_tokens prefill_tokens scored_tokens cached_tokens drafted_tokens accepted_tokens preemptions failed_steps "
-    "updates busy_s update_s kv_hits kv_misses kv_kept_tokens kv_restored_tokens kv_shared_tokens kv_evictions kv_out_bytes "
-    "kv_back_bytes".split()
-)
-"""What an engine's metrics count up; its others rise and fall."""
-
 BOUNDS_S = tuple(base * 10.0**exponent for exponent in range(-4, 3) for base in (1.0, 2.5, 5.0))
 """Upper bounds of the buckets of a latency: 0.1 ms to 500 s."""
 
@@ -49,14 +42,15 @@ def exposition(
     """The page that Prometheus reads.
 
     Args:
-        metrics: the engine's, by name.
+        metrics: the engine's, by name; counts, but for levels, which end in `_now` or begin with `max_`.
         latencies: the engine's, by name.
         requests: how many there were of an endpoint and an outcome.
         version: of the weights.
     """
     lines = ["# TYPE sparring_weights_version gauge", f"sparring_weights_version {version}"]
     for name, value in metrics.items():
-        kind, series = ("counter", f"sparring_{_unit(name)}_total") if name in COUNTERS else ("gauge", f"sparring_{_unit(name)}")
+        level = name.endswith("_now") or name.startswith("max_")
+        kind, series = ("gauge", f"sparring_{_unit(name)}") if level else ("counter", f"sparring_{_unit(name)}_total")
         lines += [f"# TYPE {series} {kind}", f"{series} {value!r}"]
     for name, histogram in latencies.items():
         lines += [f"# TYPE sparring_{_unit(name)} histogram", *histogram.lines(f"sparring_{_unit(name)}")]
@@ -67,5 +61,6 @@ def exposition(
 
 
 def _unit(name: str) -> str:
-    """Seconds are written out there."""
+    """Seconds are written out there, and a level is always of now."""
+    name = name.removesuffix("_now")
     return f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name

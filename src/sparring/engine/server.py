@@ -6,7 +6,8 @@
     POST /v1/fork       requests that continue one under way
     POST /v1/score      given tokens judged
     POST /v1/release    the KV of a conversation is forgotten
-    POST /v1/weights    other weights, out of this machine's shared memory
+    POST /v1/weights    other weights or another adapter, out of this machine's shared memory
+    POST /v1/drop       an adapter is served no longer
     GET  /health        200 while the engine answers
     GET  /metrics       counters, gauges and histograms for Prometheus
 
@@ -57,6 +58,7 @@ class ServedEngine(Engine, Protocol):
     def metrics(self) -> dict[str, float]: ...
     @property
     def latencies(self) -> Latencies: ...
+    async def drop(self, adapter: str) -> None: ...
 
 
 class TokenServer:
@@ -77,7 +79,7 @@ class TokenServer:
 
     def application(self) -> ASGIApp:
         """The ASGI application."""
-        posts = ("generate", "abort", "fork", "score", "release", "weights")
+        posts = ("generate", "abort", "fork", "score", "release", "weights", "drop")
         routes = [Route(f"/v1/{name}", getattr(self, f"_{name}"), methods=["POST"]) for name in posts]
         gets = {"/v1/model": self._model, "/health": self._health, "/metrics": self._metrics}
         routes += [Route(path, answer, methods=["GET"]) for path, answer in gets.items()]
@@ -178,6 +180,10 @@ class TokenServer:
         await _unless_left(request.receive, self._engine.pull(ref))
         return _json({})
 
+
+    async def _drop(self, request: Request) -> Response:
+        await self._engine.drop((await _body(request, wire.DropForm)).adapter)
+        return _json({})
 
     async def _refused(self, request: Request, error: SparringError) -> Response:
         self._counts[request.url.path.rpartition("/")[2], type(error).__name__] += 1

@@ -79,6 +79,12 @@ class ReleaseForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     conversation: str
 
 
+class DropForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Serve no further request by this adapter."""
+
+    adapter: str
+
+
 class Served(msgspec.Struct, frozen=True, kw_only=True):
     """What a server says of itself: the name of its model, the version served now, how it computes, how much it takes.
 

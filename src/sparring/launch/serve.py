@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import signal
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cache, lru_cache
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,6 +26,7 @@ from sparring.errors import refusal
 from sparring.model.config import DType, Numerics
 from sparring.render.text_rules import TextRules
 from sparring.render.tokenizer import load_tokenizer
+from sparring.weights.shared_memory import sweep
 
 if TYPE_CHECKING:
     from sparring.engine.native import NativeEngine
@@ -74,8 +78,11 @@ def serve(config: ServeConfig, ready: Callable[[str], None]) -> None:
     Raises:
         BadInput: the address is taken or cannot be had, or the model is refused.
         KeyboardInterrupt: the user stopped it.
+        SystemExit: it was terminated.
     """
+    signal.signal(signal.SIGTERM, _end)
     with ExitStack() as stack:
+        stack.callback(sweep)
         listening, url = _listen(config, stack)
         engine = _engine(config)
         server = server_of(engine, config, lambda: ready(url))
@@ -127,6 +134,11 @@ class StoppingServer(uvicorn.Server):
         """As uvicorn's, behind the engine's end."""
         await self._engine.close()
         await super().shutdown(sockets)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """Unwind, where the signal's own way would leave a socket behind; uvicorn sends it again when everybody is answered."""
+    sys.exit(128 + number)
 
 
 def text_rules(folder: Path) -> Bind:

@@ -101,17 +101,25 @@ class RemoteEngine:
             do = "serve it with a larger engine.kv_bytes, or lower it in the recipe"
             raise refusal(where, f"room for {wanted} tokens, as engine.kv_bytes", str(served.context), do)
 
-    def begin(self, state: Mapping[str, torch.Tensor]) -> None:
+    def begin(self, state: Mapping[str, torch.Tensor], adapter: Mapping[str, torch.Tensor] | None = None) -> None:
         """Have these weights served, and call them version 0 from here on, whatever number the server gives them. Blocks.
+
+        Args:
+            state: of the model.
+            adapter: of the one that the run trains, if it trains one.
 
         Raises:
             WeightsError: the server refused them.
             EngineError: it did not answer.
         """
-        number, where = self.served.version + 1, f"engine at {self._url}: weights"
-        with published(self.served.model, number, state) as ref, boundary(EngineError, where), self._blocking(None) as client:
-            answer = client.post("/v1/weights", content=wire.encode(ref))
-            self._check(answer.status_code, answer.content, answer.headers, where, adopts=True)
+        where = f"engine at {self._url}: weights"
+        with boundary(EngineError, where), self._blocking(None) as client:
+            # the run before may have trained one, and then the model below it cannot change; an error says that there is none
+            answer = client.post("/v1/drop", content=wire.encode(wire.DropForm(adapter=self.served.model)))
+        number = max(self.served.version, int(answer.headers.get(wire.VERSION, -1))) + 1
+        self._have(where, number, state, None)
+        if adapter is not None:
+            self._have(where, number, adapter, self.served.model)
         self._newest = self._offset = self._version
 
     async def generate(self, request: GenerateRequest) -> Completion:
@@ -182,15 +190,30 @@ class RemoteEngine:
         where = f"weights of {ref.model} version {ref.version}"
         if ref.model != self._name:
             raise WeightsError(f"{where}: expected model {self._name!r}; publish to the engine that serves it")
-        sent = replace(ref, model=self.served.model, version=ref.version + self._offset)
+        adapter = self.served.model if ref.adapter == self._name else ref.adapter
+        sent = replace(ref, model=self.served.model, version=ref.version + self._offset, adapter=adapter)
         self._newest = max(self._newest or 0, sent.version)
         async with _lent(sent) as lent:
             await self._post("weights", lent, adopts=True)
         self._counts.updated()
 
+    async def drop(self, adapter: str) -> None:
+        """Let the server serve no further request by this adapter.
+
+        Raises:
+            EngineError: it has none of this name, or did not answer.
+        """
+        await self._post("drop", wire.DropForm(adapter=self.served.model if adapter == self._name else adapter))
+
     async def close(self) -> None:
         """Drop what is under way. The server goes on. Safe to call twice."""
         await self._client.aclose()
+
+    def _have(self, where: str, version: int, state: Mapping[str, torch.Tensor], adapter: str | None) -> None:
+        with published(self.served.model, version, state, adapter=adapter) as ref, boundary(EngineError, where):
+            with self._blocking(None) as client:
+                answer = client.post("/v1/weights", content=wire.encode(ref))
+            self._check(answer.status_code, answer.content, answer.headers, where, adopts=True)
 
     def _blocking(self, timeout_s: float | None) -> httpx.Client:
         transport = httpx.HTTPTransport(**self._transport)
@@ -256,7 +279,9 @@ class RemoteEngine:
             raise EngineError(f"{where}: expected the same server, got one started since, with other weights; push them again")
         if not adopts and self._newest is not None and version > self._newest:
             raise EngineError(f"{where}: expected version {self._newest}, the last one sent, got {version}; one run to a server")
-        self._instance, self._version = instance, version
+        # answers overtake each other: the head of one may have left before the update that another acknowledged
+        self._version = version if instance != self._instance else max(version, self._version)
+        self._instance = instance
 
     def _renumbered(self, completion: Completion) -> Completion:
         if not self._offset:
