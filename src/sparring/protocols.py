@@ -247,8 +247,8 @@ class Engine(Protocol):
     far (finish reason "abort"), and a request for its tokens followed by those, with the same seed, continues it. `stream` is
     `generate` in pieces: deltas while tokens are made, then the Completion; leaving it drops the request. `fork` names
     requests that continue one under way from where it is, and keeps its KV for them until their conversations are released.
-    `score` judges given tokens instead of sampling new ones. `metrics` are counts since the start; names that end in `_now` are
-    levels, those that begin with `max_` the largest so far.
+    `score` judges given tokens instead of sampling new ones. `metrics` are numbers about what it did since the start and does
+    now, where it tells any; `engine/prometheus.py` says which of them count up.
     """
 
     @property

@@ -26,11 +26,12 @@ Weights = int | str
 class PagePool:
     """Reference counts, the free list (the page freed longest ago is given out first) and the digests.
 
-    `num_idle` counts pages that idle conversations alone hold.
+    `num_idle` counts pages that idle conversations alone hold. `hole` is no page: it stands where one was given back early, and
+    holding or dropping it does nothing.
     """
 
     def __init__(self, num_pages: int) -> None:
-        self.num_pages = num_pages
+        self.num_pages = self.hole = num_pages
         self.num_idle = 0
         self.references = [0] * num_pages
         self._idle = [0] * num_pages
@@ -52,6 +53,8 @@ class PagePool:
 
     def drop(self, page: int, *, idle: bool = False) -> None:
         """One holder less; `idle` where that was an idle conversation."""
+        if page == self.hole:
+            return
         self._count(page, -1, idle)
         if self.references[page] == 0:
             self._free[page] = None
@@ -72,6 +75,8 @@ class PagePool:
 
     def hold(self, page: int, *, idle: bool = False) -> None:
         """One holder more, a conversation if `idle`; a free page leaves the free list with what it contains."""
+        if page == self.hole:
+            return
         if self.references[page] == 0:
             del self._free[page]
         self._count(page, 1, idle)
@@ -84,7 +89,7 @@ class PagePool:
 
     def is_idle(self, page: int) -> bool:
         """Whether idle conversations hold it, and nobody else."""
-        return 0 < self._idle[page] == self.references[page]
+        return page != self.hole and 0 < self._idle[page] == self.references[page]
 
     def _count(self, page: int, change: int, idle: bool) -> None:
         self.num_idle -= self.is_idle(page)
@@ -193,14 +198,22 @@ class KvCache:
         share_prefixes: whether full pages are found by what they hold.
         host_pages: for conversations whose pages of the cache are needed.
         idle_pages: how many pages idle conversations alone may hold; None for all.
+        window: how many positions, its own included, a position reads at most; None for all.
     """
 
     def __init__(
-        self, num_pages: int, page_size: int, *, share_prefixes: bool, host_pages: int = 0, idle_pages: int | None = None
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        share_prefixes: bool,
+        host_pages: int = 0,
+        idle_pages: int | None = None,
+        window: int | None = None,
     ) -> None:
         self.page_size = page_size
         self.counts = KvCounts()
-        self._share = share_prefixes
+        self._share, self._window = share_prefixes, window
         self._idle_pages = num_pages if idle_pages is None else idle_pages
         self._here, self._host = Shelf(num_pages), Shelf(host_pages)
         self.pool = self._here.pool
@@ -238,6 +251,16 @@ class KvCache:
         for page in reversed(pages):
             self.pool.drop(page)
 
+    def unread(self, computed: int) -> int:
+        """How many of a sequence's first pages nobody reads any more who comes behind `computed` tokens."""
+        return 0 if self._window is None else max(0, computed - self._window + 1) // self.page_size
+
+    def leave(self, pages: list[int], begin: int, end: int) -> None:
+        """Give back pages[begin:end] early. They stay found by what they hold until they are given out again."""
+        for index in range(begin, end):
+            self.pool.drop(pages[index])
+            pages[index] = self.pool.hole
+
     def trim(self) -> None:
         """Where idle conversations hold more than they may, let go of those that were idle longest."""
         while self.pool.num_idle > self._idle_pages:
@@ -246,8 +269,9 @@ class KvCache:
     def keep(self, conversation: str, tokens: list[int], pages: list[int], version: Weights) -> None:
         """Keep what a live sequence holds for the next turn of a conversation, in place of what was kept before. The sequence
         may write on in the last page: only what `tokens` fill of it is the conversation's."""
+        gone = self.unread(len(tokens))
         self._host.release(conversation)
-        self._here.put(conversation, Idle(tokens, list(pages), version))
+        self._here.put(conversation, Idle(tokens, [self.pool.hole] * gone + pages[gone:], version))
 
     def take_copies(self) -> list[Copy]:
         """What is to be copied, in this order, before the next step is computed; it is asked for once."""
@@ -287,20 +311,23 @@ class KvCache:
             spare: pages that running requests are about to need.
         """
         pages, kept = self._resume(conversation, tokens, version)
-        resumed = bool(pages)
+        resumed = len(pages)
         known = self._find(pages, kept, tokens, version, digests)
         away, restored = self._away(conversation, tokens, version, known)
         for page in away:
             self.host.hold(page)
         fresh = self.take(count - len(pages), spare)
-        if fresh is None and resumed:
-            self.keep(conversation, tokens[:known], pages[: self.pages_for(known)], version)
         if fresh is None:
+            # of what was found only its own: the step that is being planned may still have to fill the others
+            if resumed:
+                self.keep(conversation, tokens[:kept], pages[:resumed], version)
             self.drop(pages)
             digests.clear()
         else:
-            self._copies += [Copy("back", source, target) for source, target in zip(away, fresh, strict=False)]
-            self.counts.pages_back += len(away)
+            holes = away.count(self.host.hole)
+            self.leave(fresh, 0, holes)
+            self._copies += [Copy("back", source, target) for source, target in zip(away[holes:], fresh[holes:], strict=False)]
+            self.counts.pages_back += len(away) - holes
             pages += fresh
             self.publish(pages, tokens, known + restored, version, digests)
         for page in reversed(away):
@@ -314,14 +341,15 @@ class KvCache:
         first = len(digests)
         chain_digests(digests, tokens, computed, self.page_size, version)
         for index in range(first, len(digests)):
-            self.pool.publish(pages[index], digests[index])
+            if pages[index] != self.pool.hole:
+                self.pool.publish(pages[index], digests[index])
 
     def _resume(self, conversation: str | None, tokens: list[int], version: Weights) -> tuple[list[int], int]:
         """The idle pages of a conversation that hold a beginning of `tokens`, now the caller's, and how many tokens they hold."""
         idle = self._here.get(conversation)
         if idle is None:
             return [], 0
-        known = self._common(idle, tokens, version)
+        known = self._common(idle, tokens, version, self.pool)
         pages = idle.pages[: self.pages_for(known)]
         for page in pages:
             self.pool.hold(page)
@@ -350,13 +378,15 @@ class KvCache:
     def _away(self, conversation: str | None, tokens: list[int], version: Weights, known: int) -> tuple[list[int], int]:
         """Pages in host memory that hold more of `tokens` than the `known` ones, and how many more."""
         idle = self._host.get(conversation)
-        more = 0 if idle is None else self._common(idle, tokens, version) - known
+        more = 0 if idle is None else self._common(idle, tokens, version, self.host) - known
         return (idle.pages[known // self.page_size : self.pages_for(known + more)], more) if idle and more > 0 else ([], 0)
 
-    def _common(self, idle: Idle, tokens: list[int], version: Weights) -> int:
-        """How many tokens of a conversation can be reused: where it diverges, as many as fill pages."""
+    def _common(self, idle: Idle, tokens: list[int], version: Weights, pool: PagePool) -> int:
+        """How many tokens of a conversation can be reused: where it diverges, as many as fill pages; none where a page is gone
+        that the next token reads."""
         known = _common(idle.tokens, tokens[:-1]) if idle.version == version else 0
-        return known if known == len(idle.tokens) else known - known % self.page_size
+        known -= 0 if known == len(idle.tokens) else known % self.page_size
+        return 0 if pool.hole in idle.pages[self.unread(known) : self.pages_for(known)] else known
 
     def _make_own(self, pages: list[int]) -> bool:
         """Let the last page be written in: nobody else may hold it or find it. False where there is no room for a copy."""
@@ -387,11 +417,14 @@ class KvCache:
             self.counts.evictions += 1
         if len(idle.pages) > host.num_free:
             return False
-        pages = []
-        for page in idle.pages:
-            digest = self.pool.digest(page)
+        pages, full = [], len(idle.tokens) // self.page_size
+        for index, page in enumerate(idle.pages):
+            # who writes on in the last page makes it found before it is full
+            digest = self.pool.digest(page) if index < full else None
             copied = None if digest is None else host.find(digest)
-            if copied is None:
+            if page == self.pool.hole:
+                copied = host.hole
+            elif copied is None:
                 copied = host.take()
                 if digest is not None:
                     host.publish(copied, digest)

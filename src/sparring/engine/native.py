@@ -65,6 +65,7 @@ class NativeEngine:
             share_prefixes=config.share_prefixes,
             host_pages=host_pages,
             idle_pages=config.idle_pages(self._page_bytes),
+            window=model.window,
         )
         self._scheduler = Scheduler(cache, max_running=config.max_running, max_batch_tokens=config.max_batch_tokens)
         self._runner = Runner(

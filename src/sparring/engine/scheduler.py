@@ -82,6 +82,10 @@ class Scheduler:
         for sequence, pending in running:
             if sequence.slot < 0:
                 continue
+            gone = self.cache.unread(sequence.computed)
+            if gone > sequence.gone:
+                self.cache.leave(sequence.pages, sequence.gone, gone)
+                sequence.gone = gone
             count = 1 if pending == 1 else min(pending, budget)
             # a token within a page that is begun needs no other
             if (pending == 1 and sequence.computed % page_size) or (count and self._grow(sequence, sequence.computed + count)):
@@ -216,7 +220,7 @@ class Scheduler:
         if seat is None:
             return False
         sequence.pages, sequence.computed = seat.pages, seat.known
-        sequence.table_length, sequence.stale = 0, True
+        sequence.table_length, sequence.stale, sequence.gone = 0, True, 0
         sequence.oldest = sequence.version_under(version) if seat.known else None
         # a preempted request finds part of its own answer again: only prompt tokens count as cached
         if not sequence.logprobs:

@@ -26,7 +26,8 @@ class Sequence:
 
     `computed` counts tokens whose KV is (or in the planned step will be) in `pages`; `oldest` is the oldest weight version
     among them, None where there are none. `slot` is the sequence's row in the runner's tables while it runs, `table_length`
-    how many pages stand there, `stale` whether there are more by now. `origins` says from which token on the sampling version
+    how many pages stand there, `stale` whether there are more by now. The first `gone` pages are given back, because no layer
+    reads so far back any more. `origins` says from which token on the sampling version
     and the oldest KV version were which: a step touches as little of each request as it can, because computing it empties
     the caches of the processor.
 
@@ -47,6 +48,7 @@ class Sequence:
     keep: bool
     computed: int = 0
     pages: list[int] = field(default_factory=list)
+    gone: int = 0
     digests: list[bytes] = field(default_factory=list)
     oldest: int | None = None
     cached_tokens: int = 0

@@ -54,6 +54,12 @@ class CausalModel:
         weight = module.get_input_embeddings().weight
         self.dtype, self.device = weight.dtype, weight.device
 
+    @property
+    def window(self) -> int | None:
+        """How many positions, its own included, a position reads at most; None where a layer reads all or is the library's."""
+        windows = [None] if self.decoder is None else [layer.form.window for layer in self.decoder.layers]
+        return None if None in windows else max(windows)
+
     def hidden(
         self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention, rows: torch.Tensor | None = None
     ) -> torch.Tensor:

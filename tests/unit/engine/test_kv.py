@@ -351,3 +351,67 @@ def test_idle_conversations_hold_no_more_than_they_may():
     kv.trim()
     assert (kv.pool.num_idle, kv.counts.evictions) == (4, 1)
     assert kv.admit("live", [1] * 17, 5, 0, [], 0).known == 16
+
+
+def windowed(share=False, **settings):
+    """A position reads itself and five before it."""
+    return KvCache(8, PAGE, share_prefixes=share, window=6, **settings)
+
+
+def test_pages_that_nobody_reads_are_given_back_early_and_once():
+    kv, tokens = windowed(), list(range(18))
+    pages = kv.take(5)
+    assert [kv.unread(count) for count in (0, 8, 9, 12, 13, 18)] == [0, 0, 1, 1, 2, 3]
+    kv.leave(pages, 0, 1)
+    kv.leave(pages, 1, 3)
+    assert kv.pool.num_free == 6
+    park(kv, "a", tokens, pages)
+    assert (kv.pool.num_free, kv.pool.num_idle) == (6, 2)
+    seat = kv.admit("a", [*tokens, 7, 7, 7], 6, 0, [], 0)
+    assert (seat.known, seat.pages[:5], kv.pool.num_free) == (18, pages, 5)
+    kv.drop(seat.pages)
+    assert kv.pool.num_free == 8 and not any(kv.pool.references)
+
+
+def test_a_conversation_that_goes_another_way_begins_anew_where_its_window_is_gone():
+    for cut, known in ((18, 18), (17, 16), (16, 16), (15, 0)):
+        kv, tokens = KvCache(8, PAGE, share_prefixes=False, window=8), list(range(18))
+        pages = kv.take(5)
+        park(kv, "a", tokens, pages)
+        assert kv.admit("a", [*tokens[:cut], 99, 99], kv.pages_for(cut + 2), 0, [], 0).known == known
+
+
+def test_what_was_given_back_early_is_neither_copied_nor_found_as_what_it_was():
+    kv, tokens = windowed(share=True, host_pages=8), list(range(18))
+    pages = filled(kv, tokens)
+    kv.leave(pages, 0, 3)
+    park(kv, "a", tokens, pages)
+    kv.drop(kv.take(8))
+    assert [copy.way for copy in kv.take_copies()] == ["out"] * 2
+    seat = kv.admit("a", [*tokens, 7], 5, 0, [], 0)
+    assert (seat.restored, [copy.way for copy in kv.take_copies()], kv.pool.num_free) == (18, ["back"] * 2, 6)
+    assert kv.admit(None, [*tokens[:12], 9], 4, 0, [], 0).known == 0
+    kv.release("a")
+    assert hosted(kv) == 0
+
+
+def test_a_page_that_another_is_still_filling_is_not_taken_for_full_in_host_memory():
+    kv, tokens, digests = windowed(share=True, host_pages=8), list(range(20)), []
+    pages = kv.take(5)
+    kv.publish(pages, tokens, 18, 0, digests)
+    kv.keep("fork", tokens[:18], pages, 0)
+    kv.publish(pages, tokens, 20, 0, digests)  # planned, not computed yet
+    kv.leave(pages, 0, 4)
+    kv.take(7)
+    assert [copy.way for copy in kv.take_copies()] == ["out"] * 2
+    assert kv.host.find(digests[3]) is not None and kv.host.find(digests[4]) is None
+
+
+def test_who_cannot_enter_yet_keeps_nothing_that_others_are_still_filling():
+    kv, tokens = cache(num_pages=4), list(range(12))
+    own = filled(kv, tokens[:4])
+    park(kv, "a", tokens[:4], own)
+    others = kv.admit(None, [*tokens[:8], 1], 3, 0, [], 0).pages
+    kv.publish(others, tokens[:8], 8, 0, [])  # planned, not computed yet
+    assert kv.admit("a", tokens, 4, 0, [], 0) is None
+    assert [kv.pool.references[page] for page in others] == [2, 1, 1]

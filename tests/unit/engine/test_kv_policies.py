@@ -31,9 +31,25 @@ def model_path(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def windowed_path(tmp_path_factory):
+    """No layer reads further back than 24 positions."""
+    path = tmp_path_factory.mktemp("model") / "windowed"
+    return tiny_model("mistral", path, seed=4, max_position_embeddings=2048)
+
+
+@pytest.fixture(scope="module")
 def trained(model_path):
-    """References of the versions 1 and 2."""
-    model, refs = load(model_path), []
+    return references(model_path)
+
+
+@pytest.fixture(scope="module")
+def trained_windowed(windowed_path):
+    return references(windowed_path)
+
+
+def references(path):
+    """Of the versions 1 and 2."""
+    model, refs = load(path), []
     for version in (1, 2):
         with torch.no_grad():
             for name, parameter in model.state().items():
@@ -98,9 +114,9 @@ class Workload:
         return self.done, metrics, free
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("policy", POLICIES)
-def test_every_turn_has_the_bits_it_has_when_nothing_is_kept(serve, model_path, trained, policy, seed):
+def both_ways(serve, path, trained, seed, **settings):
+    """Answers of a workload with those of every request alone, the number of requests, the metrics, whether all was given back."""
+
     async def scenario(engine):
         return await Workload(engine, seed).run(trained)
 
@@ -116,13 +132,42 @@ def test_every_turn_has_the_bits_it_has_when_nothing_is_kept(serve, model_path, 
             found += [((a.tokens, a.logprobs), (b.tokens, b.logprobs)) for (_, a), b in zip(mine, answers, strict=True)]
         return found
 
-    done, metrics, free = serve(scenario, path=model_path, kv_tokens=640, max_running=6, **POLICIES[policy])
-    compared = serve(plain, path=model_path, kv_across_turns="drop", share_prefixes=False)
-    assert len(compared) == len(done) > 100 and all(got == expected for got, expected in compared)
+    done, metrics, free = serve(scenario, path=path, max_running=6, **settings)
+    compared = serve(plain, path=path, kv_across_turns="drop", share_prefixes=False)
+    return compared, len(done), metrics, free
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_turn_has_the_bits_it_has_when_nothing_is_kept(serve, model_path, trained, policy, seed):
+    compared, done, metrics, free = both_ways(serve, model_path, trained, seed, kv_tokens=640, **POLICIES[policy])
+    assert len(compared) == done > 100 and all(got == expected for got, expected in compared)
     assert free and metrics["kv_bytes_now"] <= metrics["max_kv_bytes"] <= 40 * PAGE_BYTES
     assert metrics["kv_kept_tokens"] + metrics["kv_restored_tokens"] > 0 and metrics["kv_misses"] > 0
     assert (metrics["kv_restored_tokens"] > 0) is (metrics["kv_back_bytes"] > 0) is policy.startswith("offload")
     assert metrics["kv_evictions"] > 0 or "offload" in policy
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_no_layer_reads_any_more_is_not_missed(serve, windowed_path, trained_windowed, policy):
+    compared, done, metrics, free = both_ways(serve, windowed_path, trained_windowed, 5, kv_tokens=400, **POLICIES[policy])
+    assert len(compared) == done > 100 and all(got == expected for got, expected in compared)
+    assert free and metrics["kv_kept_tokens"] + metrics["kv_restored_tokens"] > 0
+
+
+def test_a_window_leaves_room_for_more_requests(serve, model_path, windowed_path):
+    async def scenario(engine):
+        items = [GenerateRequest(id=str(i), tokens=(i, 5), sampling=Sampling(max_tokens=160, seed=i), conversation=str(i)) for i in range(8)]
+        answers = await asyncio.gather(*map(engine.generate, items))
+        longer = [replace(item, tokens=(*item.tokens, *a.tokens, 5)) for item, a in zip(items, answers, strict=True)]
+        again = await asyncio.gather(*map(engine.generate, longer))
+        return [a.cached_tokens for a in again], engine.metrics
+
+    cached, metrics = serve(scenario, path=windowed_path, kv_tokens=640)
+    assert cached == [161] * 8 and metrics["preemptions"] == 0
+    assert metrics["kv_idle_bytes_now"] <= 8 * 3 * PAGE_BYTES
+    cached, metrics = serve(scenario, path=model_path, kv_tokens=640)
+    assert metrics["preemptions"] > 0
 
 
 def test_a_turn_comes_back_from_host_memory_and_is_told_apart(serve, model_path):

@@ -97,6 +97,11 @@ class OpenAiEngine:
         self._live: dict[str, list[_Turn]] = defaultdict(list)
 
     @property
+    def metrics(self) -> dict[str, float]:
+        """None: the server tells its own."""
+        return {}
+
+    @property
     def version(self) -> int:
         """What its weights are called; they stay what they are."""
         return self._version

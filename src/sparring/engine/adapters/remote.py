@@ -75,6 +75,11 @@ class RemoteEngine:
         )
 
     @property
+    def metrics(self) -> dict[str, float]:
+        """None: the server tells its own."""
+        return {}
+
+    @property
     def version(self) -> int:
         """The version of the weights that were served when the server last said so."""
         return self._version - self._offset
