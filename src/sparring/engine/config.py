@@ -30,8 +30,19 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """None of these changes a sampled token: in exact numerics a request does not see its neighbours."""
 
-    kind: Literal["native", "vllm"] = "native"
-    """native: the trainer's own model, so that the two agree to the bit; vllm: a vLLM server, which does not."""
+    kind: Literal["native", "vllm", "remote", "openai"] = "native"
+    """native: the trainer's own model, so that the two agree to the bit; vllm: a vLLM server, which does not; remote: a `sparring
+    serve` on this machine, which does; openai: a server that speaks OpenAI's completions with token ids, which takes no weights
+    and so only evaluates. The settings below are the native engine's."""
+
+    url: str = ""
+    """Of a remote or openai engine: `http://host:port`, or `unix:path` of a socket; for openai with the path up to `/v1`."""
+
+    api_key_env: str = ""
+    """Environment variable with the key that the server at `url` wants; empty: none."""
+
+    served_model: str = ""
+    """What an openai server calls the model; empty: the only one that it has."""
 
     max_running: int = 128
     """Requests that are computed together; more wait."""
@@ -79,7 +90,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def exact(self) -> bool:
         """Whether the engine is the trainer's own module, which in exact numerics gives the trainer's bits."""
-        return self.kind == "native"
+        return self.kind in ("native", "remote")
 
     def cache_tokens(self, token_bytes: int) -> int:
         """Tokens that the cache holds, in whole pages and at least one: no conversation can be longer.
@@ -98,6 +109,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.offload_bytes // page_bytes if self.kv_across_turns == "offload" else 0
 
     def __post_init__(self) -> None:
+        if (self.kind in ("remote", "openai")) != bool(self.url):
+            raise ValueError(f"url must be given for kinds remote and openai and no other, got {self.kind} and {self.url!r}")
         for name in ("max_running", "max_batch_tokens", "kv_bytes", "speculation_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

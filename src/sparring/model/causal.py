@@ -16,6 +16,7 @@ from sparring.model.decoder import Decoder
 from sparring.model.experts import RowExperts
 from sparring.model.kernels import ops
 from sparring.model.layers import RowLinear
+from sparring.model.lora import Adapters
 
 Forward = Callable[[torch.Tensor, torch.Tensor, Attention, torch.Tensor | None], torch.Tensor]
 
@@ -24,7 +25,8 @@ class CausalModel:
     """One module, two uses. Made by `load`; not safe for use from two threads at once.
 
     `path_name` is the numerics actually in use: "exact-tiles", "exact-kernels", "exact-torch" or "fast". `decoder` is the
-    forward of the Llama family, None for other models; `head` gives logits, or, where `is_scalar`, one number a row.
+    forward of the Llama family, None for other models; `head` gives logits, or, where `is_scalar`, one number a row. State and
+    parameters are the model's own; what stands beside them is in `adapters`.
     """
 
     def __init__(self, module: nn.Module, forward: Forward, *, path_name: str, max_positions: int) -> None:
@@ -43,6 +45,7 @@ class CausalModel:
         self.decoder = forward if isinstance(forward, Decoder) else None
         # looked up once: every update walks them several times
         self._parameters = dict(module.named_parameters())
+        self.adapters = Adapters(module, self.decoder)
         # whatever derives something from parameters, and packs it anew when they change
         self.parts = [part for part in module.modules() if isinstance(part, (RowLinear, RowExperts))]
         self.parts += [] if self.decoder is None else self.decoder.joined

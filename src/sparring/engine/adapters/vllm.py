@@ -15,6 +15,7 @@ from uuid import uuid4
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from sparring.engine.adapters.counts import Counts
 from sparring.engine.adapters.vllm_client import VllmClient
 from sparring.engine.adapters.vllm_server import VllmServer
 from sparring.engine.adapters.vllm_wire import (
@@ -89,6 +90,7 @@ class VllmEngine:
         self._served = sorted(map(str, server.path.glob("*.safetensors")))
         self._shapes = _shapes(self._served)
         self._checksum: str | None = None
+        self._counts = Counts()
         self._broken = ""
         self._closed = False
         server.ask("POST", "/update_weight_version", {"new_version": str(version)})
@@ -97,6 +99,11 @@ class VllmEngine:
     def version(self) -> int:
         """The version of the weights that are served."""
         return self._version
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Counts since the start, as `Counts` says."""
+        return dict(self._counts.values)
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Sample one turn. Cancelling the awaiting task drops the request; `abort` ends it with what it has.
@@ -112,7 +119,7 @@ class VllmEngine:
         prompt = await self._prompt_logprobs(request)
         async with self._serving(request, streams=False) as live:
             live.sampled.take(await self._client.post(GENERATE, self._body(live)))
-            return live.sampled.completion(prompt)
+            return self._counts.completed(live.sampled.completion(prompt))
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
         """`generate` in pieces: what was sampled since the piece before, at last the Completion. Leaving drops the request.
@@ -138,7 +145,7 @@ class VllmEngine:
                     yield Delta(tokens=tuple(sampled.tokens[new]), logprobs=tuple(sampled.logprobs[new]))
             if ended:
                 sampled.cut(told)
-            yield sampled.completion(prompt)
+            yield self._counts.completed(sampled.completion(prompt))
 
     async def abort(self, request: str) -> None:
         """End a request: its caller gets a Completion that finishes with "abort" and holds what was sampled so far, nothing
@@ -402,6 +409,7 @@ class VllmEngine:
             if file.is_relative_to(self.server.folder):
                 file.unlink()
         self._served, self._version, self._checksum = [str(staged)], ref.version, ref.checksum
+        self._counts.updated()
 
     async def _roll_back(self, probe: Probe, about: str) -> None:
         try:

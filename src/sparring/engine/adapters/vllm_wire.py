@@ -28,6 +28,8 @@ def truncates(sampling: Sampling) -> bool:
 def problem_for_vllm(request: GenerateRequest, vocab_size: int) -> str | None:
     """What vLLM cannot do of what is asked, and why."""
     sampling = request.sampling
+    if request.adapter is not None:
+        return f"no adapter, got {request.adapter}; vLLM serves the model alone here: use a native engine"
     if request.allowed is not None:
         return "no `allowed`, got one; vLLM has grammars of its own and asks nobody between two tokens: use a native engine"
     if truncates(sampling) and not sampling.top_k and vocab_size > WHOLE_VOCABULARY:
