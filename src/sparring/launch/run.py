@@ -133,7 +133,7 @@ def _compare(folder: Path, config: RunConfig) -> None:
     dump(config)
     if not (folder / CONFIG).exists():
         return
-    differing = _differences(msgspec.to_builtins(load(folder / CONFIG)), msgspec.to_builtins(config))
+    differing = _differences(msgspec.to_builtins(resolve(load(folder / CONFIG))), msgspec.to_builtins(config))
     if differing:
         raise refusal(
             str(folder),
