@@ -20,10 +20,12 @@ from sparring.engine.reply import Delivery, Reply, deliver
 from sparring.engine.runner import Runner
 from sparring.engine.scheduler import Chunk, Scheduler
 from sparring.engine.sequence import Sequence
+from sparring.engine.states import StateSlots
 from sparring.engine.update import Update, commit, where
 from sparring.errors import EngineError, SparringError, WeightsError, boundary
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.model.causal import CausalModel
+from sparring.model.recurrent import state_bytes
 from sparring.types import WeightRef
 from sparring.weights.inline import fetch
 
@@ -52,9 +54,11 @@ class NativeEngine:
         self._model, self._config, self._name, self._version = model, config, name, version
         num_pages = _num_pages(model, config)
         self._capacity = num_pages * PAGE_SIZE
-        cache = KvCache(num_pages, PAGE_SIZE, share_prefixes=config.share_prefixes)
-        self._scheduler = Scheduler(cache, max_running=config.max_running, max_batch_tokens=config.max_batch_tokens)
-        self._runner = Runner(model, num_pages=num_pages, page_size=PAGE_SIZE, max_running=config.max_running)
+        num_states = _num_states(model, config)
+        cache = KvCache(num_pages, PAGE_SIZE, share_prefixes=config.share_prefixes and not num_states)
+        states, most = StateSlots(num_states) if num_states else None, config.max_running
+        self._scheduler = Scheduler(cache, max_running=most, max_batch_tokens=config.max_batch_tokens, states=states)
+        self._runner = Runner(model, num_pages=num_pages, page_size=PAGE_SIZE, max_running=most, num_states=num_states)
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._deliveries: list[Delivery] = []
         self._metrics: dict[str, float] = defaultdict(float)
@@ -300,6 +304,8 @@ class NativeEngine:
         try:
             with boundary(EngineError, f"engine {self._name}: step"):
                 self._runner.copy(self._scheduler.cache.take_copies())
+                if self._scheduler.states is not None:
+                    self._runner.copy_states(self._scheduler.states.take_copies())
                 sampled = self._runner.step(chunks, steps)
         except SparringError as cause:
             # a refusal by a kernel is a failure of the machinery too: the request itself was checked
@@ -450,6 +456,11 @@ def steps_at(pace_s: float, most: int) -> int:
 
 def _num_pages(model: CausalModel, config: EngineConfig) -> int:
     """Pages that the config pays for, and no more than all running requests of full length could use."""
-    per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * model.dtype.itemsize
+    per_token = 2 * len(model.attending) * model.num_kv_heads * model.head_dim * model.dtype.itemsize
     most = config.max_running * -(-model.max_positions // PAGE_SIZE)
     return min(config.cache_tokens(per_token) // PAGE_SIZE, most)
+
+
+def _num_states(model: CausalModel, config: EngineConfig) -> int:
+    """Slots of recurrent state: for all running requests and as many idle conversations, or what the config pays for."""
+    return min(2 * config.max_running, config.states(state_bytes(model.recurrent))) if model.recurrent else 0

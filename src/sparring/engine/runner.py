@@ -18,6 +18,7 @@ from sparring.model.attention import Packed
 from sparring.model.causal import CausalModel
 from sparring.model.head import judge
 from sparring.model.kernels import ops
+from sparring.model.recurrent import States
 from sparring.model.step import OperationStep, Sampled, Slots, StepRows, step_of
 
 MASK_64 = (1 << 64) - 1
@@ -26,7 +27,9 @@ MASK_64 = (1 << 64) - 1
 class Runner:
     """Holds the pages and, per slot, what a running request needs in every step, so that a step copies little."""
 
-    def __init__(self, model: CausalModel, *, num_pages: int, page_size: int, max_running: int) -> None:
+    def __init__(
+        self, model: CausalModel, *, num_pages: int, page_size: int, max_running: int, num_states: int = 0
+    ) -> None:
         self._model = model
         self._pages = ops.KvPages(
             num_layers=model.num_layers,
@@ -35,11 +38,13 @@ class Runner:
             num_kv_heads=model.num_kv_heads,
             head_dim=model.head_dim,
             dtype=model.dtype,
+            attending=model.attending,
         )
+        self._states = States(model.recurrent, num_states) if num_states else None
         longest = min(num_pages, -(-model.max_positions // page_size))
         self._slots = Slots.of(max_running, longest, model.vocab_size)
-        self._compute = step_of(model, self._pages, self._slots)
-        self._operations = OperationStep(model, self._pages, self._slots)
+        self._compute = step_of(model, self._pages, self._slots, self._states)
+        self._operations = OperationStep(model, self._pages, self._slots, self._states)
         self._interrupt = array("i", [0])
 
     @property
@@ -63,6 +68,11 @@ class Runner:
         """Copy pages, (from, to) in this order."""
         for source, target in pages:
             self._pages.copy_page(source, target)
+
+    def copy_states(self, slots: list[tuple[int, int]]) -> None:
+        """Copy recurrent states, (from, to) in this order."""
+        for source, target in slots:
+            self._states.copy(source, target)
 
     def interrupt(self, wanted: bool) -> None:
         """From any thread: a step that is being computed, and any after it, is the last of its call; or no longer."""
@@ -120,6 +130,7 @@ class Runner:
             slots.seeds[slot] = sampling.seed & MASK_64
             slots.tops[slot] = sampling.top_logprobs
             slots.limit(slot, None)
+            slots.states[slot] = sequence.state or 0
             banned = sequence.stop if sampling.min_tokens else ()
             banned = sorted(token for token in banned if 0 <= token < self._model.vocab_size)
             slots.bias(slot, sequence.num_prompt + sampling.min_tokens, banned, sampling.logit_bias)

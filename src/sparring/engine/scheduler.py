@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from sparring.engine.kv import KvCache
 from sparring.engine.sequence import Sequence
+from sparring.engine.states import StateSlots
 
 
 class Chunk(NamedTuple):
@@ -26,11 +27,11 @@ class Chunk(NamedTuple):
 
 
 class Scheduler:
-    """The waiting and the running requests, and the pages they hold. While it is `held`, only those that have begun are served:
-    that run, or have sampled."""
+    """The waiting and the running requests, and the pages they hold; of a recurrent model also the `states`. While it is `held`,
+    only those that have begun are served: that run, or have sampled."""
 
-    def __init__(self, cache: KvCache, *, max_running: int, max_batch_tokens: int) -> None:
-        self.cache = cache
+    def __init__(self, cache: KvCache, *, max_running: int, max_batch_tokens: int, states: StateSlots | None = None) -> None:
+        self.cache, self.states = cache, states
         self._max_batch_tokens = max_batch_tokens
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
@@ -108,6 +109,9 @@ class Scheduler:
         conversation = sequence.conversation
         if sequence.keep and conversation is not None and sequence.oldest == version:
             self.cache.share(conversation, *self._held(sequence), version)
+            if self.states is not None and sequence.state is not None:
+                self.states.park(conversation, sequence.state, sequence.computed)
+                sequence.state = None
         self._give_back(sequence)
 
     def recompute(self, *, all_of_them: bool) -> None:
@@ -135,6 +139,8 @@ class Scheduler:
         if sequence.oldest == version:
             for conversation in conversations:
                 self.cache.share(conversation, *self._held(sequence), version)
+                if self.states is not None and sequence.state is not None:
+                    self.states.branch(conversation, sequence.state, sequence.computed)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a request out wherever it is; unknown ones are ignored."""
@@ -155,6 +161,8 @@ class Scheduler:
     def release(self, conversation: str) -> None:
         """Forget a conversation now and when its running request ends."""
         self.cache.release(conversation)
+        if self.states is not None:
+            self.states.release(conversation)
         for sequence in (*self._waiting, *self._running):
             if sequence.conversation == conversation:
                 sequence.keep = False
@@ -191,14 +199,23 @@ class Scheduler:
         return True
 
     def _admit(self, sequence: Sequence, version: int) -> bool:
+        if self.states is not None and not self.states.available:
+            return False
         pages, known = self.cache.resume(sequence.conversation, sequence.reusable, version, sequence.digests)
+        if self.states is not None:
+            sequence.state = self.states.resume(sequence.conversation, known)
+            if sequence.state is None:
+                self.cache.drop(pages)
+                pages, known = [], 0
         missing = self.cache.pages_for(len(sequence.tokens)) - len(pages)
         # a page for every running request is left, or it would soon have to give way to them
         fresh = self.cache.take(missing, spare=len(self._running))
         if fresh is None:
-            self.cache.drop(pages)
-            sequence.digests.clear()
+            sequence.pages = pages
+            self._give_back(sequence)
             return False
+        if self.states is not None and sequence.state is None:
+            sequence.state = self.states.take()
         sequence.pages, sequence.computed = pages + fresh, known
         sequence.table_length, sequence.stale = 0, True
         sequence.oldest = version if known else None
@@ -230,7 +247,9 @@ class Scheduler:
 
     def _give_back(self, sequence: Sequence) -> None:
         self.cache.drop(sequence.pages)
-        sequence.pages, sequence.digests, sequence.computed, sequence.oldest = [], [], 0, None
+        if self.states is not None:
+            self.states.drop(sequence.state)
+        sequence.pages, sequence.digests, sequence.computed, sequence.oldest, sequence.state = [], [], 0, None, None
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:

@@ -6,6 +6,7 @@ N tokens, M rows of interest, D width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,6 +17,10 @@ from sparring.model.decoder import Decoder
 from sparring.model.experts import RowExperts
 from sparring.model.kernels import ops
 from sparring.model.layers import RowLinear
+from sparring.model.recurrent import LAYOUT, Layout, Recurrent
+
+ATTENTION = {"full_attention", "sliding_attention"}
+"""The kinds of layers that our attention serves: not attention in chunks."""
 
 Forward = Callable[[torch.Tensor, torch.Tensor, Attention, torch.Tensor | None], torch.Tensor]
 
@@ -25,6 +30,7 @@ class CausalModel:
 
     `path_name` is the numerics actually in use: "exact-tiles", "exact-kernels", "exact-torch" or "fast". `decoder` is the
     forward of the Llama family, None for other models; `head` gives logits, or, where `is_scalar`, one number a row.
+    `attending` are the layers that attend, `recurrent` those with a recurrent state, if any.
     """
 
     def __init__(self, module: nn.Module, forward: Forward, *, path_name: str, max_positions: int) -> None:
@@ -38,6 +44,9 @@ class CausalModel:
         self.num_kv_heads: int = getattr(text, "num_key_value_heads", None) or self.num_heads
         self.head_dim: int = getattr(text, "head_dim", None) or text.hidden_size // self.num_heads
         self.vocab_size: int = text.vocab_size
+        kinds = getattr(text, "layer_types", None) or ["full_attention"] * self.num_layers
+        self.attending = [layer for layer, kind in enumerate(kinds) if kind in ATTENTION]
+        self.recurrent = forward.recurrent if isinstance(forward, LibraryForward) else {}
         self._logit_cap: float | None = getattr(text, "final_logit_softcapping", None)
         self._forward = forward
         self.decoder = forward if isinstance(forward, Decoder) else None
@@ -124,20 +133,22 @@ class CausalModel:
 class LibraryForward:
     """The library's own forward around our attention, for models outside the Llama family and for fast numerics."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.body = module.base_model
+    def __init__(self, module: nn.Module, recurrent: Recurrent) -> None:
+        self.body, self.recurrent = module.base_model, recurrent
 
     def __call__(
         self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
         """tokens[N], positions[N] -> [N, D], or [M, D] with rows[M]."""
-        context = {CONTEXT: attention}
+        context: dict[str, Any] = {CONTEXT: attention}
+        if self.recurrent:
+            context[LAYOUT] = Layout.of(attention, tokens.device)
         out = self.body(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **context)
         hidden = out.last_hidden_state[0]
         return hidden if rows is None else hidden.index_select(0, rows)
 
 
-def forward_of(module: nn.Module, *, lean: bool, gradient_checkpointing: bool) -> Forward:
+def forward_of(module: nn.Module, *, lean: bool, gradient_checkpointing: bool, recurrent: Recurrent) -> Forward:
     """The lean decoder for a swapped module of the Llama family, the library's forward for everything else."""
     if lean:
         return Decoder(module.base_model, gradient_checkpointing=gradient_checkpointing)
@@ -146,4 +157,4 @@ def forward_of(module: nn.Module, *, lean: bool, gradient_checkpointing: bool) -
         enable = getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable
         enable({"use_reentrant": False})
         module.train()
-    return LibraryForward(module)
+    return LibraryForward(module, recurrent)

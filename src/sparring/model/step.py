@@ -24,6 +24,7 @@ from sparring.model.kernels import ops
 from sparring.model.kernels.decoder_step import BIASES, SLOT_COLUMNS, STOPS, TOPS, DecoderPlan, Form, LayerPlan, StepPlan, Weight
 from sparring.model.kernels.kept import ids_of, no_masks
 from sparring.model.layers import Product, RowLinear, RowNorm
+from sparring.model.recurrent import States
 
 WORK_PER_THREAD = 2_000_000
 
@@ -36,7 +37,7 @@ class Slots(NamedTuple):
     added to the logits of the tokens bias_ids [S, 512] int32: bias_counts[s, 1] of them while sequence s has less than
     bias_until[s] tokens (int64), afterwards those from bias_counts[s, 0] on; int32. Where limited [S] uint8, only
     tokens with a bit in allowed [S, ceil(V / 64)] uint64 may come. tops [S] int32: how many of the likeliest
-    tokens are wanted, at most 20.
+    tokens are wanted, at most 20. states [S] int64: where a recurrent model keeps the state of its sequence.
     """
 
     tables: np.ndarray
@@ -53,6 +54,7 @@ class Slots(NamedTuple):
     limited: np.ndarray
     allowed: np.ndarray
     tops: np.ndarray
+    states: np.ndarray
 
     @staticmethod
     def of(num_slots: int, pages_per_table: int, vocabulary: int) -> Slots:
@@ -72,6 +74,7 @@ class Slots(NamedTuple):
             np.zeros(num_slots, np.uint8),
             no_masks(num_slots, vocabulary),
             np.zeros(num_slots, np.int32),
+            np.zeros(num_slots, np.int64),
         )
 
     def bias(self, slot: int, until: int, banned: Sequence[int], added: Sequence[tuple[int, float]]) -> None:
@@ -160,8 +163,8 @@ class OperationStep:
 
     most_steps = 1
 
-    def __init__(self, model: CausalModel, pages: ops.KvPages, slots: Slots) -> None:
-        self._model, self._pages, self._slots = model, pages, slots
+    def __init__(self, model: CausalModel, pages: ops.KvPages, slots: Slots, states: States | None = None) -> None:
+        self._model, self._pages, self._slots, self._states = model, pages, slots, states
 
     def __call__(self, rows: StepRows) -> Sampled:
         """Compute the rows, one step of them."""
@@ -174,7 +177,8 @@ class OperationStep:
         width = -(-max(rows.lengths) // self._pages.page_size)
         tables = torch.from_numpy(self._slots.tables[rows.slots, :width])
         positions = torch.arange(len(tokens)) + torch.repeat_interleave(ends - cu_rows[1:], cu_rows.diff())
-        where = Paged(self._pages, ops.PagedRows(tables, cu_rows, ends))
+        kept = None if self._states is None else (self._states, torch.from_numpy(self._slots.states[rows.slots]))
+        where = Paged(self._pages, ops.PagedRows(tables, cu_rows, ends), kept)
         return self._model.hidden(tokens, positions, where)
 
     def sample(self, rows: StepRows, hidden: torch.Tensor) -> Sampled:
@@ -335,8 +339,10 @@ class DecoderStep:
         raise refusal(f"decoder step: row {row}", expected, f"token {rows.tokens[row]}", "check the request")
 
 
-def step_of(model: CausalModel, pages: ops.KvPages, slots: Slots) -> DecoderStep | OperationStep:
+def step_of(
+    model: CausalModel, pages: ops.KvPages, slots: Slots, states: States | None = None
+) -> DecoderStep | OperationStep:
     """The one call where the model is of the Llama family and the compiled kernels are in use."""
     if model.path_name in ("exact-tiles", "exact-kernels") and model.decoder is not None and isinstance(model.head, RowLinear):
         return DecoderStep(model.decoder, model.head.product, pages, slots)
-    return OperationStep(model, pages, slots)
+    return OperationStep(model, pages, slots, states)
