@@ -51,7 +51,9 @@ class CausalModel:
         self._forward = forward
         self.decoder = forward if isinstance(forward, Decoder) else None
         # looked up once: every update walks them several times
-        self._parameters = dict(module.named_parameters())
+        kept = module.state_dict().keys()
+        buffers = {name: buffer for name, buffer in module.named_buffers() if name in kept}
+        self._parameters = {**dict(module.named_parameters()), **buffers}
         self._linears = [part for part in module.modules() if isinstance(part, (RowLinear, RowExperts))]
         self.is_scalar = module.get_output_embeddings() is None
         self.head: nn.Module = module.score if self.is_scalar else module.get_output_embeddings()
@@ -101,7 +103,8 @@ class CausalModel:
         return self.head(hidden).float()[:, 0]
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Every parameter by its Hugging Face name, a tied weight once; the tensors share the module's storage."""
+        """Every parameter by its Hugging Face name, a tied weight once, and what else its files hold (such as the biases of a
+        router); the tensors share the module's storage."""
         return {name: parameter.detach() for name, parameter in self._parameters.items()}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:

@@ -16,7 +16,7 @@ from sparring.stages.demonstrate import Conversation, converse, demonstrate, giv
 from sparring.stages.eval import held_out
 from sparring.stages.fit import SOME, check_rendering
 from sparring.stages.servable import check_model
-from sparring.stages.shape import InitConfig, folder_shape
+from sparring.stages.shape import Shape, folder_shape
 from sparring.types import Message, Task
 
 GIB = 1 << 30
@@ -82,16 +82,16 @@ def _sampling(context: Context) -> None:
         raise refusal("rollout.min_p", "below 1 while the run trains", "1.0", "lower it: greedy rollouts are equal")
 
 
-def _shape(context: Context) -> InitConfig:
+def _shape(context: Context) -> Shape:
     """The sizes of the policy, from its checkpoint or from `[models.policy.init]`."""
     spec, given = context.config.models[POLICY], context.given()
     if given is not None:
         return folder_shape(given)
     assert spec.init is not None, "a model has a path or an init"
-    return spec.init
+    return Shape.of(spec.init)
 
 
-def _memory(context: Context, shape: InitConfig) -> list[str]:
+def _memory(context: Context, shape: Shape) -> list[str]:
     """A bound on memory: weights, gradients and AdamW in float32, the engine's copy, its cache, a micro-batch's activations."""
     config = context.config
     width, layers = shape.hidden_size, shape.num_layers
