@@ -1,5 +1,11 @@
 """Slots of recurrent state: one for each sequence, the rest for idle conversations, never one for two."""
 
+import hypothesis.strategies as st
+from hypothesis import given, settings
+from test_scheduler import PAGE, sequence, step
+
+from sparring.engine.kv import KvCache
+from sparring.engine.scheduler import Scheduler
 from sparring.engine.states import StateSlots
 
 
@@ -45,3 +51,36 @@ def test_branches_get_copies_while_there_is_room() -> None:
     # the third took the slot of the first
     assert slots.resume("a", 5) is None
     assert {slots.resume("b", 5), slots.resume("c", 5)} == {0, 1, 2} - {live} == {copy for _, copy in copies}
+
+
+shapes = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9), st.integers(0, 2)), min_size=1, max_size=10)
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes, st.integers(8, 20), st.integers(1, 4), st.integers(1, 6))
+def test_every_request_that_runs_has_a_slot_of_its_own(asked, num_pages, max_running, num_slots):
+    """Whoever is preempted, forked, aborted or done: in the end all slots are free again, and until then nobody waits for ever."""
+    slots = StateSlots(num_slots)
+    cache = KvCache(num_pages, PAGE, share_prefixes=False)
+    work = Scheduler(cache, max_running=max_running, max_batch_tokens=16, states=slots)
+    everyone = [
+        sequence(i, prompt=prompt, max_new=new, conversation=str(name)) for i, (prompt, new, name) in enumerate(asked)
+    ]
+    for one in everyone:
+        work.add(one)
+    for turn in range(1000):
+        plan = work.plan(0)
+        held = [one.state for one in everyone if one.state is not None]
+        assert len(held) == len(set(held)) == work.num_running
+        if turn % 5 == 3:
+            work.fork(plan[0].sequence, ["branch"], 0)
+        if turn % 7 == 6:
+            work.abort(plan[0].sequence.request.id, 0)
+        step([chunk for chunk in plan if chunk.sequence.state is not None], work)
+        if not work.busy:
+            break
+    assert not work.busy
+    for name in ("0", "1", "2", "branch"):
+        work.release(name)
+    assert sorted(slots.take() for _ in range(num_slots)) == list(range(num_slots))
+    assert cache.pool.num_free == num_pages
