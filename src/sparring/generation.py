@@ -13,6 +13,15 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Constraint:
+    """What the text of a turn must be, whole: JSON of a schema, what a regular expression matches, or a text of a context-free
+    grammar in Lark's notation. `source` is the schema as JSON, the expression or the grammar."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
     """How tokens are drawn. `seed` and a token's absolute position in its branch decide its random number, nothing else.
 
@@ -24,6 +33,9 @@ class Sampling:
     `logit_bias` is (token, what is added to its logit), before everything else; a stop token is impossible before
     `min_tokens` tokens are sampled. Both change the distribution, and log-probabilities are of the changed one.
     `top_logprobs` asks for that many of the likeliest tokens of each draw, at most 20; it changes nothing.
+
+    `stop_strings` and `constraint` are text. An engine knows ids only, so a request that has them says the same in ids, as
+    `ends` and `allowed`: `Renderer.bind` makes those. Here they are what travels with the record.
     """
 
     temperature: float = 1.0
@@ -36,6 +48,8 @@ class Sampling:
     min_tokens: int = 0
     logit_bias: tuple[tuple[int, float], ...] = ()
     top_logprobs: int = 0
+    stop_strings: tuple[str, ...] = ()
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

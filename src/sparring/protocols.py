@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
+from sparring.generation import Completion, Constraint, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.types import (
     Batch,
     BoxSpec,
@@ -106,7 +106,9 @@ class Rendered:
 
 
 class Renderer(Protocol):
-    """Messages <-> tokens. `bridge` extends prompt + completion byte for byte or returns None."""
+    """Messages <-> tokens. `bridge` extends prompt + completion byte for byte or returns None. `bind` says in ids what a
+    request's sampling says in text: `ends` of its stop strings, `allowed` of its constraint; BadInput where one does not compile.
+    """
 
     @property
     def stop_ids(self) -> tuple[int, ...]: ...
@@ -120,17 +122,21 @@ class Renderer(Protocol):
     ) -> tuple[int, ...] | None: ...
     def parse(self, completion: Sequence[int], tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> Message: ...
     def decode(self, tokens: Sequence[int]) -> str: ...
+    def bind(self, request: GenerateRequest) -> GenerateRequest: ...
 
 
 class Session(Protocol):
-    """A recorded conversation of one role: the only writer of segments.
+    """A recorded conversation of one role: the only writer of segments. A `constraint` holds for the one reply, in the place of
+    the run's.
 
     Raises:
         LimitReached: a limit of the task was hit; the record up to there is kept.
         EngineError: the engine failed.
     """
 
-    async def complete(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message: ...
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
+    ) -> Message: ...
 
 
 class Episode(Protocol):

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
 
 import pytest
 
 TINY = Path(__file__).parent / "tiny.toml"
 WORLD = Path(__file__).parent / "tiny_world.py:Sums"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c_reaches_what_tests_start() -> None:
+    """A script's background job ignores it, and so would every program that the job starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -36,6 +36,8 @@ def problem_of(request: GenerateRequest, vocab_size: int) -> str | None:
         return f"{most}, got {len(biased)} and {len(banned)}; leave some out"
     if any(not -LARGEST_ID <= token < LARGEST_ID for token in sampling.stop):
         return f"stop tokens of 32 bits, got {sampling.stop}; use the model's tokenizer"
+    if (sampling.stop_strings and not request.ends) or (sampling.constraint and not request.allowed):
+        return "`ends` and `allowed` beside stop_strings and constraint, got the text alone; bind the request (Renderer.bind)"
     if request.allowed and sampling.min_tokens:
         return "min_tokens 0 where a grammar says what may come, got both; let the grammar say it"
     return None

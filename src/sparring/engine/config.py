@@ -26,8 +26,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Size of the cache when `kv_tokens` is 0; less where `max_running` requests of full length need less. A model with recurrent
     state holds up to as much again in states: one for each request that runs, the others for conversations between turns."""
 
-    kv_across_turns: Literal["keep", "drop"] = "keep"
-    """keep: a conversation's next turn prefills only what is new; drop: it starts over."""
+    kv_across_turns: Literal["keep", "drop", "offload"] = "keep"
+    """keep: a conversation's next turn prefills only what is new, unless others needed the room meanwhile; offload: what they
+    need the room of is copied to host memory and back; drop: every turn starts over."""
+
+    idle_kv_bytes: int = 0
+    """How much of the cache conversations between their turns may hold; beyond it those go that waited longest. 0: all that
+    nobody else needs."""
+
+    offload_bytes: int = 2 << 30
+    """Host memory for "offload"; when it is full, the conversations go that have lain there longest."""
 
     share_prefixes: bool = True
     """Whether requests that begin with the same tokens compute full pages of them once."""
@@ -35,6 +43,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     live_kv: Literal["keep", "recompute", "drain"] = "keep"
     """What an update of the weights does with requests under way. keep: they go on with the keys and values they have, and it is
     recorded per token; recompute: they compute them again under the new weights; drain: the update waits until they are done."""
+
+    speculation: Literal["off", "ngram"] = "off"
+    """ngram: while at most 8 requests generate, tokens that followed the last ones earlier in the same request are computed ahead
+    and kept as far as sampling says the same. Pays where a step takes a millisecond or more and text repeats itself."""
+
+    speculation_tokens: int = 4
+    """Tokens that are guessed at once, fewer where several requests generate."""
 
     update_timeout_s: float = 300.0
     """How long an update may take to arrive and to wait for its turn; a late one is refused and the old weights serve on."""
@@ -55,14 +70,23 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """
         return max(1, self.kv_bytes // state_bytes)
 
+    def idle_pages(self, page_bytes: int) -> int | None:
+        """Pages of the cache that idle conversations may hold; None for all."""
+        return self.idle_kv_bytes // page_bytes if self.idle_kv_bytes else None
+
+    def host_pages(self, page_bytes: int) -> int:
+        """Pages in host memory."""
+        return self.offload_bytes // page_bytes if self.kv_across_turns == "offload" else 0
+
     def __post_init__(self) -> None:
-        for name in ("max_running", "max_batch_tokens", "kv_bytes"):
+        for name in ("max_running", "max_batch_tokens", "kv_bytes", "speculation_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not self.update_timeout_s > 0:
             raise ValueError(f"update_timeout_s must be above 0, got {self.update_timeout_s}")
-        if self.kv_tokens < 0:
-            raise ValueError(f"kv_tokens must be 0 (automatic) or more, got {self.kv_tokens}")
+        for name in ("kv_tokens", "idle_kv_bytes", "offload_bytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
         if self.max_batch_tokens < self.max_running:
             raise ValueError(
                 f"max_batch_tokens ({self.max_batch_tokens}) must be at least max_running ({self.max_running}): "

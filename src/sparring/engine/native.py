@@ -15,17 +15,18 @@ import torch
 
 from sparring.engine.check import problem_of
 from sparring.engine.config import PAGE_SIZE, EngineConfig
-from sparring.engine.kv import KvCache
+from sparring.engine.kv import KvCache, kv_metrics
 from sparring.engine.reply import Delivery, Reply, deliver
 from sparring.engine.runner import Runner
 from sparring.engine.scheduler import Chunk, Scheduler
 from sparring.engine.sequence import Sequence
+from sparring.engine.sizes import Sizes
+from sparring.engine.speculation import Speculation, accepted
 from sparring.engine.states import StateSlots
 from sparring.engine.update import Update, commit, where
 from sparring.errors import EngineError, SparringError, WeightsError, boundary
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.model.causal import CausalModel
-from sparring.model.recurrent import state_bytes
 from sparring.types import WeightRef
 from sparring.weights.inline import fetch
 
@@ -52,13 +53,19 @@ class NativeEngine:
         self, model: CausalModel, config: EngineConfig, *, name: str = "policy", version: int = 0, threads: int = 0
     ) -> None:
         self._model, self._config, self._name, self._version = model, config, name, version
-        num_pages = _num_pages(model, config)
-        self._capacity = num_pages * PAGE_SIZE
-        num_states = _num_states(model, config)
-        cache = KvCache(num_pages, PAGE_SIZE, share_prefixes=config.share_prefixes and not num_states)
-        states, most = StateSlots(num_states) if num_states else None, config.max_running
+        sizes, most = Sizes.of(model, config), config.max_running
+        self._capacity, self._page_bytes = sizes.num_pages * PAGE_SIZE, sizes.page_bytes
+        cache = KvCache(
+            sizes.num_pages,
+            PAGE_SIZE,
+            share_prefixes=config.share_prefixes and not model.recurrent,
+            host_pages=sizes.host_pages,
+            idle_pages=config.idle_pages(sizes.page_bytes),
+        )
+        states = StateSlots(sizes.num_states) if model.recurrent else None
         self._scheduler = Scheduler(cache, max_running=most, max_batch_tokens=config.max_batch_tokens, states=states)
-        self._runner = Runner(model, num_pages=num_pages, page_size=PAGE_SIZE, max_running=most, num_states=num_states)
+        self._runner = Runner(model, sizes, page_size=PAGE_SIZE, max_running=most)
+        self._speculation = Speculation(config, recurrent=bool(model.recurrent))
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._deliveries: list[Delivery] = []
         self._metrics: dict[str, float] = defaultdict(float)
@@ -82,9 +89,10 @@ class NativeEngine:
     @property
     def metrics(self) -> dict[str, float]:
         """Counts since the start: steps, generated_tokens, prefill_tokens, scored_tokens, cached_tokens, preemptions,
-        failed_steps, updates; busy_s and update_s, for which updates held up the steps; max_running (the most requests in one
-        step)."""
-        return {**self._metrics, "preemptions": float(self._scheduler.num_preempted)}
+        failed_steps, updates, drafted_tokens, accepted_tokens (of those); busy_s and update_s, for which updates held up the
+        steps; max_running (the most requests in one step); and what `kv_metrics` tells."""
+        preemptions, cache = float(self._scheduler.num_preempted), self._scheduler.cache
+        return {**self._metrics, "preemptions": preemptions, **kv_metrics(cache, self._page_bytes)}
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Sample one turn. Cancelling the awaiting task drops the request; `abort` ends it with what it has.
@@ -228,7 +236,7 @@ class NativeEngine:
         """A request that can be served; its prompt is judged first where that is asked for."""
         max_new = self._check(request)
         self._arrivals += 1
-        keep = self._config.kv_across_turns == "keep"
+        keep = self._config.kv_across_turns != "drop"
         sequence = Sequence.of(request, reply, arrival=self._arrivals, max_new=max_new, keep=keep)
         if request.prompt_logprobs:
             heat, name = request.sampling.temperature, f"{request.id}/prompt"
@@ -299,21 +307,24 @@ class NativeEngine:
         started = time.perf_counter()
         chunks = self._scheduler.plan(self._version)
         limited = [chunk.sequence for chunk in chunks if chunk.samples and chunk.sequence.request.allowed]
-        steps = self._scheduler.ahead(chunks, 1 if limited else self._most_steps(chunks))
+        guessing = self._speculation.applies(chunks)
+        drafts = self._speculation.drafts(chunks, self._scheduler) if guessing else None
+        steps = self._scheduler.ahead(chunks, 1 if limited or guessing else self._most_steps(chunks))
         broken = self._limit(limited)
         try:
             with boundary(EngineError, f"engine {self._name}: step"):
                 self._runner.copy(self._scheduler.cache.take_copies())
                 if self._scheduler.states is not None:
                     self._runner.copy_states(self._scheduler.states.take_copies())
-                sampled = self._runner.step(chunks, steps)
+                sampled = self._runner.step(chunks, steps, drafts)
+                sampled = accepted(sampled, drafts) if drafts else sampled
         except SparringError as cause:
             # a refusal by a kernel is a failure of the machinery too: the request itself was checked
             error = cause if isinstance(cause, EngineError) else EngineError(str(cause))
             self._metrics["failed_steps"] += 1
             self._deliveries += [sequence.reply.settle(error) for sequence in self._scheduler.discard(chunks)]
             return
-        self._count(chunks, sampled.tokens)
+        self._count(chunks, sampled.tokens, drafts)
         sampling = [sequence for sequence, _, _, samples in chunks if samples]
         for place, sequence in enumerate(sampling):
             if sequence in broken:
@@ -365,11 +376,13 @@ class NativeEngine:
         self._scheduler.remove(sequence)
         self._deliveries.append(sequence.reply.settle(error))
 
-    def _count(self, chunks: list[Chunk], sampled: list[list[int]]) -> None:
+    def _count(self, chunks: list[Chunk], sampled: list[list[int]], drafts: list[list[int]] | None) -> None:
         """Before the sampled tokens are taken: whoever has none yet, or has more than one to compute, is being read."""
         metrics = self._metrics
         reading = [chunk for chunk in chunks if chunk.count > 1 or not chunk.samples or not chunk.sequence.logprobs]
-        metrics["steps"] += max(map(len, sampled), default=1)
+        metrics["steps"] += 1 if drafts else max(map(len, sampled), default=1)
+        metrics["drafted_tokens"] += sum(map(len, drafts or ()))
+        metrics["accepted_tokens"] += sum(map(len, sampled)) - len(sampled) if drafts else 0
         metrics["generated_tokens"] += sum(map(len, sampled))
         scored = sum(chunk.count for chunk in reading if chunk.sequence.scored_from is not None)
         metrics["scored_tokens"] += scored
@@ -452,15 +465,3 @@ async def _stage(ref: WeightRef) -> dict[str, torch.Tensor]:
 def steps_at(pace_s: float, most: int) -> int:
     """How many steps of `pace_s` a call takes while somebody reads a stream: `PIECE_S` in all, at least 1, at most `most`."""
     return max(1, min(most, int(PIECE_S / pace_s)))
-
-
-def _num_pages(model: CausalModel, config: EngineConfig) -> int:
-    """Pages that the config pays for, and no more than all running requests of full length could use."""
-    per_token = 2 * len(model.attending) * model.num_kv_heads * model.head_dim * model.dtype.itemsize
-    most = config.max_running * -(-model.max_positions // PAGE_SIZE)
-    return min(config.cache_tokens(per_token) // PAGE_SIZE, most)
-
-
-def _num_states(model: CausalModel, config: EngineConfig) -> int:
-    """Slots of recurrent state: for all running requests and as many idle conversations, or what the config pays for."""
-    return min(2 * config.max_running, config.states(state_bytes(model.recurrent))) if model.recurrent else 0

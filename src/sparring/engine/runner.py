@@ -12,8 +12,11 @@ from operator import add
 
 import torch
 
+from sparring.engine.host import HostPages
+from sparring.engine.kv import Copy
 from sparring.engine.scheduler import Chunk
 from sparring.engine.sequence import Sequence
+from sparring.engine.sizes import Sizes
 from sparring.model.attention import Packed
 from sparring.model.causal import CausalModel
 from sparring.model.head import judge
@@ -27,21 +30,20 @@ MASK_64 = (1 << 64) - 1
 class Runner:
     """Holds the pages and, per slot, what a running request needs in every step, so that a step copies little."""
 
-    def __init__(
-        self, model: CausalModel, *, num_pages: int, page_size: int, max_running: int, num_states: int = 0
-    ) -> None:
+    def __init__(self, model: CausalModel, sizes: Sizes, *, page_size: int, max_running: int) -> None:
         self._model = model
         self._pages = ops.KvPages(
             num_layers=model.num_layers,
-            num_pages=num_pages,
+            num_pages=sizes.num_pages,
             page_size=page_size,
             num_kv_heads=model.num_kv_heads,
             head_dim=model.head_dim,
             dtype=model.dtype,
             attending=model.attending,
         )
-        self._states = States(model.recurrent, num_states) if num_states else None
-        longest = min(num_pages, -(-model.max_positions // page_size))
+        self._host = HostPages(self._pages, sizes.host_pages)
+        self._states = States(model.recurrent, sizes.num_states)
+        longest = min(sizes.num_pages, -(-model.max_positions // page_size))
         self._slots = Slots.of(max_running, longest, model.vocab_size)
         self._compute = step_of(model, self._pages, self._slots, self._states)
         self._operations = OperationStep(model, self._pages, self._slots, self._states)
@@ -52,10 +54,13 @@ class Runner:
         """How many steps one call can take."""
         return self._compute.most_steps
 
-    def step(self, chunks: list[Chunk], steps: int) -> Sampled:
+    def step(self, chunks: list[Chunk], steps: int, drafts: list[list[int]] | None = None) -> Sampled:
         """Compute the chunks; sample for those that say so, in their order, and go on for up to `steps` steps in all. What is
-        scored on the way goes to its sequences."""
+        scored on the way goes to its sequences. With `drafts`, for chunks of one token each: one step, in which each is followed
+        by the rows of its draft; every row samples."""
         rows = self._rows(chunks, steps)
+        if drafts:
+            return self._compute(_with_drafts(rows, drafts))
         if 0 not in rows.samples or not any(map(_is_scored, chunks)):
             return self._compute(rows)
         hidden = self._operations.hidden(rows)
@@ -64,10 +69,15 @@ class Runner:
                 self._score(chunk, hidden[begin : begin + chunk.count])
         return self._operations.sample(rows, hidden)
 
-    def copy(self, pages: list[tuple[int, int]]) -> None:
-        """Copy pages, (from, to) in this order."""
-        for source, target in pages:
-            self._pages.copy_page(source, target)
+    def copy(self, copies: list[Copy]) -> None:
+        """Copy pages, in this order."""
+        for way, source, target in copies:
+            if way == "within":
+                self._pages.copy_page(source, target)
+            elif way == "out":
+                self._host.put(self._pages, source, target)
+            else:
+                self._host.get(self._pages, source, target)
 
     def copy_states(self, slots: list[tuple[int, int]]) -> None:
         """Copy recurrent states, (from, to) in this order."""
@@ -139,6 +149,24 @@ class Runner:
         slots.tables[slot, known : len(pages)] = pages[known:]
         sequence.table_length, sequence.stale = len(pages), False
         return known == 0
+
+
+def _with_drafts(rows: StepRows, drafts: list[list[int]]) -> StepRows:
+    """The rows of a draft as sequences of one row each, on the pages of the one they follow."""
+    slots, lengths, tokens = array("i"), array("i"), array("q")
+    for slot, length, token, draft in zip(rows.slots, rows.lengths, rows.tokens, drafts, strict=True):
+        slots.extend([slot] * (len(draft) + 1))
+        lengths.extend(range(length, length + len(draft) + 1))
+        tokens.extend([token, *draft])
+    return rows._replace(
+        slots=slots,
+        cu_rows=array("i", range(len(tokens) + 1)),
+        lengths=lengths,
+        tokens=tokens,
+        samples=array("B", [1] * len(tokens)),
+        independent=False,
+        steps=1,
+    )
 
 
 def _is_scored(chunk: Chunk) -> bool:

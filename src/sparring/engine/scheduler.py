@@ -12,7 +12,7 @@ from bisect import insort
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from sparring.engine.kv import KvCache
+from sparring.engine.kv import KvCache, Seat
 from sparring.engine.sequence import Sequence
 from sparring.engine.states import StateSlots
 
@@ -60,6 +60,7 @@ class Scheduler:
 
     def plan(self, version: int) -> list[Chunk]:
         """The chunks of one step under weights `version`; they count as computed from here on."""
+        self.cache.trim()
         preempted, page_size = self.num_preempted, self.cache.page_size
         running = [(sequence, sequence.pending) for sequence in self._running]
         budget = self._max_batch_tokens - sum(pending == 1 for _, pending in running)
@@ -85,13 +86,13 @@ class Scheduler:
 
     def ahead(self, chunks: list[Chunk], most: int) -> int:
         """How many steps, at most `most`, `chunks` can take without another plan: sequences that only generate, with pages for
-        what they will sample. Pages for it are taken only while enough are free."""
+        what they will sample. Pages for it are taken only while nobody that runs has to give way."""
         if most == 1 or any(count > 1 or not samples for _, _, count, samples in chunks):
             return 1
         steps = min([most, *(sequence.max_new - len(sequence.logprobs) for sequence, *_ in chunks)])
         for sequence, *_ in chunks:
             missing = self.cache.pages_for(sequence.computed + steps - 1) - len(sequence.pages)
-            if missing > 0 and self.cache.pool.num_free >= missing + len(self._running):
+            if missing > 0 and self.cache.num_available >= missing + len(self._running):
                 self._grow(sequence, sequence.computed + steps - 1)
             steps = min(steps, len(sequence.pages) * self.cache.page_size - sequence.computed + 1)
         return steps
@@ -108,9 +109,9 @@ class Scheduler:
         self._leave(sequence)
         conversation = sequence.conversation
         if sequence.keep and conversation is not None and sequence.oldest == version:
-            self.cache.share(conversation, *self._held(sequence), version)
+            self.cache.keep(conversation, *self._held(sequence), version)
             if self.states is not None and sequence.state is not None:
-                self.states.park(conversation, sequence.state, sequence.computed)
+                self.states.keep(conversation, sequence.state, sequence.tokens[: sequence.computed], version)
                 sequence.state = None
         self._give_back(sequence)
 
@@ -138,9 +139,9 @@ class Scheduler:
         """Let conversations go on from what a request has computed so far, where all of that is of `version`."""
         if sequence.oldest == version:
             for conversation in conversations:
-                self.cache.share(conversation, *self._held(sequence), version)
+                self.cache.keep(conversation, *self._held(sequence), version)
                 if self.states is not None and sequence.state is not None:
-                    self.states.branch(conversation, sequence.state, sequence.computed)
+                    self.states.branch(conversation, sequence.state, sequence.tokens[: sequence.computed], version)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a request out wherever it is; unknown ones are ignored."""
@@ -151,7 +152,10 @@ class Scheduler:
             self._give_back(sequence)
 
     def discard(self, chunks: list[Chunk]) -> list[Sequence]:
-        """Take out the requests of a step that failed: what their pages hold is unknown."""
+        """Take out the requests of a step that failed: what their pages hold is unknown, and whether its copies were made."""
+        self.cache.distrust()
+        if self.states is not None:
+            self.states.distrust()
         for chunk in chunks:
             for page in chunk.sequence.pages:
                 self.cache.pool.forget(page)
@@ -199,32 +203,39 @@ class Scheduler:
         return True
 
     def _admit(self, sequence: Sequence, version: int) -> bool:
-        if self.states is not None and not self.states.available:
+        seat = self._pages_for(sequence, version) if self.states is None else self._pages_and_state_for(sequence, version)
+        if seat is None:
             return False
-        pages, known = self.cache.resume(sequence.conversation, sequence.reusable, version, sequence.digests)
-        if self.states is not None:
-            sequence.state = self.states.resume(sequence.conversation, known)
-            if sequence.state is None:
-                self.cache.drop(pages)
-                pages, known = [], 0
-        missing = self.cache.pages_for(len(sequence.tokens)) - len(pages)
-        # a page for every running request is left, or it would soon have to give way to them
-        fresh = self.cache.take(missing, spare=len(self._running))
-        if fresh is None:
-            sequence.pages = pages
-            self._give_back(sequence)
-            return False
-        if self.states is not None and sequence.state is None:
-            sequence.state = self.states.take()
-        sequence.pages, sequence.computed = pages + fresh, known
+        sequence.pages, sequence.computed = seat.pages, seat.known
         sequence.table_length, sequence.stale = 0, True
-        sequence.oldest = version if known else None
+        sequence.oldest = version if seat.known else None
         # a preempted request finds part of its own answer again: only prompt tokens count as cached
         if not sequence.logprobs:
-            sequence.cached_tokens = known
+            sequence.cached_tokens = seat.known
+            self.cache.counts.note(seat)
         sequence.slot = self._slots.pop()
         insort(self._running, sequence, key=_rank)
         return True
+
+    def _pages_for(self, sequence: Sequence, version: int) -> Seat | None:
+        count = self.cache.pages_for(len(sequence.tokens))
+        # a page for every running request is left, or it would soon have to give way to them
+        spare = len(self._running)
+        return self.cache.admit(sequence.conversation, sequence.reusable, count, version, sequence.digests, spare)
+
+    def _pages_and_state_for(self, sequence: Sequence, version: int) -> Seat | None:
+        """What its conversation keeps is of use only where the state behind all of it is there too."""
+        states, conversation = self.states, sequence.conversation
+        if not states.available:
+            return None
+        if conversation is not None and not states.leads(conversation, sequence.reusable, version):
+            self.cache.release(conversation)
+        seat = self._pages_for(sequence, version)
+        if seat is not None:
+            sequence.state = states.resume(conversation, seat.known)
+            if sequence.state is None:
+                sequence.state, seat = states.take(), Seat(seat.pages, 0, 0, 0)
+        return seat
 
     def _preempt(self, sequence: Sequence) -> None:
         self.num_preempted += 1

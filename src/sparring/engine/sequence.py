@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby, pairwise
 from operator import itemgetter
+from typing import TYPE_CHECKING
 
 from sparring.engine.reply import Reply
 from sparring.generation import Completion, FinishReason, GenerateRequest, KeptSets, Runs, Sampling, ScoreRequest, Scores
+
+if TYPE_CHECKING:
+    from sparring.engine.speculation import Lookup
 
 ScoredRows = tuple[list[float], list[float], list[list[int]], list[list[float]]]
 """Log-probabilities, entropies, ids and log-probabilities of the likeliest tokens, of neighbouring rows."""
@@ -52,6 +56,7 @@ class Sequence:
     kept: list[bytes] | None = None
     tops: list[Top] | None = None
     allowed: bytes | None = None
+    lookup: Lookup | None = None
     prompt_logprobs: tuple[float, ...] | None = None
     version: int | None = None
     kv_version: int | None = None

@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 
 class Snapshot(NamedTuple):
-    """The state of an idle conversation behind its first `num_tokens` tokens."""
+    """The state of an idle conversation behind `tokens`, all computed by one weight version."""
 
     slot: int
-    num_tokens: int
+    tokens: list[int]
+    version: int
 
 
 class StateSlots:
@@ -42,24 +43,31 @@ class StateSlots:
         if slot is not None:
             self._free.append(slot)
 
-    def park(self, conversation: str, slot: int, num_tokens: int) -> None:
-        """Keep the state in `slot` for the conversation's next turn, in place of what was kept before."""
+    def keep(self, conversation: str, slot: int, tokens: list[int], version: int) -> None:
+        """Keep the state in `slot`, now the conversation's, for its next turn, in place of what was kept before."""
         self.release(conversation)
-        self._idle[conversation] = Snapshot(slot, num_tokens)
+        self._idle[conversation] = Snapshot(slot, tokens, version)
 
-    def branch(self, conversation: str, slot: int, num_tokens: int) -> None:
+    def branch(self, conversation: str, slot: int, tokens: list[int], version: int) -> None:
         """Keep a copy of the state in `slot` for a conversation, while the sequence that holds it goes on; not where all are in
         use."""
         self.release(conversation)
         copy = self.take()
         if copy is not None:
             self._copies.append((slot, copy))
-            self.park(conversation, copy, num_tokens)
+            self.keep(conversation, copy, tokens, version)
+
+    def leads(self, conversation: str, tokens: list[int], version: int) -> bool:
+        """Whether the conversation has a state of `version` behind a beginning of `tokens` that is not all of them."""
+        idle = self._idle.get(conversation)
+        if idle is None or idle.version != version:
+            return False
+        return len(idle.tokens) < len(tokens) and idle.tokens == tokens[: len(idle.tokens)]
 
     def resume(self, conversation: str | None, num_tokens: int) -> int | None:
         """Take over the slot of a conversation of which `num_tokens` are reused, where its state is behind exactly those."""
         idle = self._idle.pop(conversation, None) if conversation is not None else None
-        if idle is not None and idle.num_tokens != num_tokens:
+        if idle is not None and len(idle.tokens) != num_tokens:
             self.drop(idle.slot)
             return None
         return None if idle is None else idle.slot
@@ -69,6 +77,12 @@ class StateSlots:
         idle = self._idle.pop(conversation, None)
         if idle is not None:
             self.drop(idle.slot)
+
+    def distrust(self) -> None:
+        """Forget all that is idle: whether it was copied where it should be is unknown."""
+        self._copies.clear()
+        for conversation in list(self._idle):
+            self.release(conversation)
 
     def take_copies(self) -> list[tuple[int, int]]:
         """Slots to copy, (from, to) in this order, before the next step is computed; they are asked for once."""

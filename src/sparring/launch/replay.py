@@ -10,6 +10,7 @@ from sparring.cluster.inline import InlineCluster
 from sparring.config import RunConfig, load
 from sparring.errors import refusal
 from sparring.model.hub import local_folder
+from sparring.render.load import load_renderer
 from sparring.rollout.replay import replay
 from sparring.stages.context import ORDER, POLICY
 from sparring.store.sqlite import SqliteStore
@@ -47,7 +48,9 @@ async def replay_recorded(folder: Path, rollout_id: str) -> Replayed:
                 threads=config.run.threads,
             )
             try:
-                report = await replay(_from_zero(rollout), cluster.engine(POLICY, path=str(weights)))
+                policy = config.models[POLICY]
+                renderer = load_renderer(str(weights), policy.renderer, policy.thinking)
+                report = await replay(_from_zero(rollout), cluster.engine(POLICY, path=str(weights)), renderer)
             finally:
                 await cluster.close()
     finally:

@@ -66,7 +66,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dtype: DType = "float32"
     """What forward and generation compute in; the trainer keeps float32 masters either way."""
     numerics: Numerics = "exact"
-    """exact: trainer and engine agree to the bit, or the model is refused; fast: the library's own kernels."""
+    """exact: trainer and engine agree to the bit, or the model is refused; fast: whatever computes fastest, nothing promised."""
     renderer: str = "auto"
     """What turns messages into tokens: a name of the `renderers` library, `template` (the checkpoint's own), or auto."""
     thinking: bool = False

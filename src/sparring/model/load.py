@@ -51,8 +51,8 @@ def load(
         path: checkpoint folder or hub name.
         dtype: "float32" or "bfloat16".
         device: a torch device.
-        numerics: "exact": a row's bits do not depend on the batch, or the model is refused; "fast": the library's own
-            layers with our attention.
+        numerics: "exact": a row's bits do not depend on the batch, or the model is refused; "fast": our compiled layers where
+            we have them, the library's own for the rest and on other devices, and nothing is promised of bits.
         head: "tokens"; "scalar": one number a row, a checkpoint of the library's sequence classifiers with one label; "new
             scalar": the same on any checkpoint, beginning at zero.
         gradient_checkpointing: recompute layers in the backward pass.
@@ -110,10 +110,12 @@ def served(module: nn.Module, where: str, *, numerics: str, gradient_checkpointi
     module.eval()
     _switch_dropout_off(module)
     max_positions = _max_positions(config)
-    left = swap(module, max_positions) if exact else []
+    # without compiled kernels the library's layers are the faster ones
+    swapped = exact or (_device_of(module) == "cpu" and ops.path_name() != "exact-torch")
+    left = swap(module, max_positions, exact=exact) if swapped else []
     recurrent = {} if exact else split(module)
     # the decoder knows one activation; with another one the library's forward does
-    lean = exact and config.model_type in FAMILY and not left and config.hidden_act in ("silu", "swish")
+    lean = swapped and config.model_type in FAMILY and not left and config.hidden_act in ("silu", "swish")
     model = CausalModel(
         module,
         forward_of(module, lean=lean, gradient_checkpointing=gradient_checkpointing, recurrent=recurrent),
@@ -167,6 +169,10 @@ def _refuse_unservable(where: str, config: Any, numerics: str) -> None:
     got = f"a {config.model_type} model, with {sorted(others - FAST_ONLY or others)[0]} layers"
     do = 'set numerics = "fast" for this model' if others <= FAST_ONLY else "choose a model without them"
     raise refusal(where, "full or sliding attention in every layer", got, do)
+
+
+def _device_of(module: nn.Module) -> str:
+    return next(module.parameters()).device.type
 
 
 def _max_positions(config: Any) -> int:

@@ -343,6 +343,7 @@ def step_of(
     model: CausalModel, pages: ops.KvPages, slots: Slots, states: States | None = None
 ) -> DecoderStep | OperationStep:
     """The one call where the model is of the Llama family and the compiled kernels are in use."""
-    if model.path_name in ("exact-tiles", "exact-kernels") and model.decoder is not None and isinstance(model.head, RowLinear):
+    compiled = ops.path_name() != "exact-torch" and model.device.type == "cpu"
+    if compiled and model.decoder is not None and isinstance(model.head, RowLinear):
         return DecoderStep(model.decoder, model.head.product, pages, slots)
     return OperationStep(model, pages, slots, states)

@@ -1,7 +1,8 @@
-"""Exact numerics for a library module: which of its parts are replaced by the row-invariant ones in `layers` and `experts`."""
+"""Which parts of a library module are replaced by the row-invariant ones in `layers` and `experts`: all, for exact numerics."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from sparring.model.experts import RowExperts, RowRouter, gates_of
 from sparring.model.layers import RotaryTable, RotaryTables, RowGelu, RowLinear, RowNorm, RowSilu, WideNorm
 
 
-def swap(module: nn.Module, max_positions: int) -> list[str]:
+def swap(module: nn.Module, max_positions: int, *, exact: bool) -> list[str]:
     """Replace linear layers, norms, activations, rotary embeddings, routers and experts in place; parameters keep their names.
 
     A part is recognised by what it computes, not by its class alone: it is replaced only by one of ours that gives the same
@@ -23,18 +24,19 @@ def swap(module: nn.Module, max_positions: int) -> list[str]:
     Args:
         module: a Hugging Face causal LM.
         max_positions: rows of the rotary table.
+        exact: whether a part that can never be row-invariant is refused; if not, it stays the library's.
 
     Returns:
         Names of the parts with arithmetic that were not replaced.
 
     Raises:
-        BadInput: the rotary frequencies depend on the length of the sequence, so no table can hold them.
+        BadInput: the rotary frequencies depend on the length of the sequence, so no table can hold them, and `exact`.
     """
     left = []
     for parent_name, parent in list(module.named_modules()):
         for name, child in list(parent.named_children()):
             path = f"{parent_name}.{name}".lstrip(".")
-            replacement = _replacement(path, child, max_positions)
+            replacement = _replacement(path, child, max_positions, exact)
             if replacement is not None:
                 setattr(parent, name, replacement)
             elif _computes(child):
@@ -47,12 +49,12 @@ def _computes(child: nn.Module) -> bool:
     return leaf or type(child).__name__.endswith("Experts")
 
 
-def _replacement(path: str, child: nn.Module, max_positions: int) -> nn.Module | None:
+def _replacement(path: str, child: nn.Module, max_positions: int, exact: bool) -> nn.Module | None:
     if type(child) is nn.Linear:
         return RowLinear(child)
     kind = type(child).__name__
     if "RotaryEmbedding" in kind:
-        return _rotary(path, child, max_positions)
+        return _rotary(path, child, max_positions, exact)
     if "Norm" in kind:
         return _norm(child)
     if "SiLU" in kind or "GELU" in kind:
@@ -67,7 +69,8 @@ def _replacement(path: str, child: nn.Module, max_positions: int) -> nn.Module |
 def _norm(norm: nn.Module) -> nn.Module | None:
     weight = getattr(norm, "weight", None)
     eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-    if weight is None or eps is None or getattr(norm, "bias", None) is not None:
+    gated = len(inspect.signature(norm.forward).parameters) > 1
+    if weight is None or eps is None or getattr(norm, "bias", None) is not None or gated:
         return None
     ours = [RowNorm(weight, eps), WideNorm(weight, eps, 0.0), WideNorm(weight, eps, 1.0)]
     return _alike(norm, ours, _random(64, weight.shape[0], like=weight))
@@ -110,11 +113,13 @@ def _random(*shape: int, like: torch.Tensor) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(like)
 
 
-def _rotary(path: str, rotary: nn.Module, max_positions: int) -> nn.Module | None:
+def _rotary(path: str, rotary: nn.Module, max_positions: int, exact: bool) -> nn.Module | None:
     kind = getattr(rotary, "rope_type", "default")
     kinds = kind if isinstance(kind, dict) else {"": kind}
     for one in kinds.values():
         if one == "longrope" or "dynamic" in str(one):
+            if not exact:
+                return None
             raise refusal(
                 path,
                 "rotary frequencies that depend on the position alone",

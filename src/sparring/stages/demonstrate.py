@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sparring.errors import BadInput, LimitReached, refusal
+from sparring.generation import Constraint
 from sparring.harness.chat import ChatHarness
 from sparring.harness.episode import LiveEpisode
 from sparring.protocols import Rendered, Renderer
@@ -35,7 +36,9 @@ class ExpertSession:
         self._left = max_turns
         self.messages: tuple[Message, ...] = ()
 
-    async def complete(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
+    ) -> Message:
         """The expert's reply to the conversation so far.
 
         Raises:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from sparring.errors import refusal
+from sparring.errors import BadInput, refusal
+from sparring.generation import GenerateRequest
 from sparring.protocols import Renderer
 from sparring.stages.context import POLICY, Context
 from sparring.stages.demonstrate import Conversation, rendered
@@ -43,7 +44,7 @@ def check_rendering(
 
     tools = context.factory.make().tools
     with _renderer(context, shape, shown) as renderer:
-        facts = [f"render: {fact}" for fact in prove(renderer, tools)]
+        facts = [f"render: {fact}" for fact in prove(renderer, tools)] + _sampling(context, shape, renderer)
         known = [conversation.task for conversation in shown if conversation.task is not None]
         asked = known if known and context.given() is None else tasks
         lengths = [len(renderer.render(task.messages, tools).tokens) for task in asked]
@@ -62,6 +63,27 @@ def check_rendering(
     if len(fitting) < len(lengths):
         facts.append(f"context: {len(lengths) - len(fitting)} of {len(lengths)} prompts do not fit and cannot be trained")
     return facts
+
+
+def _sampling(context: Context, shape: InitConfig, renderer: Renderer) -> list[str]:
+    """The engine takes what `[rollout]` says about sampling, and what is text there compiles.
+
+    Raises:
+        BadInput: it does not.
+    """
+    from sparring.engine.check import problem_of
+
+    sampling = context.config.rollout.sampling(stop=renderer.stop_ids)
+    try:
+        request = renderer.bind(GenerateRequest(id="check", tokens=(0,), sampling=sampling))
+    except BadInput as cause:
+        raise BadInput(f"rollout.constraint: {cause}") from cause
+    problem = problem_of(request, shape.vocab_size)
+    if problem:
+        raise BadInput(f"[rollout]: expected {problem}")
+    if sampling.constraint is None:
+        return []
+    return [f"rollout: every reply is held to its {sampling.constraint.kind.replace('_', ' ')}"]
 
 
 @contextmanager

@@ -238,7 +238,7 @@ class LocalTrainer:
     def _quantities(self, micro: MicroBatch, needs: Set[str]) -> dict[str, torch.Tensor]:
         where = Packed(micro.cu_seqlens, micro.shared)
         hidden = self._model.hidden(micro.tokens, micro.positions, where, micro.predicting)
-        return token_quantities(self._model, hidden, micro.targets, micro.temperature, needs, micro.kept)
+        return token_quantities(self._model, hidden, micro.targets, micro.temperature, needs, micro.kept, micro.bias)
 
     def _step(self) -> StepResult:
         started = time.perf_counter()

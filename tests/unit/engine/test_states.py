@@ -9,21 +9,28 @@ from sparring.engine.scheduler import Scheduler
 from sparring.engine.states import StateSlots
 
 
+def tokens(count: int) -> list[int]:
+    return list(range(count))
+
+
 def test_a_conversation_goes_on_only_from_exactly_where_its_state_is() -> None:
     slots = StateSlots(3)
     taken = slots.take()
-    slots.park("a", taken, 10)
+    slots.keep("a", taken, tokens(10), 4)
+    assert slots.leads("a", tokens(11), 4)
+    assert not slots.leads("a", tokens(10), 4) and not slots.leads("a", tokens(11), 5) and not slots.leads("b", tokens(11), 4)
+    assert not slots.leads("a", [*tokens(9), 7, 8, 9], 4)
     assert slots.resume("a", 10) == taken
-    slots.park("a", taken, 10)
-    assert slots.resume("a", 9) is None and slots.resume("a", 10) is None
+    slots.keep("a", taken, tokens(10), 4)
+    assert slots.resume("a", 9) is None and slots.resume("a", 10) is None and slots.resume(None, 0) is None
     assert sorted([slots.take(), slots.take(), slots.take()]) == [0, 1, 2]
 
 
 def test_the_conversation_that_was_idle_longest_gives_way() -> None:
     slots = StateSlots(2)
     for name in "ab":
-        slots.park(name, slots.take(), 1)
-    slots.park("a", slots.resume("a", 1), 2)
+        slots.keep(name, slots.take(), tokens(1), 0)
+    slots.keep("a", slots.resume("a", 1), tokens(2), 0)
     slots.take()
     assert slots.resume("b", 1) is None and slots.available
     slots.take()
@@ -32,7 +39,7 @@ def test_the_conversation_that_was_idle_longest_gives_way() -> None:
 
 def test_what_is_released_is_free() -> None:
     slots = StateSlots(1)
-    slots.park("a", slots.take(), 1)
+    slots.keep("a", slots.take(), tokens(1), 0)
     slots.release("a")
     slots.release("unknown")
     slots.drop(None)
@@ -45,12 +52,20 @@ def test_branches_get_copies_while_there_is_room() -> None:
     slots = StateSlots(3)
     live = slots.take()
     for name in "abc":
-        slots.branch(name, live, 5)
+        slots.branch(name, live, tokens(5), 0)
     copies = slots.take_copies()
     assert [source for source, _ in copies] == [live] * 3 and slots.take_copies() == []
     # the third took the slot of the first
     assert slots.resume("a", 5) is None
     assert {slots.resume("b", 5), slots.resume("c", 5)} == {0, 1, 2} - {live} == {copy for _, copy in copies}
+
+
+def test_behind_a_step_that_failed_nothing_idle_is_trusted() -> None:
+    slots = StateSlots(2)
+    live = slots.take()
+    slots.branch("a", live, tokens(5), 0)
+    slots.distrust()
+    assert slots.take_copies() == [] and slots.resume("a", 5) is None and slots.take() == 1 - live
 
 
 shapes = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9), st.integers(0, 2)), min_size=1, max_size=10)
