@@ -113,7 +113,8 @@ def served(module: nn.Module, where: str, *, numerics: str, gradient_checkpointi
     # without compiled kernels the library's layers are the faster ones
     swapped = exact or (_device_of(module) == "cpu" and ops.path_name() != "exact-torch")
     left = swap(module, max_positions, exact=exact) if swapped else []
-    recurrent = {} if exact else split(module)
+    with boundary(BadInput, where, "recurrent layers that go on from a cache of states", "choose another model"):
+        recurrent = {} if exact else split(module)
     # the decoder knows one activation; with another one the library's forward does
     lean = swapped and config.model_type in FAMILY and not left and config.hidden_act in ("silu", "swish")
     model = CausalModel(
