@@ -27,11 +27,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     state holds up to as much again in states: one for each request that runs, the others for conversations between turns."""
 
     kv_across_turns: Literal["keep", "drop", "offload"] = "keep"
-    """keep: a conversation's next turn prefills only what is new, unless others needed the room meanwhile; offload: what they
-    need the room of is copied to host memory and back; drop: every turn starts over."""
+    """keep: a conversation's next turn prefills only what is new, unless others needed the room meanwhile; offload: it is then
+    copied to host memory and back; drop: every turn starts over."""
 
     idle_kv_bytes: int = 0
-    """How much of the cache conversations between their turns may hold; beyond it those go that waited longest. 0: all that
+    """How much of the cache conversations may hold between their turns; beyond it those go that waited longest. 0: all that
     nobody else needs."""
 
     offload_bytes: int = 2 << 30

@@ -23,12 +23,13 @@ from sparring.engine.sequence import Sequence
 from sparring.engine.sizes import Sizes
 from sparring.engine.speculation import Speculation, accepted
 from sparring.engine.states import StateSlots
-from sparring.engine.update import Update, commit, where
+from sparring.engine.update import NotRolledBack, Update, commit, stage, where
 from sparring.errors import EngineError, SparringError, WeightsError, boundary
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.model.causal import CausalModel
+from sparring.model.staging import Staged
 from sparring.types import WeightRef
-from sparring.weights.inline import fetch
+from sparring.weights.inline import Probe
 
 PIECE_S = 0.02
 """How long a call into the kernels may take while somebody reads a stream: tokens come 50 times a second, and what a shorter call
@@ -71,6 +72,8 @@ class NativeEngine:
         self._metrics: dict[str, float] = defaultdict(float)
         self._updates: list[Update] = []
         self._checksum: str | None = None
+        self._probe: Probe | None = None
+        self._broken: EngineError | None = None
         self._arrivals = 0
         self._pace_s = PIECE_S
         self._lock = threading.Lock()
@@ -180,9 +183,10 @@ class NativeEngine:
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._config.update_timeout_s
         try:
-            update = Update(ref, await asyncio.wait_for(_stage(ref), self._config.update_timeout_s))
+            staged = await asyncio.wait_for(asyncio.to_thread(stage, self._model, ref), self._config.update_timeout_s)
         except asyncio.TimeoutError:
             raise late from None
+        update = Update(ref, staged)
         self._ask(lambda: self._updates.append(update))
         try:
             if not await update.reply.within(max(0.0, deadline - clock())) and update.claim():
@@ -289,6 +293,8 @@ class NativeEngine:
                 while not self._stopping:
                     self._take_in()
                     self._update()
+                    if self._broken is not None:
+                        self._deliveries += [sequence.reply.settle(self._broken) for sequence in self._scheduler.clear()]
                     if self._scheduler.busy and not self._stopping:
                         self._step()
                     self._wake()
@@ -410,18 +416,27 @@ class NativeEngine:
             update = self._updates.pop(0)
             if update.claim():
                 started = time.perf_counter()
-                self._answer_with(update.reply, WeightsError, where(update.ref), lambda: self._commit(update.ref, update.state))
-                self._metrics["update_s"] += time.perf_counter() - started
+                self._answer_with(update.reply, WeightsError, where(update.ref), lambda: self._commit(update.ref, update.staged))
+                stall_s = time.perf_counter() - started
+                self._metrics["update_s"] += stall_s
+                self._metrics["max_update_stall_s"] = max(self._metrics["max_update_stall_s"], stall_s)
         self._scheduler.held = bool(self._updates)
 
-    def _commit(self, ref: WeightRef, state: Mapping[str, torch.Tensor]) -> None:
-        if (ref.version, ref.checksum) == (self._version, self._checksum):
+    def _commit(self, ref: WeightRef, staged: Staged) -> None:
+        served = (ref.version, ref.checksum) == (self._version, self._checksum)
+        if served and self._broken is None:
             return
-        if ref.version <= self._version:  # its KV would pass for that of the weights served under this number
+        if ref.version <= self._version and not served:  # its KV would pass for that of the weights served under this number
             got = f"{ref.version}; publish every change of the weights under a number of its own"
             raise WeightsError(f"{where(ref)}: expected a version after {self._version}, which is served, got {got}")
-        commit(self._model, self._runner, ref, state)
-        self._version, self._checksum = ref.version, ref.checksum
+        if self._broken is not None and ref.probe is None:
+            raise WeightsError(f"{where(ref)}: expected a probe, for what is loaded is unknown, got none; publish it with one")
+        try:
+            commit(self._runner, ref, staged, self._probe)
+        except NotRolledBack as cause:
+            self._broken = EngineError(f"engine {self._name} serves nothing until an update is verified: {cause}")
+            raise
+        self._version, self._checksum, self._probe, self._broken = ref.version, ref.checksum, ref.probe, None
         self._metrics["updates"] += 1
         self._scheduler.cache.release_other_versions(ref.version)
         self._scheduler.recompute(all_of_them=self._config.live_kv == "recompute")
@@ -454,12 +469,6 @@ class NativeEngine:
         self._deliveries += [update.reply.settle(error) for update in self._updates]
         self._deliveries += [sequence.reply.settle(error) for sequence in self._scheduler.clear()]
         self._wake()
-
-
-async def _stage(ref: WeightRef) -> dict[str, torch.Tensor]:
-    """The verified tensors; hashing them is not for the engine's thread, where it would hold up a step."""
-    with boundary(WeightsError, where(ref)):
-        return await asyncio.to_thread(fetch, ref)
 
 
 def steps_at(pace_s: float, most: int) -> int:

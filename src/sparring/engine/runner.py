@@ -25,6 +25,8 @@ from sparring.model.recurrent import States
 from sparring.model.step import OperationStep, Sampled, Slots, StepRows, step_of
 
 MASK_64 = (1 << 64) - 1
+FAST_TOLERANCE = 5e-2
+"""Largest difference of a probe's log-probabilities under fast numerics, where trainer and engine round differently."""
 
 
 class Runner:
@@ -34,7 +36,8 @@ class Runner:
         self._model = model
         self._pages = ops.KvPages(
             num_layers=model.num_layers,
-            num_pages=sizes.num_pages,
+            # one page, slot and state more are the probe's
+            num_pages=sizes.num_pages + 1,
             page_size=page_size,
             num_kv_heads=model.num_kv_heads,
             head_dim=model.head_dim,
@@ -42,9 +45,12 @@ class Runner:
             attending=model.attending,
         )
         self._host = HostPages(self._pages, sizes.host_pages)
-        self._states = States(model.recurrent, sizes.num_states)
+        self._states = States(model.recurrent, sizes.num_states + 1)
         longest = min(sizes.num_pages, -(-model.max_positions // page_size))
-        self._slots = Slots.of(max_running, longest, model.vocab_size)
+        self._slots = Slots.of(max_running + 1, longest, model.vocab_size)
+        self._slots.tables[max_running, 0], self._slots.temperature[max_running] = sizes.num_pages, 0.0
+        self._slots.states[max_running] = sizes.num_states
+        self.tolerance = FAST_TOLERANCE if model.path_name == "fast" else 0.0
         self._compute = step_of(model, self._pages, self._slots, self._states)
         self._operations = OperationStep(model, self._pages, self._slots, self._states)
         self._interrupt = array("i", [0])
@@ -88,11 +94,26 @@ class Runner:
         """From any thread: a step that is being computed, and any after it, is the last of its call; or no longer."""
         self._interrupt[0] = wanted
 
-    def probe(self, tokens: Rows[int]) -> list[float]:
-        """Log-probabilities of tokens[1:] under the weights as they are now, without touching the cache."""
+    def probe(self, tokens: Rows[int]) -> tuple[list[float], list[float], list[float]]:
+        """Under the weights as they are now: log-probabilities of tokens[1:] by the trainer's forward, and that of the likeliest
+        token behind the first few by a step of generation and by the trainer's forward again."""
         row, targets = torch.tensor(tokens[:-1]), torch.tensor(tokens[1:])
         hidden = self._model.hidden(row, torch.arange(len(row)), Packed.of([len(row)]))
-        return judge(self._model, hidden, targets, torch.ones(len(row))).logprob.tolist()
+        found = judge(self._model, hidden, targets, torch.ones(len(row)), 0).logprob.tolist()
+        few = min(len(row), self._pages.page_size)
+        step = StepRows(
+            slots=array("i", [len(self._slots.tables) - 1]),
+            cu_rows=array("i", [0, few]),
+            lengths=array("i", [few]),
+            tokens=array("q", tokens[:few]),
+            samples=array("B", [1]),
+            independent=True,
+            steps=1,
+            interrupt=array("i", [0]),
+        )
+        sampled = self._compute(step)
+        likeliest = judge(self._model, hidden[few - 1 : few], torch.tensor(sampled.tokens[0]), torch.ones(1), 0)
+        return found, sampled.logprobs[0], likeliest.logprob.tolist()
 
     def _score(self, chunk: Chunk, hidden: torch.Tensor) -> None:
         """From hidden[count, D] of a chunk to the scores of those of its rows that its sequence wants."""

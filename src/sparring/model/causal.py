@@ -54,7 +54,9 @@ class CausalModel:
         kept = module.state_dict().keys()
         buffers = {name: buffer for name, buffer in module.named_buffers() if name in kept}
         self._parameters = {**dict(module.named_parameters()), **buffers}
-        self._linears = [part for part in module.modules() if isinstance(part, (RowLinear, RowExperts))]
+        # whatever derives something from parameters, and packs it anew when they change
+        self.parts = [part for part in module.modules() if isinstance(part, (RowLinear, RowExperts))]
+        self.parts += [] if self.decoder is None else self.decoder.joined
         self.is_scalar = module.get_output_embeddings() is None
         self.head: nn.Module = module.score if self.is_scalar else module.get_output_embeddings()
         weight = module.get_input_embeddings().weight
@@ -107,30 +109,36 @@ class CausalModel:
         router); the tensors share the module's storage."""
         return {name: parameter.detach() for name, parameter in self._parameters.items()}
 
-    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Copy every parameter from `state` (values are cast to this model's dtype), then `refresh()`.
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """The tensors of `state` themselves: parameters, and buffers that are kept in files."""
+        return dict(self._parameters)
 
-        Raises:
-            WeightsError: names or shapes differ; nothing has been copied then.
-        """
-        own = self.state()
+    def check(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Raises WeightsError where `state` has other names or shapes than the parameters."""
+        own = self._parameters
         if own.keys() != state.keys():
             odd = sorted(own.keys() ^ state.keys())
             raise WeightsError(f"weights: expected the {len(own)} parameters of this model, got a difference in {odd[:4]}")
         for name, parameter in own.items():
             if parameter.shape != state[name].shape:
                 raise WeightsError(f"weights: {name} should be {tuple(parameter.shape)}, got {tuple(state[name].shape)}")
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Copy every parameter from `state` (values are cast to this model's dtype), then `refresh()`.
+
+        Raises:
+            WeightsError: names or shapes differ; nothing has been copied then.
+        """
+        self.check(state)
         with torch.no_grad():
-            for name, parameter in own.items():
+            for name, parameter in self._parameters.items():
                 parameter.copy_(state[name])
         self.refresh()
 
     def refresh(self) -> None:
         """Derive again what is derived from parameters. Call after any in-place change."""
-        for linear in self._linears:
-            linear.refresh()
-        if self.decoder is not None:
-            self.decoder.refresh()
+        for part in self.parts:
+            part.refresh()
 
 
 class LibraryForward:

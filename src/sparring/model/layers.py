@@ -7,11 +7,17 @@ the tail of a tensor differently. Each module here calls one row-invariant opera
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
 from sparring.model.kernels import ops
+
+Values = Callable[[nn.Parameter], torch.Tensor]
+"""What a parameter is to be."""
+Changes = list[tuple[object, str, Any]]
+"""Of which objects which attributes are to have which values."""
 
 Rotary = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """Of x, for its dtype, and positions [1, N]: cosines and sines [1, N, d]."""
@@ -45,6 +51,10 @@ class RowLinear(nn.Module):
         if self._product is not None:
             self._product.refresh()
 
+    def derived(self, values: Values) -> Changes:
+        """What is derived from other values than the parameters have; nothing where it was never asked for."""
+        return [] if self._product is None else self._product.derived(values)
+
 
 class Product:
     """Linear layers of one input as one matrix product; their outputs stand side by side. `refresh()` as for each of them.
@@ -56,7 +66,7 @@ class Product:
         self.parts = parts
         self.sizes = [part.out_features for part in parts]
         self.packed = ops.pack(*(part.weight for part in parts))
-        self.bias = self._joined_bias()
+        self.bias = self._joined_bias(_own)
 
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         """x[N, K] -> [N, sum of M], of `out_dtype` or of the dtype of x."""
@@ -68,12 +78,21 @@ class Product:
     def refresh(self) -> None:
         """Pack the weights anew."""
         self.packed.update(*(part.weight for part in self.parts))
-        self.bias = self._joined_bias()
+        self.bias = self._joined_bias(_own)
 
-    def _joined_bias(self) -> torch.Tensor | None:
+    def derived(self, values: Values) -> Changes:
+        """What is derived from other values than the parameters have."""
+        storage = self.packed.other(*(values(part.weight) for part in self.parts))
+        return [(self.packed, "storage", storage), (self, "bias", self._joined_bias(values))]
+
+    def _joined_bias(self, values: Values) -> torch.Tensor | None:
         if self.parts[0].bias is None:
             return None
-        return torch.cat([part.bias.detach().float() for part in self.parts])
+        return torch.cat([values(part.bias).detach().float() for part in self.parts])
+
+
+def _own(parameter: nn.Parameter) -> torch.Tensor:
+    return parameter
 
 
 class RowNorm(nn.Module):

@@ -100,7 +100,9 @@ def _memory(context: Context, shape: Shape) -> list[str]:
     trainer = parameters * (4 + 4 + 8)
     per_token = layers * (12 * width + 4 * shape.intermediate_size) + 2 * shape.vocab_size
     activations = config.train.token_budget * per_token * 4
-    needed = trainer + 3 * parameters * 4 + config.engine.kv_bytes + activations
+    # a model with recurrent state holds as much again in states
+    cache = config.engine.kv_bytes * (1 if shape.num_attending == layers else 2)
+    needed = trainer + 3 * parameters * 4 + cache + activations
     here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if config.run.device == "cpu" and needed > here:
         raise refusal(

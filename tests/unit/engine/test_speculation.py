@@ -5,6 +5,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +16,9 @@ from sparring.engine.sequence import Sequence
 from sparring.engine.speculation import LONGEST, Lookup, Speculation
 from sparring.errors import EngineError
 from sparring.generation import GenerateRequest, Sampling
+from sparring.model.load import load
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
+from sparring.weights.inline import publish
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.lists(st.integers(1, 9), min_size=1), st.integers(1, 5))
@@ -179,3 +182,37 @@ def test_a_watcher_that_breaks_fails_its_own_request(serve, path):
 
     good, bad = serve(scenario, path=path, speculation="ngram")
     assert isinstance(bad, EngineError) and good == serve(scenario, path=path)[0]
+
+
+def test_an_update_on_the_way_is_recorded_per_token(serve, tmp_path):
+    """What was guessed is computed by the weights that are served, and recomputed with everything else."""
+    path = tiny_model("qwen3", tmp_path / "long", tied=True, seed=4, max_position_embeddings=8192)
+    model = load(path)
+    with torch.no_grad():
+        for name, parameter in model.state().items():
+            parameter.mul_(1.3 if "mlp" in name else 1.0)
+    ref = publish("policy", 1, model.state())
+    asked = replace(requests()[2], sampling=Sampling(temperature=0.3, seed=4, max_tokens=8000))
+
+    async def scenario(engine):
+        stream = engine.stream(asked)
+        await anext(stream)
+        await engine.pull(ref)
+        seen = 0
+        while seen < 40:
+            seen += len((await anext(stream)).tokens)
+        await engine.abort(asked.id)
+        *_, answer = [piece async for piece in stream]
+        return answer, engine.metrics["accepted_tokens"]
+
+    async def since(engine):
+        await engine.pull(ref)
+        begin = answer.versions.lengths[0]
+        sampling = replace(asked.sampling, max_tokens=len(answer.tokens) - begin)
+        fresh = await engine.generate(replace(asked, tokens=(*asked.tokens, *answer.tokens[:begin]), sampling=sampling))
+        return (fresh.tokens, fresh.logprobs), (answer.tokens[begin:], answer.logprobs[begin:])
+
+    answer, accepted = serve(scenario, path=path, speculation="ngram", live_kv="recompute")
+    assert accepted > 0 and answer.versions.values == answer.kv_versions.values == (0, 1)
+    fresh, went_on = serve(since, path=path)
+    assert fresh == went_on
