@@ -111,7 +111,7 @@ class Scheduler:
         if sequence.keep and conversation is not None and sequence.oldest == version:
             self.cache.keep(conversation, *self._held(sequence), version)
             if self.states is not None and sequence.state is not None:
-                self.states.keep(conversation, sequence.state, sequence.tokens[: sequence.computed], version)
+                self.states.keep(conversation, sequence.state, sequence.computed)
                 sequence.state = None
         self._give_back(sequence)
 
@@ -141,7 +141,7 @@ class Scheduler:
             for conversation in conversations:
                 self.cache.keep(conversation, *self._held(sequence), version)
                 if self.states is not None and sequence.state is not None:
-                    self.states.branch(conversation, sequence.state, sequence.tokens[: sequence.computed], version)
+                    self.states.branch(conversation, sequence.state, sequence.computed)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a request out wherever it is; unknown ones are ignored."""
@@ -224,17 +224,13 @@ class Scheduler:
         return self.cache.admit(sequence.conversation, sequence.reusable, count, version, sequence.digests, spare)
 
     def _pages_and_state_for(self, sequence: Sequence, version: int) -> Seat | None:
-        """What its conversation keeps is of use only where the state behind all of it is there too."""
-        states, conversation = self.states, sequence.conversation
-        if not states.available:
-            return None
-        if conversation is not None and not states.leads(conversation, sequence.reusable, version):
-            self.cache.release(conversation)
-        seat = self._pages_for(sequence, version)
+        """What its conversation keeps is of use only with the state behind all of it. Without, the pages that were found are
+        written again: with the same, as others may hold them."""
+        seat = self._pages_for(sequence, version) if self.states.available else None
         if seat is not None:
-            sequence.state = states.resume(conversation, seat.known)
+            sequence.state = self.states.resume(sequence.conversation, seat.known)
             if sequence.state is None:
-                sequence.state, seat = states.take(), Seat(seat.pages, 0, 0, 0)
+                sequence.state, seat = self.states.take(), Seat(seat.pages, 0, 0, 0)
         return seat
 
     def _preempt(self, sequence: Sequence) -> None:

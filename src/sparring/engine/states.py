@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 
 class Snapshot(NamedTuple):
-    """The state of an idle conversation behind `tokens`, all computed by one weight version."""
+    """The state of an idle conversation behind the first `num_tokens` tokens, those whose pages are kept."""
 
     slot: int
-    tokens: list[int]
-    version: int
+    num_tokens: int
 
 
 class StateSlots:
@@ -43,31 +42,25 @@ class StateSlots:
         if slot is not None:
             self._free.append(slot)
 
-    def keep(self, conversation: str, slot: int, tokens: list[int], version: int) -> None:
+    def keep(self, conversation: str, slot: int, num_tokens: int) -> None:
         """Keep the state in `slot`, now the conversation's, for its next turn, in place of what was kept before."""
         self.release(conversation)
-        self._idle[conversation] = Snapshot(slot, tokens, version)
+        self._idle[conversation] = Snapshot(slot, num_tokens)
 
-    def branch(self, conversation: str, slot: int, tokens: list[int], version: int) -> None:
+    def branch(self, conversation: str, slot: int, num_tokens: int) -> None:
         """Keep a copy of the state in `slot` for a conversation, while the sequence that holds it goes on; not where all are in
         use."""
         self.release(conversation)
         copy = self.take()
         if copy is not None:
             self._copies.append((slot, copy))
-            self.keep(conversation, copy, tokens, version)
-
-    def leads(self, conversation: str, tokens: list[int], version: int) -> bool:
-        """Whether the conversation has a state of `version` behind a beginning of `tokens` that is not all of them."""
-        idle = self._idle.get(conversation)
-        if idle is None or idle.version != version:
-            return False
-        return len(idle.tokens) < len(tokens) and idle.tokens == tokens[: len(idle.tokens)]
+            self.keep(conversation, copy, num_tokens)
 
     def resume(self, conversation: str | None, num_tokens: int) -> int | None:
-        """Take over the slot of a conversation of which `num_tokens` are reused, where its state is behind exactly those."""
+        """Take over the slot of a conversation of which `num_tokens` are found in pages, where its state is behind exactly those:
+        less are found where it diverges, and none under other weights."""
         idle = self._idle.pop(conversation, None) if conversation is not None else None
-        if idle is not None and len(idle.tokens) != num_tokens:
+        if idle is not None and idle.num_tokens != num_tokens:
             self.drop(idle.slot)
             return None
         return None if idle is None else idle.slot
