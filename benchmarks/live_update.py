@@ -1,8 +1,8 @@
 """How long a weight update holds up requests under way: the longest gap between two pieces of a stream across an update.
 
-    python benchmarks/live_update.py [--streams 32] [--updates 20] [--every 200] [--threads 2]
+    python benchmarks/live_update.py [--streams 32] [--updates 20] [--every 60] [--threads 2]
 
-Model A of benchmarks/engine.py in float32. 32 requests are streamed; after every 200 tokens of each the engine pulls weights, staged,
+Model A of benchmarks/engine.py in float32. 32 requests are streamed; after every 60 tokens of each the engine pulls weights, staged,
 verified by their checksum and by a probe of 16 tokens. A piece of a stream holds what was sampled in about 20 ms, and an update
 ends the piece that is being made. Measured: gaps between pieces elsewhere, the longest gap of any stream across each update, the time
 for which steps stood still (`update_s`), a decode step (`busy_s` over steps) and the copy alone (`CausalModel.load_state` with nothing
@@ -72,13 +72,15 @@ async def measure(engine: NativeEngine, refs: list[WeightRef], arguments: argpar
     seen = [0] * arguments.streams
     arrivals: list[list[float]] = [[] for _ in seen]
     streams = [asyncio.create_task(follow(engine, i, arrivals[i], seen)) for i in range(arguments.streams)]
-    pulls, steps_at, busy_at = [], engine.metrics.get("steps", 0.0), engine.metrics.get("busy_s", 0.0)
+    pulls, still = [], []
+    steps_at, busy_at = engine.metrics.get("steps", 0.0), engine.metrics.get("busy_s", 0.0)
     for number, ref in enumerate(refs):
         while min(seen) < (number + 1) * arguments.every:
             await asyncio.sleep(0.005)
-        started = time.perf_counter()
+        started, stood = time.perf_counter(), engine.metrics.get("update_s", 0.0)
         await engine.pull(ref)
         pulls.append((started, time.perf_counter()))
+        still.append(engine.metrics["update_s"] - stood)
     done = max(seen) + arguments.every
     while max(seen) < done:
         await asyncio.sleep(0.005)
@@ -94,8 +96,8 @@ async def measure(engine: NativeEngine, refs: list[WeightRef], arguments: argpar
             elsewhere += [] if held else [after - before]
     return {
         "step_s": (metrics["busy_s"] - busy_at) / (metrics["steps"] - steps_at),
-        "still_s": metrics["update_s"] / metrics["updates"],
-        "longest_still_s": metrics.get("max_update_stall_s", 0.0),
+        "still_s": statistics.median(still),
+        "longest_still_s": metrics["max_update_stall_s"],
         "pull_s": statistics.median(end - begin for begin, end in pulls),
         "gap_elsewhere_s": statistics.median(elsewhere),
         "longest_gap_elsewhere_s": max(elsewhere),
@@ -108,7 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--updates", type=int, default=20)
-    parser.add_argument("--every", type=int, default=200, help="tokens of each stream between two updates")
+    parser.add_argument("--every", type=int, default=60, help="tokens of each stream between two updates")
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -133,7 +135,8 @@ def main() -> None:
         "steps stand still for an update, over a decode step and the copy": figures["still_s"] / room,
         "longest gap of a stream across an update, over one elsewhere, a step and the copy": gap / (figures["gap_elsewhere_s"] + room),
     }
-    claims = [{"name": f"{name}, median of updates" if "gap" in name else name, "value": round(value, 3), "unit": "x", "target": 1.0, "direction": "<="} for name, value in found.items()]
+    rest = {"unit": "x", "target": 1.0, "direction": "<="}
+    claims = [{"name": f"{name}, median of updates", "value": round(value, 3), **rest} for name, value in found.items()]
     print(json.dumps({"benchmark": "live_update", **figures, "claims": claims}))
 
 

@@ -110,6 +110,8 @@ class GenerateRequest:
     `allowed(tokens)` says which tokens may follow those sampled so far: a bit for each of the vocabulary, lowest first, at least
     one of them set. Whoever has the tokenizer makes it of a grammar. `prompt_logprobs` asks for those of tokens[1:] at the
     temperature, without bias or truncation, under the weights served when the request came.
+
+    `adapter` names the one that samples it; None: the model as it was loaded or trained. Versions are then of the adapter.
     """
 
     id: str
@@ -120,6 +122,7 @@ class GenerateRequest:
     ends: Callable[[Sequence[int], int], int | None] | None = None
     allowed: Callable[[Sequence[int]], bytes] | None = None
     prompt_logprobs: bool = False
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,7 +150,7 @@ class ScoreRequest:
     """Given tokens to be judged: `tokens[first:]`, each by the distribution softmax(logits / temperature) behind all before it.
 
     `top_k` of the likeliest tokens are named at each place. A higher `priority` is served first, together with those of
-    `GenerateRequest`.
+    `GenerateRequest`, whose `adapter` this one's is too.
     """
 
     id: str
@@ -156,6 +159,7 @@ class ScoreRequest:
     temperature: float = 1.0
     top_k: int = 0
     priority: int = 0
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

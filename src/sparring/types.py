@@ -369,7 +369,8 @@ class StepResult:
 class WeightRef:
     """A published version: what it is called, what it must hash to, and where it lies (`location` belongs to the
     transport: an object in this process for `inline`, a path for `disk`). `probe` are (tokens, log-probabilities) that the
-    receiver must reproduce before it serves (law 9)."""
+    receiver must reproduce before it serves (law 9). Where they are an adapter's and not a whole model's, `adapter` is its
+    name."""
 
     model: str
     version: int
@@ -377,6 +378,7 @@ class WeightRef:
     transport: str
     location: Any
     probe: tuple[tuple[int, ...], tuple[float, ...]] | None = None
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,11 +1,12 @@
 """What every `Engine` keeps. A new implementation adds a factory to `ENGINES`."""
 
 import asyncio
+import re
 from dataclasses import replace
 
 import pytest
 
-from sparring.errors import EngineError
+from sparring.errors import EngineError, WeightsError
 from sparring.generation import Completion, GenerateRequest, Sampling, ScoreRequest
 from sparring.protocols import Engine
 from sparring.testing.scripted_engine import ScriptedEngine
@@ -42,7 +43,27 @@ def watched(path):
     return WatchedEngine(scripted(path), Spans())
 
 
-ENGINES = {"native": native, "scripted": scripted, "watched": watched}
+def remote(path):
+    from sparring.testing.served import RemoteToThread
+
+    return RemoteToThread(native(path), path)
+
+
+def openai(path):
+    from sparring.engine.adapters.openai_compatible import OpenAiEngine
+    from sparring.testing.completions_server import CompletionsServer
+
+    class WithServer(OpenAiEngine):
+        async def close(self):
+            await super().close()
+            await asyncio.to_thread(server.stop)
+
+    server = CompletionsServer(native(path))
+    return WithServer(server.url, version=4)
+
+
+KEEPS_NOTHING = {openai}
+ENGINES = {"native": native, "scripted": scripted, "watched": watched, "remote": remote, "openai": openai}
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +84,20 @@ def serve(request, model_path):
                 await engine.close()
 
         return asyncio.run(main())
+
+    run.keeps = request.param not in KEEPS_NOTHING
+    return run
+
+
+def or_refused(scenario):
+    """The scenario; None where the engine says by name that it cannot do such a thing."""
+
+    async def run(engine):
+        try:
+            return await scenario(engine)
+        except (EngineError, WeightsError) as refused:
+            assert re.search("got (a scripted engine|an OpenAI-compatible server)", str(refused)), refused
+            return None
 
     return run
 
@@ -132,7 +167,7 @@ def test_a_conversation_is_kept_until_it_is_released(serve):
 
     first, second, length, third = serve(scenario)
     assert (first, third) == (0, 0)
-    assert len(PROMPT) < second < length
+    assert len(PROMPT) < second < length if serve.keeps else second == 0
 
 
 def test_cancelling_the_caller_aborts_and_the_engine_goes_on(serve):
@@ -218,7 +253,9 @@ def test_a_fork_names_requests_that_continue_one_under_way(serve):
     def short(branch):
         return replace(branch, sampling=replace(branch.sampling, max_tokens=9))
 
-    (one, other), answers, plain, trunk = serve(scenario)
+    if (found := serve(or_refused(scenario))) is None:
+        return
+    (one, other), answers, plain, trunk = found
     assert [(a.tokens, a.logprobs) for a in answers] == [(a.tokens, a.logprobs) for a in plain]
     assert answers[0].tokens != answers[1].tokens
     assert one.tokens == other.tokens == (*PROMPT, *trunk.tokens)[: len(one.tokens)] and len(one.tokens) > len(PROMPT)
@@ -231,17 +268,24 @@ def test_scores_are_of_the_distribution_that_was_sampled_from_or_are_refused_by_
     async def scenario(engine):
         answer = await engine.generate(turn(4, temperature=0.8))
         judged = ScoreRequest(id="s", tokens=(*PROMPT, *answer.tokens), first=len(PROMPT), temperature=0.8, top_k=3)
-        try:
-            return answer, await engine.score(judged)
-        except EngineError as refused:
-            assert "got a scripted engine" in str(refused)
-            return None
+        return answer, await engine.score(judged)
 
-    if found := serve(scenario):
+    if found := serve(or_refused(scenario)):
         answer, scores = found
         assert scores.logprobs == answer.logprobs and scores.version == 4
         assert len(scores.entropies) == len(scores.top_ids) == len(scores.top_logprobs) == len(answer.tokens)
         assert all(len(set(ids)) == 3 and list(tops) == sorted(tops, reverse=True) for ids, tops in zip(scores.top_ids, scores.top_logprobs))
+
+
+def test_what_it_says_of_itself_are_numbers_that_grow(serve):
+    async def scenario(engine):
+        before, answer = dict(engine.metrics), await engine.generate(turn())
+        return before, answer, dict(engine.metrics)
+
+    before, answer, after = serve(scenario)
+    assert all(isinstance(value, int | float) for value in after.values())
+    assert after["generated_tokens"] - before.get("generated_tokens", 0.0) >= len(answer.tokens)
+    assert all(after[name] >= value for name, value in before.items() if not name.endswith("_now"))
 
 
 def test_a_closed_engine_refuses(serve):
@@ -267,7 +311,9 @@ def test_a_pulled_version_marks_what_comes_after(serve, model_path):
         await engine.pull(replace(ref, version=6))
         return engine.version, after
 
-    version, after = serve(scenario)
+    if (found := serve(or_refused(scenario))) is None:
+        return
+    version, after = found
     assert version == 6
     assert set(after.versions.expand()) == set(after.kv_versions.expand()) == {5}
     assert after.cached_tokens == 0

@@ -103,3 +103,22 @@ def test_a_constraint_without_its_extra_is_refused_by_name(given: Path) -> None:
     assert done.returncode == 2
     assert 'rollout.constraint: constraint: expected the package llguidance' in done.stderr
     assert 'pip install "sparring[grammar]"' in done.stderr
+
+
+ASKING = """
+
+class Asking(Sums):
+    async def open(self, task, box):
+        said = await super().open(task, box)
+        return type(said)(messages=said.messages, constraint=Constraint(kind="regex", source="(no end"))
+"""
+
+
+def test_a_world_that_asks_for_what_does_not_compile_is_refused(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the extra because of the expression, without it because of the extra."""
+    world = given.parent / "asking.py"
+    begin, imports, rest = (Path(__file__).parent / "tiny_world.py").read_text().partition("from sparring.envs.base")
+    world.write_text(f"{begin}from sparring.generation import Constraint\n{imports}{rest}{ASKING}")
+    assert main(["check", str(given), *words(('run.stages=["rl"]', f"env.name={world}:Asking"))]) == 2
+    said = capsys.readouterr().err
+    assert "task " in said and ": constraint: " in said

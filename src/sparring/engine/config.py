@@ -13,6 +13,19 @@ PAGE_SIZE = 16
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """None of these changes a sampled token: in exact numerics a request does not see its neighbours."""
 
+    kind: Literal["native", "remote", "openai"] = "native"
+    """native: in the run's own processes; remote: a `sparring serve` on this machine; openai: a server that speaks OpenAI's
+    completions with token ids. openai takes no weights, so it only evaluates. The settings below are the native engine's."""
+
+    url: str = ""
+    """Of a remote or openai engine: `http://host:port`, or `unix:path` of a socket; for openai with the path up to `/v1`."""
+
+    api_key_env: str = ""
+    """Environment variable with the key that the server at `url` wants; empty: none."""
+
+    served_model: str = ""
+    """What an openai server calls the model; empty: the only one that it has."""
+
     max_running: int = 128
     """Requests that are computed together; more wait."""
 
@@ -79,6 +92,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.offload_bytes // page_bytes if self.kv_across_turns == "offload" else 0
 
     def __post_init__(self) -> None:
+        if (self.kind in ("remote", "openai")) != bool(self.url):
+            raise ValueError(f"url must be given for kinds remote and openai and no other, got {self.kind} and {self.url!r}")
         for name in ("max_running", "max_batch_tokens", "kv_bytes", "speculation_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -19,6 +19,9 @@ from typing import Literal, NamedTuple
 
 import xxhash
 
+Weights = int | str
+"""What keys and values are of: the number of a weight version, or the name and version of an adapter."""
+
 
 class PagePool:
     """Reference counts, the free list (the page freed longest ago is given out first) and the digests.
@@ -96,7 +99,7 @@ class Idle:
 
     tokens: list[int]
     pages: list[int]
-    version: int
+    version: Weights
 
 
 class Shelf:
@@ -128,7 +131,7 @@ class Shelf:
         for page in reversed(idle.pages if idle is not None else ()):
             self.pool.drop(page, idle=True)
 
-    def release_other_versions(self, version: int) -> None:
+    def release_other_versions(self, version: Weights) -> None:
         """Forget every conversation whose KV is not of `version`."""
         for name in [name for name, idle in self._idle.items() if idle.version != version]:
             self.release(name)
@@ -240,7 +243,7 @@ class KvCache:
         while self.pool.num_idle > self._idle_pages:
             self._give_up()
 
-    def keep(self, conversation: str, tokens: list[int], pages: list[int], version: int) -> None:
+    def keep(self, conversation: str, tokens: list[int], pages: list[int], version: Weights) -> None:
         """Keep what a live sequence holds for the next turn of a conversation, in place of what was kept before. The sequence
         may write on in the last page: only what `tokens` fill of it is the conversation's."""
         self._host.release(conversation)
@@ -256,7 +259,7 @@ class KvCache:
         self._here.release(conversation)
         self._host.release(conversation)
 
-    def release_other_versions(self, version: int) -> None:
+    def release_other_versions(self, version: Weights) -> None:
         """Forget every idle conversation whose KV is not of `version`."""
         self._here.release_other_versions(version)
         self._host.release_other_versions(version)
@@ -267,7 +270,7 @@ class KvCache:
         self._host = Shelf(self.host.num_pages)
 
     def admit(
-        self, conversation: str | None, tokens: list[int], count: int, version: int, digests: list[bytes], spare: int
+        self, conversation: str | None, tokens: list[int], count: int, version: Weights, digests: list[bytes], spare: int
     ) -> Seat | None:
         """`count` pages for a request, where fewer than `spare` are not left afterwards; else None, and what was found is kept.
 
@@ -304,7 +307,7 @@ class KvCache:
             self.host.drop(page)
         return None if fresh is None else Seat(pages, known + restored, min(kept, known), restored)
 
-    def publish(self, pages: list[int], tokens: list[int], computed: int, version: int, digests: list[bytes]) -> None:
+    def publish(self, pages: list[int], tokens: list[int], computed: int, version: Weights, digests: list[bytes]) -> None:
         """Let others find the pages that are full once `computed` tokens have KV, all of `version`."""
         if not self._share:
             return
@@ -313,7 +316,7 @@ class KvCache:
         for index in range(first, len(digests)):
             self.pool.publish(pages[index], digests[index])
 
-    def _resume(self, conversation: str | None, tokens: list[int], version: int) -> tuple[list[int], int]:
+    def _resume(self, conversation: str | None, tokens: list[int], version: Weights) -> tuple[list[int], int]:
         """The idle pages of a conversation that hold a beginning of `tokens`, now the caller's, and how many tokens they hold."""
         idle = self._here.get(conversation)
         if idle is None:
@@ -328,7 +331,7 @@ class KvCache:
             known -= known % self.page_size
         return pages, known
 
-    def _find(self, pages: list[int], known: int, tokens: list[int], version: int, digests: list[bytes]) -> int:
+    def _find(self, pages: list[int], known: int, tokens: list[int], version: Weights, digests: list[bytes]) -> int:
         """Add to the pages of `known` tokens those that are found by what they hold; how many tokens are known then."""
         if not self._share:
             return known
@@ -344,13 +347,13 @@ class KvCache:
             known += self.page_size
         return min(known, len(tokens) - 1)
 
-    def _away(self, conversation: str | None, tokens: list[int], version: int, known: int) -> tuple[list[int], int]:
+    def _away(self, conversation: str | None, tokens: list[int], version: Weights, known: int) -> tuple[list[int], int]:
         """Pages in host memory that hold more of `tokens` than the `known` ones, and how many more."""
         idle = self._host.get(conversation)
         more = 0 if idle is None else self._common(idle, tokens, version) - known
         return (idle.pages[known // self.page_size : self.pages_for(known + more)], more) if idle and more > 0 else ([], 0)
 
-    def _common(self, idle: Idle, tokens: list[int], version: int) -> int:
+    def _common(self, idle: Idle, tokens: list[int], version: Weights) -> int:
         """How many tokens of a conversation can be reused: where it diverges, as many as fill pages."""
         known = _common(idle.tokens, tokens[:-1]) if idle.version == version else 0
         return known if known == len(idle.tokens) else known - known % self.page_size
@@ -425,7 +428,7 @@ def kv_metrics(cache: KvCache, page_bytes: int) -> dict[str, float]:
     return found | {name: float(count * page_bytes) for name, count in pages.items()}
 
 
-def chain_digests(digests: list[bytes], tokens: Tokens[int], upto: int, page_size: int, version: int) -> None:
+def chain_digests(digests: list[bytes], tokens: Tokens[int], upto: int, page_size: int, version: Weights) -> None:
     """Append the digests of the full pages of tokens[:upto] that are not in `digests` yet; each covers all before it."""
     while (len(digests) + 1) * page_size <= upto:
         begin = len(digests) * page_size

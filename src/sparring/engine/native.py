@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 
-from sparring.engine.check import problem_of
+from sparring.engine.adapter_table import AdapterTable
+from sparring.engine.check import Room, check_request, check_score
 from sparring.engine.config import PAGE_SIZE, EngineConfig
 from sparring.engine.kv import KvCache, kv_metrics
+from sparring.engine.latency import Latencies
 from sparring.engine.reply import Delivery, Reply, deliver
 from sparring.engine.runner import Runner
 from sparring.engine.scheduler import Chunk, Scheduler
@@ -23,8 +25,8 @@ from sparring.engine.sequence import Sequence
 from sparring.engine.sizes import Sizes
 from sparring.engine.speculation import Speculation, accepted
 from sparring.engine.states import StateSlots
-from sparring.engine.update import NotRolledBack, Update, commit, stage, where
-from sparring.errors import EngineError, SparringError, WeightsError, boundary
+from sparring.engine.update import NotRolledBack, State, Update, commit, stage, where
+from sparring.errors import EngineError, RequestRefused, SparringError, WeightsError, boundary
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.model.causal import CausalModel
 from sparring.model.staging import Staged
@@ -43,7 +45,7 @@ class NativeEngine:
     in a step fails the requests of that step; the engine goes on.
 
     Args:
-        model: served, and from now on owned: the trainer has another one.
+        model: served, and from now on owned: the trainer has another one. Its adapter, where it has one, is the engine's own.
         config: `[engine]`.
         name: which model of the run this is; updates of others are refused.
         version: of the weights that `model` holds.
@@ -55,7 +57,8 @@ class NativeEngine:
     ) -> None:
         self._model, self._config, self._name, self._version = model, config, name, version
         sizes, most = Sizes.of(model, config), config.max_running
-        self._capacity, self._page_bytes = sizes.num_pages * PAGE_SIZE, sizes.page_bytes
+        self._room = Room(model.vocab_size, model.max_positions, sizes.num_pages * PAGE_SIZE)
+        self._page_bytes = sizes.page_bytes
         cache = KvCache(
             sizes.num_pages,
             PAGE_SIZE,
@@ -66,10 +69,12 @@ class NativeEngine:
         states = StateSlots(sizes.num_states) if model.recurrent else None
         self._scheduler = Scheduler(cache, max_running=most, max_batch_tokens=config.max_batch_tokens, states=states)
         self._runner = Runner(model, sizes, page_size=PAGE_SIZE, max_running=most)
+        self._adapters = AdapterTable(model, self._runner, name, version)
         self._speculation = Speculation(config, recurrent=bool(model.recurrent))
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._deliveries: list[Delivery] = []
         self._metrics: dict[str, float] = defaultdict(float)
+        self.latencies = Latencies()
         self._updates: list[Update] = []
         self._checksum: str | None = None
         self._probe: Probe | None = None
@@ -86,16 +91,33 @@ class NativeEngine:
 
     @property
     def version(self) -> int:
-        """The version of the weights that are served."""
-        return self._version
+        """The version of the weights that are served to requests without an adapter's name."""
+        return self._adapters.version(self._version)
+
+    @property
+    def problem(self) -> EngineError | None:
+        """Why no request is answered, where none is."""
+        return EngineError(f"engine {self._name}: expected an open engine, got a closed one") if self._closed else self._broken
+
+    @property
+    def context(self) -> int:
+        """Most tokens of one conversation."""
+        return min(self._room.max_positions, self._room.capacity)
+
+    @property
+    def model(self) -> CausalModel:
+        """What is served."""
+        return self._model
 
     @property
     def metrics(self) -> dict[str, float]:
         """Counts since the start: steps, generated_tokens, prefill_tokens, scored_tokens, cached_tokens, preemptions,
-        failed_steps, updates, drafted_tokens, accepted_tokens (of those); busy_s and update_s, for which updates held up the
-        steps; max_running (the most requests in one step); and what `kv_metrics` tells."""
-        preemptions, cache = float(self._scheduler.num_preempted), self._scheduler.cache
-        return {**self._metrics, "preemptions": preemptions, **kv_metrics(cache, self._page_bytes)}
+        failed_steps, updates, drafted_tokens, accepted_tokens (of those); busy_s; update_s and kv_copy_s, for which steps waited
+        for updates and for copies of pages; max_update_stall_s, the longest of the former; max_running, the most requests in one
+        step. And right now: running and waiting requests, and what `kv_metrics` tells."""
+        running, waiting = map(float, self._scheduler.load)
+        now = {"preemptions": float(self._scheduler.num_preempted), "running": running, "waiting": waiting}
+        return {**self._metrics, **now, **kv_metrics(self._scheduler.cache, self._page_bytes)}
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Sample one turn. Cancelling the awaiting task drops the request; `abort` ends it with what it has.
@@ -157,7 +179,7 @@ class NativeEngine:
         Raises:
             EngineError: the request can never be served, its step failed, it was aborted, or the engine is closed.
         """
-        self._check_score(request)
+        check_score(request, self._room)
         self._arrivals += 1
         async with self._serving(Sequence.to_score(request, Reply(), arrival=self._arrivals)) as reply:
             return await reply.result()
@@ -169,6 +191,9 @@ class NativeEngine:
     async def pull(self, ref: WeightRef) -> None:
         """Serve other weights: stage them, and between two steps copy, verify and commit them; returning acknowledges it. KV of
         idle conversations goes; `[engine] live_kv` says what requests under way do with theirs.
+
+        A reference to an adapter loads it beside the others, or swaps it for its older version; the model itself cannot change
+        while it has adapters.
 
         Whatever fails, the version that is served is the old one or the new one, whole. Who does not get the acknowledgement
         (cancelled, for example) asks again: the version that is served is acknowledged again.
@@ -195,41 +220,23 @@ class NativeEngine:
         finally:
             update.claim()
 
+    async def drop(self, adapter: str) -> None:
+        """Serve no further request by this adapter. Those under way are finished with it; then it is gone.
+
+        Raises:
+            EngineError: it is not loaded, or the engine is closed.
+        """
+        await self._call(EngineError, f"adapter {adapter}", lambda: self._adapters.drop(adapter))
+
     async def close(self) -> None:
         """Fail what still runs and end the thread. Safe to call twice."""
         self._tell(self._stop)
         await asyncio.to_thread(self._thread.join)
 
-    def _check(self, request: GenerateRequest) -> int:
-        """Tokens that the request may sample.
-
-        Raises:
-            EngineError: it can never be served.
-        """
-        tokens, sampling = request.tokens, request.sampling
-        max_new = min(sampling.max_tokens, self._model.max_positions - len(tokens))
-        problem = None
-        if not tokens:
-            problem = "at least one token, got none; send a prompt"
-        elif min(tokens) < 0 or max(tokens) >= self._model.vocab_size:
-            problem = f"token ids below {self._model.vocab_size}, got {min(tokens)} to {max(tokens)}; use the model's tokenizer"
-        elif sampling.max_tokens < 1:
-            problem = f"max_tokens of at least 1, got {sampling.max_tokens}; ask for a token"
-        elif max_new < 1:
-            problem = f"fewer than {self._model.max_positions} tokens, got {len(tokens)}; shorten the prompt"
-        elif len(tokens) + max_new - 1 > self._capacity:
-            got = f"{len(tokens)} + {max_new}"
-            problem = f"prompt + max_tokens within the cache of {self._capacity}, got {got}; raise engine.kv_tokens"
-        else:
-            problem = problem_of(request, self._model.vocab_size)
-        if problem:
-            raise EngineError(f"request {request.id}: expected {problem}")
-        return max_new
-
     @asynccontextmanager
     async def _serving(self, sequence: Sequence) -> AsyncIterator[Reply]:
         """The request is with the engine's thread until it is answered or nobody waits any longer."""
-        self._ask(lambda: self._scheduler.add(sequence))
+        self._ask(lambda: self._add(sequence))
         try:
             yield sequence.reply
         finally:
@@ -238,29 +245,17 @@ class NativeEngine:
 
     async def _sequence(self, request: GenerateRequest, reply: Reply) -> Sequence:
         """A request that can be served; its prompt is judged first where that is asked for."""
-        max_new = self._check(request)
+        max_new = check_request(request, self._room)
         self._arrivals += 1
         keep = self._config.kv_across_turns != "drop"
         sequence = Sequence.of(request, reply, arrival=self._arrivals, max_new=max_new, keep=keep)
         if request.prompt_logprobs:
             heat, name = request.sampling.temperature, f"{request.id}/prompt"
-            asked = ScoreRequest(id=name, tokens=request.tokens, temperature=heat, priority=request.priority)
+            asked = ScoreRequest(
+                id=name, tokens=request.tokens, temperature=heat, priority=request.priority, adapter=request.adapter
+            )
             sequence.prompt_logprobs = (await self.score(asked)).logprobs if len(request.tokens) > 1 else ()
         return sequence
-
-    def _check_score(self, request: ScoreRequest) -> None:
-        tokens, room = request.tokens, min(self._model.max_positions, self._capacity) + 1
-        problem = None
-        if not 1 <= request.first < len(tokens):
-            problem = f"1 <= first < number of tokens, got {request.first} of {len(tokens)}; score tokens that follow one"
-        elif min(tokens) < 0 or max(tokens) >= self._model.vocab_size:
-            problem = f"token ids below {self._model.vocab_size}, got {min(tokens)} to {max(tokens)}; use the model's tokenizer"
-        elif len(tokens) > room:
-            problem = f"at most {room} tokens, got {len(tokens)}; cut them or raise engine.kv_tokens"
-        elif request.temperature < 0 or not 0 <= request.top_k <= self._model.vocab_size:
-            problem = f"temperature >= 0 and 0 <= top_k <= {self._model.vocab_size}, got {request}; correct it"
-        if problem:
-            raise EngineError(f"score {request.id}: expected {problem}")
 
     def _ask(self, action: Callable[[], None]) -> None:
         with self._lock:
@@ -309,6 +304,14 @@ class NativeEngine:
         while not self._inbox.empty():
             self._inbox.get()()
 
+    def _add(self, sequence: Sequence) -> None:
+        try:
+            sequence.adapter = self._adapters.find(sequence.request.adapter)
+        except EngineError as error:
+            self._deliveries.append(sequence.reply.settle(error))
+        else:
+            self._scheduler.add(sequence)
+
     def _step(self) -> None:
         started = time.perf_counter()
         chunks = self._scheduler.plan(self._version)
@@ -319,7 +322,7 @@ class NativeEngine:
         broken = self._limit(limited)
         try:
             with boundary(EngineError, f"engine {self._name}: step"):
-                self._runner.copy(self._scheduler.cache.take_copies())
+                self._metrics["kv_copy_s"] += self._runner.copy(self._scheduler.cache.take_copies())
                 if self._scheduler.states is not None:
                     self._runner.copy_states(self._scheduler.states.take_copies())
                 sampled = self._runner.step(chunks, steps, drafts)
@@ -340,21 +343,25 @@ class NativeEngine:
             kept, tops = (values and values[place] for values in (sampled.kept, sampled.tops))
             try:
                 with boundary(EngineError, f"request {sequence.request.id}: what watches for its end"):
-                    sequence.extend(sampled.tokens[place], sampled.logprobs[place], self._version, kept, tops)
+                    version = sequence.version_under(self._version)
+                    sequence.extend(sampled.tokens[place], sampled.logprobs[place], version, kept, tops)
             except SparringError as cause:
                 self._fail(sequence, cause)
                 continue
             self._scheduler.advance(sequence, len(sequence.logprobs) - known - 1, self._version)
+            if not known:
+                self.latencies.began(sequence.reply)
             if sequence.reply.streams:
                 at = known + sequence.num_prompt
                 self._deliveries.append(sequence.reply.extend(sequence.tokens[at:], sequence.logprobs[known:]))
             if sequence.finish_reason:
+                self.latencies.ended(sequence.reply, len(sequence.logprobs))
                 self._scheduler.retire(sequence, self._version)
                 self._deliveries.append(sequence.reply.settle(sequence.completion()))
         for sequence, begin, count, _ in chunks if len(sampling) < len(chunks) else ():
             if sequence.scored_from is not None and begin + count == len(sequence.tokens):
                 self._scheduler.retire(sequence, self._version)
-                self._deliveries.append(sequence.reply.settle(sequence.scored(self._version)))
+                self._deliveries.append(sequence.reply.settle(sequence.scored(sequence.version_under(self._version))))
         taken_s = time.perf_counter() - started
         self._metrics["busy_s"] += taken_s
         self._pace_s = taken_s / max(map(len, sampled.tokens), default=1)
@@ -404,7 +411,8 @@ class NativeEngine:
     def _fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
         found = [sequence for sequence in self._scheduler.find(request) if sequence.scored_from is None]
         if len(found) != 1:
-            raise EngineError(f"fork of {request}: expected one request of this id under way, got {len(found)}; ask for new ones")
+            got = f"{len(found)}; ask for new ones"
+            raise RequestRefused(f"fork of {request}: expected one request of this id under way, got {got}")
         self._scheduler.fork(found[0], seeds, self._version)
         return tuple(found[0].branch(name, seed) for name, seed in seeds.items())
 
@@ -422,7 +430,14 @@ class NativeEngine:
                 self._metrics["max_update_stall_s"] = max(self._metrics["max_update_stall_s"], stall_s)
         self._scheduler.held = bool(self._updates)
 
-    def _commit(self, ref: WeightRef, staged: Staged) -> None:
+    def _commit(self, ref: WeightRef, staged: Staged | State) -> None:
+        again = self._config.live_kv == "recompute"
+        if not isinstance(staged, Staged):
+            adapter = self._adapters.commit(ref, staged)
+            if adapter is not None:
+                self._metrics["updates"] += 1
+                self._scheduler.recompute(adapter, all_of_them=again)
+            return
         served = (ref.version, ref.checksum) == (self._version, self._checksum)
         if served and self._broken is None:
             return
@@ -431,6 +446,8 @@ class NativeEngine:
             raise WeightsError(f"{where(ref)}: expected a version after {self._version}, which is served, got {got}")
         if self._broken is not None and ref.probe is None:
             raise WeightsError(f"{where(ref)}: expected a probe, for what is loaded is unknown, got none; publish it with one")
+        if self._adapters:
+            raise WeightsError(f"{where(ref)}: expected an adapter, got the weights below one; drop the adapters first")
         try:
             commit(self._runner, ref, staged, self._probe)
         except NotRolledBack as cause:
@@ -439,7 +456,7 @@ class NativeEngine:
         self._version, self._checksum, self._probe, self._broken = ref.version, ref.checksum, ref.probe, None
         self._metrics["updates"] += 1
         self._scheduler.cache.release_other_versions(ref.version)
-        self._scheduler.recompute(all_of_them=self._config.live_kv == "recompute")
+        self._scheduler.recompute(None, all_of_them=again)
 
     def _answer_with(
         self, reply: Reply, error: type[SparringError], where: str, function: Callable[[], Any]
@@ -452,6 +469,7 @@ class NativeEngine:
 
     def _wake(self) -> None:
         """Everything that came of this step, at once."""
+        self._adapters.sweep(sequence.adapter for sequence in self._scheduler.sequences)
         if self._deliveries:
             deliveries, self._deliveries = self._deliveries, []
             deliver(deliveries)

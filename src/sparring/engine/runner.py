@@ -5,11 +5,13 @@ Shapes: B sequences, N new tokens, P pages per sequence, M sequences that sample
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Sequence as Rows
 from itertools import accumulate
 from operator import add
 
+import numpy as np
 import torch
 
 from sparring.engine.host import HostPages
@@ -75,8 +77,9 @@ class Runner:
                 self._score(chunk, hidden[begin : begin + chunk.count])
         return self._operations.sample(rows, hidden)
 
-    def copy(self, copies: list[Copy]) -> None:
-        """Copy pages, in this order."""
+    def copy(self, copies: list[Copy]) -> float:
+        """Copy pages, in this order; the seconds it took."""
+        started = time.perf_counter()
         for way, source, target in copies:
             if way == "within":
                 self._pages.copy_page(source, target)
@@ -84,6 +87,7 @@ class Runner:
                 self._host.put(self._pages, source, target)
             else:
                 self._host.get(self._pages, source, target)
+        return time.perf_counter() - started if copies else 0.0
 
     def copy_states(self, slots: list[tuple[int, int]]) -> None:
         """Copy recurrent states, (from, to) in this order."""
@@ -94,11 +98,13 @@ class Runner:
         """From any thread: a step that is being computed, and any after it, is the last of its call; or no longer."""
         self._interrupt[0] = wanted
 
-    def probe(self, tokens: Rows[int]) -> tuple[list[float], list[float], list[float]]:
-        """Under the weights as they are now: log-probabilities of tokens[1:] by the trainer's forward, and that of the likeliest
-        token behind the first few by a step of generation and by the trainer's forward again."""
+    def probe(self, tokens: Rows[int], adapter: int = -1) -> tuple[list[float], list[float], list[float]]:
+        """Under the weights as they are now and the adapter of this number: log-probabilities of tokens[1:] by the trainer's
+        forward, and that of the likeliest token behind the first few by a step of generation and by that forward again."""
         row, targets = torch.tensor(tokens[:-1]), torch.tensor(tokens[1:])
-        hidden = self._model.hidden(row, torch.arange(len(row)), Packed.of([len(row)]))
+        with self._model.adapters.of_rows(np.full(len(row), adapter)):
+            hidden = self._model.hidden(row, torch.arange(len(row)), Packed.of([len(row)]))
+        self._slots.adapters[-1] = adapter
         found = judge(self._model, hidden, targets, torch.ones(len(row)), 0).logprob.tolist()
         few = min(len(row), self._pages.page_size)
         step = StepRows(
@@ -160,6 +166,7 @@ class Runner:
             slots.top_k[slot], slots.top_p[slot] = sampling.top_k, sampling.top_p
             slots.seeds[slot] = sampling.seed & MASK_64
             slots.tops[slot] = sampling.top_logprobs
+            slots.adapters[slot] = -1 if sequence.adapter is None else sequence.adapter.number
             slots.limit(slot, None)
             slots.states[slot] = sequence.state or 0
             banned = sequence.stop if sampling.min_tokens else ()

@@ -9,12 +9,16 @@ its own back and starts again from its tokens.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
 
 from sparring.engine.kv import KvCache, Seat
 from sparring.engine.sequence import Sequence
 from sparring.engine.states import StateSlots
+
+if TYPE_CHECKING:
+    from sparring.engine.adapter_table import Served
 
 
 class Chunk(NamedTuple):
@@ -45,6 +49,11 @@ class Scheduler:
         return bool(self._waiting or self._running)
 
     @property
+    def load(self) -> tuple[int, int]:
+        """Requests that run and requests that wait. From any thread."""
+        return len(self._running), len(self._waiting)
+
+    @property
     def begun(self) -> bool:
         """Whether any request runs or has sampled."""
         return bool(self._running) or any(sequence.logprobs for sequence in self._waiting)
@@ -53,6 +62,11 @@ class Scheduler:
     def num_running(self) -> int:
         """Requests that hold pages."""
         return len(self._running)
+
+    @property
+    def sequences(self) -> Iterator[Sequence]:
+        """Every request that runs or waits."""
+        return chain(self._running, self._waiting)
 
     def add(self, sequence: Sequence) -> None:
         """A new request."""
@@ -82,6 +96,7 @@ class Scheduler:
             count = min(sequence.pending, budget)
             budget -= count
             chunks.append(self._chunk(sequence, count, version))
+        chunks.sort(key=_adapter)  # rows of one adapter side by side are one product
         return chunks
 
     def ahead(self, chunks: list[Chunk], most: int) -> int:
@@ -101,29 +116,30 @@ class Scheduler:
         """`count` tokens more than `plan` knew of have keys and values, all of weights `version`."""
         pages_before = sequence.computed // self.cache.page_size
         sequence.computed += count
-        if sequence.computed // self.cache.page_size > pages_before and sequence.oldest == version:
-            self.cache.publish(sequence.pages, sequence.tokens, sequence.computed, version, sequence.digests)
+        if sequence.computed // self.cache.page_size > pages_before:
+            self._publish(sequence, version)
 
     def retire(self, sequence: Sequence, version: int) -> None:
         """Take a finished request out; its conversation keeps the pages when all of them are of `version`."""
         self._leave(sequence)
         conversation = sequence.conversation
-        if sequence.keep and conversation is not None and sequence.oldest == version:
-            self.cache.keep(conversation, *self._held(sequence), version)
+        if sequence.keep and conversation is not None and sequence.oldest == sequence.version_under(version):
+            self.cache.keep(conversation, *self._held(sequence), sequence.weights_under(version))
             if self.states is not None and sequence.state is not None:
                 self.states.keep(conversation, sequence.state, sequence.computed)
                 sequence.state = None
         self._give_back(sequence)
 
-    def recompute(self, *, all_of_them: bool) -> None:
-        """Let requests compute their keys and values again: all, or only those to score, whose answer is of one version."""
+    def recompute(self, adapter: Served | None, *, all_of_them: bool) -> None:
+        """Let an adapter's requests (None: those without one) compute their keys and values again: all, or only those to score,
+        whose answer is of one version."""
         for sequence in self._running[:]:
-            if all_of_them or sequence.scored_from is not None:
+            if sequence.adapter is adapter and (all_of_them or sequence.scored_from is not None):
                 self._suspend(sequence)
 
     def find(self, request: str) -> list[Sequence]:
         """Every request of this id that runs or waits."""
-        return [sequence for sequence in (*self._running, *self._waiting) if sequence.request.id == request]
+        return [sequence for sequence in self.sequences if sequence.request.id == request]
 
     def abort(self, request: str, version: int) -> list[Sequence]:
         """Take out every request of this id; who runs is retired, so that its conversation keeps what is computed."""
@@ -137,9 +153,9 @@ class Scheduler:
 
     def fork(self, sequence: Sequence, conversations: Iterable[str], version: int) -> None:
         """Let conversations go on from what a request has computed so far, where all of that is of `version`."""
-        if sequence.oldest == version:
+        if sequence.oldest == sequence.version_under(version):
             for conversation in conversations:
-                self.cache.keep(conversation, *self._held(sequence), version)
+                self.cache.keep(conversation, *self._held(sequence), sequence.weights_under(version))
                 if self.states is not None and sequence.state is not None:
                     self.states.branch(conversation, sequence.state, sequence.computed)
 
@@ -167,24 +183,24 @@ class Scheduler:
         self.cache.release(conversation)
         if self.states is not None:
             self.states.release(conversation)
-        for sequence in (*self._waiting, *self._running):
+        for sequence in self.sequences:
             if sequence.conversation == conversation:
                 sequence.keep = False
 
     def clear(self) -> list[Sequence]:
         """Take every request out."""
-        sequences = [*self._running, *self._waiting]
+        sequences = list(self.sequences)
         for sequence in sequences:
             self.remove(sequence)
         return sequences
 
     def _chunk(self, sequence: Sequence, count: int, version: int) -> Chunk:
         begin, end = sequence.computed, sequence.computed + count
-        sequence.computed = end
-        if sequence.oldest is None or version < sequence.oldest:
-            sequence.oldest = version
-        if (count > 1 or end % self.cache.page_size == 0) and sequence.oldest == version:
-            self.cache.publish(sequence.pages, sequence.tokens, end, version, sequence.digests)
+        sequence.computed, now = end, sequence.version_under(version)
+        if sequence.oldest is None or now < sequence.oldest:
+            sequence.oldest = now
+        if count > 1 or end % self.cache.page_size == 0:
+            self._publish(sequence, version)
         return Chunk(sequence, begin, count, end == len(sequence.tokens) and sequence.scored_from is None)
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
@@ -208,7 +224,7 @@ class Scheduler:
             return False
         sequence.pages, sequence.computed = seat.pages, seat.known
         sequence.table_length, sequence.stale = 0, True
-        sequence.oldest = version if seat.known else None
+        sequence.oldest = sequence.version_under(version) if seat.known else None
         # a preempted request finds part of its own answer again: only prompt tokens count as cached
         if not sequence.logprobs:
             sequence.cached_tokens = seat.known
@@ -218,10 +234,10 @@ class Scheduler:
         return True
 
     def _pages_for(self, sequence: Sequence, version: int) -> Seat | None:
-        count = self.cache.pages_for(len(sequence.tokens))
+        cache, wanted, count = self.cache, sequence.reusable, self.cache.pages_for(len(sequence.tokens))
+        weights = sequence.weights_under(version)
         # a page for every running request is left, or it would soon have to give way to them
-        spare = len(self._running)
-        return self.cache.admit(sequence.conversation, sequence.reusable, count, version, sequence.digests, spare)
+        return cache.admit(sequence.conversation, wanted, count, weights, sequence.digests, spare=len(self._running))
 
     def _pages_and_state_for(self, sequence: Sequence, version: int) -> Seat | None:
         """What its conversation keeps is of use only with the state behind all of it. Without, the pages that were found are
@@ -232,6 +248,12 @@ class Scheduler:
             if sequence.state is None:
                 sequence.state, seat = self.states.take(), Seat(seat.pages, 0, 0, 0)
         return seat
+
+    def _publish(self, sequence: Sequence, version: int) -> None:
+        """Let others find what is computed, where all of it is of the weights as they are now."""
+        if sequence.oldest == sequence.version_under(version):
+            weights = sequence.weights_under(version)
+            self.cache.publish(sequence.pages, sequence.tokens, sequence.computed, weights, sequence.digests)
 
     def _preempt(self, sequence: Sequence) -> None:
         self.num_preempted += 1
@@ -257,6 +279,11 @@ class Scheduler:
         if self.states is not None:
             self.states.drop(sequence.state)
         sequence.pages, sequence.digests, sequence.computed, sequence.oldest, sequence.state = [], [], 0, None, None
+
+
+def _adapter(chunk: Chunk) -> int:
+    adapter = chunk.sequence.adapter
+    return -1 if adapter is None else adapter.number
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:

@@ -9,6 +9,11 @@ from sparring.model.causal import CausalModel
 from sparring.model.recurrent import state_bytes
 
 
+def token_bytes(model: CausalModel) -> int:
+    """Size of one token's keys and values, over all layers that attend."""
+    return 2 * len(model.attending) * model.num_kv_heads * model.head_dim * model.dtype.itemsize
+
+
 class Sizes(NamedTuple):
     """Pages of the cache, the size of each, pages in host memory, and slots of recurrent state (0: the model has none)."""
 
@@ -20,9 +25,8 @@ class Sizes(NamedTuple):
     @staticmethod
     def of(model: CausalModel, config: EngineConfig) -> Sizes:
         """No more pages than all running requests of full length could use; states for those that run and as many idle ones."""
-        token_bytes = 2 * len(model.attending) * model.num_kv_heads * model.head_dim * model.dtype.itemsize
         most = config.max_running * -(-model.max_positions // PAGE_SIZE)
         states = min(2 * config.max_running, config.states(state_bytes(model.recurrent))) if model.recurrent else 0
-        page_bytes = PAGE_SIZE * token_bytes
-        num_pages = min(config.cache_tokens(token_bytes) // PAGE_SIZE, most)
+        page_bytes = PAGE_SIZE * token_bytes(model)
+        num_pages = min(config.cache_tokens(token_bytes(model)) // PAGE_SIZE, most)
         return Sizes(num_pages, page_bytes, config.host_pages(page_bytes), states)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from threading import Lock
+
+import torch
 
 from sparring.engine.reply import Reply
 from sparring.engine.runner import Runner
@@ -11,13 +13,17 @@ from sparring.errors import SparringError, WeightsError, boundary
 from sparring.model.causal import CausalModel
 from sparring.model.staging import Staged
 from sparring.types import WeightRef
-from sparring.weights.inline import Probe, fetch
+from sparring.weights.fetch import fetch
+from sparring.weights.inline import Probe
+
+State = Mapping[str, torch.Tensor]
+
 
 class Update:
     """An update on its way from its caller to the engine's thread: whoever claims it first decides, the thread to begin it or
     the caller to withdraw it."""
 
-    def __init__(self, ref: WeightRef, staged: Staged) -> None:
+    def __init__(self, ref: WeightRef, staged: Staged | State) -> None:
         self.ref, self.staged, self.reply = ref, staged, Reply()
         self._once = Lock()
 
@@ -33,22 +39,23 @@ class Update:
 
 def where(ref: WeightRef) -> str:
     """How messages call an update."""
-    return f"weights of {ref.model} version {ref.version}"
+    return f"{'weights' if ref.adapter is None else f'adapter {ref.adapter}'} of {ref.model} version {ref.version}"
 
 
 class NotRolledBack(WeightsError):
     """An update failed, and so did putting the old weights back: what the model would compute with is unknown."""
 
 
-def stage(model: CausalModel, ref: WeightRef) -> Staged:
-    """The verified tensors of a reference, copied and packed for `model`. Takes long and writes nothing that a step reads: it
-    runs beside the engine's thread.
+def stage(model: CausalModel, ref: WeightRef) -> Staged | State:
+    """The verified tensors of a reference, copied and packed for `model`; those of an adapter, which are few, as they are. Takes
+    long and writes nothing that a step reads: it runs beside the engine's thread.
 
     Raises:
         WeightsError: the tensors are not the ones that were published, or do not fit the model.
     """
     with boundary(WeightsError, where(ref)):
-        return Staged(model, fetch(ref))
+        state = fetch(ref)
+        return Staged(model, state) if ref.adapter is None else state
 
 
 def commit(runner: Runner, ref: WeightRef, staged: Staged, old: Probe | None) -> None:
@@ -78,9 +85,10 @@ def commit(runner: Runner, ref: WeightRef, staged: Staged, old: Probe | None) ->
         raise WeightsError(f"{cause}; the old version serves on") from cause
 
 
-def verify(runner: Runner, what: str, probe: Probe | None) -> None:
-    """Compare a probe with what the runner gives now, by the trainer's forward and by a step of generation: that one reads the
-    weights through pointers of its own, and would serve others in silence if those were not the model's.
+def verify(runner: Runner, what: str, probe: Probe | None, adapter: int = -1) -> None:
+    """Compare a probe with what the runner gives now under the adapter of this number, by the trainer's forward and by a step of
+    generation: that one reads the weights through pointers of its own, and would serve others in silence if those were not the
+    model's.
 
     Scoring the probe as a scheduled request would add nothing: it is the trainer's forward over pages, which shares every product
     with the one used here and has no pointers.
@@ -91,7 +99,7 @@ def verify(runner: Runner, what: str, probe: Probe | None) -> None:
     if probe is None:
         return
     tokens, expected = probe
-    found, sampled, same = runner.probe(tokens)
+    found, sampled, same = runner.probe(tokens, adapter)
     _compare(f"{what}: expected the publisher's log-probabilities on its probe", found, expected, runner.tolerance)
     _compare(f"{what}: expected a step of generation to give the model's log-probability", sampled, same, runner.tolerance)
 

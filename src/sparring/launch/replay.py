@@ -9,10 +9,12 @@ from pathlib import Path
 from sparring.cluster.inline import InlineCluster
 from sparring.config import RunConfig, load
 from sparring.errors import refusal
-from sparring.model.hub import local_folder
+from sparring.model.hub import base_folder, local_folder
+from sparring.model.peft import is_adapter
 from sparring.render.load import load_renderer
 from sparring.rollout.replay import replay
 from sparring.stages.context import ORDER, POLICY
+from sparring.stages.export import write_weights
 from sparring.store.sqlite import SqliteStore
 from sparring.types import Rollout
 
@@ -49,7 +51,7 @@ async def replay_recorded(folder: Path, rollout_id: str) -> Replayed:
             )
             try:
                 policy = config.models[POLICY]
-                renderer = load_renderer(str(weights), policy.renderer, policy.thinking)
+                renderer = load_renderer(base_folder(weights), policy.renderer, policy.thinking)
                 report = await replay(_from_zero(rollout), cluster.engine(POLICY, path=str(weights)), renderer)
             finally:
                 await cluster.close()
@@ -95,6 +97,8 @@ def _weights(config: RunConfig, folder: Path, store: SqliteStore, rollout: Rollo
         return _output(config, folder, tried[-1] if label == "no_tool" else label)
     finished = [s for s in ORDER[: ORDER.index(stage)] if store.get(f"stage/{s}") is not None and s != "eval"]
     source = _output(config, folder, finished[-1] if finished else "init")
+    if config.models[POLICY].lora is not None and not is_adapter(source):
+        source = folder / "lora"
     if version == 0:
         return source
     kept = {int(path.parent.name[5:]): path for path in (folder / stage).glob("checkpoints/step-??????/model.safetensors")}
@@ -107,9 +111,7 @@ def _weights(config: RunConfig, folder: Path, store: SqliteStore, rollout: Rollo
         )
     from safetensors.torch import load_file
 
-    from sparring.model.save import save
-
-    save(load_file(kept[version]), str(source), str(made / "model"))
+    write_weights(load_file(kept[version]), source, made / "model")
     return made / "model"
 
 

@@ -17,6 +17,7 @@ from sparring.model.decoder import Decoder
 from sparring.model.experts import RowExperts
 from sparring.model.kernels import ops
 from sparring.model.layers import RowLinear
+from sparring.model.lora import Adapters
 from sparring.model.recurrent import LAYOUT, Layout, Recurrent
 
 ATTENTION = {"full_attention", "sliding_attention"}
@@ -30,7 +31,8 @@ class CausalModel:
 
     `path_name` is the numerics actually in use: "exact-tiles", "exact-kernels", "exact-torch" or "fast". `decoder` is the
     forward of the Llama family, None for other models; `head` gives logits, or, where `is_scalar`, one number a row.
-    `attending` are the layers that attend, `recurrent` those with a recurrent state, if any.
+    `attending` are the layers that attend, `recurrent` those with a recurrent state, if any. State and parameters are the
+    model's own; what stands beside them is in `adapters`.
     """
 
     def __init__(self, module: nn.Module, forward: Forward, *, path_name: str, max_positions: int) -> None:
@@ -54,6 +56,7 @@ class CausalModel:
         kept = module.state_dict().keys()
         buffers = {name: buffer for name, buffer in module.named_buffers() if name in kept}
         self._parameters = {**dict(module.named_parameters()), **buffers}
+        self.adapters = Adapters(module, self.decoder)
         # whatever derives something from parameters, and packs it anew when they change
         self.parts = [part for part in module.modules() if isinstance(part, (RowLinear, RowExperts))]
         self.parts += [] if self.decoder is None else self.decoder.joined

@@ -22,6 +22,9 @@ Changes = list[tuple[object, str, Any]]
 Rotary = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """Of x, for its dtype, and positions [1, N]: cosines and sines [1, N, d]."""
 
+Adapted = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Of x[N, K] and y[N, M] -> [N, M]."""
+
 
 class RowLinear(nn.Module):
     """`nn.Linear` through our packed matrix product. `refresh()` after every change of the weight."""
@@ -59,7 +62,8 @@ class RowLinear(nn.Module):
 class Product:
     """Linear layers of one input as one matrix product; their outputs stand side by side. `refresh()` as for each of them.
 
-    `bias` is the joined bias in float32, as the compiled product reads it; None where no layer has one.
+    `bias` is the joined bias in float32, as the compiled product reads it; None where no layer has one. `adapted` is what
+    adapters make of x[N, K] and the product [N, sum of M]; None where the model has none.
     """
 
     def __init__(self, *parts: RowLinear) -> None:
@@ -67,13 +71,15 @@ class Product:
         self.sizes = [part.out_features for part in parts]
         self.packed = ops.pack(*(part.weight for part in parts))
         self.bias = self._joined_bias(_own)
+        self.adapted: Adapted | None = None
 
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         """x[N, K] -> [N, sum of M], of `out_dtype` or of the dtype of x."""
-        if self.bias is None:
-            return ops.linear(x, self.packed, None, out_dtype)
-        bias = torch.cat([part.bias for part in self.parts]) if torch.is_grad_enabled() else self.bias
-        return ops.linear(x, self.packed, bias, out_dtype)
+        bias = self.bias
+        if bias is not None and torch.is_grad_enabled():
+            bias = torch.cat([part.bias for part in self.parts])
+        y = ops.linear(x, self.packed, bias, out_dtype)
+        return y if self.adapted is None else self.adapted(x, y)
 
     def refresh(self) -> None:
         """Pack the weights anew."""

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 from ctypes import addressof, byref
 from operator import is_
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,9 +21,21 @@ from sparring.model.attention import Paged
 from sparring.model.causal import CausalModel
 from sparring.model.decoder import Decoder, Layer
 from sparring.model.kernels import ops
-from sparring.model.kernels.decoder_step import BIASES, SLOT_COLUMNS, STOPS, TOPS, DecoderPlan, Form, LayerPlan, StepPlan, Weight
+from sparring.model.kernels.decoder_step import (
+    BIASES,
+    SLOT_COLUMNS,
+    STOPS,
+    TOPS,
+    DecoderPlan,
+    DeltaPlan,
+    Form,
+    LayerPlan,
+    StepPlan,
+    Weight,
+)
 from sparring.model.kernels.kept import ids_of, no_masks
-from sparring.model.layers import Product, RowLinear, RowNorm
+from sparring.model.layers import RowLinear, RowNorm
+from sparring.model.lora import Adapters
 from sparring.model.recurrent import States
 
 WORK_PER_THREAD = 2_000_000
@@ -37,7 +49,8 @@ class Slots(NamedTuple):
     added to the logits of the tokens bias_ids [S, 512] int32: bias_counts[s, 1] of them while sequence s has less than
     bias_until[s] tokens (int64), afterwards those from bias_counts[s, 0] on; int32. Where limited [S] uint8, only
     tokens with a bit in allowed [S, ceil(V / 64)] uint64 may come. tops [S] int32: how many of the likeliest
-    tokens are wanted, at most 20. states [S] int64: where a recurrent model keeps the state of its sequence.
+    tokens are wanted, at most 20. adapters [S] int32: the number of the sequence's adapter, -1 for none. states [S] int64: where
+    a recurrent model keeps the state of its sequence.
     """
 
     tables: np.ndarray
@@ -54,6 +67,7 @@ class Slots(NamedTuple):
     limited: np.ndarray
     allowed: np.ndarray
     tops: np.ndarray
+    adapters: np.ndarray
     states: np.ndarray
 
     @staticmethod
@@ -74,6 +88,7 @@ class Slots(NamedTuple):
             np.zeros(num_slots, np.uint8),
             no_masks(num_slots, vocabulary),
             np.zeros(num_slots, np.int32),
+            np.full(num_slots, -1, np.int32),
             np.zeros(num_slots, np.int64),
         )
 
@@ -101,6 +116,10 @@ class Slots(NamedTuple):
         if self.limited[slot]:
             bits = np.unpackbits(self.allowed[slot].view(np.uint8), bitorder="little")[: len(row)]
             row[torch.from_numpy(bits == 0)] = -torch.inf
+
+    def adapted(self, slots: array[int]) -> bool:
+        """Whether any of these ("i") has an adapter."""
+        return bool((self.adapters[np.frombuffer(slots, np.int32)] >= 0).any())
 
     def truncate(self, slots: array[int]) -> bool:
         """Whether any of these ("i") cuts off a part of its distribution."""
@@ -179,7 +198,9 @@ class OperationStep:
         positions = torch.arange(len(tokens)) + torch.repeat_interleave(ends - cu_rows[1:], cu_rows.diff())
         kept = None if self._states is None else (self._states, torch.from_numpy(self._slots.states[rows.slots]))
         where = Paged(self._pages, ops.PagedRows(tables, cu_rows, ends), kept)
-        return self._model.hidden(tokens, positions, where)
+        adapters = self._slots.adapters[rows.slots]
+        with self._model.adapters.of_rows(np.repeat(adapters, np.diff(rows.cu_rows))):
+            return self._model.hidden(tokens, positions, where)
 
     def sample(self, rows: StepRows, hidden: torch.Tensor) -> Sampled:
         """The next token of each sequence that samples, from hidden[N, D]."""
@@ -222,7 +243,7 @@ class OperationStep:
 
 
 class DecoderStep:
-    """Steps as one call, for a `Decoder` on the compiled kernels. Follows every change of the weights.
+    """Steps as one call, for a `Decoder` on the compiled kernels. Follows every change of the weights and of the adapters.
 
     A thread takes part for every `work_per_thread` multiplications, because waking one for fewer costs more than the work.
     """
@@ -230,8 +251,10 @@ class DecoderStep:
     most_steps = 16
 
     def __init__(
-        self, decoder: Decoder, head: Product, pages: ops.KvPages, slots: Slots, *, work_per_thread: int = WORK_PER_THREAD
+        self, model: CausalModel, pages: ops.KvPages, slots: Slots, *, work_per_thread: int = WORK_PER_THREAD
     ) -> None:
+        decoder, head = model.decoder, model.head.product
+        self._deltas = Deltas(model.adapters, decoder)
         self._decoder, self._head, self._pages, self._slots = decoder, head, pages, slots
         self._work_per_thread = work_per_thread
         self._tensors: list[torch.Tensor | None] = []
@@ -260,7 +283,8 @@ class DecoderStep:
         outputs += [None if values is None else values.ctypes.data for values in (*(tops or (None, None)), masks)]
         work = steps * (len(tokens) * self._work_per_row + count * self._work_per_sample)
         threads = max(1, min(torch.get_num_threads(), work // self._work_per_thread))
-        step = StepPlan(*inputs, len(slots), independent, steps, *outputs, threads)
+        deltas = self._deltas.now() if self._slots.adapted(slots) else (None, 0)
+        step = StepPlan(*inputs, len(slots), independent, steps, *outputs, threads, *deltas)
         bad = ops.decoder_step(byref(self._plan), byref(step), self._pages.dtype)
         if bad != -1:
             self._refuse(bad, rows)
@@ -339,11 +363,39 @@ class DecoderStep:
         raise refusal(f"decoder step: row {row}", expected, f"token {rows.tokens[row]}", "check the request")
 
 
+class Deltas:
+    """The adapters of a model as the compiled steps read them; made anew when they have changed."""
+
+    def __init__(self, adapters: Adapters, decoder: Decoder) -> None:
+        self._adapters, self._products = adapters, [product for layer in decoder.layers for product in layer.products]
+        self._known = 0
+        self._now: tuple[Any, int] = (None, 0)
+
+    def now(self) -> tuple[int, int]:
+        """The address of the plans, by number, layer and product, and the most rows of an A among them."""
+        if self._known != self._adapters.num_changes:
+            self._now = self._made()
+            self._known = self._adapters.num_changes
+        plans, rank = self._now
+        return addressof(plans), rank
+
+    def _made(self) -> tuple[Any, int]:
+        placed, count = self._adapters.placed, len(self._products)
+        plans, rank = (DeltaPlan * (count * (max(placed, default=-1) + 1)))(), 0
+        for number, adapter in placed.items():
+            for place, product in enumerate(self._products):
+                delta = adapter.deltas.get(product.adapted)
+                if delta is not None:
+                    plans[number * count + place] = DeltaPlan(Weight.of(delta.a, None), Weight.of(delta.b, None), delta.scale)
+                    rank = max(rank, delta.a.num_outputs)
+        return plans, rank
+
+
 def step_of(
     model: CausalModel, pages: ops.KvPages, slots: Slots, states: States | None = None
 ) -> DecoderStep | OperationStep:
     """The one call where the model is of the Llama family and the compiled kernels are in use."""
     compiled = ops.path_name() != "exact-torch" and model.device.type == "cpu"
     if compiled and model.decoder is not None and isinstance(model.head, RowLinear):
-        return DecoderStep(model.decoder, model.head.product, pages, slots)
+        return DecoderStep(model, pages, slots)
     return OperationStep(model, pages, slots, states)

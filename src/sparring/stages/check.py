@@ -15,7 +15,9 @@ from sparring.stages.context import ORDER, POLICY, Context
 from sparring.stages.demonstrate import Conversation, converse, demonstrate, given_conversations
 from sparring.stages.eval import held_out
 from sparring.stages.fit import SOME, check_rendering
+from sparring.stages.lora import check_lora
 from sparring.stages.servable import check_model
+from sparring.stages.served import check_served
 from sparring.stages.shape import Shape, folder_shape
 from sparring.types import Message, Task
 
@@ -34,8 +36,10 @@ async def check(context: Context) -> list[str]:
     config = context.config
     facts = _stages(context)
     shape = _shape(context)
+    facts += check_lora(context)
     facts += _memory(context, shape)
     _sampling(context)
+    facts += check_served(context)
     if "rl" in config.run.stages:
         check_window(
             config.rollout,
@@ -50,8 +54,8 @@ async def check(context: Context) -> list[str]:
     if task.box is not None:
         check_sandbox(config.sandbox)
         facts.append(f"sandbox: {config.sandbox.bwrap} isolates a command on this machine")
-    found, shown = await _world(context, task)
-    facts += found + check_rendering(context, shape, tasks, shown)
+    found, held, shown = await _world(context, task)
+    facts += found + check_rendering(context, shape, tasks, shown, held)
     return facts + check_model(context, shape)
 
 
@@ -92,17 +96,22 @@ def _shape(context: Context) -> Shape:
 
 
 def _memory(context: Context, shape: Shape) -> list[str]:
-    """A bound on memory: weights, gradients and AdamW in float32, the engine's copy, its cache, a micro-batch's activations."""
+    """A bound on memory: weights (and adapters), gradients and AdamW in float32 of what is trained, the engine's copy, its cache,
+    a micro-batch's activations."""
     config = context.config
     width, layers = shape.hidden_size, shape.num_layers
     per_layer = width * (2 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     parameters = layers * (per_layer + 3 * width * shape.intermediate_size) + 2 * shape.vocab_size * width
-    trainer = parameters * (4 + 4 + 8)
+    lora = config.models[POLICY].lora
+    # an adapter has a row for each input and each output of seven linear layers, at the most
+    ends = 7 * width + 2 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim + 3 * shape.intermediate_size
+    trained = parameters if lora is None else layers * lora.rank * ends
+    trainer = (0 if lora is None else parameters * 4) + trained * (4 + 4 + 8)
     per_token = layers * (12 * width + 4 * shape.intermediate_size) + 2 * shape.vocab_size
     activations = config.train.token_budget * per_token * 4
     # a model with recurrent state holds as much again in states
     cache = config.engine.kv_bytes * (1 if shape.num_attending == layers else 2)
-    needed = trainer + 3 * parameters * 4 + cache + activations
+    needed = trainer + 3 * parameters * 4 + (0 if lora is None else 3 * trained * 4) + cache + activations
     here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if config.run.device == "cpu" and needed > here:
         raise refusal(
@@ -112,7 +121,7 @@ def _memory(context: Context, shape: Shape) -> list[str]:
             "lower train.token_budget or engine.kv_bytes, or take a smaller model",
         )
     free = shutil.disk_usage(context.folder).free
-    disk = parameters * 12 * (config.train.keep_last + 1) * 2
+    disk = trained * 12 * (config.train.keep_last + 1) * 2
     if disk > free:
         raise refusal(
             str(context.folder), f"{disk / GIB:.1f} GiB of disk for checkpoints", f"{free / GIB:.1f} GiB", "free disk space"
@@ -136,32 +145,32 @@ def _held_out(context: Context) -> list[str]:
     return [f"eval: {there} held-out tasks"]
 
 
-async def _world(context: Context, task: Task) -> tuple[list[str], list[Conversation]]:
+async def _world(context: Context, task: Task) -> tuple[list[str], list[Conversation], list[Conversation]]:
     """Open one world of each kind of task; its expert must be rewarded and an empty answer must not.
 
     Returns:
-        What was found, and the conversations that were held, or read from `[sft] data`.
+        What was found, the conversations that were held, and those to imitate, of which some may be read from `[sft] data`.
     """
     config = context.config
     fresh = "init" in config.run.stages and context.given() is None
     if not fresh and "sft" not in config.run.stages:
-        await _empty(context, task)
-        return [f"env: {context.factory.name} opens and does not reward an empty answer"], []
+        silent = await _empty(context, task)
+        return [f"env: {context.factory.name} opens and does not reward an empty answer"], [silent], []
     if config.sft.data is not None:
-        await _empty(context, task)
+        silent = await _empty(context, task)
         rows = given_conversations(context)
-        return [f"sft: {len(rows)} conversations in {config.sft.data}"], rows
-    facts, shown = [], []
+        return [f"sft: {len(rows)} conversations in {config.sft.data}"], [silent], rows
+    facts, held, shown = [], [], []
     for example in _one_of_each(context):
         async with _blamed(example):
             conversation = await demonstrate(context, example)
         if conversation.score is None or not conversation.score.reward:
             got = f"reward {conversation.score.reward if conversation.score else None}"
             raise refusal(f"task {example.id}", "an expert that is rewarded", got, "correct expert or scorer")
-        await _empty(context, example)
+        held += [await _empty(context, example), conversation]
         facts.append(f"env: {example.tag or example.env}: expert {conversation.score.reward:g}, empty answer 0")
         shown.append(conversation)
-    return facts, shown
+    return facts, held, shown
 
 
 def _some_tasks(context: Context) -> Sequence[Task]:
@@ -197,12 +206,13 @@ def _one_of_each(context: Context) -> Sequence[Task]:
     return list(first.values())
 
 
-async def _empty(context: Context, task: Task) -> None:
+async def _empty(context: Context, task: Task) -> Conversation:
     async with _blamed(task):
         silent = await converse(context, task, lambda messages: Message(role="assistant", content=""))
     if silent.score is not None and silent.score.reward:
         got = f"{silent.score.reward:g}"
         raise refusal(f"task {task.id}", "no reward for an empty answer", got, "correct the scorer: it can be gamed")
+    return silent
 
 
 @asynccontextmanager

@@ -21,20 +21,21 @@ from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
 from sparring.stages.checkpoints import Checkpoints
 from sparring.stages.context import POLICY, Context
+from sparring.stages.lora import trained_folder
 from sparring.stages.shape import context_room, folder_shape
 from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
 from sparring.types import Batch, StepResult, TokenAccount
 
 
 async def run(context: Context) -> dict[str, Any]:
-    """Train the stage's input and write a Hugging Face folder.
+    """Train the stage's input and write a Hugging Face folder, or an adapter's.
 
     Returns:
         The token account, `logprob_max_abs_diff` over the whole stage (None where no fresh token was trained) and `model`, the
         folder.
     """
     config = context.config
-    source = context.input("rl")
+    source = trained_folder(context, context.input("rl"))
     spans = Spans()
     engine = WatchedEngine(context.cluster.engine(POLICY, path=str(source)), spans)
     trainer = WatchedTrainer(context.cluster.trainer(POLICY, path=str(source), plan=_plan(context)), spans)
@@ -64,7 +65,7 @@ async def run(context: Context) -> dict[str, Any]:
     clock = StepClock(spans)
 
     async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
-        metrics = {**metrics, **scheduler.metrics(), **clock.lap(batch.account.sampled)}
+        metrics = {**metrics, **scheduler.metrics(), **engine.lap(), **clock.lap(batch.account.sampled)}
         totals.add(batch, metrics)
         context.store.metric("rl", step.version, metrics)
         context.sink.log("rl", step.version, metrics)

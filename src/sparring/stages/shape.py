@@ -12,6 +12,7 @@ import msgspec
 from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
 from sparring.model.config import DType, InitConfig
+from sparring.model.hub import base_folder
 
 NAMES = {
     "hidden_size": ("hidden_size", "n_embd", "d_model"),
@@ -42,11 +43,12 @@ class Shape(InitConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def folder_shape(folder: Path) -> Shape:
-    """The sizes of the checkpoint in `folder`.
+    """The sizes of the checkpoint in `folder`, or of an adapter's base.
 
     Raises:
         BadInput: there is no config or no weights in the folder, or the config does not say the sizes.
     """
+    folder = base_folder(folder)
     file = folder / "config.json"
     config = _config(file)
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):

@@ -15,9 +15,11 @@ from sparring.errors import BadInput, EngineError
 from sparring.generation import Constraint, GenerateRequest, Sampling
 from sparring.model.load import load
 from sparring.record.recorder import Recorder
+from sparring.rollout.replay import replay
+from sparring.store.codec import decode, encode
 from sparring.testing.tiny_models import tiny_model
 from sparring.testing.toy import toy_renderer, toy_task
-from sparring.types import Message
+from sparring.types import Message, Outcome, Rollout
 
 DIGITS = Constraint(kind="regex", source="[0-9]{1,3}")
 
@@ -28,7 +30,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def told(path: Path, sampling: Sampling, constraints: tuple[Constraint | None, ...]) -> Any:
-    """A conversation with one reply for each constraint: its segments and the replies."""
+    """A conversation with one reply for each constraint, which its record says again to the bit: its segments and the replies."""
 
     async def main() -> Any:
         engine = NativeEngine(load(path), EngineConfig(), threads=1)
@@ -41,6 +43,14 @@ def told(path: Path, sampling: Sampling, constraints: tuple[Constraint | None, .
                 messages += [reply, Message(role="user", content="More.")]
         finally:
             await engine.close()
+        trajectory = session.trajectory(Outcome(kind="completed", reason="answered"))
+        rollout = Rollout(id="r", task=toy_task(0), index=0, attempt=0, purpose="train", trajectories=(trajectory,))
+        again = NativeEngine(load(path), EngineConfig(), threads=1)
+        try:
+            report = await replay(decode(encode(rollout), Rollout), again, toy_renderer())
+        finally:
+            await again.close()
+        assert report.identical, report.difference
         return session.segments, [message for message in messages if message.role == "assistant"]
 
     return asyncio.run(main())
