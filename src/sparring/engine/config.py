@@ -54,7 +54,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Tokens whose keys and values fit into the cache; 0: what `kv_bytes` holds."""
 
     kv_bytes: int = 512 << 20
-    """Size of the cache when `kv_tokens` is 0; less where `max_running` requests of full length need less."""
+    """Size of the cache when `kv_tokens` is 0; less where `max_running` requests of full length need less. A model with recurrent
+    state holds up to as much again in states: one for each request that runs, the others for conversations between turns."""
 
     kv_across_turns: Literal["keep", "drop", "offload"] = "keep"
     """keep: a conversation's next turn prefills only what is new, unless others needed the room meanwhile; offload: it is then
@@ -99,6 +100,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             token_bytes: size of one token's keys and values, over all layers.
         """
         return max(1, (self.kv_tokens or self.kv_bytes // token_bytes) // PAGE_SIZE) * PAGE_SIZE
+
+    def states(self, state_bytes: int) -> int:
+        """Recurrent states that are held beside the cache, at least one.
+
+        Args:
+            state_bytes: size of one sequence's, over all layers.
+        """
+        return max(1, self.kv_bytes // state_bytes)
 
     def idle_pages(self, page_bytes: int) -> int | None:
         """Pages of the cache that idle conversations may hold; None for all."""

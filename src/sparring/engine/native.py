@@ -22,8 +22,9 @@ from sparring.engine.reply import Delivery, Reply, deliver
 from sparring.engine.runner import Runner
 from sparring.engine.scheduler import Chunk, Scheduler
 from sparring.engine.sequence import Sequence
-from sparring.engine.sizes import num_pages_of, token_bytes
+from sparring.engine.sizes import Sizes
 from sparring.engine.speculation import Speculation, accepted
+from sparring.engine.states import StateSlots
 from sparring.engine.update import NotRolledBack, Update, commit, stage, where
 from sparring.errors import EngineError, RequestRefused, SparringError, WeightsError, boundary
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
@@ -56,23 +57,22 @@ class NativeEngine:
         self, model: CausalModel, config: EngineConfig, *, name: str = "policy", version: int = 0, threads: int = 0
     ) -> None:
         self._model, self._config, self._name, self._version = model, config, name, version
-        num_pages, self._page_bytes = num_pages_of(model, config), PAGE_SIZE * token_bytes(model)
-        self._room = Room(model.vocab_size, model.max_positions, num_pages * PAGE_SIZE)
-        host_pages = config.host_pages(self._page_bytes)
+        sizes, most = Sizes.of(model, config), config.max_running
+        self._room = Room(model.vocab_size, model.max_positions, sizes.num_pages * PAGE_SIZE)
+        self._page_bytes = sizes.page_bytes
         cache = KvCache(
-            num_pages,
+            sizes.num_pages,
             PAGE_SIZE,
-            share_prefixes=config.share_prefixes,
-            host_pages=host_pages,
-            idle_pages=config.idle_pages(self._page_bytes),
+            share_prefixes=config.share_prefixes and not model.recurrent,
+            host_pages=sizes.host_pages,
+            idle_pages=config.idle_pages(sizes.page_bytes),
             window=model.window,
         )
-        self._scheduler = Scheduler(cache, max_running=config.max_running, max_batch_tokens=config.max_batch_tokens)
-        self._runner = Runner(
-            model, num_pages=num_pages, page_size=PAGE_SIZE, max_running=config.max_running, host_pages=host_pages
-        )
+        states = StateSlots(sizes.num_states) if model.recurrent else None
+        self._scheduler = Scheduler(cache, max_running=most, max_batch_tokens=config.max_batch_tokens, states=states)
+        self._runner = Runner(model, sizes, page_size=PAGE_SIZE, max_running=most)
         self._adapters = AdapterTable(model, self._runner, name, version)
-        self._speculation = Speculation(config)
+        self._speculation = Speculation(config, recurrent=bool(model.recurrent))
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._deliveries: list[Delivery] = []
         self._metrics: dict[str, float] = defaultdict(float)
@@ -325,6 +325,8 @@ class NativeEngine:
         try:
             with boundary(EngineError, f"engine {self._name}: step"):
                 self._metrics["kv_copy_s"] += self._runner.copy(self._scheduler.cache.take_copies())
+                if self._scheduler.states is not None:
+                    self._runner.copy_states(self._scheduler.states.take_copies())
                 sampled = self._runner.step(chunks, steps, drafts)
                 sampled = accepted(sampled, drafts) if drafts else sampled
         except SparringError as cause:

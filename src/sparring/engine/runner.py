@@ -18,10 +18,12 @@ from sparring.engine.host import HostPages
 from sparring.engine.kv import Copy
 from sparring.engine.scheduler import Chunk
 from sparring.engine.sequence import Sequence
+from sparring.engine.sizes import Sizes
 from sparring.model.attention import Packed
 from sparring.model.causal import CausalModel
 from sparring.model.head import judge
 from sparring.model.kernels import ops
+from sparring.model.recurrent import States
 from sparring.model.step import OperationStep, Sampled, Slots, StepRows, step_of
 
 MASK_64 = (1 << 64) - 1
@@ -32,26 +34,27 @@ FAST_TOLERANCE = 5e-2
 class Runner:
     """Holds the pages and, per slot, what a running request needs in every step, so that a step copies little."""
 
-    def __init__(
-        self, model: CausalModel, *, num_pages: int, page_size: int, max_running: int, host_pages: int = 0
-    ) -> None:
+    def __init__(self, model: CausalModel, sizes: Sizes, *, page_size: int, max_running: int) -> None:
         self._model = model
         self._pages = ops.KvPages(
             num_layers=model.num_layers,
-            # one page and one slot more are the probe's
-            num_pages=num_pages + 1,
+            # one page, slot and state more are the probe's
+            num_pages=sizes.num_pages + 1,
             page_size=page_size,
             num_kv_heads=model.num_kv_heads,
             head_dim=model.head_dim,
             dtype=model.dtype,
+            attending=model.attending,
         )
-        self._host = HostPages(self._pages, host_pages)
-        longest = min(num_pages, -(-model.max_positions // page_size))
+        self._host = HostPages(self._pages, sizes.host_pages)
+        self._states = States(model.recurrent, sizes.num_states + 1)
+        longest = min(sizes.num_pages, -(-model.max_positions // page_size))
         self._slots = Slots.of(max_running + 1, longest, model.vocab_size)
-        self._slots.tables[max_running, 0], self._slots.temperature[max_running] = num_pages, 0.0
+        self._slots.tables[max_running, 0], self._slots.temperature[max_running] = sizes.num_pages, 0.0
+        self._slots.states[max_running] = sizes.num_states
         self.tolerance = FAST_TOLERANCE if model.path_name == "fast" else 0.0
-        self._compute = step_of(model, self._pages, self._slots)
-        self._operations = OperationStep(model, self._pages, self._slots)
+        self._compute = step_of(model, self._pages, self._slots, self._states)
+        self._operations = OperationStep(model, self._pages, self._slots, self._states)
         self._interrupt = array("i", [0])
 
     @property
@@ -85,6 +88,11 @@ class Runner:
             else:
                 self._host.get(self._pages, source, target)
         return time.perf_counter() - started if copies else 0.0
+
+    def copy_states(self, slots: list[tuple[int, int]]) -> None:
+        """Copy recurrent states, (from, to) in this order."""
+        for source, target in slots:
+            self._states.copy(source, target)
 
     def interrupt(self, wanted: bool) -> None:
         """From any thread: a step that is being computed, and any after it, is the last of its call; or no longer."""
@@ -160,6 +168,7 @@ class Runner:
             slots.tops[slot] = sampling.top_logprobs
             slots.adapters[slot] = -1 if sequence.adapter is None else sequence.adapter.number
             slots.limit(slot, None)
+            slots.states[slot] = sequence.state or 0
             banned = sequence.stop if sampling.min_tokens else ()
             banned = sorted(token for token in banned if 0 <= token < self._model.vocab_size)
             slots.bias(slot, sequence.num_prompt + sampling.min_tokens, banned, sampling.logit_bias)

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from sparring.engine.kv import KvCache
+from sparring.engine.kv import KvCache, Seat
 from sparring.engine.sequence import Sequence
+from sparring.engine.states import StateSlots
 
 if TYPE_CHECKING:
     from sparring.engine.adapter_table import Served
@@ -30,11 +31,11 @@ class Chunk(NamedTuple):
 
 
 class Scheduler:
-    """The waiting and the running requests, and the pages they hold. While it is `held`, only those that have begun are served:
-    that run, or have sampled."""
+    """The waiting and the running requests, and the pages they hold; of a recurrent model also the `states`. While it is `held`,
+    only those that have begun are served: that run, or have sampled."""
 
-    def __init__(self, cache: KvCache, *, max_running: int, max_batch_tokens: int) -> None:
-        self.cache = cache
+    def __init__(self, cache: KvCache, *, max_running: int, max_batch_tokens: int, states: StateSlots | None = None) -> None:
+        self.cache, self.states = cache, states
         self._max_batch_tokens = max_batch_tokens
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
@@ -128,6 +129,9 @@ class Scheduler:
         conversation = sequence.conversation
         if sequence.keep and conversation is not None and sequence.oldest == sequence.version_under(version):
             self.cache.keep(conversation, *self._held(sequence), sequence.weights_under(version))
+            if self.states is not None and sequence.state is not None:
+                self.states.keep(conversation, sequence.state, sequence.computed)
+                sequence.state = None
         self._give_back(sequence)
 
     def recompute(self, adapter: Served | None, *, all_of_them: bool) -> None:
@@ -156,6 +160,8 @@ class Scheduler:
         if sequence.oldest == sequence.version_under(version):
             for conversation in conversations:
                 self.cache.keep(conversation, *self._held(sequence), sequence.weights_under(version))
+                if self.states is not None and sequence.state is not None:
+                    self.states.branch(conversation, sequence.state, sequence.computed)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a request out wherever it is; unknown ones are ignored."""
@@ -168,6 +174,8 @@ class Scheduler:
     def discard(self, chunks: list[Chunk]) -> list[Sequence]:
         """Take out the requests of a step that failed: what their pages hold is unknown, and whether its copies were made."""
         self.cache.distrust()
+        if self.states is not None:
+            self.states.distrust()
         for chunk in chunks:
             for page in chunk.sequence.pages:
                 self.cache.pool.forget(page)
@@ -177,6 +185,8 @@ class Scheduler:
     def release(self, conversation: str) -> None:
         """Forget a conversation now and when its running request ends."""
         self.cache.release(conversation)
+        if self.states is not None:
+            self.states.release(conversation)
         for sequence in self.sequences:
             if sequence.conversation == conversation:
                 sequence.keep = False
@@ -213,10 +223,7 @@ class Scheduler:
         return True
 
     def _admit(self, sequence: Sequence, version: int) -> bool:
-        cache, wanted, count = self.cache, sequence.reusable, self.cache.pages_for(len(sequence.tokens))
-        weights = sequence.weights_under(version)
-        # a page for every running request is left, or it would soon have to give way to them
-        seat = cache.admit(sequence.conversation, wanted, count, weights, sequence.digests, spare=len(self._running))
+        seat = self._pages_for(sequence, version) if self.states is None else self._pages_and_state_for(sequence, version)
         if seat is None:
             return False
         sequence.pages, sequence.computed = seat.pages, seat.known
@@ -225,10 +232,26 @@ class Scheduler:
         # a preempted request finds part of its own answer again: only prompt tokens count as cached
         if not sequence.logprobs:
             sequence.cached_tokens = seat.known
-            cache.counts.note(seat)
+            self.cache.counts.note(seat)
         sequence.slot = self._slots.pop()
         insort(self._running, sequence, key=_rank)
         return True
+
+    def _pages_for(self, sequence: Sequence, version: int) -> Seat | None:
+        cache, wanted, count = self.cache, sequence.reusable, self.cache.pages_for(len(sequence.tokens))
+        weights = sequence.weights_under(version)
+        # a page for every running request is left, or it would soon have to give way to them
+        return cache.admit(sequence.conversation, wanted, count, weights, sequence.digests, spare=len(self._running))
+
+    def _pages_and_state_for(self, sequence: Sequence, version: int) -> Seat | None:
+        """What its conversation keeps is of use only with the state behind all of it. Without, the pages that were found are
+        written again: with the same, as others may hold them."""
+        seat = self._pages_for(sequence, version) if self.states.available else None
+        if seat is not None:
+            sequence.state = self.states.resume(sequence.conversation, seat.known)
+            if sequence.state is None:
+                sequence.state, seat = self.states.take(), Seat(seat.pages, 0, 0, 0)
+        return seat
 
     def _publish(self, sequence: Sequence, version: int) -> None:
         """Let others find what is computed, where all of it is of the weights as they are now."""
@@ -257,7 +280,9 @@ class Scheduler:
 
     def _give_back(self, sequence: Sequence) -> None:
         self.cache.drop(sequence.pages)
-        sequence.pages, sequence.digests, sequence.computed, sequence.oldest = [], [], 0, None
+        if self.states is not None:
+            self.states.drop(sequence.state)
+        sequence.pages, sequence.digests, sequence.computed, sequence.oldest, sequence.state = [], [], 0, None, None
 
 
 def _adapter(chunk: Chunk) -> int:

@@ -1,17 +1,32 @@
-"""How large the cache of a model is."""
+"""How much an engine holds: what `[engine]` pays for, at the sizes of its model."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from sparring.engine.config import PAGE_SIZE, EngineConfig
 from sparring.model.causal import CausalModel
+from sparring.model.recurrent import state_bytes
 
 
 def token_bytes(model: CausalModel) -> int:
-    """Size of one token's keys and values, over all layers."""
-    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * model.dtype.itemsize
+    """Size of one token's keys and values, over all layers that attend."""
+    return 2 * len(model.attending) * model.num_kv_heads * model.head_dim * model.dtype.itemsize
 
 
-def num_pages_of(model: CausalModel, config: EngineConfig) -> int:
-    """Pages that the config pays for, and no more than all running requests of full length could use."""
-    most = config.max_running * -(-model.max_positions // PAGE_SIZE)
-    return min(config.cache_tokens(token_bytes(model)) // PAGE_SIZE, most)
+class Sizes(NamedTuple):
+    """Pages of the cache, the size of each, pages in host memory, and slots of recurrent state (0: the model has none)."""
+
+    num_pages: int
+    page_bytes: int
+    host_pages: int
+    num_states: int
+
+    @staticmethod
+    def of(model: CausalModel, config: EngineConfig) -> Sizes:
+        """No more pages than all running requests of full length could use; states for those that run and as many idle ones."""
+        most = config.max_running * -(-model.max_positions // PAGE_SIZE)
+        states = min(2 * config.max_running, config.states(state_bytes(model.recurrent))) if model.recurrent else 0
+        page_bytes = PAGE_SIZE * token_bytes(model)
+        num_pages = min(config.cache_tokens(token_bytes(model)) // PAGE_SIZE, most)
+        return Sizes(num_pages, page_bytes, config.host_pages(page_bytes), states)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from sparring.engine.config import EngineConfig
 from sparring.engine.scheduler import Chunk, Scheduler
+from sparring.errors import refusal
 from sparring.model.step import Sampled
 
 LONGEST = 3
@@ -41,9 +42,16 @@ class Speculation:
 
     Args:
         config: `[engine]`.
+        recurrent: whether the model has a recurrent state, which cannot be taken back to the last token that was right.
+
+    Raises:
+        BadInput: it has, and `config` asks for guesses.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, recurrent: bool = False) -> None:
+        if recurrent and config.speculation != "off":
+            expected, got = '"off" for a model with recurrent state', repr(config.speculation)
+            raise refusal("engine.speculation", expected, got, "leave it out")
         self._most = config.speculation_tokens if config.speculation == "ngram" else 0
 
     def applies(self, chunks: list[Chunk]) -> bool:

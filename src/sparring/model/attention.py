@@ -6,7 +6,7 @@ Shapes: N tokens, B sequences, H query heads, G key/value heads, d head size, P 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AttentionInterface
@@ -14,6 +14,9 @@ from transformers import AttentionInterface
 from sparring.errors import refusal
 from sparring.model.kernels import ops
 from sparring.model.kernels.form import AttentionForm
+
+if TYPE_CHECKING:
+    from sparring.model.recurrent import States
 
 IMPLEMENTATION = "sparring"
 """The name under which the library's attention interface knows our attention."""
@@ -45,7 +48,8 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """New tokens of B sequences whose earlier keys and values lie in `pages`; `rows` says which and where.
+    """New tokens of B sequences whose earlier keys and values lie in `pages`; `rows` says which and where. `states`: of a
+    recurrent model, where the sequences' states are kept and in which slots [B] int64.
 
     A layer first writes all new keys and values, then attends, so a row may attend to what another sequence of the same
     call writes into a page that both share.
@@ -53,6 +57,7 @@ class Paged:
 
     pages: ops.KvPages
     rows: ops.PagedRows
+    states: tuple[States, torch.Tensor] | None = None
 
 
 Attention = Packed | Paged

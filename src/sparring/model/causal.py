@@ -6,6 +6,7 @@ N tokens, M rows of interest, D width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,6 +18,10 @@ from sparring.model.experts import RowExperts
 from sparring.model.kernels import ops
 from sparring.model.layers import RowLinear
 from sparring.model.lora import Adapters
+from sparring.model.recurrent import LAYOUT, Layout, Recurrent
+
+ATTENTION = {"full_attention", "sliding_attention"}
+"""The kinds of layers that our attention serves: not attention in chunks."""
 
 Forward = Callable[[torch.Tensor, torch.Tensor, Attention, torch.Tensor | None], torch.Tensor]
 
@@ -25,8 +30,9 @@ class CausalModel:
     """One module, two uses. Made by `load`; not safe for use from two threads at once.
 
     `path_name` is the numerics actually in use: "exact-tiles", "exact-kernels", "exact-torch" or "fast". `decoder` is the
-    forward of the Llama family, None for other models; `head` gives logits, or, where `is_scalar`, one number a row. State and
-    parameters are the model's own; what stands beside them is in `adapters`.
+    forward of the Llama family, None for other models; `head` gives logits, or, where `is_scalar`, one number a row.
+    `attending` are the layers that attend, `recurrent` those with a recurrent state, if any. State and parameters are the
+    model's own; what stands beside them is in `adapters`.
     """
 
     def __init__(self, module: nn.Module, forward: Forward, *, path_name: str, max_positions: int) -> None:
@@ -40,11 +46,16 @@ class CausalModel:
         self.num_kv_heads: int = getattr(text, "num_key_value_heads", None) or self.num_heads
         self.head_dim: int = getattr(text, "head_dim", None) or text.hidden_size // self.num_heads
         self.vocab_size: int = text.vocab_size
+        kinds = getattr(text, "layer_types", None) or ["full_attention"] * self.num_layers
+        self.attending = [layer for layer, kind in enumerate(kinds) if kind in ATTENTION]
+        self.recurrent = forward.recurrent if isinstance(forward, LibraryForward) else {}
         self._logit_cap: float | None = getattr(text, "final_logit_softcapping", None)
         self._forward = forward
         self.decoder = forward if isinstance(forward, Decoder) else None
         # looked up once: every update walks them several times
-        self._parameters = dict(module.named_parameters())
+        kept = module.state_dict().keys()
+        buffers = {name: buffer for name, buffer in module.named_buffers() if name in kept}
+        self._parameters = {**dict(module.named_parameters()), **buffers}
         self.adapters = Adapters(module, self.decoder)
         # whatever derives something from parameters, and packs it anew when they change
         self.parts = [part for part in module.modules() if isinstance(part, (RowLinear, RowExperts))]
@@ -103,11 +114,12 @@ class CausalModel:
         return self.head(hidden).float()[:, 0]
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Every parameter by its Hugging Face name, a tied weight once; the tensors share the module's storage."""
+        """Every parameter by its Hugging Face name, a tied weight once, and what else its files hold (such as the biases of a
+        router); the tensors share the module's storage."""
         return {name: parameter.detach() for name, parameter in self._parameters.items()}
 
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """Every parameter by its Hugging Face name, a tied weight once."""
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """The tensors of `state` themselves: parameters, and buffers that are kept in files."""
         return dict(self._parameters)
 
     def check(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -141,20 +153,22 @@ class CausalModel:
 class LibraryForward:
     """The library's own forward around our attention, for models outside the Llama family and for fast numerics."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.body = module.base_model
+    def __init__(self, module: nn.Module, recurrent: Recurrent) -> None:
+        self.body, self.recurrent = module.base_model, recurrent
 
     def __call__(
         self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
         """tokens[N], positions[N] -> [N, D], or [M, D] with rows[M]."""
-        context = {CONTEXT: attention}
+        context: dict[str, Any] = {CONTEXT: attention}
+        if self.recurrent:
+            context[LAYOUT] = Layout.of(attention, tokens.device)
         out = self.body(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **context)
         hidden = out.last_hidden_state[0]
         return hidden if rows is None else hidden.index_select(0, rows)
 
 
-def forward_of(module: nn.Module, *, lean: bool, gradient_checkpointing: bool) -> Forward:
+def forward_of(module: nn.Module, *, lean: bool, gradient_checkpointing: bool, recurrent: Recurrent) -> Forward:
     """The lean decoder for a swapped module of the Llama family, the library's forward for everything else."""
     if lean:
         return Decoder(module.base_model, gradient_checkpointing=gradient_checkpointing)
@@ -163,4 +177,4 @@ def forward_of(module: nn.Module, *, lean: bool, gradient_checkpointing: bool) -
         enable = getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable
         enable({"use_reentrant": False})
         module.train()
-    return LibraryForward(module)
+    return LibraryForward(module, recurrent)

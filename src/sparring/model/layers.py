@@ -161,8 +161,10 @@ class RotaryTable(nn.Module):
         return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The library's signature: position_ids[B, N] -> cos[B, N, d], sin[B, N, d]."""
-        return self.cos[position_ids], self.sin[position_ids]
+        """The library's signature: position_ids[B, N] -> cos[B, N, d], sin[B, N, d]. Of [axes, B, N] the first: a model that also
+        sees images knows three, which are equal in text."""
+        places = position_ids[0] if position_ids.dim() == 3 else position_ids
+        return self.cos[places], self.sin[places]
 
 
 class RotaryTables(nn.Module):

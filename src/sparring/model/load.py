@@ -14,19 +14,20 @@ from torch import nn
 
 from sparring.errors import BadInput, boundary, refusal
 from sparring.model.attention import IMPLEMENTATION
-from sparring.model.causal import CausalModel, forward_of
+from sparring.model.causal import ATTENTION, CausalModel, forward_of
 from sparring.model.decoder import FAMILY
 from sparring.model.kernels import ops
 from sparring.model.lora import Adapter
 from sparring.model.peft import base_of, is_adapter, read
 from sparring.model.prove import prove
+from sparring.model.recurrent import split
 from sparring.model.swap import swap
 
 # a progress bar on stderr would tear the live view
 transformers.utils.logging.disable_progress_bar()
 
-LAYER_TYPES = {"full_attention", "sliding_attention"}
-"""The kinds of layers that our attention serves: not recurrent ones, and not attention in chunks."""
+FAST_ONLY = {"linear_attention", "moe", "mlp"}
+"""Kinds of layers, beside those with our attention, that the library's own forward computes: with a recurrent state, or alone."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -68,7 +69,7 @@ def load(
         raise refusal("numerics", "'exact' or 'fast'", repr(numerics), "choose one of them")
     if head not in HEADS:
         raise refusal("head", f"one of {sorted(HEADS)}", repr(head), "choose one of them")
-    read_config(where)
+    read_config(where, numerics)
     with _without_report(), boundary(BadInput, where, "a checkpoint that the library loads", "repair it or take another"):
         module, found = HEADS[head].from_pretrained(
             where,
@@ -117,11 +118,13 @@ def served(module: nn.Module, where: str, *, numerics: str, gradient_checkpointi
     # without compiled kernels the library's layers are the faster ones
     swapped = exact or (_device_of(module) == "cpu" and ops.path_name() != "exact-torch")
     left = swap(module, max_positions, exact=exact) if swapped else []
+    with boundary(BadInput, where, "recurrent layers that go on from a cache of states", "choose another model"):
+        recurrent = {} if exact else split(module)
     # the decoder knows one activation; with another one the library's forward does
     lean = swapped and config.model_type in FAMILY and not left and config.hidden_act in ("silu", "swish")
     model = CausalModel(
         module,
-        forward_of(module, lean=lean, gradient_checkpointing=gradient_checkpointing),
+        forward_of(module, lean=lean, gradient_checkpointing=gradient_checkpointing, recurrent=recurrent),
         path_name=ops.path_name() if exact else "fast",
         max_positions=max_positions,
     )
@@ -130,11 +133,11 @@ def served(module: nn.Module, where: str, *, numerics: str, gradient_checkpointi
     return model
 
 
-def read_config(where: str) -> Any:
+def read_config(where: str, numerics: str) -> Any:
     """The library's config of the checkpoint.
 
     Raises:
-        BadInput: there is none, or none that can be served.
+        BadInput: there is none, or none that can be served with these numerics.
     """
     looks_local = where.startswith((".", "/", "~")) or where.count("/") > 1
     if Path(where).is_dir() or looks_local:
@@ -143,7 +146,7 @@ def read_config(where: str) -> Any:
             raise refusal(where, "a checkpoint folder with config.json", got, "check the model's path")
     with boundary(BadInput, where, "a Hugging Face causal LM", "check the model's path"):
         config = transformers.AutoConfig.from_pretrained(where)
-    _refuse_unservable(where, config)
+    _refuse_unservable(where, config, numerics)
     return config
 
 
@@ -165,13 +168,13 @@ def refuse_incomplete(where: str, missing: Iterable[str], mismatched: Iterable[S
         raise refusal(where, f"{name} of shape {list(expected)}, as its config says", str(list(got)), do)
 
 
-def _refuse_unservable(where: str, config: Any) -> None:
-    text = config.get_text_config()
-    others = set(getattr(text, "layer_types", None) or ()) - LAYER_TYPES
-    if others:
-        raise refusal(
-            where, "full or sliding attention in every layer", f"{sorted(others)[0]} layers", "choose a model without them"
-        )
+def _refuse_unservable(where: str, config: Any, numerics: str) -> None:
+    others = set(getattr(config.get_text_config(), "layer_types", None) or ()) - ATTENTION
+    if not others or (numerics == "fast" and others <= FAST_ONLY):
+        return
+    got = f"a {config.model_type} model, with {sorted(others - FAST_ONLY or others)[0]} layers"
+    do = 'set numerics = "fast" for this model' if others <= FAST_ONLY else "choose a model without them"
+    raise refusal(where, "full or sliding attention in every layer", got, do)
 
 
 def _device_of(module: nn.Module) -> str:

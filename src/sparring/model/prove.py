@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 
 import torch
 from torch import nn
 
 from sparring.errors import refusal
-from sparring.model.attention import IMPLEMENTATION, Packed
+from sparring.model.attention import IMPLEMENTATION, Packed, Paged
 from sparring.model.causal import CausalModel
+from sparring.model.kernels import ops
+from sparring.model.kernels.pages import BLOCK
+from sparring.model.recurrent import States
 
 LENGTHS = (5, 1, 17, 2, 8, 30)
 """Lengths of the sequences that are computed alone and together: odd, single and multiples of the vector width."""
@@ -29,8 +33,9 @@ def prove(model: CausalModel, where: str, left: list[str], *, exact: bool) -> No
         exact: whether bits matter.
 
     Raises:
-        BadInput: the library's logits are others (a head or an attention that we do not know), sequences see each other,
-            or, for exact numerics, a row's bits change with the batch or might, because a part was not replaced.
+        BadInput: the library's logits are others (a head or an attention that we do not know), sequences see each other or do
+            not go on from their recurrent state, or, for exact numerics, a row's bits change with the batch or might, because a
+            part was not replaced.
     """
     lengths = [length for length in LENGTHS if length <= model.max_positions]
     generator = torch.Generator().manual_seed(0)
@@ -39,12 +44,16 @@ def prove(model: CausalModel, where: str, left: list[str], *, exact: bool) -> No
         alone = [_outputs(model, [row]) for row in rows]
         packed = _outputs(model, rows).split(lengths)
         wanted = _library_outputs(model, rows[-1])
+        # the pages of a cache lie on the processor
+        continued = _continued(model, rows[-1]) if model.recurrent and model.device.type == "cpu" else alone[-1]
     name = type(model.module).__name__
     if not _close(model, alone[-1], wanted):
         expected = "the library's logits from what it tells our attention and a linear head"
         raise refusal(where, expected, f"others: {name} does more", "choose another model")
     if not all(_close(model, a, b) for a, b in zip(alone, packed, strict=True)):
         raise refusal(where, "attention through the library's interface", f"{name}, which has its own", "choose another model")
+    if not _close(model, alone[-1], continued):
+        raise refusal(where, "layers that go on from a recurrent state", f"{name}, which begins anew", "choose another model")
     if not exact or (not left and all(torch.equal(a, b) for a, b in zip(alone, packed, strict=True))):
         return
     culprit = f"; not replaced: {', '.join(left[:3])}" if left else ""
@@ -72,6 +81,21 @@ def _outputs(model: CausalModel, rows: list[torch.Tensor]) -> torch.Tensor:
     positions = torch.cat([torch.arange(len(row), device=model.device) for row in rows])
     hidden = model.hidden(torch.cat(rows), positions, Packed.of([len(row) for row in rows]).to(model.device))
     return hidden if model.is_scalar else model.logits(hidden)
+
+
+def _continued(model: CausalModel, row: torch.Tensor) -> torch.Tensor:
+    """The same of one sequence in three pieces, the last of one token, which goes on from pages and states."""
+    num_pages = -(-len(row) // BLOCK)
+    shape = {"num_layers": model.num_layers, "num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
+    pages = ops.KvPages(num_pages=num_pages, dtype=model.dtype, attending=model.attending, **shape)
+    states, table = States(model.recurrent, 1), torch.arange(num_pages, dtype=torch.int32)[None]
+    outputs = []
+    for begin, end in pairwise((0, len(row) // 2, len(row) - 1, len(row))):
+        offsets, ends = (torch.tensor(values, dtype=torch.int32) for values in ([0, end - begin], [end]))
+        where = Paged(pages, ops.PagedRows(table, offsets, ends), (states, torch.zeros(1, dtype=torch.int64)))
+        hidden = model.hidden(row[begin:end], torch.arange(begin, end), where)
+        outputs.append(hidden if model.is_scalar else model.logits(hidden))
+    return torch.cat(outputs)
 
 
 def _library_outputs(model: CausalModel, row: torch.Tensor) -> torch.Tensor:

@@ -39,7 +39,7 @@ def check_servable(path: str | Path, *, dtype: str, device: str, numerics: str, 
         BadInput: a stage of the run would be refused when it loads the checkpoint.
     """
     where = base_of(path)
-    config = read_config(where)
+    config = read_config(where, numerics)
     files = sorted(Path(where).glob("*.safetensors"))
     if not files or sum(file.stat().st_size for file in files) <= small_bytes:
         return load(path, dtype=dtype, device=device, numerics=numerics)
@@ -68,11 +68,12 @@ def _check_headers(where: str, config: Any, files: list[Path]) -> None:
 
 
 def _shortened(config: Any) -> Any:
-    """The same architecture with two layers and few token ids."""
+    """The same architecture with two layers, or one of every kind, and few token ids."""
     text = config.get_text_config()
-    text.num_hidden_layers = min(text.num_hidden_layers, 2)
-    if getattr(text, "layer_types", None):
-        text.layer_types = text.layer_types[: text.num_hidden_layers]
+    kinds = getattr(text, "layer_types", None) or ()
+    text.num_hidden_layers = min(text.num_hidden_layers, max(2, len(set(kinds))))
+    if kinds:
+        text.layer_types = [*dict.fromkeys(kinds), *kinds][: text.num_hidden_layers]
     text.vocab_size = min(text.vocab_size, 512)
     text.pad_token_id = None
     return config

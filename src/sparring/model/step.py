@@ -36,6 +36,7 @@ from sparring.model.kernels.decoder_step import (
 from sparring.model.kernels.kept import ids_of, no_masks
 from sparring.model.layers import RowLinear, RowNorm
 from sparring.model.lora import Adapters
+from sparring.model.recurrent import States
 
 WORK_PER_THREAD = 2_000_000
 
@@ -48,7 +49,8 @@ class Slots(NamedTuple):
     added to the logits of the tokens bias_ids [S, 512] int32: bias_counts[s, 1] of them while sequence s has less than
     bias_until[s] tokens (int64), afterwards those from bias_counts[s, 0] on; int32. Where limited [S] uint8, only
     tokens with a bit in allowed [S, ceil(V / 64)] uint64 may come. tops [S] int32: how many of the likeliest
-    tokens are wanted, at most 20. adapters [S] int32: the number of the sequence's adapter, -1 for none.
+    tokens are wanted, at most 20. adapters [S] int32: the number of the sequence's adapter, -1 for none. states [S] int64: where
+    a recurrent model keeps the state of its sequence.
     """
 
     tables: np.ndarray
@@ -66,6 +68,7 @@ class Slots(NamedTuple):
     allowed: np.ndarray
     tops: np.ndarray
     adapters: np.ndarray
+    states: np.ndarray
 
     @staticmethod
     def of(num_slots: int, pages_per_table: int, vocabulary: int) -> Slots:
@@ -86,6 +89,7 @@ class Slots(NamedTuple):
             no_masks(num_slots, vocabulary),
             np.zeros(num_slots, np.int32),
             np.full(num_slots, -1, np.int32),
+            np.zeros(num_slots, np.int64),
         )
 
     def bias(self, slot: int, until: int, banned: Sequence[int], added: Sequence[tuple[int, float]]) -> None:
@@ -178,8 +182,8 @@ class OperationStep:
 
     most_steps = 1
 
-    def __init__(self, model: CausalModel, pages: ops.KvPages, slots: Slots) -> None:
-        self._model, self._pages, self._slots = model, pages, slots
+    def __init__(self, model: CausalModel, pages: ops.KvPages, slots: Slots, states: States | None = None) -> None:
+        self._model, self._pages, self._slots, self._states = model, pages, slots, states
 
     def __call__(self, rows: StepRows) -> Sampled:
         """Compute the rows, one step of them."""
@@ -192,7 +196,8 @@ class OperationStep:
         width = -(-max(rows.lengths) // self._pages.page_size)
         tables = torch.from_numpy(self._slots.tables[rows.slots, :width])
         positions = torch.arange(len(tokens)) + torch.repeat_interleave(ends - cu_rows[1:], cu_rows.diff())
-        where = Paged(self._pages, ops.PagedRows(tables, cu_rows, ends))
+        kept = None if self._states is None else (self._states, torch.from_numpy(self._slots.states[rows.slots]))
+        where = Paged(self._pages, ops.PagedRows(tables, cu_rows, ends), kept)
         adapters = self._slots.adapters[rows.slots]
         with self._model.adapters.of_rows(np.repeat(adapters, np.diff(rows.cu_rows))):
             return self._model.hidden(tokens, positions, where)
@@ -386,9 +391,11 @@ class Deltas:
         return plans, rank
 
 
-def step_of(model: CausalModel, pages: ops.KvPages, slots: Slots) -> DecoderStep | OperationStep:
+def step_of(
+    model: CausalModel, pages: ops.KvPages, slots: Slots, states: States | None = None
+) -> DecoderStep | OperationStep:
     """The one call where the model is of the Llama family and the compiled kernels are in use."""
     compiled = ops.path_name() != "exact-torch" and model.device.type == "cpu"
     if compiled and model.decoder is not None and isinstance(model.head, RowLinear):
         return DecoderStep(model, pages, slots)
-    return OperationStep(model, pages, slots)
+    return OperationStep(model, pages, slots, states)

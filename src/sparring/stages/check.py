@@ -20,7 +20,7 @@ from sparring.stages.lora import check_lora
 from sparring.stages.rl import correction_chosen
 from sparring.stages.servable import check_model
 from sparring.stages.served import check_served
-from sparring.stages.shape import InitConfig, folder_shape
+from sparring.stages.shape import Shape, folder_shape
 from sparring.types import Message, Task
 
 GIB = 1 << 30
@@ -88,7 +88,7 @@ def _sampling(context: Context) -> None:
         raise refusal("rollout.min_p", "below 1 while the run trains", "1.0", "lower it: greedy rollouts are equal")
 
 
-def _engine(context: Context, shape: InitConfig) -> list[str]:
+def _engine(context: Context, shape: Shape) -> list[str]:
     """Another engine than our own is there, and nothing is asked of it that it cannot do."""
     engine, rollout = context.config.engine, context.config.rollout
     if engine.kind != "vllm":
@@ -121,16 +121,16 @@ def _correction(context: Context) -> list[str]:
     return [correction_chosen(config)]
 
 
-def _shape(context: Context) -> InitConfig:
+def _shape(context: Context) -> Shape:
     """The sizes of the policy, from its checkpoint or from `[models.policy.init]`."""
     spec, given = context.config.models[POLICY], context.given()
     if given is not None:
         return folder_shape(given)
     assert spec.init is not None, "a model has a path or an init"
-    return spec.init
+    return Shape.of(spec.init)
 
 
-def _memory(context: Context, shape: InitConfig) -> list[str]:
+def _memory(context: Context, shape: Shape) -> list[str]:
     """A bound on memory: weights (and adapters), gradients and AdamW in float32 of what is trained, the engine's copy, its cache,
     a micro-batch's activations."""
     config = context.config
@@ -144,7 +144,9 @@ def _memory(context: Context, shape: InitConfig) -> list[str]:
     trainer = (0 if lora is None else parameters * 4) + trained * (4 + 4 + 8)
     per_token = layers * (12 * width + 4 * shape.intermediate_size) + 2 * shape.vocab_size
     activations = config.train.token_budget * per_token * 4
-    needed = trainer + 3 * parameters * 4 + (0 if lora is None else 3 * trained * 4) + config.engine.kv_bytes + activations
+    # a model with recurrent state holds as much again in states
+    cache = config.engine.kv_bytes * (1 if shape.num_attending == layers else 2)
+    needed = trainer + 3 * parameters * 4 + (0 if lora is None else 3 * trained * 4) + cache + activations
     here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if config.run.device == "cpu" and needed > here:
         raise refusal(

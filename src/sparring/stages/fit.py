@@ -13,7 +13,7 @@ from sparring.protocols import Renderer
 from sparring.stages.context import POLICY, Context
 from sparring.stages.demonstrate import Conversation, rendered
 from sparring.stages.init import trained_tokenizer
-from sparring.stages.shape import InitConfig, context_room
+from sparring.stages.shape import Shape, context_room
 from sparring.types import Task
 
 SOME = 200
@@ -22,7 +22,7 @@ SOME = 200
 
 def check_rendering(
     context: Context,
-    shape: InitConfig,
+    shape: Shape,
     tasks: Sequence[Task],
     shown: Sequence[Conversation],
     held: Sequence[Conversation] = (),
@@ -71,7 +71,7 @@ def check_rendering(
     return facts
 
 
-def _sampling(context: Context, shape: InitConfig, renderer: Renderer) -> list[str]:
+def _sampling(context: Context, shape: Shape, renderer: Renderer) -> list[str]:
     """The engine takes what `[rollout]` says about sampling, and what is text there compiles.
 
     Raises:
@@ -107,7 +107,7 @@ def _compiles(held: Sequence[Conversation], renderer: Renderer) -> None:
 
 
 @contextmanager
-def _renderer(context: Context, shape: InitConfig, shown: Sequence[Conversation]) -> Iterator[Renderer]:
+def _renderer(context: Context, shape: Shape, shown: Sequence[Conversation]) -> Iterator[Renderer]:
     from sparring.render.train_tokenizer import MIN_VOCAB_SIZE
 
     given = context.given()
@@ -121,6 +121,6 @@ def _renderer(context: Context, shape: InitConfig, shown: Sequence[Conversation]
         yield context.renderer(Path(folder))
 
 
-def _too_long(where: str, shape: InitConfig, got: str) -> Exception:
+def _too_long(where: str, shape: Shape, got: str) -> Exception:
     expected = f"fewer tokens than the {shape.max_positions} positions of the model"
     return refusal(where, expected, got, "shorten it, raise models.policy.init.max_positions, or take another model")

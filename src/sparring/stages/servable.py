@@ -29,6 +29,7 @@ def check_model(context: Context, shape: InitConfig) -> list[str]:
     Raises:
         BadInput: a stage of the run would be refused when it loads the model.
     """
+    from sparring.engine.speculation import Speculation
     from sparring.model.create import create
     from sparring.model.lora import targeted
     from sparring.model.servable import check_servable
@@ -42,6 +43,7 @@ def check_model(context: Context, shape: InitConfig) -> list[str]:
         model = check_servable(
             given or Path(folder), dtype=spec.dtype, device=context.config.run.device, numerics=spec.numerics
         )
+    Speculation(context.config.engine, recurrent=bool(model.recurrent))
     if spec.lora is not None:
         targeted(model.module, spec.lora.target_modules)
     return [f"model: {type(model.module).__name__} in {spec.dtype} runs on {model.path_name}"]

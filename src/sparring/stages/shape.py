@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
 from sparring.model.config import DType, InitConfig
@@ -21,9 +23,27 @@ NAMES = {
 }
 """Our name -> what architectures call it."""
 
+KINDS = ("layer_types", "layers_block_type")
+"""What architectures call the list of their layers' kinds."""
 
-def folder_shape(folder: Path) -> InitConfig:
-    """The sizes of the checkpoint in `folder`, or of an adapter's base, as those of a fresh model.
+WITHOUT_KEYS = ("linear_attention", "mamba", "moe", "mlp")
+"""Kinds of layers that keep no keys and values."""
+
+
+class Shape(InitConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sizes of a model."""
+
+    num_attending: int
+    """Layers that keep keys and values; the others have a recurrent state, or none."""
+
+    @staticmethod
+    def of(init: InitConfig) -> Shape:
+        """Those of a fresh model, in which every layer attends."""
+        return Shape(**msgspec.structs.asdict(init), num_attending=init.num_layers)
+
+
+def folder_shape(folder: Path) -> Shape:
+    """The sizes of the checkpoint in `folder`, or of an adapter's base.
 
     Raises:
         BadInput: there is no config or no weights in the folder, or the config does not say the sizes.
@@ -33,11 +53,15 @@ def folder_shape(folder: Path) -> InitConfig:
     config = _config(file)
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
         raise refusal(str(folder), "weights (*.safetensors)", "a folder without", "copy or download the whole checkpoint")
+    kinds = next((config[name] for name in KINDS if isinstance(config.get(name), list)), [])
+    if kinds:
+        config = {"num_hidden_layers": len(kinds), **config}
     found = {name: _size(config, keys, file) for name, keys in NAMES.items()}
     width, heads = found["hidden_size"], found["num_heads"]
     try:
-        return InitConfig(
+        return Shape(
             **found,
+            num_attending=max(1, found["num_layers"] - sum(kind in WITHOUT_KEYS for kind in kinds)),
             num_kv_heads=config.get("num_key_value_heads") or heads,
             head_dim=config.get("head_dim") or width // heads,
             intermediate_size=config.get("intermediate_size") or config.get("n_inner") or 4 * width,
@@ -46,10 +70,10 @@ def folder_shape(folder: Path) -> InitConfig:
         raise refusal(str(file), "sizes that fit together", str(error), "check the model's path") from error
 
 
-def context_room(shape: InitConfig, engine: EngineConfig, dtype: DType) -> int:
+def context_room(shape: Shape, engine: EngineConfig, dtype: DType) -> int:
     """Most tokens of one conversation: the model's positions, or what the engine's cache holds where that is less."""
     value_bytes = 2 if dtype == "bfloat16" else 4
-    token_bytes = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * value_bytes
+    token_bytes = 2 * shape.num_attending * shape.num_kv_heads * shape.head_dim * value_bytes
     return min(shape.max_positions, engine.cache_tokens(token_bytes))
 
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from contextlib import aclosing
 
-from sparring.engine.prometheus import COUNTERS
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.observe.spans import Spans
 from sparring.protocols import Engine, Trainer
@@ -34,9 +33,9 @@ class WatchedEngine:
     def lap(self) -> dict[str, float]:
         """Metrics of the step that ends now, `engine/<name>`: how far counts grew since the lap before, levels as they are."""
         before, self._counted = self._counted, dict(self._engine.metrics)
+        is_level = {name: name.endswith("_now") or name.startswith("max_") for name in self._counted}
         return {
-            f"engine/{name}": value - (before.get(name, 0.0) if name in COUNTERS else 0.0)
-            for name, value in self._counted.items()
+            f"engine/{name}": value - (0.0 if is_level[name] else before.get(name, 0.0)) for name, value in self._counted.items()
         }
 
     async def generate(self, request: GenerateRequest) -> Completion:

@@ -9,6 +9,16 @@ VOCABULARY = 80
 
 _LOCAL_AND_GLOBAL = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 16}
 _EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 6, "num_experts": 6}
+_DELTA_RULE = {
+    "head_dim": 16,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_hidden_layers": 3,
+}
+_SHARED_EXPERT = {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 24, **_EXPERTS}
 FEATURES: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 16},
     "mistral": {"head_dim": 16, "sliding_window": 24},
@@ -39,6 +49,22 @@ FEATURES: dict[str, dict[str, Any]] = {
             "truncate": False,
             "original_max_position_embeddings": 32,
         },
+    },
+    "qwen3_next": {**_DELTA_RULE, **_SHARED_EXPERT},
+    "qwen3_5_text": _DELTA_RULE,
+    "qwen3_5_moe_text": {**_DELTA_RULE, **_SHARED_EXPERT},
+    "nemotron_h": {
+        "head_dim": 16,
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 16,
+        "n_groups": 2,
+        "chunk_size": 32,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "moe_shared_expert_intermediate_size": 24,
     },
 }
 """By family, settings under which what is special about it shows in a few dozen tokens."""
@@ -78,6 +104,7 @@ def tiny_model(family: str, out_path: str | Path, *, tied: bool = False, seed: i
     with torch.no_grad():
         for name, parameter in sorted(module.named_parameters()):
             centre = 1.0 if "norm" in name and parameter.dim() == 1 and not name.endswith("bias") else 0.0
+            centre = -3.0 if name.endswith("A_log") else centre  # a state that forgets in dozens of tokens, not in two
             parameter.normal_(centre, 0.2, generator=generator)
     out = Path(out_path)
     module.save_pretrained(out)

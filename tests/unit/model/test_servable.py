@@ -78,9 +78,20 @@ def test_an_architecture_that_cannot_be_served_at_all(tmp_path: Path, small_byte
 
 
 @sizes
-def test_layers_with_recurrent_state(tmp_path: Path, small_bytes: int) -> None:
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron_h"])
+def test_layers_with_recurrent_state(tmp_path: Path, small_bytes: int, family: str) -> None:
+    path = tiny_model(family, tmp_path)
+    got = f"expected full or sliding attention in every layer, got a {family} model, with linear_attention layers"
+    with pytest.raises(BadInput, match=f'{got}; set numerics = "fast" for this model'):
+        checked(path, small_bytes)
+    assert checked(path, small_bytes, "fast") == "fast"
+
+
+@sizes
+def test_attention_in_chunks(tmp_path: Path, small_bytes: int) -> None:
     path = tiny_model("qwen3", tmp_path)
     config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**config, "layer_types": ["full_attention", "linear_attention"]}))
-    with pytest.raises(BadInput, match="expected full or sliding attention in every layer, got linear_attention layers"):
-        checked(path, small_bytes)
+    (path / "config.json").write_text(json.dumps({**config, "layer_types": ["linear_attention", "chunked_attention"]}))
+    for numerics in ("exact", "fast"):
+        with pytest.raises(BadInput, match="got a qwen3 model, with chunked_attention layers; choose a model without them"):
+            checked(path, small_bytes, numerics)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,26 +27,37 @@ class PagedRows(NamedTuple):
 
 
 class KvPages:
-    """Keys and values of `num_pages` pages of `page_size` positions for every layer.
+    """Keys and values of `num_pages` pages of `page_size` positions for every layer that attends, all by default.
 
-    keys [layers, pages, G, page_size / 16, d, 16]; values [layers, pages, G, page_size, d]; d rounded up to 16.
+    keys [layers, pages, G, page_size / 16, d, 16]; values [layers, pages, G, page_size, d]; d rounded up to 16. `layers` has
+    them by the layer's index in the model, None for one that does not attend.
 
     Raises:
         BadInput: the page size is not a positive multiple of 16.
     """
 
     def __init__(
-        self, *, num_layers: int, num_pages: int, page_size: int = BLOCK, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+        self,
+        *,
+        num_layers: int,
+        num_pages: int,
+        page_size: int = BLOCK,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        attending: Sequence[int] | None = None,
     ) -> None:
         if page_size <= 0 or page_size % BLOCK:
             raise refusal("page_size", f"a multiple of {BLOCK}", str(page_size), f"choose {BLOCK}, 32, 64, ...")
         self.num_layers, self.num_pages, self.page_size = num_layers, num_pages, page_size
         self.num_kv_heads, self.head_dim, self.dtype = num_kv_heads, head_dim, dtype
         depth = -(-head_dim // BLOCK) * BLOCK
-        per_layer = (num_layers, num_pages, num_kv_heads)
+        attending = range(num_layers) if attending is None else attending
+        per_layer = (len(attending), num_pages, num_kv_heads)
         self.keys = torch.zeros(*per_layer, page_size // BLOCK, depth, BLOCK, dtype=dtype)
         self.values = torch.zeros(*per_layer, page_size, depth, dtype=dtype)
-        self.layers = list(zip(self.keys.unbind(0), self.values.unbind(0), strict=True))
+        stored = dict(zip(attending, zip(self.keys.unbind(0), self.values.unbind(0), strict=True), strict=True))
+        self.layers = [stored.get(layer) for layer in range(num_layers)]
 
     @property
     def num_bytes(self) -> int:
