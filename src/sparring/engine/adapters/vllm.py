@@ -31,7 +31,7 @@ from sparring.engine.adapters.vllm_wire import (
 from sparring.engine.check import problem_of
 from sparring.engine.config import EngineConfig
 from sparring.engine.update import where
-from sparring.errors import EngineError, SparringError, WeightsError, boundary
+from sparring.errors import EngineError, RequestRefused, SparringError, WeightsError, boundary
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.types import WeightRef
 from sparring.weights.inline import Probe, fetch
@@ -268,7 +268,7 @@ class VllmEngine:
             problem = f"fewer than {most} tokens, got {len(tokens)}; shorten the prompt"
         problem = problem or problem_of(request, self.server.vocab_size) or problem_for_vllm(request, self.server.vocab_size)
         if problem:
-            raise EngineError(f"request {request.id}: expected {problem}")
+            raise RequestRefused(f"request {request.id}: expected {problem}")
         return max_new
 
     def _check_score(self, request: ScoreRequest) -> None:
@@ -285,7 +285,7 @@ class VllmEngine:
         elif request.temperature < 0 or not 0 <= request.top_k <= vocab_size:
             problem = f"temperature >= 0 and 0 <= top_k <= {vocab_size}, got {request}; correct it"
         if problem:
-            raise EngineError(f"score {request.id}: expected {problem}")
+            raise RequestRefused(f"score {request.id}: expected {problem}")
 
     def _check_open(self) -> None:
         if self._closed or self._broken:
