@@ -196,7 +196,7 @@ template <class T> struct Step {
         T *scaled = inner + n * s.rank, *sums = added + n * widest;
         product(how, delta.a, in, wide, 0, rows);
         for (int64_t i = 0, count = rows * delta.a.M; i < count; i += LANES)
-            store_tail(scaled + i, count - i, load_tail(wide + i, count - i) * delta.scale);
+            store_tail(scaled + i, count - i, load_tail(wide + i, count - i) * splat(delta.scale));
         product(how, delta.b, (const T *)scaled, sums, 0, rows);
         for (int64_t i = 0, count = rows * delta.b.M; i < count; i += LANES)
             store_tail(y + i, count - i, load_tail(y + i, count - i) + load_tail(sums + i, count - i));
