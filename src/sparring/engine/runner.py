@@ -35,6 +35,8 @@ class Runner:
             num_kv_heads=model.num_kv_heads,
             head_dim=model.head_dim,
             dtype=model.dtype,
+            device=model.device,
+            transposed=ops.transposes_keys(model.device),
         )
         longest = min(num_pages, -(-model.max_positions // page_size))
         self._slots = Slots.of(max_running, longest, model.vocab_size)
@@ -70,17 +72,18 @@ class Runner:
 
     def probe(self, tokens: Rows[int]) -> list[float]:
         """Log-probabilities of tokens[1:] under the weights as they are now, without touching the cache."""
-        row, targets = torch.tensor(tokens[:-1]), torch.tensor(tokens[1:])
-        hidden = self._model.hidden(row, torch.arange(len(row)), Packed.of([len(row)]))
-        return judge(self._model, hidden, targets, torch.ones(len(row))).logprob.tolist()
+        device = self._model.device
+        row, targets = (torch.tensor(part, device=device) for part in (tokens[:-1], tokens[1:]))
+        hidden = self._model.hidden(row, torch.arange(len(row), device=device), Packed.of([len(row)]).to(device))
+        return judge(self._model, hidden, targets, torch.ones(len(row), device=device)).logprob.tolist()
 
     def _score(self, chunk: Chunk, hidden: torch.Tensor) -> None:
         """From hidden[count, D] of a chunk to the scores of those of its rows that its sequence wants."""
         sequence, begin, count, _ = chunk
         first = max(begin, sequence.scored_from)
         request = sequence.request
-        targets = torch.tensor(request.tokens[first + 1 : begin + count + 1])
-        heat = torch.full((len(targets),), request.temperature)
+        targets = torch.tensor(request.tokens[first + 1 : begin + count + 1], device=hidden.device)
+        heat = torch.full((len(targets),), request.temperature, device=hidden.device)
         judged = judge(self._model, hidden[first - begin :], targets, heat, request.top_k)
         sequence.scores.append(tuple(values.tolist() for values in judged))
 

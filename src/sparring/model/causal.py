@@ -23,7 +23,7 @@ Forward = Callable[[torch.Tensor, torch.Tensor, Attention, torch.Tensor | None],
 class CausalModel:
     """One module, two uses. Made by `load`; not safe for use from two threads at once.
 
-    `path_name` is the numerics actually in use: "exact-tiles", "exact-kernels", "exact-torch" or "fast". `decoder` is the
+    `path_name` is the numerics actually in use: as in `ops.path_name`, or "fast". `decoder` is the
     forward of the Llama family, None for other models; `head` gives logits, or, where `is_scalar`, one number a row.
     """
 

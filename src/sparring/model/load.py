@@ -110,14 +110,15 @@ def served(module: nn.Module, where: str, *, numerics: str, gradient_checkpointi
     _switch_dropout_off(module)
     max_positions = _max_positions(config)
     # without compiled kernels the library's layers are the faster ones
-    swapped = exact or (_device_of(module) == "cpu" and ops.path_name() != "exact-torch")
+    device = _device_of(module)
+    swapped = exact or (device == "cpu" and ops.path_name() != "exact-torch")
     left = swap(module, max_positions, exact=exact) if swapped else []
     # the decoder knows one activation; with another one the library's forward does
     lean = swapped and config.model_type in FAMILY and not left and config.hidden_act in ("silu", "swish")
     model = CausalModel(
         module,
         forward_of(module, lean=lean, gradient_checkpointing=gradient_checkpointing),
-        path_name=ops.path_name() if exact else "fast",
+        path_name=ops.path_name(device) if exact else "fast",
         max_positions=max_positions,
     )
     if not lean:

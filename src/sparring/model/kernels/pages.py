@@ -18,24 +18,36 @@ class PagedRows(NamedTuple):
     block_tables [B, P] int32: pages of each sequence in order; entries past its length are not read.
     cu_rows [B + 1] int32: the new rows of sequence b are cu_rows[b]:cu_rows[b + 1]; none is allowed.
     context_lengths [B] int32: tokens of each sequence after the new rows are appended.
+    most_rows: the most new rows of one sequence, which a device would have to be asked for; None: it is.
     """
 
     block_tables: torch.Tensor
     cu_rows: torch.Tensor
     context_lengths: torch.Tensor
+    most_rows: int | None = None
 
 
 class KvPages:
     """Keys and values of `num_pages` pages of `page_size` positions for every layer.
 
-    keys [layers, pages, G, page_size / 16, d, 16]; values [layers, pages, G, page_size, d]; d rounded up to 16.
+    values [layers, pages, G, page_size, d], d rounded up to 16; keys [layers, pages, G, page_size / 16, d, 16], or, where
+    they are not `transposed`, like the values: see `ops.transposes_keys`.
 
     Raises:
         BadInput: the page size is not a positive multiple of 16.
     """
 
     def __init__(
-        self, *, num_layers: int, num_pages: int, page_size: int = BLOCK, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+        self,
+        *,
+        num_layers: int,
+        num_pages: int,
+        page_size: int = BLOCK,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        transposed: bool = True,
     ) -> None:
         if page_size <= 0 or page_size % BLOCK:
             raise refusal("page_size", f"a multiple of {BLOCK}", str(page_size), f"choose {BLOCK}, 32, 64, ...")
@@ -43,8 +55,9 @@ class KvPages:
         self.num_kv_heads, self.head_dim, self.dtype = num_kv_heads, head_dim, dtype
         depth = -(-head_dim // BLOCK) * BLOCK
         per_layer = (num_layers, num_pages, num_kv_heads)
-        self.keys = torch.zeros(*per_layer, page_size // BLOCK, depth, BLOCK, dtype=dtype)
-        self.values = torch.zeros(*per_layer, page_size, depth, dtype=dtype)
+        self.values = torch.zeros(*per_layer, page_size, depth, dtype=dtype, device=device)
+        blocks = torch.zeros(*per_layer, page_size // BLOCK, depth, BLOCK, dtype=dtype, device=device) if transposed else None
+        self.keys = torch.zeros_like(self.values) if blocks is None else blocks
         self.layers = list(zip(self.keys.unbind(0), self.values.unbind(0), strict=True))
 
     @property
