@@ -68,7 +68,8 @@ class Product:
     def refresh(self) -> None:
         """Pack the weights anew."""
         self.packed.update(*(part.weight for part in self.parts))
-        self.bias = self._joined_bias()
+        if self.bias is not None:
+            self.bias.copy_(self._joined_bias())
 
     def _joined_bias(self) -> torch.Tensor | None:
         if self.parts[0].bias is None:

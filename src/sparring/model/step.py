@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 from ctypes import addressof, byref
 from operator import is_
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from sparring.model.kernels.compiled_path import NAME, TILES_NAME
 from sparring.model.kernels.decoder_step import BIASES, SLOT_COLUMNS, STOPS, TOPS, DecoderPlan, Form, LayerPlan, StepPlan, Weight
 from sparring.model.kernels.kept import ids_of, no_masks
 from sparring.model.layers import Product, RowLinear, RowNorm
+
+if TYPE_CHECKING:
+    from sparring.model.device_step import DeviceStep
 
 WORK_PER_THREAD = 2_000_000
 
@@ -337,9 +340,14 @@ class DecoderStep:
         raise refusal(f"decoder step: row {row}", expected, f"token {rows.tokens[row]}", "check the request")
 
 
-def step_of(model: CausalModel, pages: ops.KvPages, slots: Slots) -> DecoderStep | OperationStep:
-    """The one call where the model is of the Llama family and the compiled kernels are in use."""
+def step_of(model: CausalModel, pages: ops.KvPages, slots: Slots) -> DecoderStep | DeviceStep | OperationStep:
+    """The one call where the model is of the Llama family and the compiled kernels are in use; graphs of it on a GPU."""
+    operations = OperationStep(model, pages, slots)
+    if model.decoder is None or not isinstance(model.head, RowLinear):
+        return operations
+    if ops.path_name(model.device) == "exact-device":
+        from sparring.model.device_step import DeviceStep
+
+        return DeviceStep(model, pages, slots, operations)
     compiled = ops.path_name(model.device) in (TILES_NAME, NAME)
-    if compiled and model.decoder is not None and isinstance(model.head, RowLinear):
-        return DecoderStep(model.decoder, model.head.product, pages, slots)
-    return OperationStep(model, pages, slots)
+    return DecoderStep(model.decoder, model.head.product, pages, slots) if compiled else operations

@@ -421,7 +421,7 @@ def sample(
         min_p.to(torch.float32).contiguous(),
         seeds.contiguous().view(torch.int64),
         positions.to(torch.int64).contiguous(),
-        torch.zeros(len(logits), dtype=torch.uint8, device=logits.device) if limited is None else limited.to(torch.uint8).contiguous(),
+        temperature.new_zeros(len(logits), dtype=torch.uint8) if limited is None else limited.to(torch.uint8).contiguous(),
     )
     if any(request.shape != logits.shape[:1] for request in requests):
         got = str([(tuple(r.shape), r.dtype) for r in requests])
