@@ -1,7 +1,10 @@
 # make quickstart    install, run recipes/quickstart.toml, print the result
 # make test          install, pass the tests
 # make test-slow     the long proofs
+# make test-triton   the GPU programs on a CPU, in Triton's interpreter (installs it: 1 GB)
+# make test-gpu      the same and more on a GPU; ends with status 2 without one
 # make bench         the figures we claim
+# make bench-gpu     tokens per second on a GPU
 # make check         what would stop the quickstart
 # make clean         remove what the others made
 
@@ -14,7 +17,7 @@ export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONUNBUFFERED := 1
 
-.PHONY: quickstart test test-slow bench check install clean
+.PHONY: quickstart test test-slow test-triton test-gpu bench bench-gpu check install clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: install
@@ -29,8 +32,19 @@ test: install $(VENV)/.stamp-chromium
 test-slow: install $(VENV)/.stamp-chromium
 	$(BIN)/python -m pytest -m slow
 
+test-triton: install
+	$(BIN)/python -m pip install -q --disable-pip-version-check triton
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m gpu tests/gpu
+
+# on a GPU's machine: make TORCH=torch==... where the pinned build is for the CPU
+test-gpu: install
+	$(BIN)/python -m pytest -m gpu tests/gpu
+
+bench-gpu: install
+	$(BIN)/python benchmarks/engine_gpu.py
+
 bench: install
-	@set -e; for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file; done
+	@set -e; for file in $(filter-out %_gpu.py,$(wildcard benchmarks/[a-z]*.py)); do echo "== $$file"; $(BIN)/python $$file; done
 
 install: $(VENV)/.stamp-packages $(VENV)/.stamp-kernels
 

@@ -134,7 +134,7 @@ class DevicePath:
         sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """q[N, H, d], k, v[N, G, d], sinks[H] -> o[N, H, d], logsumexp [N, H]."""
-        walk, _, _ = self._walk(cu_seqlens, shared)
+        walk, _, _ = self._walk(cu_seqlens, shared, len(q))
         return self._attention.attend(q, k.unsqueeze(2), v.unsqueeze(2), walk, form, sinks)
 
     def attention_packed_backward(
@@ -142,21 +142,25 @@ class DevicePath:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Gradients of q, k, v from the saved logsumexp."""
         q, k, v, cu_seqlens, shared, out, logsumexp = saved
-        walk, cu_lengths, paths = self._walk(cu_seqlens, shared)
+        walk, cu_lengths, paths = self._walk(cu_seqlens, shared, len(q))
         dq, *whole = self._attention.attend_backward((q, k, v, out, logsumexp), grad, walk, cu_lengths, form)
         if paths:
             whole = [_gathered(part, paths, len(k)) for part in whole]
         return dq, whole[0].to(k.dtype), whole[1].to(v.dtype)
 
-    def _walk(self, cu_seqlens: torch.Tensor, shared: torch.Tensor | None) -> tuple[Any, torch.Tensor, list[torch.Tensor]]:
+    def _walk(
+        self, cu_seqlens: torch.Tensor, shared: torch.Tensor | None, rows: int
+    ) -> tuple[Any, torch.Tensor, list[torch.Tensor]]:
         """Packed rows as pages of one position: the same for every layer of a forward, so the last one is remembered.
 
-        Also where each sequence begins among the positions of all; and of a tree of prefixes, its sequences' rows.
+        Also where each sequence begins among the positions of all; and where sequences share rows, those of each.
         """
         last = self._last
         if last is not None and last[0]() is cu_seqlens and last[1] is shared:
             return last[2]
-        paths = list(walks(cu_seqlens, shared))
+        paths, end = list(walks(cu_seqlens, shared)), int(cu_seqlens[-1])
+        if end != rows:
+            raise refusal("cu_seqlens", f"offsets that end at {rows}", str(end), "see Packed.of")
         lengths = torch.tensor([len(path) for path in paths], dtype=torch.int32)
         tables = torch.zeros(len(paths), max(map(len, paths), default=0), dtype=torch.int32)
         for table, path in zip(tables, paths, strict=True):
@@ -165,7 +169,8 @@ class DevicePath:
         cu_lengths = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
         most = int(cu_seqlens.diff().max()) if len(paths) else 0
         walk = self._attention.Walk(tables.to(device), cu_seqlens, lengths.to(device), most)
-        found = walk, cu_lengths.to(device), [path.to(device) for path in paths] if shared is not None else []
+        shares = shared is not None and bool(shared.any())
+        found = walk, cu_lengths.to(device), [path.to(device) for path in paths] if shares else []
         self._last = weakref.ref(cu_seqlens), shared, found
         return found
 

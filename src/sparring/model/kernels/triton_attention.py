@@ -2,7 +2,7 @@
 
 One forward program serves both: packed rows are pages of one position, and a table says which row is position p of a sequence.
 So training and generation run the same instructions, sinks, soft caps, windows and trees of prefixes included. Keys are read
-in blocks that begin at multiples of 64 positions, whichever query asks. `unverified` on a device; tests run the interpreter.
+in blocks that begin at multiples of one length, whichever query asks. `unverified` on a device; tests run the interpreter.
 
 N rows, H query heads, G key/value heads, d head size, B sequences, L positions.
 """
@@ -18,9 +18,9 @@ import triton.language as tl
 from sparring.model.kernels.form import AttentionForm
 from sparring.model.kernels.triton_linear import is_wide
 
-KEYS = 64
-ROWS = 64
-"""Rows of one tile: so many query heads of one key/value head times positions."""
+TILE = {torch.bfloat16: 64, torch.float32: 16}
+"""Keys of one block, and rows of one tile: so many query heads of one key/value head times positions. Float32 has no matrix
+units, and a larger tile of it takes minutes to compile."""
 
 
 class Walk(NamedTuple):
@@ -145,7 +145,8 @@ def _shape(q: torch.Tensor, kv_heads: int) -> dict[str, int]:
     group = q.shape[1] // kv_heads
     padded = triton.next_power_of_2(group)
     sizes = {"d": q.shape[2], "DEPTH": triton.next_power_of_2(q.shape[2])}
-    return {**sizes, "GROUP": group, "PADDED": padded, "POSITIONS": max(1, ROWS // padded)}
+    tile = TILE[q.dtype]
+    return {**sizes, "GROUP": group, "PADDED": padded, "POSITIONS": max(1, tile // padded), "KEYS": tile}
 
 
 def _options(form: AttentionForm) -> dict[str, float]:
@@ -166,7 +167,7 @@ def attend(
     if walk.most_rows:
         _forward[(-(-walk.most_rows // shape["POSITIONS"]), keys.shape[1], len(walk.lengths))](
             q, keys, values, *walk[:3], sinks, out, logsumexp, q.shape[1], walk.tables.shape[1], *_strides(keys), form.scale,
-            **_options(form), SINKS=sinks is not None, WIDE=is_wide(q.dtype), **shape, KEYS=KEYS,
+            **_options(form), SINKS=sinks is not None, WIDE=is_wide(q.dtype), **shape,
             num_warps=4, num_stages=2, enable_fp_fusion=False,
         )  # fmt: skip
     return out, logsumexp
@@ -279,7 +280,7 @@ def attend_backward(
     """
     q, k, v, out, logsumexp = saved
     delta = (grad.float() * out.float()).sum(-1)
-    shape = {**_shape(q, k.shape[1]), "KEYS": KEYS, "WIDE": is_wide(q.dtype), **_options(form)}
+    shape = {**_shape(q, k.shape[1]), "WIDE": is_wide(q.dtype), **_options(form)}
     dq = torch.empty_like(q)
     positions, longest = int(cu_lengths[-1]), walk.tables.shape[1]
     dk, dv = (torch.zeros(positions, *k.shape[1:], dtype=torch.float32, device=k.device) for _ in range(2))
@@ -289,6 +290,6 @@ def attend_backward(
     if walk.most_rows:
         tiles = -(-walk.most_rows // shape["POSITIONS"])
         _backward_queries[(tiles, k.shape[1], len(walk.lengths))](*common, dq, *sizes, **shape, **launch)
-        blocks = -(-longest // KEYS)
+        blocks = -(-longest // shape["KEYS"])
         _backward_keys[(blocks, k.shape[1], len(walk.lengths))](*common, cu_lengths, dk, dv, *sizes, **shape, **launch)
     return dq, dk, dv
