@@ -2,7 +2,7 @@
 
     python benchmarks/engine.py --setup                       # once: vLLM into its own virtual environment, .venv-vllm
     python benchmarks/engine.py [--model A] [--dtypes float32,bfloat16] [--concurrency 1,8,32,128] [--repeats 3] [--threads 2]
-                                [--sides native,native_fast,vllm,generate,continuous]
+                                [--sides native,native_fast,remote,vllm,generate,continuous]
 
 Model A: Qwen3 architecture, hidden 256, 6 layers, 4 heads, 2 KV heads, head size 64, intermediate 768, vocabulary 4096, untied
 (7.3M parameters), 256 new tokens; model B: the shape of Qwen3-0.6B with random weights, 64 new tokens. Prompts of 64 random

@@ -9,9 +9,11 @@ once, every prompt different, prefill included, and {"tokens_per_s"}.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import os
 import random
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -54,6 +56,27 @@ def native(spec: dict[str, Any], numerics: str = "exact") -> Generate:
 def fast(spec: dict[str, Any]) -> Generate:
     """Ours with the library's own layers."""
     return native(spec, "fast")
+
+
+def remote(spec: dict[str, Any]) -> Generate:
+    """Ours behind `sparring serve`, in a process of its own."""
+    from sparring.engine.adapters.remote import RemoteEngine
+    from sparring.generation import GenerateRequest, Sampling
+
+    settings = ["--port", "0", "--dtype", spec["dtype"], "--threads", str(spec["threads"])]
+    command = [sys.executable, "-m", "sparring.cli.main", "serve", spec["model"], *settings]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    atexit.register(server.kill)
+    engine, runner = RemoteEngine(server.stdout.readline().split()[-1]), asyncio.Runner()
+
+    async def everyone(rows: Prompts) -> int:
+        requests = [
+            GenerateRequest(id=str(i), tokens=tuple(row), sampling=Sampling(max_tokens=spec["new"], seed=i))
+            for i, row in enumerate(rows)
+        ]
+        return sum(len(answer.tokens) for answer in await asyncio.gather(*map(engine.generate, requests)))
+
+    return lambda rows: runner.run(everyone(rows))
 
 
 def _library(spec: dict[str, Any], attention: str) -> tuple[Any, Any, Any]:
@@ -117,7 +140,7 @@ def vllm(spec: dict[str, Any]) -> Generate:
     return run
 
 
-SIDES = {"native": native, "native_fast": fast, "generate": generate, "continuous": continuous, "vllm": vllm}
+SIDES = {"native": native, "remote": remote, "native_fast": fast, "generate": generate, "continuous": continuous, "vllm": vllm}
 
 
 def main() -> None:

@@ -127,7 +127,8 @@ def from_data(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """Replace what depends on the machine: `device = "auto"` and `threads = 0`. A resolved config resolves to itself.
+    """Replace what depends on the machine, `device = "auto"` and `threads = 0`, and on other sections, `correction = "auto"`. A
+    resolved config resolves to itself.
 
     Raises:
         BadInput: the device is not there.
@@ -139,7 +140,11 @@ def resolve(config: RunConfig) -> RunConfig:
             raise refusal("run.device", "a GPU and a torch built for it", "none that can be used", 'write "cpu" or "auto"')
         device = "cuda" if usable else "cpu"
     threads = config.run.threads or len(os.sched_getaffinity(0))
-    return msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, device=device, threads=threads))
+    rl = config.rl
+    if rl.correction == "auto":
+        exact = config.engine.exact and all(model.numerics == "exact" for model in config.models.values())
+        rl = msgspec.structs.replace(rl, correction="none" if exact else "token_truncate")
+    return msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, device=device, threads=threads), rl=rl)
 
 
 def dump(config: RunConfig) -> str:

@@ -44,6 +44,10 @@ class EngineError(InfraError):
     """The inference engine failed to answer."""
 
 
+class RequestRefused(EngineError):
+    """An engine will never serve this request: it asks for what cannot be. The others go on."""
+
+
 class JudgeError(InfraError):
     """A scorer or judge crashed or did not answer."""
 

@@ -13,6 +13,15 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Constraint:
+    """What the text of a turn must be, whole: JSON of a schema, what a regular expression matches, or a text of a context-free
+    grammar in Lark's notation. `source` is the schema as JSON, the expression or the grammar."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
     """How tokens are drawn. `seed` and a token's absolute position in its branch decide its random number, nothing else.
 
@@ -24,6 +33,9 @@ class Sampling:
     `logit_bias` is (token, what is added to its logit), before everything else; a stop token is impossible before
     `min_tokens` tokens are sampled. Both change the distribution, and log-probabilities are of the changed one.
     `top_logprobs` asks for that many of the likeliest tokens of each draw, at most 20; it changes nothing.
+
+    `stop_strings` and `constraint` are text. An engine knows ids only, so a request that has them says the same in ids, as
+    `ends` and `allowed`: `Renderer.bind` makes those. Here they are what travels with the record.
     """
 
     temperature: float = 1.0
@@ -36,6 +48,8 @@ class Sampling:
     min_tokens: int = 0
     logit_bias: tuple[tuple[int, float], ...] = ()
     top_logprobs: int = 0
+    stop_strings: tuple[str, ...] = ()
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +110,8 @@ class GenerateRequest:
     `allowed(tokens)` says which tokens may follow those sampled so far: a bit for each of the vocabulary, lowest first, at least
     one of them set. Whoever has the tokenizer makes it of a grammar. `prompt_logprobs` asks for those of tokens[1:] at the
     temperature, without bias or truncation, under the weights served when the request came.
+
+    `adapter` names the one that samples it; None: the model as it was loaded or trained. Versions are then of the adapter.
     """
 
     id: str
@@ -106,6 +122,7 @@ class GenerateRequest:
     ends: Callable[[Sequence[int], int], int | None] | None = None
     allowed: Callable[[Sequence[int]], bytes] | None = None
     prompt_logprobs: bool = False
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,7 +150,7 @@ class ScoreRequest:
     """Given tokens to be judged: `tokens[first:]`, each by the distribution softmax(logits / temperature) behind all before it.
 
     `top_k` of the likeliest tokens are named at each place. A higher `priority` is served first, together with those of
-    `GenerateRequest`.
+    `GenerateRequest`, whose `adapter` this one's is too.
     """
 
     id: str
@@ -142,6 +159,7 @@ class ScoreRequest:
     temperature: float = 1.0
     top_k: int = 0
     priority: int = 0
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
+from sparring.generation import Completion, Constraint, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.types import (
     Batch,
     BoxSpec,
@@ -106,7 +106,9 @@ class Rendered:
 
 
 class Renderer(Protocol):
-    """Messages <-> tokens. `bridge` extends prompt + completion byte for byte or returns None."""
+    """Messages <-> tokens. `bridge` extends prompt + completion byte for byte or returns None. `bind` says in ids what a
+    request's sampling says in text: `ends` of its stop strings, `allowed` of its constraint; BadInput where one does not compile.
+    """
 
     @property
     def stop_ids(self) -> tuple[int, ...]: ...
@@ -120,17 +122,21 @@ class Renderer(Protocol):
     ) -> tuple[int, ...] | None: ...
     def parse(self, completion: Sequence[int], tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> Message: ...
     def decode(self, tokens: Sequence[int]) -> str: ...
+    def bind(self, request: GenerateRequest) -> GenerateRequest: ...
 
 
 class Session(Protocol):
-    """A recorded conversation of one role: the only writer of segments.
+    """A recorded conversation of one role: the only writer of segments. A `constraint` holds for the one reply, in the place of
+    the run's.
 
     Raises:
         LimitReached: a limit of the task was hit; the record up to there is kept.
         EngineError: the engine failed.
     """
 
-    async def complete(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message: ...
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
+    ) -> Message: ...
 
 
 class Episode(Protocol):
@@ -201,6 +207,26 @@ class Loss(Protocol):
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult: ...
 
 
+@dataclass(kw_only=True, slots=True)
+class Corrected:
+    """What a `Correction` says of M tokens: the log-probabilities that the ratio is to, and what each token's share of the loss
+    is multiplied with, both [M] without gradient. `metrics` as in `LossResult`."""
+
+    anchor: torch.Tensor
+    weights: torch.Tensor
+    metrics: dict[str, tuple[float, float]]
+
+
+class Correction(Protocol):
+    """What the policy term makes of the difference between `old`, the trainer's log-probabilities before the update, and
+    `behaviour`, those recorded by the engine that sampled; both [M] float32. `ours` [M] says which tokens the term weighs:
+    metrics are about those."""
+
+    name: str
+
+    def __call__(self, old: torch.Tensor, behaviour: torch.Tensor, ours: torch.Tensor) -> Corrected: ...
+
+
 class Trainer(Protocol):
     """Knows terms, not algorithms. One `step` per `Batch`, after one or more `forward_backward`. `forward` is for annotators:
     quantities of the tokens that some term weighs, per row and aligned with its tokens, without gradients."""
@@ -221,11 +247,14 @@ class Engine(Protocol):
     far (finish reason "abort"), and a request for its tokens followed by those, with the same seed, continues it. `stream` is
     `generate` in pieces: deltas while tokens are made, then the Completion; leaving it drops the request. `fork` names
     requests that continue one under way from where it is, and keeps its KV for them until their conversations are released.
-    `score` judges given tokens instead of sampling new ones.
+    `score` judges given tokens instead of sampling new ones. `metrics` are counts since the start; names that end in `_now` are
+    levels, those that begin with `max_` the largest so far.
     """
 
     @property
     def version(self) -> int: ...
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
     async def generate(self, request: GenerateRequest) -> Completion: ...
     def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]: ...
     async def abort(self, request: str) -> None: ...

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sparring.generation import KeptSets, Runs, Sampling
+from sparring.generation import Constraint, KeptSets, Runs, Sampling
 
 Role = Literal["system", "user", "assistant", "tool"]
 Source = Literal["policy", "prompt", "tool", "harness", "expert", "teacher"]
@@ -110,12 +110,14 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """What the world says after a reply. `state_key` marks equal states for anchor-state credit."""
+    """What the world says after a reply. `state_key` marks equal states for anchor-state credit. `constraint` is what the text of
+    the next reply must be, in the place of the run's."""
 
     messages: tuple[Message, ...] = ()
     reward: float | None = None
     done: bool = False
     state_key: str | None = None
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -287,7 +289,8 @@ class Sample:
 
     The model's log-probability of tokens[t] is computed at position t - 1, so tokens[0] never carries weight.
     `weights` maps a loss term (policy, imitate, ...) to its per-token weights; a term that is absent touches nothing.
-    `kept` has an empty row where nothing was sampled or nothing truncated; it is None where that is so everywhere.
+    `kept` has an empty row where nothing was sampled or nothing truncated; it is None where that is so everywhere. `bias` is
+    likewise, per token, what was added to logits before it was drawn: (id, value), minus infinity for what was impossible.
     """
 
     id: str
@@ -301,6 +304,7 @@ class Sample:
     kv_versions: tuple[int, ...] | None = None
     temperature: float = 1.0
     kept: KeptSets | None = None
+    bias: tuple[tuple[tuple[int, float], ...], ...] | None = None
     annotations: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -309,6 +313,8 @@ class Sample:
                 raise ValueError(f"sample {self.id}: {name} has {len(values)} values for {len(self.tokens)} tokens")
         if self.kept is not None and len(self.kept) != len(self.tokens):
             raise ValueError(f"sample {self.id}: {len(self.kept)} kept sets for {len(self.tokens)} tokens")
+        if self.bias is not None and len(self.bias) != len(self.tokens):
+            raise ValueError(f"sample {self.id}: {len(self.bias)} biases for {len(self.tokens)} tokens")
         if any(values and values[0] for values in self.weights.values()):
             raise ValueError(f"sample {self.id}: the first token has no prediction and cannot carry weight")
 
@@ -363,7 +369,8 @@ class StepResult:
 class WeightRef:
     """A published version: what it is called, what it must hash to, and where it lies (`location` belongs to the
     transport: an object in this process for `inline`, a path for `disk`). `probe` are (tokens, log-probabilities) that the
-    receiver must reproduce before it serves (law 9)."""
+    receiver must reproduce before it serves (law 9). Where they are an adapter's and not a whole model's, `adapter` is its
+    name."""
 
     model: str
     version: int
@@ -371,6 +378,7 @@ class WeightRef:
     transport: str
     location: Any
     probe: tuple[tuple[int, ...], tuple[float, ...]] | None = None
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,11 +1,16 @@
-"""What every `Engine` keeps. A new implementation adds a factory to `ENGINES`."""
+"""What every `Engine` keeps. A new implementation adds a factory to `ENGINES`.
+
+Engines that are not exact are spared, where it says `exact`: bits that do not depend on the neighbours, random numbers that depend on
+nothing but the seed and the place (so that an aborted request goes on with the same tokens), and KV that is found to the token.
+"""
 
 import asyncio
+import re
 from dataclasses import replace
 
 import pytest
 
-from sparring.errors import EngineError
+from sparring.errors import EngineError, WeightsError
 from sparring.generation import Completion, GenerateRequest, Sampling, ScoreRequest
 from sparring.protocols import Engine
 from sparring.testing.scripted_engine import ScriptedEngine
@@ -42,21 +47,60 @@ def watched(path):
     return WatchedEngine(scripted(path), Spans())
 
 
-ENGINES = {"native": native, "scripted": scripted, "watched": watched}
+def remote(path):
+    from sparring.testing.served import RemoteToThread
+
+    return RemoteToThread(native(path), path)
+
+
+def openai(path):
+    from sparring.engine.adapters.openai_compatible import OpenAiEngine
+    from sparring.testing.completions_server import CompletionsServer
+
+    class WithServer(OpenAiEngine):
+        async def close(self):
+            await super().close()
+            await asyncio.to_thread(server.stop)
+
+    server = CompletionsServer(native(path))
+    return WithServer(server.url, version=4)
+
+
+def vllm(path):
+    from sparring.engine.adapters.vllm import VllmEngine
+    from sparring.testing.real_vllm import CONFIG, real_vllm
+
+    return VllmEngine(real_vllm(path), CONFIG, version=4, keep_server=True)
+
+
+ENGINES = {"native": native, "scripted": scripted, "watched": watched, "remote": remote, "openai": openai, "vllm": vllm}
+KEEPS_NOTHING = {openai}
+INEXACT = {vllm}
 
 
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory):
     from sparring.testing.tiny_models import tiny_model
 
-    return tiny_model("qwen3", tmp_path_factory.mktemp("model") / "tiny", seed=4, max_position_embeddings=4096)
+    return tiny_model("qwen3", tmp_path_factory.mktemp("model") / "tiny", seed=4, max_position_embeddings=4096, head_dim=32)
 
 
-@pytest.fixture(params=ENGINES.values(), ids=ENGINES.keys())
-def serve(request, model_path):
+@pytest.fixture(params=[pytest.param(make, id=name, marks=[pytest.mark.vllm] * (name == "vllm")) for name, make in ENGINES.items()])
+def make(request):
+    return request.param
+
+
+@pytest.fixture
+def exact(make):
+    """Whether the engine keeps every bit."""
+    return make not in INEXACT
+
+
+@pytest.fixture
+def serve(make, model_path):
     def run(scenario):
         async def main():
-            engine = request.param(model_path)
+            engine = make(model_path)
             try:
                 return await scenario(engine)
             finally:
@@ -64,12 +108,33 @@ def serve(request, model_path):
 
         return asyncio.run(main())
 
+    run.keeps = make not in KEEPS_NOTHING
+    return run
+
+
+def or_refused(scenario):
+    """The scenario; None where the engine says by name that it cannot do such a thing."""
+
+    async def run(engine):
+        try:
+            return await scenario(engine)
+        except (EngineError, WeightsError) as refused:
+            assert re.search("got (a scripted engine|an OpenAI-compatible server)", str(refused)), refused
+            return None
+
     return run
 
 
 def turn(seed=1, tokens=PROMPT, conversation=None, **sampling):
     sampling = Sampling(**{"max_tokens": 12, "seed": seed, "stop": (STOP,), **sampling})
     return GenerateRequest(id=f"r{seed}", tokens=tokens, sampling=sampling, conversation=conversation)
+
+
+def same(answers, others, exact):
+    """Equal tokens; log-probabilities equal to the bit, or nearly."""
+    if exact:
+        return [(a.tokens, a.logprobs) for a in answers] == [(b.tokens, b.logprobs) for b in others]
+    return all(a.tokens == b.tokens and a.logprobs == pytest.approx(b.logprobs, abs=1e-4) for a, b in zip(answers, others, strict=True))
 
 
 def test_it_is_an_engine_with_a_version(serve):
@@ -108,7 +173,7 @@ def test_max_tokens_ends_the_turn(serve):
     assert (len(answer.tokens), answer.finish_reason) == (4, "length")
 
 
-def test_the_seed_decides_not_the_neighbours(serve):
+def test_the_seed_decides_not_the_neighbours(serve, exact):
     async def alone(engine):
         return [await engine.generate(turn(seed)) for seed in range(6)]
 
@@ -116,13 +181,13 @@ def test_the_seed_decides_not_the_neighbours(serve):
         return await asyncio.gather(*(engine.generate(turn(seed)) for seed in range(6)))
 
     one, other = serve(alone), serve(together)
-    assert [(a.tokens, a.logprobs) for a in one] == [(a.tokens, a.logprobs) for a in other]
+    assert same(one, other, exact)
     assert len({a.tokens for a in one}) > 1
 
 
 def test_a_conversation_is_kept_until_it_is_released(serve):
     async def scenario(engine):
-        first = await engine.generate(turn(1, conversation="c"))
+        first = await engine.generate(turn(1, conversation="c", max_tokens=60, stop=()))
         longer = (*PROMPT, *first.tokens, 11, 12)
         second = await engine.generate(turn(2, tokens=longer, conversation="c"))
         await engine.release("c")
@@ -132,7 +197,7 @@ def test_a_conversation_is_kept_until_it_is_released(serve):
 
     first, second, length, third = serve(scenario)
     assert (first, third) == (0, 0)
-    assert len(PROMPT) < second < length
+    assert len(PROMPT) < second < length if serve.keeps else second == 0
 
 
 def test_cancelling_the_caller_aborts_and_the_engine_goes_on(serve):
@@ -147,12 +212,12 @@ def test_cancelling_the_caller_aborts_and_the_engine_goes_on(serve):
     assert serve(scenario).tokens
 
 
-def test_a_stream_is_the_completion_in_pieces(serve):
+def test_a_stream_is_the_completion_in_pieces(serve, exact):
     async def scenario(engine):
         return [piece async for piece in engine.stream(turn(2))], await engine.generate(turn(2))
 
     (*deltas, last), whole = serve(scenario)
-    assert deltas and (last.tokens, last.logprobs, last.finish_reason) == (whole.tokens, whole.logprobs, whole.finish_reason)
+    assert deltas and same([last], [whole], exact) and last.finish_reason == whole.finish_reason
     assert tuple(token for delta in deltas for token in delta.tokens) == last.tokens
     assert tuple(logprob for delta in deltas for logprob in delta.logprobs) == last.logprobs
 
@@ -167,26 +232,33 @@ def test_leaving_a_stream_drops_the_request(serve):
     assert serve(scenario).tokens
 
 
-async def aborted(engine, request):
-    """What was sampled by the time that its first piece had come and the abort arrived."""
-    async for piece in engine.stream(request):
-        if isinstance(piece, Completion):
-            return piece
-        await engine.abort(request.id)
+async def aborted(engine, request, *, tries):
+    """What was sampled by the time that its first piece had come and the abort arrived. An engine in a process of its own may be
+    done before that: then once more."""
+    for _ in range(tries):
+        async for piece in engine.stream(request):
+            if isinstance(piece, Completion):
+                break
+            await engine.abort(request.id)
+        if piece.finish_reason == "abort":
+            break
+    return piece
 
 
-def test_abort_returns_what_was_sampled_and_a_later_request_goes_on(serve):
+def test_abort_returns_what_was_sampled_and_a_later_request_goes_on(serve, exact):
     async def scenario(engine):
         whole = await engine.generate(turn(2, max_tokens=3000, stop=()))
         await engine.abort("never heard of")
-        cut = await aborted(engine, turn(2, max_tokens=3000, stop=()))
+        cut = await aborted(engine, turn(2, max_tokens=3000, stop=()), tries=1 if exact else 8)
         rest = await engine.generate(turn(2, tokens=(*PROMPT, *cut.tokens), max_tokens=3000 - len(cut.tokens), stop=()))
         return whole, cut, rest
 
     whole, cut, rest = serve(scenario)
     assert cut.finish_reason == "abort"
     assert 0 < len(cut.tokens) == len(cut.logprobs) == len(cut.versions) == len(cut.kv_versions) < 3000
-    assert (*cut.tokens, *rest.tokens) == whole.tokens and (*cut.logprobs, *rest.logprobs) == whole.logprobs
+    assert len(cut.tokens) + len(rest.tokens) == len(whole.tokens)
+    if exact:
+        assert (*cut.tokens, *rest.tokens) == whole.tokens and (*cut.logprobs, *rest.logprobs) == whole.logprobs
 
 
 def test_abort_reaches_a_caller_that_does_not_stream(serve):
@@ -200,7 +272,7 @@ def test_abort_reaches_a_caller_that_does_not_stream(serve):
     assert answer.finish_reason == "abort" and len(answer.tokens) < 3000
 
 
-def test_a_fork_names_requests_that_continue_one_under_way(serve):
+def test_a_fork_names_requests_that_continue_one_under_way(serve, exact):
     async def scenario(engine):
         with pytest.raises(EngineError):
             await engine.fork("never heard of", {"a": 7})
@@ -218,30 +290,40 @@ def test_a_fork_names_requests_that_continue_one_under_way(serve):
     def short(branch):
         return replace(branch, sampling=replace(branch.sampling, max_tokens=9))
 
-    (one, other), answers, plain, trunk = serve(scenario)
-    assert [(a.tokens, a.logprobs) for a in answers] == [(a.tokens, a.logprobs) for a in plain]
+    if (found := serve(or_refused(scenario))) is None:
+        return
+    (one, other), answers, plain, trunk = found
+    assert same(answers, plain, exact)
     assert answers[0].tokens != answers[1].tokens
     assert one.tokens == other.tokens == (*PROMPT, *trunk.tokens)[: len(one.tokens)] and len(one.tokens) > len(PROMPT)
     assert [(b.id, b.conversation, b.sampling.seed) for b in (one, other)] == [("a", "a", 4), ("b", "b", 6)]
     assert one.sampling.max_tokens == 3000 - (len(one.tokens) - len(PROMPT))
-    assert [answer.cached_tokens for answer in answers] == [len(one.tokens) - 1] * 2
+    if exact:
+        assert [answer.cached_tokens for answer in answers] == [len(one.tokens) - 1] * 2
 
 
-def test_scores_are_of_the_distribution_that_was_sampled_from_or_are_refused_by_name(serve):
+def test_scores_are_of_the_distribution_that_was_sampled_from_or_are_refused_by_name(serve, exact):
     async def scenario(engine):
         answer = await engine.generate(turn(4, temperature=0.8))
         judged = ScoreRequest(id="s", tokens=(*PROMPT, *answer.tokens), first=len(PROMPT), temperature=0.8, top_k=3)
-        try:
-            return answer, await engine.score(judged)
-        except EngineError as refused:
-            assert "got a scripted engine" in str(refused)
-            return None
+        return answer, await engine.score(judged)
 
-    if found := serve(scenario):
+    if found := serve(or_refused(scenario)):
         answer, scores = found
-        assert scores.logprobs == answer.logprobs and scores.version == 4
+        assert scores.logprobs == (answer.logprobs if exact else pytest.approx(answer.logprobs, abs=1e-4)) and scores.version == 4
         assert len(scores.entropies) == len(scores.top_ids) == len(scores.top_logprobs) == len(answer.tokens)
         assert all(len(set(ids)) == 3 and list(tops) == sorted(tops, reverse=True) for ids, tops in zip(scores.top_ids, scores.top_logprobs))
+
+
+def test_what_it_says_of_itself_are_numbers_that_grow(serve):
+    async def scenario(engine):
+        before, answer = dict(engine.metrics), await engine.generate(turn())
+        return before, answer, dict(engine.metrics)
+
+    before, answer, after = serve(scenario)
+    assert all(isinstance(value, int | float) for value in after.values())
+    assert after["generated_tokens"] - before.get("generated_tokens", 0.0) >= len(answer.tokens)
+    assert all(after[name] >= value for name, value in before.items() if not name.endswith("_now"))
 
 
 def test_a_closed_engine_refuses(serve):
@@ -267,7 +349,9 @@ def test_a_pulled_version_marks_what_comes_after(serve, model_path):
         await engine.pull(replace(ref, version=6))
         return engine.version, after
 
-    version, after = serve(scenario)
+    if (found := serve(or_refused(scenario))) is None:
+        return
+    version, after = found
     assert version == 6
     assert set(after.versions.expand()) == set(after.kv_versions.expand()) == {5}
     assert after.cached_tokens == 0

@@ -25,7 +25,7 @@ LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names.spl
 ALWAYS_NEVER = {("stages", "cluster"), *((name, "testing") for name in LAYER if name != "testing")}
 FORBIDDEN_NAMES = {"utils", "util", "common", "misc", "helpers", "helper", "manager"}
 HEAVY = {
-    "torch": ("algo/loss/", "batch/tensors.py", "model/", "weights/", "train/", "engine/", "stages/"),
+    "torch": ("algo/loss/", "algo/correction/", "batch/tensors.py", "model/", "weights/", "train/", "engine/", "stages/"),
     "transformers": ("model/", "weights/", "train/", "engine/", "stages/"),
     "vllm": ("engine/adapters/",),
     "ray": ("cluster/ray",),

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -46,3 +50,23 @@ def given(checkpoint: Path, tmp_path: Path) -> Path:
     text = text.replace("tests/loop/tiny_world.py:Sums", str(WORLD))
     recipe.write_text(text.replace('name = "tiny"\n', f'name = "tiny"\ndirectory = "{tmp_path / "runs"}"\n'))
     return recipe
+
+
+@pytest.fixture
+def served() -> Callable[..., AbstractContextManager[tuple[subprocess.Popen[str], str]]]:
+    """Starts `sparring serve` with these arguments, on a free port if none is given; the process and its address. Killed at the end
+    if it still runs."""
+
+    @contextmanager
+    def started(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+        command = [sys.executable, "-m", "sparring.cli.main", "serve", "--port", "0", "--threads", "1", *map(str, arguments)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None and process.stderr is not None
+                line = process.stdout.readline()
+                assert line.startswith("serving "), process.stderr.read()
+                yield process, line.split()[-1]
+            finally:
+                process.kill()
+
+    return started

@@ -64,6 +64,16 @@ def test_every_step_was_exact(whole: Path) -> None:
     assert [values.get("logprob_max_abs_diff") for values in steps if values["tokens_trained"]] == [0.0] * 6
 
 
+def test_every_step_says_what_the_engine_did_for_it(whole: Path) -> None:
+    lines = [json.loads(line) for line in (whole / "tiny" / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["values"] for line in lines if line["stage"] == "rl" and "step" in line]
+    assert sum(values["engine/generated_tokens"] for values in steps) >= sum(values["tokens_trained"] for values in steps) > 0
+    saved = [f"engine/kv_{source}_tokens" for source in ("kept", "shared", "restored")]
+    assert sum(values["engine/cached_tokens"] for values in steps) == sum(values[name] for values in steps for name in saved) > 0
+    assert [values["engine/updates"] for values in steps] == [1.0] * 6
+    assert all(0 < values["engine/max_kv_bytes"] >= values["engine/kv_bytes_now"] for values in steps)
+
+
 def test_the_export_loads_anywhere(whole: Path) -> None:
     code = (
         "import sys; from transformers import AutoModelForCausalLM, AutoTokenizer\n"

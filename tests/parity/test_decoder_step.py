@@ -8,7 +8,10 @@ import torch
 from sparring.errors import BadInput
 from sparring.model.kernels import ops
 from sparring.model.load import load
+from sparring.model.lora import Adapter
+from sparring.model.peft import read
 from sparring.model.step import DecoderStep, OperationStep, Slots, StepRows, step_of
+from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 
 PAGE, PAGES_PER_TABLE, MAX_SLOTS = 16, 8, 70
@@ -54,7 +57,7 @@ class Play:
             slots.min_p[slot] = (0.0, 0.0, 0.0, 0.0, 0.2)[slot % 5]
         if kind is OperationStep:
             return OperationStep(model, pages, slots), pages, slots
-        return DecoderStep(model.decoder, model.head.product, pages, slots, work_per_thread=1), pages, slots
+        return DecoderStep(model, pages, slots, work_per_thread=1), pages, slots
 
     def rows(self, counts, *, independent=False, samples=None, steps=1, interrupt=0):
         """`counts`: new tokens by slot."""
@@ -191,6 +194,42 @@ def test_any_number_of_rows(path, dtype, threads):
     play.agree(play.rows({slot: 1 + slot % 23 for slot in range(MAX_SLOTS)}))
     for count in (1, 2, 3, 7, 15, 16, 31, 33, 47, 49, MAX_SLOTS):
         play.agree(play.rows(dict.fromkeys(range(count), 1), independent=True))
+
+
+def adapt(play, tmp_path, path):
+    """Three adapters of other ranks and for other layers, dealt out so that runs of one and mixtures occur."""
+    adapters = play.model.adapters
+    for number, target in enumerate(("all-linear", ("q_proj", "down_proj"), ("v_proj", "k_proj", "up_proj", "o_proj"))):
+        state = read(tiny_adapter(path, tmp_path / str(number), seed=number, rank=(1, 40, 5)[number], target_modules=target))
+        adapters.put(number, adapters.fit(Adapter(state, play.model.dtype, play.model.device)))
+    for _, _, slots in play.kinds:
+        slots.adapters[:] = [slot % 4 - 1 if slot % 20 < 10 else (slot // 5) % 4 - 1 for slot in range(MAX_SLOTS)]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_of_a_row_each(path, tmp_path, dtype, threads):
+    """Prompts, few rows, many, and several steps at once; all rows under one, then all under none."""
+    play = Play(load(path, dtype=dtype), threads)
+    plain = play.agree(play.rows({slot: 1 + slot % 5 for slot in range(9)}))
+    play.lengths = [0] * MAX_SLOTS
+    adapt(play, tmp_path, path)
+    assert play.agree(play.rows({slot: 1 + slot % 5 for slot in range(9)})) != plain
+    play.agree(play.rows({0: 40, 3: 17, 9: 1, 14: 5, 17: 21}, samples=[0, 1, 1, 1, 0]))
+    play.agree(play.rows({slot: 1 for slot in range(10, MAX_SLOTS)}))
+    for count in (1, 2, 3, 7, 33, MAX_SLOTS):
+        play.agree(play.rows(dict.fromkeys(range(count), 1), independent=True))
+    rows = play.rows(dict.fromkeys(range(40), 1), independent=True, steps=7)
+    expected = play.one_by_one(rows, 7)
+    assert [list(map(list, zip(*values, strict=True))) for values in expected] == list(play.at_once(rows))
+    for number in (1, -1):
+        for _, _, slots in play.kinds:
+            slots.adapters[:] = number
+        play.agree(play.rows({0: 9, 1: 1, 2: 1}))
+    play.model.adapters.put(1, play.model.adapters.take(2))  # an adapter that changes its number, and one that goes
+    for _, _, slots in play.kinds:
+        slots.adapters[:] = 1
+    play.agree(play.rows({0: 1, 3: 1}))
 
 
 def test_a_context_of_several_partial_sums(path):

@@ -97,7 +97,7 @@ class Decode:
         slots.seeds[:] = range(MOST)
         slots.top_k[::7] = 50
         lean = kind is DecoderStep
-        self.step = DecoderStep(model.decoder, model.head.product, pages, slots) if lean else OperationStep(model, pages, slots)
+        self.step = DecoderStep(model, pages, slots) if lean else OperationStep(model, pages, slots)
         self.lengths, generator = [1 + slot % 40 for slot in range(MOST)], torch.Generator().manual_seed(2)
         self.tokens = [torch.randint(model.vocab_size, (n,), generator=generator).tolist() for n in self.lengths]
         self._sample(range(MOST), [length for length in self.lengths])

@@ -36,6 +36,14 @@ LIMITS = {
     "grammar and all": {"allowed": alternating, "top_p": 0.9, "top_k": 30, "min_p": 0.05},
     "all": {"top_p": 0.9, "top_k": 50, "min_p": 0.05, "temperature": 0.8},
 }
+STOPS = tuple(range(0, VOCABULARY, 5))
+BIAS = ((3, 2.5), (8, -1e30), (10, 4.0), (77, -1.25))
+CHANGES = {
+    "bias": {"logit_bias": BIAS},
+    "minimum": {"min_tokens": 6, "stop": (*STOPS, VOCABULARY + 9)},
+    "bias, minimum and top-p": {"logit_bias": BIAS, "min_tokens": 6, "stop": STOPS, "top_p": 0.9},
+    "bias and grammar": {"logit_bias": BIAS, "allowed": alternating},
+}
 TASK = Task(id="t", env="e", messages=())
 
 
@@ -74,19 +82,20 @@ def group_of(answers):
 
 def batch_of(group, step, *, forget=False):
     rows = flatten(group, "policy")
-    rows = [replace(row, kept=None) for row in rows] if forget else rows
+    rows = [replace(row, kept=None, bias=None) for row in rows] if forget else rows
     return assemble([group], rows, credit=Grpo(GrpoConfig()), model="policy", step=step)
 
 
 async def sampled(engine, limits, seed):
     limits = dict(limits)
-    allowed = limits.pop("allowed", None)
+    allowed, ends = limits.pop("allowed", None), limits.pop("ends", None)
     requests = [
         GenerateRequest(
             id=str(n),
             tokens=tuple((7 * (n // 3) + 3 * j) % VOCABULARY for j in range(4 + 9 * (n // 3))),
             sampling=Sampling(max_tokens=10 + n, seed=seed + n, **limits),
             allowed=allowed,
+            ends=ends,
         )
         for n in range(9)
     ]
@@ -132,6 +141,31 @@ def test_the_importance_ratio_at_equal_weights_is_one(path, dtype, limits):
         sets = [answer.kept.ids(place) for place in range(len(answer.tokens))]
         assert all(token in ids and ids == tuple(sorted(set(ids))) for token, ids in zip(answer.tokens, sets, strict=True))
         assert all(len(ids) < VOCABULARY for ids in sets)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("limits", CHANGES.values(), ids=CHANGES)
+def test_the_ratio_is_one_where_logits_were_changed(path, dtype, limits):
+    found, without, answers = steps(path, dtype, limits)
+    for metrics in found:
+        assert (metrics["logprob_max_abs_diff"], metrics["ratio"], metrics["logprob_stale_share"]) == (0.0, 1.0, 0.0)
+        assert metrics["tokens_trained"] > 20
+    assert without["logprob_max_abs_diff"] > 1e-3, "without what was added it is another distribution"
+    least = limits.get("min_tokens", 0)
+    assert all(not set(answer.tokens[:least]) & set(STOPS) for _, answer in answers)
+
+
+def test_a_turn_that_ends_at_a_string_is_trained_up_to_there(path):
+    """Tokens behind the one that completes a stop string were computed, and are no part of the turn."""
+
+    def ends(tokens, new):
+        return next((n for n in range(len(tokens) - new + 1, len(tokens) + 1) if tokens[n - 1] % 7 == 0), None)
+
+    found, _, answers = steps(path, "float32", {"ends": ends})
+    assert [(metrics["logprob_max_abs_diff"], metrics["ratio"]) for metrics in found] == [(0.0, 1.0)] * 2
+    stopped = [answer for _, answer in answers if answer.finish_reason == "stop"]
+    assert len(stopped) > 3 and len(stopped) < len(answers) + 1
+    assert all([t % 7 == 0 for t in a.tokens] == [False] * (len(a.tokens) - 1) + [True] for a in stopped)
 
 
 def test_nothing_is_kept_where_nothing_is_truncated(path):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from sparring.generation import KeptSets
 from sparring.types import Group, Rollout, Sample, Segment, Trajectory
+
+Bias = tuple[tuple[int, float], ...]
+"""Tokens and what is added to their logits."""
 
 
 def flatten(group: Group, model: str) -> list[Sample]:
@@ -15,8 +19,7 @@ def flatten(group: Group, model: str) -> list[Sample]:
     other token is context. A branch without a weighted token would be computed for nothing and is left out.
 
     Raises:
-        ValueError: a rollout is not meant for training; a branch mixes temperatures, starts with a sampled token, or was sampled
-            with a bias on logits or a minimum of tokens, which the trainer does not reproduce (law 2).
+        ValueError: a rollout is not meant for training; a branch mixes temperatures or starts with a sampled token.
     """
     for rollout in group.rollouts:
         if rollout.purpose != "train":
@@ -58,9 +61,11 @@ def _branch(id: str, group: str, branch: Sequence[Segment], own: set[int]) -> Sa
     versions: list[int] = []
     kv_versions: list[int] = []
     kept: list[bytes] = []
+    bias: list[Bias] = []
     for segment in branch:
         count = len(segment.tokens)
         kept += segment.kept.rows if segment.kept and segment.index in own else (b"",) * count
+        bias += _bias(segment) if segment.index in own else ((),) * count
         tokens += segment.tokens
         if segment.index in own:
             weights += [1.0] * count
@@ -83,15 +88,22 @@ def _branch(id: str, group: str, branch: Sequence[Segment], own: set[int]) -> Sa
         kv_versions=tuple(kv_versions),
         temperature=_temperature(id, [s for s in branch if s.index in own]),
         kept=KeptSets(rows=tuple(kept)) if any(kept) else None,
+        bias=tuple(bias) if any(bias) else None,
     )
+
+
+def _bias(segment: Segment) -> Sequence[Bias]:
+    """What was added to logits before each token of a segment was drawn; see `Sampling`."""
+    count, sampling = len(segment.tokens), segment.sampling
+    if sampling is None:
+        return ((),) * count
+    early = min(count, sampling.min_tokens)
+    banned = tuple((token, -math.inf) for token in sampling.stop)
+    return (banned + sampling.logit_bias,) * early + (sampling.logit_bias,) * (count - early)
 
 
 def _temperature(id: str, segments: Iterable[Segment]) -> float:
     """The one temperature a branch was sampled at: a sample has one number for all its tokens."""
-    segments = list(segments)
-    for name in ("logit_bias", "min_tokens"):
-        if any(segment.sampling and getattr(segment.sampling, name) for segment in segments):
-            raise ValueError(f"sample {id}: sampled with {name}, another distribution than is trained; leave it out in training")
     temperatures = {segment.sampling.temperature if segment.sampling else 1.0 for segment in segments}
     if len(temperatures) != 1:
         raise ValueError(f"sample {id}: sampled at {sorted(temperatures)}, but one branch trains at one temperature")

@@ -1,7 +1,7 @@
 """Rows -> tensors of one micro-batch.
 
 Shapes: N tokens, one for each distinct prefix of a row; B rows; M weighted tokens (those that some term trains);
-K kept ids in all.
+K kept ids in all; A logits in all that something was added to.
 """
 
 from __future__ import annotations
@@ -56,6 +56,9 @@ class MicroBatch:
     kept: tuple[torch.Tensor, torch.Tensor] | None
     """Offsets [M + 1] int64 and ids [K] int32: token m was drawn from ids[offsets[m]:offsets[m + 1]], ascending; from the whole
     vocabulary where these are none. None where that is so for all."""
+    bias: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
+    """Offsets [M + 1] int64, ids [A] int64 and values [A] float32: what was added to which logits before token m was drawn. None
+    where that is nothing for all."""
     annotations: Mapping[str, torch.Tensor]
     """Per annotation that every row carries, [M] float32."""
     denominators: Mapping[str, float]
@@ -99,6 +102,7 @@ def micro_batch(
         kv_versions=versions(row.kv_versions for row in rows),
         temperature=torch.from_numpy(flat.of_each([row.temperature for row in rows], np.float32)[chosen]).to(device),
         kept=_kept(flat, chosen, device),
+        bias=_bias(flat, chosen, device),
         annotations={name: column(row.annotations[name] for row in rows) for name in names},
         denominators=dict(denominators),
     )
@@ -145,6 +149,19 @@ def _kept(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[
     offsets = np.cumsum([0, *(len(ids) // 4 for ids in sets)], dtype=np.int64)
     ids = np.frombuffer(b"".join(sets), "<i4").astype(np.int32)
     return torch.from_numpy(offsets).to(device), torch.from_numpy(ids).to(device)
+
+
+def _bias(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[torch.Tensor, ...] | None:
+    """What was added to the logits of the `chosen` [M] of the T tokens, end to end."""
+    if all(row.bias is None for row in flat.rows):
+        return None
+    every = [added for row in flat.rows for added in row.bias or ((),) * len(row.tokens)]
+    rows = [every[token] for token in chosen.tolist()]
+    pairs = [pair for row in rows for pair in row]
+    offsets = torch.from_numpy(np.cumsum([0, *map(len, rows)], dtype=np.int64))
+    ids = torch.tensor([token for token, _ in pairs], dtype=torch.int64)
+    values = torch.tensor([value for _, value in pairs], dtype=torch.float32)
+    return offsets.to(device), ids.to(device), values.to(device)
 
 
 def _predicting(flat: _Flat, chosen: np.ndarray) -> tuple[Layout, np.ndarray]:

@@ -5,19 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparring.errors import refusal
+from sparring.model.peft import is_adapter
 
 PLACES = ("", "export", "rl/model", "sft/model", "init/model")
 """Inside the folder that the user names, newest first."""
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The Hugging Face folder that `path` means.
+    """The Hugging Face or adapter folder that `path` means.
 
     Raises:
         BadInput: there is none.
     """
     for place in PLACES:
-        if (path / place / "config.json").is_file():
+        if (path / place / "config.json").is_file() or is_adapter(path / place):
             return path / place
     got = "a folder without config.json" if path.is_dir() else "no folder"
     raise refusal(str(path), "a Hugging Face checkpoint folder or the folder of a run", got, "check the path")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sparring.engine.config import EngineConfig
 from sparring.model.config import ModelConfig
 from sparring.protocols import Engine, Trainer, TrainPlan
 from sparring.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from sparring.model.causal import CausalModel
 
 
 class InlineCluster:
@@ -54,14 +59,45 @@ class InlineCluster:
 
     def engine(self, name: str, *, path: str) -> Engine:
         """An engine that serves the checkpoint folder `path` as version 0."""
+        kinds = {"native": self._native, "vllm": self._vllm, "remote": self._remote, "openai": self._openai}
+        engine = kinds[self._engine.kind](name, path)
+        self._engines.append(engine)
+        return engine
+
+    def _native(self, name: str, path: str) -> Engine:
         from sparring.engine.native import NativeEngine
+
+        return NativeEngine(self._model(name, path), self._engine, name=name, threads=self._threads)
+
+    def _vllm(self, name: str, path: str) -> Engine:
+        from sparring.engine.adapters.vllm import VllmEngine
+        from sparring.engine.adapters.vllm_server import VllmServer
+
+        spec = self._models[name]
+        server = VllmServer(path, self._engine, dtype=spec.dtype, threads=self._threads)
+        return VllmEngine(server, self._engine, name=name, dtype=spec.dtype)
+
+    def _remote(self, name: str, path: str) -> Engine:
+        from sparring.engine.adapters.key import key_of
+        from sparring.engine.adapters.remote import RemoteEngine
+
+        spec, config = self._models[name], self._engine
+        engine = RemoteEngine(config.url, name=name, api_key=key_of(config.api_key_env))
+        engine.check(spec.dtype, spec.numerics, config)
+        engine.begin(self._model(name, path).state())
+        return engine
+
+    def _openai(self, name: str, path: str) -> Engine:
+        from sparring.engine.adapters.key import key_of
+        from sparring.engine.adapters.openai_compatible import OpenAiEngine
+
+        return OpenAiEngine(self._engine.url, model=self._engine.served_model, api_key=key_of(self._engine.api_key_env))
+
+    def _model(self, name: str, path: str) -> CausalModel:
         from sparring.model.load import load
 
         spec = self._models[name]
-        model = load(path, dtype=spec.dtype, device=self._device, numerics=spec.numerics)
-        engine = NativeEngine(model, self._engine, name=name, threads=self._threads)
-        self._engines.append(engine)
-        return engine
+        return load(path, dtype=spec.dtype, device=self._device, numerics=spec.numerics)
 
     async def close(self) -> None:
         """Stop every thread that was started. Safe to call twice."""

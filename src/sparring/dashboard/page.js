@@ -10,11 +10,15 @@ const KNOWN = {
   "rollout/tokens_mean": ["Length", "sampled tokens per rollout"],
   "rollout/turns": ["Turns", "model turns per rollout"],
   "logprob_max_abs_diff": ["Engine against trainer", "largest difference of a log-probability", {smooth: false, low: 0}],
+  "logprob_mean_abs_diff": ["Engine against trainer, mean", "mean difference of a log-probability", {low: 0}],
+  "mismatch_k3": ["Mismatch", "KL of engine to trainer, k3 estimate, in nats", {low: 0}],
+  "mismatch_ess": ["Effective samples", "of the importance weights, as a share of the tokens", {format: share, high: 1}],
   "rollout/lag_max": ["Lag", "optimiser steps that the oldest trained group was behind", {smooth: false, low: 0}],
   "time/tokens_per_s": ["Speed", "sampled tokens per second of the whole step", {low: 0}],
   "grad_norm": ["Gradient norm", "before clipping", {low: 0}],
   "learning_rate": ["Learning rate", "", {smooth: false, low: 0}],
 };
+const AGREEMENT = ["logprob_max_abs_diff", "logprob_mean_abs_diff", "mismatch_k3", "mismatch_ess"];
 const PALETTE = ["var(--blue)", "var(--teal)", "var(--warm)", "var(--violet)", "var(--amber)", "var(--rose)", "var(--green)", "var(--red)"];
 const ACCOUNT = {"trained": "var(--blue)", "group without variance": "var(--faint)", "zero advantage": "var(--amber)", "failed": "var(--red)"};
 const ACTIVITIES = ["time/generating", "time/training", "time/updating", "time/waiting", "time/overlap"];
@@ -78,7 +82,8 @@ function stages(data) {
 
 function metricChart(name, steps, y) {
   const [title, hint, options] = KNOWN[name] || [name.replaceAll("_", " ").replaceAll("/", " / "), ""];
-  const exact = name === "logprob_max_abs_diff" && y.every((v) => v === 0);
+  const exact = AGREEMENT.includes(name) && y.every((v) => v === (name === "mismatch_ess" ? 1 : 0));
+  if (exact && name !== AGREEMENT[0]) return null;
   return lineChart([{name: title, color: exact ? "var(--green)" : "var(--blue)", x: steps, y}],
     {title, hint: exact ? "bitwise equal log-probabilities at every step" : hint, ...options});
 }

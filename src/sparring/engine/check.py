@@ -1,13 +1,67 @@
-"""What is wrong with how a request wants its tokens drawn."""
+"""What is wrong with a request: with its tokens, or with how it wants others drawn."""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
-from sparring.generation import GenerateRequest
+from sparring.errors import RequestRefused
+from sparring.generation import GenerateRequest, ScoreRequest
 from sparring.model.kernels.decoder_step import BIASES, TOPS
 
 LARGEST_ID, LARGEST_BIAS = 1 << 31, 1e30
+
+
+class Room(NamedTuple):
+    """What an engine can serve: token ids below `vocab_size`, texts of up to `max_positions` tokens, `capacity` tokens in its
+    cache."""
+
+    vocab_size: int
+    max_positions: int
+    capacity: int
+
+
+def check_request(request: GenerateRequest, room: Room) -> int:
+    """Tokens that the request may sample.
+
+    Raises:
+        RequestRefused: it can never be served.
+    """
+    tokens, sampling = request.tokens, request.sampling
+    max_new = min(sampling.max_tokens, room.max_positions - len(tokens))
+    problem = None
+    if not tokens:
+        problem = "at least one token, got none; send a prompt"
+    elif min(tokens) < 0 or max(tokens) >= room.vocab_size:
+        problem = f"token ids below {room.vocab_size}, got {min(tokens)} to {max(tokens)}; use the model's tokenizer"
+    elif sampling.max_tokens < 1:
+        problem = f"max_tokens of at least 1, got {sampling.max_tokens}; ask for a token"
+    elif max_new < 1:
+        problem = f"fewer than {room.max_positions} tokens, got {len(tokens)}; shorten the prompt"
+    elif len(tokens) + max_new - 1 > room.capacity:
+        got = f"{len(tokens)} + {max_new}"
+        problem = f"prompt + max_tokens within the cache of {room.capacity}, got {got}; raise engine.kv_tokens"
+    else:
+        problem = problem_of(request, room.vocab_size)
+    if problem:
+        raise RequestRefused(f"request {request.id}: expected {problem}")
+    return max_new
+
+
+def check_score(request: ScoreRequest, room: Room) -> None:
+    """Raises RequestRefused where the request can never be served."""
+    tokens, most = request.tokens, min(room.max_positions, room.capacity) + 1
+    problem = None
+    if not 1 <= request.first < len(tokens):
+        problem = f"1 <= first < number of tokens, got {request.first} of {len(tokens)}; score tokens that follow one"
+    elif min(tokens) < 0 or max(tokens) >= room.vocab_size:
+        problem = f"token ids below {room.vocab_size}, got {min(tokens)} to {max(tokens)}; use the model's tokenizer"
+    elif len(tokens) > most:
+        problem = f"at most {most} tokens, got {len(tokens)}; cut them or raise engine.kv_tokens"
+    elif request.temperature < 0 or not 0 <= request.top_k <= room.vocab_size:
+        problem = f"temperature >= 0 and 0 <= top_k <= {room.vocab_size}, got {request}; correct it"
+    if problem:
+        raise RequestRefused(f"score {request.id}: expected {problem}")
 
 
 def problem_of(request: GenerateRequest, vocab_size: int) -> str | None:
@@ -36,6 +90,8 @@ def problem_of(request: GenerateRequest, vocab_size: int) -> str | None:
         return f"{most}, got {len(biased)} and {len(banned)}; leave some out"
     if any(not -LARGEST_ID <= token < LARGEST_ID for token in sampling.stop):
         return f"stop tokens of 32 bits, got {sampling.stop}; use the model's tokenizer"
+    if (sampling.stop_strings and not request.ends) or (sampling.constraint and not request.allowed):
+        return "`ends` and `allowed` beside stop_strings and constraint, got the text alone; bind the request (Renderer.bind)"
     if request.allowed and sampling.min_tokens:
         return "min_tokens 0 where a grammar says what may come, got both; let the grammar say it"
     return None

@@ -10,8 +10,39 @@ PAGE_SIZE = 16
 """Tokens per page of the cache."""
 
 
+class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[engine.vllm]`: the server that `kind = "vllm"` starts."""
+
+    python: str = ""
+    """Python interpreter that has vLLM; empty: the one that runs Sparring."""
+
+    arguments: tuple[str, ...] = ()
+    """Further arguments of vLLM's own command line, such as `["--enforce-eager"]` or `["--tensor-parallel-size", "2"]`."""
+
+    start_timeout_s: float = 600.0
+    """How long it may take to load and compile."""
+
+    def __post_init__(self) -> None:
+        if not self.start_timeout_s > 0:
+            raise ValueError(f"start_timeout_s must be above 0, got {self.start_timeout_s}")
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """None of these changes a sampled token: in exact numerics a request does not see its neighbours."""
+
+    kind: Literal["native", "vllm", "remote", "openai"] = "native"
+    """native: the trainer's own model, so that the two agree to the bit; vllm: a vLLM server, which does not; remote: a `sparring
+    serve` on this machine, which does; openai: a server that speaks OpenAI's completions with token ids, which takes no weights
+    and so only evaluates. The settings below are the native engine's."""
+
+    url: str = ""
+    """Of a remote or openai engine: `http://host:port`, or `unix:path` of a socket; for openai with the path up to `/v1`."""
+
+    api_key_env: str = ""
+    """Environment variable with the key that the server at `url` wants; empty: none."""
+
+    served_model: str = ""
+    """What an openai server calls the model; empty: the only one that it has."""
 
     max_running: int = 128
     """Requests that are computed together; more wait."""
@@ -25,8 +56,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_bytes: int = 512 << 20
     """Size of the cache when `kv_tokens` is 0; less where `max_running` requests of full length need less."""
 
-    kv_across_turns: Literal["keep", "drop"] = "keep"
-    """keep: a conversation's next turn prefills only what is new; drop: it starts over."""
+    kv_across_turns: Literal["keep", "drop", "offload"] = "keep"
+    """keep: a conversation's next turn prefills only what is new, unless others needed the room meanwhile; offload: it is then
+    copied to host memory and back; drop: every turn starts over."""
+
+    idle_kv_bytes: int = 0
+    """How much of the cache conversations may hold between their turns; beyond it those go that waited longest. 0: all that
+    nobody else needs."""
+
+    offload_bytes: int = 2 << 30
+    """Host memory for "offload"; when it is full, the conversations go that have lain there longest."""
 
     share_prefixes: bool = True
     """Whether requests that begin with the same tokens compute full pages of them once."""
@@ -35,8 +74,23 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What an update of the weights does with requests under way. keep: they go on with the keys and values they have, and it is
     recorded per token; recompute: they compute them again under the new weights; drain: the update waits until they are done."""
 
+    speculation: Literal["off", "ngram"] = "off"
+    """ngram: while at most 8 requests generate, tokens that followed the last ones earlier in the same request are computed ahead
+    and kept as far as sampling says the same. Pays where a step takes a millisecond or more and text repeats itself."""
+
+    speculation_tokens: int = 4
+    """Tokens that are guessed at once, fewer where several requests generate."""
+
     update_timeout_s: float = 300.0
     """How long an update may take to arrive and to wait for its turn; a late one is refused and the old weights serve on."""
+
+    vllm: VllmConfig = VllmConfig()
+    """The server that `kind = "vllm"` starts."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the engine is the trainer's own module, which in exact numerics gives the trainer's bits."""
+        return self.kind in ("native", "remote")
 
     def cache_tokens(self, token_bytes: int) -> int:
         """Tokens that the cache holds, in whole pages and at least one: no conversation can be longer.
@@ -46,14 +100,25 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """
         return max(1, (self.kv_tokens or self.kv_bytes // token_bytes) // PAGE_SIZE) * PAGE_SIZE
 
+    def idle_pages(self, page_bytes: int) -> int | None:
+        """Pages of the cache that idle conversations may hold; None for all."""
+        return self.idle_kv_bytes // page_bytes if self.idle_kv_bytes else None
+
+    def host_pages(self, page_bytes: int) -> int:
+        """Pages in host memory."""
+        return self.offload_bytes // page_bytes if self.kv_across_turns == "offload" else 0
+
     def __post_init__(self) -> None:
-        for name in ("max_running", "max_batch_tokens", "kv_bytes"):
+        if (self.kind in ("remote", "openai")) != bool(self.url):
+            raise ValueError(f"url must be given for kinds remote and openai and no other, got {self.kind} and {self.url!r}")
+        for name in ("max_running", "max_batch_tokens", "kv_bytes", "speculation_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not self.update_timeout_s > 0:
             raise ValueError(f"update_timeout_s must be above 0, got {self.update_timeout_s}")
-        if self.kv_tokens < 0:
-            raise ValueError(f"kv_tokens must be 0 (automatic) or more, got {self.kv_tokens}")
+        for name in ("kv_tokens", "idle_kv_bytes", "offload_bytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
         if self.max_batch_tokens < self.max_running:
             raise ValueError(
                 f"max_batch_tokens ({self.max_batch_tokens}) must be at least max_running ({self.max_running}): "

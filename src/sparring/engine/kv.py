@@ -3,6 +3,10 @@
 A page is free, or held by one or more sequences and idle conversations (reference count). A full page carries a digest of
 the weight version and of every token from the start of its sequence, by which a request that begins with the same tokens
 finds it; a freed page keeps its digest until it is given out again.
+
+An idle conversation whose pages are needed is copied to pages in host memory, where there are any, and copied back for its next
+turn. Those are a pool like the first: what several conversations share lies there once, and what was copied before and has
+not been given out again is found there.
 """
 
 from __future__ import annotations
@@ -11,16 +15,25 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import xxhash
 
+Weights = int | str
+"""What keys and values are of: the number of a weight version, or the name and version of an adapter."""
+
 
 class PagePool:
-    """Reference counts, the free list (the page freed longest ago is given out first) and the digests."""
+    """Reference counts, the free list (the page freed longest ago is given out first) and the digests.
+
+    `num_idle` counts pages that idle conversations alone hold.
+    """
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
+        self.num_idle = 0
         self.references = [0] * num_pages
+        self._idle = [0] * num_pages
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_pages))
         self._page_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
@@ -37,9 +50,9 @@ class PagePool:
         self.references[page] = 1
         return page
 
-    def drop(self, page: int) -> None:
-        """One holder less."""
-        self.references[page] -= 1
+    def drop(self, page: int, *, idle: bool = False) -> None:
+        """One holder less; `idle` where that was an idle conversation."""
+        self._count(page, -1, idle)
         if self.references[page] == 0:
             self._free[page] = None
 
@@ -53,17 +66,31 @@ class PagePool:
         """The page of a digest, held or free."""
         return self._page_of.get(digest)
 
-    def hold(self, page: int) -> None:
-        """One holder more; a free page leaves the free list with what it contains."""
+    def digest(self, page: int) -> bytes | None:
+        """By which a page is found, if it is."""
+        return self._digest_of.get(page)
+
+    def hold(self, page: int, *, idle: bool = False) -> None:
+        """One holder more, a conversation if `idle`; a free page leaves the free list with what it contains."""
         if self.references[page] == 0:
             del self._free[page]
-        self.references[page] += 1
+        self._count(page, 1, idle)
 
     def forget(self, page: int) -> None:
         """Nobody finds this page by its contents any more."""
         digest = self._digest_of.pop(page, None)
         if digest is not None:
             del self._page_of[digest]
+
+    def is_idle(self, page: int) -> bool:
+        """Whether idle conversations hold it, and nobody else."""
+        return 0 < self._idle[page] == self.references[page]
+
+    def _count(self, page: int, change: int, idle: bool) -> None:
+        self.num_idle -= self.is_idle(page)
+        self.references[page] += change
+        self._idle[page] += change if idle else 0
+        self.num_idle += self.is_idle(page)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +99,122 @@ class Idle:
 
     tokens: list[int]
     pages: list[int]
-    version: int
+    version: Weights
+
+
+class Shelf:
+    """Idle conversations and the pool that their pages are of, least recently used first."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.pool = PagePool(num_pages)
+        self._idle: OrderedDict[str, Idle] = OrderedDict()
+
+    def put(self, conversation: str, idle: Idle) -> None:
+        """Hold the pages of a conversation, in place of what was kept of it before."""
+        for page in idle.pages:
+            self.pool.hold(page, idle=True)
+        self.release(conversation)
+        self._idle[conversation] = idle
+
+    def get(self, conversation: str | None) -> Idle | None:
+        """What is kept of a conversation, if anything."""
+        return self._idle.get(conversation) if conversation is not None else None
+
+    def eldest(self) -> tuple[str, Idle]:
+        """The conversation that was put here longest ago, of those that hold pages which nobody else uses now."""
+        return next(item for item in self._idle.items() if any(map(self.pool.is_idle, reversed(item[1].pages))))
+
+    def release(self, conversation: str) -> None:
+        """Forget a conversation; none is fine. The last pages are freed first: a beginning is more likely to be asked for
+        again than an end."""
+        idle = self._idle.pop(conversation, None)
+        for page in reversed(idle.pages if idle is not None else ()):
+            self.pool.drop(page, idle=True)
+
+    def release_other_versions(self, version: Weights) -> None:
+        """Forget every conversation whose KV is not of `version`."""
+        for name in [name for name, idle in self._idle.items() if idle.version != version]:
+            self.release(name)
+
+    def clear(self) -> None:
+        """Forget every conversation."""
+        for name in list(self._idle):
+            self.release(name)
+
+
+class Copy(NamedTuple):
+    """What page `source` holds is to be copied to page `target`; `way` says which of them is in host memory."""
+
+    way: Literal["within", "out", "back"]
+    source: int
+    target: int
+
+
+class Seat(NamedTuple):
+    """What an admitted request gets: its pages, how many of its tokens they hold, and how many of those its conversation had kept
+    in the cache (`kept`) and in host memory (`restored`)."""
+
+    pages: list[int]
+    known: int
+    kept: int
+    restored: int
+
+
+@dataclass(slots=True)
+class KvCounts:
+    """Since the start: requests that began with something found and with nothing, tokens found by where they were, conversations
+    given up for good, pages copied to host memory and back, and the most pages that were held at once."""
+
+    hits: int = 0
+    misses: int = 0
+    kept_tokens: int = 0
+    shared_tokens: int = 0
+    restored_tokens: int = 0
+    evictions: int = 0
+    pages_out: int = 0
+    pages_back: int = 0
+    most_pages: int = 0
+
+    def note(self, seat: Seat) -> None:
+        """A request that begins."""
+        self.hits += seat.known > 0
+        self.misses += seat.known == 0
+        self.kept_tokens += seat.kept
+        self.shared_tokens += seat.known - seat.kept - seat.restored
+        self.restored_tokens += seat.restored
 
 
 class KvCache:
-    """The pool together with the idle conversations, least recently used first."""
+    """The pool together with the idle conversations.
 
-    def __init__(self, num_pages: int, page_size: int, *, share_prefixes: bool) -> None:
-        self.pool = PagePool(num_pages)
+    Args:
+        num_pages: of the cache.
+        page_size: tokens of a page.
+        share_prefixes: whether full pages are found by what they hold.
+        host_pages: for conversations whose pages of the cache are needed.
+        idle_pages: how many pages idle conversations alone may hold; None for all.
+    """
+
+    def __init__(
+        self, num_pages: int, page_size: int, *, share_prefixes: bool, host_pages: int = 0, idle_pages: int | None = None
+    ) -> None:
         self.page_size = page_size
+        self.counts = KvCounts()
         self._share = share_prefixes
-        self._idle: OrderedDict[str, Idle] = OrderedDict()
-        self._copies: list[tuple[int, int]] = []
+        self._idle_pages = num_pages if idle_pages is None else idle_pages
+        self._here, self._host = Shelf(num_pages), Shelf(host_pages)
+        self.pool = self._here.pool
+        self._copies: list[Copy] = []
+
+    @property
+    def host(self) -> PagePool:
+        """The pages in host memory."""
+        return self._host.pool
+
+    @property
+    def num_available(self) -> int:
+        """Pages that `take` could give."""
+        return self.pool.num_free + self.pool.num_idle
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that hold so many tokens."""
@@ -94,49 +225,54 @@ class KvCache:
 
         None, and nothing is given up, if even with those fewer than `spare` pages would be left.
         """
-        missing = count + spare - self.pool.num_free
-        if missing > 0 and missing > self._reclaimable():
+        if count + spare > self.num_available:
             return None
         while self.pool.num_free < count:
-            _, idle = self._idle.popitem(last=False)
-            self.drop(idle.pages)
-        return [self.pool.take() for _ in range(count)]
+            self._give_up()
+        pages = [self.pool.take() for _ in range(count)]
+        self.counts.most_pages = max(self.counts.most_pages, self.pool.num_pages - self.pool.num_free)
+        return pages
 
     def drop(self, pages: list[int]) -> None:
         """Give pages back, the last ones first: a beginning is more likely to be asked for again than an end."""
         for page in reversed(pages):
             self.pool.drop(page)
 
-    def park(self, conversation: str, idle: Idle) -> None:
-        """Keep a conversation for its next turn, in place of what was kept before."""
-        self.release(conversation)
-        self._idle[conversation] = idle
+    def trim(self) -> None:
+        """Where idle conversations hold more than they may, let go of those that were idle longest."""
+        while self.pool.num_idle > self._idle_pages:
+            self._give_up()
 
-    def share(self, conversation: str, tokens: list[int], pages: list[int], version: int) -> None:
-        """Keep what a live sequence holds for another conversation too. The sequence writes on in the last page: only what
-        `tokens` fill of it is the conversation's."""
-        for page in pages:
-            self.pool.hold(page)
-        self.park(conversation, Idle(tokens, list(pages), version))
+    def keep(self, conversation: str, tokens: list[int], pages: list[int], version: Weights) -> None:
+        """Keep what a live sequence holds for the next turn of a conversation, in place of what was kept before. The sequence
+        may write on in the last page: only what `tokens` fill of it is the conversation's."""
+        self._host.release(conversation)
+        self._here.put(conversation, Idle(tokens, list(pages), version))
 
-    def take_copies(self) -> list[tuple[int, int]]:
-        """Pages to copy, (from, to) in this order, before the next step is computed; they are asked for once."""
+    def take_copies(self) -> list[Copy]:
+        """What is to be copied, in this order, before the next step is computed; it is asked for once."""
         copies, self._copies = self._copies, []
         return copies
 
     def release(self, conversation: str) -> None:
         """Forget an idle conversation; none is fine."""
-        idle = self._idle.pop(conversation, None)
-        if idle is not None:
-            self.drop(idle.pages)
+        self._here.release(conversation)
+        self._host.release(conversation)
 
-    def release_other_versions(self, version: int) -> None:
+    def release_other_versions(self, version: Weights) -> None:
         """Forget every idle conversation whose KV is not of `version`."""
-        for name in [name for name, idle in self._idle.items() if idle.version != version]:
-            self.release(name)
+        self._here.release_other_versions(version)
+        self._host.release_other_versions(version)
 
-    def resume(self, conversation: str | None, tokens: list[int], version: int, digests: list[bytes]) -> tuple[list[int], int]:
-        """Pages that already hold a beginning of `tokens` under `version`, and how many tokens they hold.
+    def distrust(self) -> None:
+        """Forget all that is idle: whether it was copied where it should be is unknown."""
+        self._here.clear()
+        self._host = Shelf(self.host.num_pages)
+
+    def admit(
+        self, conversation: str | None, tokens: list[int], count: int, version: Weights, digests: list[bytes], spare: int
+    ) -> Seat | None:
+        """`count` pages for a request, where fewer than `spare` are not left afterwards; else None, and what was found is kept.
 
         The last token is always left to compute; where its page was found full, what is written there stands there already.
         Where the kept tokens are a beginning of `tokens`, all of them are reused; where they diverge, the pages that are full
@@ -144,13 +280,61 @@ class KvCache:
 
         Args:
             conversation: whose idle pages may be taken over.
-            tokens: the request's tokens.
+            tokens: the request's tokens whose KV may be found, and one more.
+            count: pages for all of its tokens.
             version: of the weights that will compute the rest.
             digests: of the full pages found, appended to.
+            spare: pages that running requests are about to need.
         """
-        pages, known = self._resume_idle(conversation, tokens, version)
+        pages, kept = self._resume(conversation, tokens, version)
+        resumed = bool(pages)
+        known = self._find(pages, kept, tokens, version, digests)
+        away, restored = self._away(conversation, tokens, version, known)
+        for page in away:
+            self.host.hold(page)
+        fresh = self.take(count - len(pages), spare)
+        if fresh is None and resumed:
+            self.keep(conversation, tokens[:known], pages[: self.pages_for(known)], version)
+        if fresh is None:
+            self.drop(pages)
+            digests.clear()
+        else:
+            self._copies += [Copy("back", source, target) for source, target in zip(away, fresh, strict=False)]
+            self.counts.pages_back += len(away)
+            pages += fresh
+            self.publish(pages, tokens, known + restored, version, digests)
+        for page in reversed(away):
+            self.host.drop(page)
+        return None if fresh is None else Seat(pages, known + restored, min(kept, known), restored)
+
+    def publish(self, pages: list[int], tokens: list[int], computed: int, version: Weights, digests: list[bytes]) -> None:
+        """Let others find the pages that are full once `computed` tokens have KV, all of `version`."""
         if not self._share:
-            return pages, known
+            return
+        first = len(digests)
+        chain_digests(digests, tokens, computed, self.page_size, version)
+        for index in range(first, len(digests)):
+            self.pool.publish(pages[index], digests[index])
+
+    def _resume(self, conversation: str | None, tokens: list[int], version: Weights) -> tuple[list[int], int]:
+        """The idle pages of a conversation that hold a beginning of `tokens`, now the caller's, and how many tokens they hold."""
+        idle = self._here.get(conversation)
+        if idle is None:
+            return [], 0
+        known = self._common(idle, tokens, version)
+        pages = idle.pages[: self.pages_for(known)]
+        for page in pages:
+            self.pool.hold(page)
+        self._here.release(conversation)
+        if known % self.page_size and not self._make_own(pages):
+            self.drop([pages.pop()])
+            known -= known % self.page_size
+        return pages, known
+
+    def _find(self, pages: list[int], known: int, tokens: list[int], version: Weights, digests: list[bytes]) -> int:
+        """Add to the pages of `known` tokens those that are found by what they hold; how many tokens are known then."""
+        if not self._share:
+            return known
         chain_digests(digests, tokens, known, self.page_size, version)
         while known % self.page_size == 0 and known + self.page_size <= len(tokens):
             chain_digests(digests, tokens, known + self.page_size, self.page_size, version)
@@ -161,25 +345,18 @@ class KvCache:
             self.pool.hold(page)
             pages.append(page)
             known += self.page_size
-        return pages, min(known, len(tokens) - 1)
+        return min(known, len(tokens) - 1)
 
-    def _resume_idle(self, conversation: str | None, tokens: list[int], version: int) -> tuple[list[int], int]:
-        idle = self._idle.pop(conversation, None) if conversation is not None else None
-        if idle is None:
-            return [], 0
-        if idle.version != version:
-            self.drop(idle.pages)
-            return [], 0
-        known = _common(idle.tokens, tokens[:-1])
-        if known < len(idle.tokens):
-            known -= known % self.page_size
-        count = self.pages_for(known)
-        self.drop(idle.pages[count:])
-        pages = idle.pages[:count]
-        if known % self.page_size and not self._make_own(pages):
-            self.drop([pages.pop()])
-            known -= known % self.page_size
-        return pages, known
+    def _away(self, conversation: str | None, tokens: list[int], version: Weights, known: int) -> tuple[list[int], int]:
+        """Pages in host memory that hold more of `tokens` than the `known` ones, and how many more."""
+        idle = self._host.get(conversation)
+        more = 0 if idle is None else self._common(idle, tokens, version) - known
+        return (idle.pages[known // self.page_size : self.pages_for(known + more)], more) if idle and more > 0 else ([], 0)
+
+    def _common(self, idle: Idle, tokens: list[int], version: Weights) -> int:
+        """How many tokens of a conversation can be reused: where it diverges, as many as fill pages."""
+        known = _common(idle.tokens, tokens[:-1]) if idle.version == version else 0
+        return known if known == len(idle.tokens) else known - known % self.page_size
 
     def _make_own(self, pages: list[int]) -> bool:
         """Let the last page be written in: nobody else may hold it or find it. False where there is no room for a copy."""
@@ -190,30 +367,68 @@ class KvCache:
         copy = self.take(1)
         if copy is None:
             return False
-        self._copies.append((last, *copy))
+        self._copies.append(Copy("within", last, *copy))
         self.pool.drop(last)
         pages[-1:] = copy
         return True
 
-    def publish(self, pages: list[int], tokens: list[int], computed: int, version: int, digests: list[bytes]) -> None:
-        """Let others find the pages that are full once `computed` tokens have KV, all of `version`."""
-        if not self._share:
-            return
-        first = len(digests)
-        chain_digests(digests, tokens, computed, self.page_size, version)
-        for index in range(first, len(digests)):
-            self.pool.publish(pages[index], digests[index])
+    def _give_up(self) -> None:
+        """Let go of the conversation that was idle longest, to host memory where it has room."""
+        name, idle = self._here.eldest()
+        if not self._put_away(name, idle):
+            self.counts.evictions += 1
+        self._here.release(name)
 
-    def _reclaimable(self) -> int:
-        """Pages that only idle conversations hold."""
-        held: dict[int, int] = {}
-        for idle in self._idle.values():
-            for page in idle.pages:
-                held[page] = held.get(page, 0) + 1
-        return sum(count == self.pool.references[page] for page, count in held.items())
+    def _put_away(self, name: str, idle: Idle) -> bool:
+        """Have a conversation copied to host memory, at the cost of those that lie there longest; False where it has no room."""
+        host = self.host
+        while host.num_free + host.num_idle >= len(idle.pages) > host.num_free:
+            self._host.release(self._host.eldest()[0])
+            self.counts.evictions += 1
+        if len(idle.pages) > host.num_free:
+            return False
+        pages = []
+        for page in idle.pages:
+            digest = self.pool.digest(page)
+            copied = None if digest is None else host.find(digest)
+            if copied is None:
+                copied = host.take()
+                if digest is not None:
+                    host.publish(copied, digest)
+                self._copies.append(Copy("out", page, copied))
+                self.counts.pages_out += 1
+            else:
+                host.hold(copied)
+            pages.append(copied)
+        self._host.put(name, Idle(idle.tokens, pages, idle.version))
+        for page in pages:
+            host.drop(page)
+        return True
 
 
-def chain_digests(digests: list[bytes], tokens: Tokens[int], upto: int, page_size: int, version: int) -> None:
+def kv_metrics(cache: KvCache, page_bytes: int) -> dict[str, float]:
+    """What the cache did and holds.
+
+    Counts since the start: kv_hits and kv_misses (requests that found KV, and that found none), kv_kept_tokens,
+    kv_restored_tokens, kv_shared_tokens (saved because the conversation had kept them in the cache, or in host memory, or
+    because others had computed them), kv_evictions (conversations given up for good), kv_out_bytes and kv_back_bytes (copied
+    to host memory and back). Levels: kv_bytes_now, kv_idle_bytes_now, kv_host_bytes_now; max_kv_bytes.
+    """
+    counts, pool, host = cache.counts, cache.pool, cache.host
+    pages = {
+        "kv_out_bytes": counts.pages_out,
+        "kv_back_bytes": counts.pages_back,
+        "kv_bytes_now": pool.num_pages - pool.num_free,
+        "kv_idle_bytes_now": pool.num_idle,
+        "kv_host_bytes_now": host.num_pages - host.num_free,
+        "max_kv_bytes": counts.most_pages,
+    }
+    names = ("hits", "misses", "kept_tokens", "restored_tokens", "shared_tokens", "evictions")
+    found = {f"kv_{name}": float(getattr(counts, name)) for name in names}
+    return found | {name: float(count * page_bytes) for name, count in pages.items()}
+
+
+def chain_digests(digests: list[bytes], tokens: Tokens[int], upto: int, page_size: int, version: Weights) -> None:
     """Append the digests of the full pages of tokens[:upto] that are not in `digests` yet; each covers all before it."""
     while (len(digests) + 1) * page_size <= upto:
         begin = len(digests) * page_size

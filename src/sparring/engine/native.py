@@ -13,19 +13,25 @@ from typing import Any
 
 import torch
 
-from sparring.engine.check import problem_of
+from sparring.engine.adapter_table import AdapterTable
+from sparring.engine.check import Room, check_request, check_score
 from sparring.engine.config import PAGE_SIZE, EngineConfig
-from sparring.engine.kv import KvCache
+from sparring.engine.kv import KvCache, kv_metrics
+from sparring.engine.latency import Latencies
 from sparring.engine.reply import Delivery, Reply, deliver
 from sparring.engine.runner import Runner
 from sparring.engine.scheduler import Chunk, Scheduler
 from sparring.engine.sequence import Sequence
-from sparring.engine.update import Update, commit, where
-from sparring.errors import EngineError, SparringError, WeightsError, boundary
+from sparring.engine.sizes import num_pages_of, token_bytes
+from sparring.engine.speculation import Speculation, accepted
+from sparring.engine.update import NotRolledBack, Update, commit, stage, where
+from sparring.errors import EngineError, RequestRefused, SparringError, WeightsError, boundary
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.model.causal import CausalModel
+from sparring.model.lora import Adapter
+from sparring.model.staging import Staged
 from sparring.types import WeightRef
-from sparring.weights.inline import fetch
+from sparring.weights.inline import Probe
 
 PIECE_S = 0.02
 """How long a call into the kernels may take while somebody reads a stream: tokens come 50 times a second, and what a shorter call
@@ -39,7 +45,7 @@ class NativeEngine:
     in a step fails the requests of that step; the engine goes on.
 
     Args:
-        model: served, and from now on owned: the trainer has another one.
+        model: served, and from now on owned: the trainer has another one. Its adapter, where it has one, is the engine's own.
         config: `[engine]`.
         name: which model of the run this is; updates of others are refused.
         version: of the weights that `model` holds.
@@ -50,16 +56,30 @@ class NativeEngine:
         self, model: CausalModel, config: EngineConfig, *, name: str = "policy", version: int = 0, threads: int = 0
     ) -> None:
         self._model, self._config, self._name, self._version = model, config, name, version
-        num_pages = _num_pages(model, config)
-        self._capacity = num_pages * PAGE_SIZE
-        cache = KvCache(num_pages, PAGE_SIZE, share_prefixes=config.share_prefixes)
+        num_pages, self._page_bytes = num_pages_of(model, config), PAGE_SIZE * token_bytes(model)
+        self._room = Room(model.vocab_size, model.max_positions, num_pages * PAGE_SIZE)
+        host_pages = config.host_pages(self._page_bytes)
+        cache = KvCache(
+            num_pages,
+            PAGE_SIZE,
+            share_prefixes=config.share_prefixes,
+            host_pages=host_pages,
+            idle_pages=config.idle_pages(self._page_bytes),
+        )
         self._scheduler = Scheduler(cache, max_running=config.max_running, max_batch_tokens=config.max_batch_tokens)
-        self._runner = Runner(model, num_pages=num_pages, page_size=PAGE_SIZE, max_running=config.max_running)
+        self._runner = Runner(
+            model, num_pages=num_pages, page_size=PAGE_SIZE, max_running=config.max_running, host_pages=host_pages
+        )
+        self._adapters = AdapterTable(model, self._runner, name, version)
+        self._speculation = Speculation(config)
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._deliveries: list[Delivery] = []
         self._metrics: dict[str, float] = defaultdict(float)
+        self.latencies = Latencies()
         self._updates: list[Update] = []
         self._checksum: str | None = None
+        self._probe: Probe | None = None
+        self._broken: EngineError | None = None
         self._arrivals = 0
         self._pace_s = PIECE_S
         self._lock = threading.Lock()
@@ -72,15 +92,33 @@ class NativeEngine:
 
     @property
     def version(self) -> int:
-        """The version of the weights that are served."""
-        return self._version
+        """The version of the weights that are served to requests without an adapter's name."""
+        return self._adapters.version(self._version)
+
+    @property
+    def problem(self) -> EngineError | None:
+        """Why no request is answered, where none is."""
+        return EngineError(f"engine {self._name}: expected an open engine, got a closed one") if self._closed else self._broken
+
+    @property
+    def context(self) -> int:
+        """Most tokens of one conversation."""
+        return min(self._room.max_positions, self._room.capacity)
+
+    @property
+    def model(self) -> CausalModel:
+        """What is served."""
+        return self._model
 
     @property
     def metrics(self) -> dict[str, float]:
         """Counts since the start: steps, generated_tokens, prefill_tokens, scored_tokens, cached_tokens, preemptions,
-        failed_steps, updates; busy_s and update_s, for which updates held up the steps; max_running (the most requests in one
-        step)."""
-        return {**self._metrics, "preemptions": float(self._scheduler.num_preempted)}
+        failed_steps, updates, drafted_tokens, accepted_tokens (of those); busy_s; update_s and kv_copy_s, for which steps waited
+        for updates and for copies of pages; max_update_stall_s, the longest of the former; max_running, the most requests in one
+        step. And right now: running and waiting requests, and what `kv_metrics` tells."""
+        running, waiting = map(float, self._scheduler.load)
+        now = {"preemptions": float(self._scheduler.num_preempted), "running": running, "waiting": waiting}
+        return {**self._metrics, **now, **kv_metrics(self._scheduler.cache, self._page_bytes)}
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Sample one turn. Cancelling the awaiting task drops the request; `abort` ends it with what it has.
@@ -142,7 +180,7 @@ class NativeEngine:
         Raises:
             EngineError: the request can never be served, its step failed, it was aborted, or the engine is closed.
         """
-        self._check_score(request)
+        check_score(request, self._room)
         self._arrivals += 1
         async with self._serving(Sequence.to_score(request, Reply(), arrival=self._arrivals)) as reply:
             return await reply.result()
@@ -154,6 +192,9 @@ class NativeEngine:
     async def pull(self, ref: WeightRef) -> None:
         """Serve other weights: stage them, and between two steps copy, verify and commit them; returning acknowledges it. KV of
         idle conversations goes; `[engine] live_kv` says what requests under way do with theirs.
+
+        A reference to an adapter loads it beside the others, or swaps it for its older version; the model itself cannot change
+        while it has adapters.
 
         Whatever fails, the version that is served is the old one or the new one, whole. Who does not get the acknowledgement
         (cancelled, for example) asks again: the version that is served is acknowledged again.
@@ -168,9 +209,10 @@ class NativeEngine:
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._config.update_timeout_s
         try:
-            update = Update(ref, await asyncio.wait_for(_stage(ref), self._config.update_timeout_s))
+            staged = await asyncio.wait_for(asyncio.to_thread(stage, self._model, ref), self._config.update_timeout_s)
         except asyncio.TimeoutError:
             raise late from None
+        update = Update(ref, staged)
         self._ask(lambda: self._updates.append(update))
         try:
             if not await update.reply.within(max(0.0, deadline - clock())) and update.claim():
@@ -179,41 +221,23 @@ class NativeEngine:
         finally:
             update.claim()
 
+    async def drop(self, adapter: str) -> None:
+        """Serve no further request by this adapter. Those under way are finished with it; then it is gone.
+
+        Raises:
+            EngineError: it is not loaded, or the engine is closed.
+        """
+        await self._call(EngineError, f"adapter {adapter}", lambda: self._adapters.drop(adapter))
+
     async def close(self) -> None:
         """Fail what still runs and end the thread. Safe to call twice."""
         self._tell(self._stop)
         await asyncio.to_thread(self._thread.join)
 
-    def _check(self, request: GenerateRequest) -> int:
-        """Tokens that the request may sample.
-
-        Raises:
-            EngineError: it can never be served.
-        """
-        tokens, sampling = request.tokens, request.sampling
-        max_new = min(sampling.max_tokens, self._model.max_positions - len(tokens))
-        problem = None
-        if not tokens:
-            problem = "at least one token, got none; send a prompt"
-        elif min(tokens) < 0 or max(tokens) >= self._model.vocab_size:
-            problem = f"token ids below {self._model.vocab_size}, got {min(tokens)} to {max(tokens)}; use the model's tokenizer"
-        elif sampling.max_tokens < 1:
-            problem = f"max_tokens of at least 1, got {sampling.max_tokens}; ask for a token"
-        elif max_new < 1:
-            problem = f"fewer than {self._model.max_positions} tokens, got {len(tokens)}; shorten the prompt"
-        elif len(tokens) + max_new - 1 > self._capacity:
-            got = f"{len(tokens)} + {max_new}"
-            problem = f"prompt + max_tokens within the cache of {self._capacity}, got {got}; raise engine.kv_tokens"
-        else:
-            problem = problem_of(request, self._model.vocab_size)
-        if problem:
-            raise EngineError(f"request {request.id}: expected {problem}")
-        return max_new
-
     @asynccontextmanager
     async def _serving(self, sequence: Sequence) -> AsyncIterator[Reply]:
         """The request is with the engine's thread until it is answered or nobody waits any longer."""
-        self._ask(lambda: self._scheduler.add(sequence))
+        self._ask(lambda: self._add(sequence))
         try:
             yield sequence.reply
         finally:
@@ -222,29 +246,17 @@ class NativeEngine:
 
     async def _sequence(self, request: GenerateRequest, reply: Reply) -> Sequence:
         """A request that can be served; its prompt is judged first where that is asked for."""
-        max_new = self._check(request)
+        max_new = check_request(request, self._room)
         self._arrivals += 1
-        keep = self._config.kv_across_turns == "keep"
+        keep = self._config.kv_across_turns != "drop"
         sequence = Sequence.of(request, reply, arrival=self._arrivals, max_new=max_new, keep=keep)
         if request.prompt_logprobs:
             heat, name = request.sampling.temperature, f"{request.id}/prompt"
-            asked = ScoreRequest(id=name, tokens=request.tokens, temperature=heat, priority=request.priority)
+            asked = ScoreRequest(
+                id=name, tokens=request.tokens, temperature=heat, priority=request.priority, adapter=request.adapter
+            )
             sequence.prompt_logprobs = (await self.score(asked)).logprobs if len(request.tokens) > 1 else ()
         return sequence
-
-    def _check_score(self, request: ScoreRequest) -> None:
-        tokens, room = request.tokens, min(self._model.max_positions, self._capacity) + 1
-        problem = None
-        if not 1 <= request.first < len(tokens):
-            problem = f"1 <= first < number of tokens, got {request.first} of {len(tokens)}; score tokens that follow one"
-        elif min(tokens) < 0 or max(tokens) >= self._model.vocab_size:
-            problem = f"token ids below {self._model.vocab_size}, got {min(tokens)} to {max(tokens)}; use the model's tokenizer"
-        elif len(tokens) > room:
-            problem = f"at most {room} tokens, got {len(tokens)}; cut them or raise engine.kv_tokens"
-        elif request.temperature < 0 or not 0 <= request.top_k <= self._model.vocab_size:
-            problem = f"temperature >= 0 and 0 <= top_k <= {self._model.vocab_size}, got {request}; correct it"
-        if problem:
-            raise EngineError(f"score {request.id}: expected {problem}")
 
     def _ask(self, action: Callable[[], None]) -> None:
         with self._lock:
@@ -277,6 +289,8 @@ class NativeEngine:
                 while not self._stopping:
                     self._take_in()
                     self._update()
+                    if self._broken is not None:
+                        self._deliveries += [sequence.reply.settle(self._broken) for sequence in self._scheduler.clear()]
                     if self._scheduler.busy and not self._stopping:
                         self._step()
                     self._wake()
@@ -291,23 +305,34 @@ class NativeEngine:
         while not self._inbox.empty():
             self._inbox.get()()
 
+    def _add(self, sequence: Sequence) -> None:
+        try:
+            sequence.adapter = self._adapters.find(sequence.request.adapter)
+        except EngineError as error:
+            self._deliveries.append(sequence.reply.settle(error))
+        else:
+            self._scheduler.add(sequence)
+
     def _step(self) -> None:
         started = time.perf_counter()
         chunks = self._scheduler.plan(self._version)
         limited = [chunk.sequence for chunk in chunks if chunk.samples and chunk.sequence.request.allowed]
-        steps = self._scheduler.ahead(chunks, 1 if limited else self._most_steps(chunks))
+        guessing = self._speculation.applies(chunks)
+        drafts = self._speculation.drafts(chunks, self._scheduler) if guessing else None
+        steps = self._scheduler.ahead(chunks, 1 if limited or guessing else self._most_steps(chunks))
         broken = self._limit(limited)
         try:
             with boundary(EngineError, f"engine {self._name}: step"):
-                self._runner.copy(self._scheduler.cache.take_copies())
-                sampled = self._runner.step(chunks, steps)
+                self._metrics["kv_copy_s"] += self._runner.copy(self._scheduler.cache.take_copies())
+                sampled = self._runner.step(chunks, steps, drafts)
+                sampled = accepted(sampled, drafts) if drafts else sampled
         except SparringError as cause:
             # a refusal by a kernel is a failure of the machinery too: the request itself was checked
             error = cause if isinstance(cause, EngineError) else EngineError(str(cause))
             self._metrics["failed_steps"] += 1
             self._deliveries += [sequence.reply.settle(error) for sequence in self._scheduler.discard(chunks)]
             return
-        self._count(chunks, sampled.tokens)
+        self._count(chunks, sampled.tokens, drafts)
         sampling = [sequence for sequence, _, _, samples in chunks if samples]
         for place, sequence in enumerate(sampling):
             if sequence in broken:
@@ -317,21 +342,25 @@ class NativeEngine:
             kept, tops = (values and values[place] for values in (sampled.kept, sampled.tops))
             try:
                 with boundary(EngineError, f"request {sequence.request.id}: what watches for its end"):
-                    sequence.extend(sampled.tokens[place], sampled.logprobs[place], self._version, kept, tops)
+                    version = sequence.version_under(self._version)
+                    sequence.extend(sampled.tokens[place], sampled.logprobs[place], version, kept, tops)
             except SparringError as cause:
                 self._fail(sequence, cause)
                 continue
             self._scheduler.advance(sequence, len(sequence.logprobs) - known - 1, self._version)
+            if not known:
+                self.latencies.began(sequence.reply)
             if sequence.reply.streams:
                 at = known + sequence.num_prompt
                 self._deliveries.append(sequence.reply.extend(sequence.tokens[at:], sequence.logprobs[known:]))
             if sequence.finish_reason:
+                self.latencies.ended(sequence.reply, len(sequence.logprobs))
                 self._scheduler.retire(sequence, self._version)
                 self._deliveries.append(sequence.reply.settle(sequence.completion()))
         for sequence, begin, count, _ in chunks if len(sampling) < len(chunks) else ():
             if sequence.scored_from is not None and begin + count == len(sequence.tokens):
                 self._scheduler.retire(sequence, self._version)
-                self._deliveries.append(sequence.reply.settle(sequence.scored(self._version)))
+                self._deliveries.append(sequence.reply.settle(sequence.scored(sequence.version_under(self._version))))
         taken_s = time.perf_counter() - started
         self._metrics["busy_s"] += taken_s
         self._pace_s = taken_s / max(map(len, sampled.tokens), default=1)
@@ -359,11 +388,13 @@ class NativeEngine:
         self._scheduler.remove(sequence)
         self._deliveries.append(sequence.reply.settle(error))
 
-    def _count(self, chunks: list[Chunk], sampled: list[list[int]]) -> None:
+    def _count(self, chunks: list[Chunk], sampled: list[list[int]], drafts: list[list[int]] | None) -> None:
         """Before the sampled tokens are taken: whoever has none yet, or has more than one to compute, is being read."""
         metrics = self._metrics
         reading = [chunk for chunk in chunks if chunk.count > 1 or not chunk.samples or not chunk.sequence.logprobs]
-        metrics["steps"] += max(map(len, sampled), default=1)
+        metrics["steps"] += 1 if drafts else max(map(len, sampled), default=1)
+        metrics["drafted_tokens"] += sum(map(len, drafts or ()))
+        metrics["accepted_tokens"] += sum(map(len, sampled)) - len(sampled) if drafts else 0
         metrics["generated_tokens"] += sum(map(len, sampled))
         scored = sum(chunk.count for chunk in reading if chunk.sequence.scored_from is not None)
         metrics["scored_tokens"] += scored
@@ -379,7 +410,8 @@ class NativeEngine:
     def _fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
         found = [sequence for sequence in self._scheduler.find(request) if sequence.scored_from is None]
         if len(found) != 1:
-            raise EngineError(f"fork of {request}: expected one request of this id under way, got {len(found)}; ask for new ones")
+            got = f"{len(found)}; ask for new ones"
+            raise RequestRefused(f"fork of {request}: expected one request of this id under way, got {got}")
         self._scheduler.fork(found[0], seeds, self._version)
         return tuple(found[0].branch(name, seed) for name, seed in seeds.items())
 
@@ -391,21 +423,41 @@ class NativeEngine:
             update = self._updates.pop(0)
             if update.claim():
                 started = time.perf_counter()
-                self._answer_with(update.reply, WeightsError, where(update.ref), lambda: self._commit(update.ref, update.state))
-                self._metrics["update_s"] += time.perf_counter() - started
+                self._answer_with(update.reply, WeightsError, where(update.ref), lambda: self._commit(update.ref, update.staged))
+                stall_s = time.perf_counter() - started
+                self._metrics["update_s"] += stall_s
+                self._metrics["max_update_stall_s"] = max(self._metrics["max_update_stall_s"], stall_s)
         self._scheduler.held = bool(self._updates)
 
-    def _commit(self, ref: WeightRef, state: Mapping[str, torch.Tensor]) -> None:
-        if (ref.version, ref.checksum) == (self._version, self._checksum):
+    def _commit(self, ref: WeightRef, staged: Staged | Adapter) -> None:
+        again = self._config.live_kv == "recompute"
+        if isinstance(staged, Adapter):
+            if self._broken is not None:
+                raise WeightsError(f"{where(ref)}: {self._broken}")
+            adapter = self._adapters.commit(ref, staged)
+            if adapter is not None:
+                self._metrics["updates"] += 1
+                self._scheduler.recompute(adapter, all_of_them=again)
             return
-        if ref.version <= self._version:  # its KV would pass for that of the weights served under this number
+        served = (ref.version, ref.checksum) == (self._version, self._checksum)
+        if served and self._broken is None:
+            return
+        if ref.version <= self._version and not served:  # its KV would pass for that of the weights served under this number
             got = f"{ref.version}; publish every change of the weights under a number of its own"
             raise WeightsError(f"{where(ref)}: expected a version after {self._version}, which is served, got {got}")
-        commit(self._model, self._runner, ref, state)
-        self._version, self._checksum = ref.version, ref.checksum
+        if self._adapters:
+            raise WeightsError(f"{where(ref)}: expected an adapter, got the weights below one; drop the adapters first")
+        if self._broken is not None and ref.probe is None:
+            raise WeightsError(f"{where(ref)}: expected a probe, for what is loaded is unknown, got none; publish it with one")
+        try:
+            commit(self._runner, ref, staged, self._probe)
+        except NotRolledBack as cause:
+            self._broken = EngineError(f"engine {self._name} serves nothing until an update is verified: {cause}")
+            raise
+        self._version, self._checksum, self._probe, self._broken = ref.version, ref.checksum, ref.probe, None
         self._metrics["updates"] += 1
         self._scheduler.cache.release_other_versions(ref.version)
-        self._scheduler.recompute(all_of_them=self._config.live_kv == "recompute")
+        self._scheduler.recompute(None, all_of_them=again)
 
     def _answer_with(
         self, reply: Reply, error: type[SparringError], where: str, function: Callable[[], Any]
@@ -418,6 +470,7 @@ class NativeEngine:
 
     def _wake(self) -> None:
         """Everything that came of this step, at once."""
+        self._adapters.sweep(sequence.adapter for sequence in self._scheduler.sequences)
         if self._deliveries:
             deliveries, self._deliveries = self._deliveries, []
             deliver(deliveries)
@@ -437,19 +490,6 @@ class NativeEngine:
         self._wake()
 
 
-async def _stage(ref: WeightRef) -> dict[str, torch.Tensor]:
-    """The verified tensors; hashing them is not for the engine's thread, where it would hold up a step."""
-    with boundary(WeightsError, where(ref)):
-        return await asyncio.to_thread(fetch, ref)
-
-
 def steps_at(pace_s: float, most: int) -> int:
     """How many steps of `pace_s` a call takes while somebody reads a stream: `PIECE_S` in all, at least 1, at most `most`."""
     return max(1, min(most, int(PIECE_S / pace_s)))
-
-
-def _num_pages(model: CausalModel, config: EngineConfig) -> int:
-    """Pages that the config pays for, and no more than all running requests of full length could use."""
-    per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * model.dtype.itemsize
-    most = config.max_running * -(-model.max_positions // PAGE_SIZE)
-    return min(config.cache_tokens(per_token) // PAGE_SIZE, most)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -14,7 +15,8 @@ Delivery = tuple[asyncio.AbstractEventLoop, Callable[[], None]]
 
 
 class Reply:
-    """The answer to one call: a result or an error. Made on the loop that waits for it.
+    """The answer to one call: a result or an error. Made on the loop that waits for it, at `asked_s` by `time.perf_counter`; what
+    is sampled begins to come at `began_s`.
 
     With `streams` it also tells what is sampled until then. What a slow reader leaves lying is joined into one delta: nobody
     waits for a reader, and no more than the answer lies there.
@@ -22,6 +24,7 @@ class Reply:
 
     def __init__(self, *, streams: bool = False) -> None:
         self.streams = streams
+        self.asked_s = self.began_s = time.perf_counter()
         self._loop = asyncio.get_running_loop()
         self._future: asyncio.Future[Any] = self._loop.create_future()
         self._news = asyncio.Event()

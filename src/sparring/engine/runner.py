@@ -5,13 +5,17 @@ Shapes: B sequences, N new tokens, P pages per sequence, M sequences that sample
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Sequence as Rows
 from itertools import accumulate
 from operator import add
 
+import numpy as np
 import torch
 
+from sparring.engine.host import HostPages
+from sparring.engine.kv import Copy
 from sparring.engine.scheduler import Chunk
 from sparring.engine.sequence import Sequence
 from sparring.model.attention import Packed
@@ -21,16 +25,21 @@ from sparring.model.kernels import ops
 from sparring.model.step import OperationStep, Sampled, Slots, StepRows, step_of
 
 MASK_64 = (1 << 64) - 1
+FAST_TOLERANCE = 5e-2
+"""Largest difference of a probe's log-probabilities under fast numerics, where trainer and engine round differently."""
 
 
 class Runner:
     """Holds the pages and, per slot, what a running request needs in every step, so that a step copies little."""
 
-    def __init__(self, model: CausalModel, *, num_pages: int, page_size: int, max_running: int) -> None:
+    def __init__(
+        self, model: CausalModel, *, num_pages: int, page_size: int, max_running: int, host_pages: int = 0
+    ) -> None:
         self._model = model
         self._pages = ops.KvPages(
             num_layers=model.num_layers,
-            num_pages=num_pages,
+            # one page and one slot more are the probe's
+            num_pages=num_pages + 1,
             page_size=page_size,
             num_kv_heads=model.num_kv_heads,
             head_dim=model.head_dim,
@@ -38,8 +47,11 @@ class Runner:
             device=model.device,
             transposed=ops.transposes_keys(model.device),
         )
+        self._host = HostPages(self._pages, host_pages)
         longest = min(num_pages, -(-model.max_positions // page_size))
-        self._slots = Slots.of(max_running, longest, model.vocab_size)
+        self._slots = Slots.of(max_running + 1, longest, model.vocab_size)
+        self._slots.tables[max_running, 0], self._slots.temperature[max_running] = num_pages, 0.0
+        self.tolerance = FAST_TOLERANCE if model.path_name == "fast" else 0.0
         self._compute = step_of(model, self._pages, self._slots)
         self._operations = OperationStep(model, self._pages, self._slots)
         self._interrupt = array("i", [0])
@@ -49,10 +61,13 @@ class Runner:
         """How many steps one call can take."""
         return self._compute.most_steps
 
-    def step(self, chunks: list[Chunk], steps: int) -> Sampled:
+    def step(self, chunks: list[Chunk], steps: int, drafts: list[list[int]] | None = None) -> Sampled:
         """Compute the chunks; sample for those that say so, in their order, and go on for up to `steps` steps in all. What is
-        scored on the way goes to its sequences."""
+        scored on the way goes to its sequences. With `drafts`, for chunks of one token each: one step, in which each is followed
+        by the rows of its draft; every row samples."""
         rows = self._rows(chunks, steps)
+        if drafts:
+            return self._compute(_with_drafts(rows, drafts))
         if 0 not in rows.samples or not any(map(_is_scored, chunks)):
             return self._compute(rows)
         hidden = self._operations.hidden(rows)
@@ -61,21 +76,46 @@ class Runner:
                 self._score(chunk, hidden[begin : begin + chunk.count])
         return self._operations.sample(rows, hidden)
 
-    def copy(self, pages: list[tuple[int, int]]) -> None:
-        """Copy pages, (from, to) in this order."""
-        for source, target in pages:
-            self._pages.copy_page(source, target)
+    def copy(self, copies: list[Copy]) -> float:
+        """Copy pages, in this order; the seconds it took."""
+        started = time.perf_counter()
+        for way, source, target in copies:
+            if way == "within":
+                self._pages.copy_page(source, target)
+            elif way == "out":
+                self._host.put(self._pages, source, target)
+            else:
+                self._host.get(self._pages, source, target)
+        return time.perf_counter() - started if copies else 0.0
 
     def interrupt(self, wanted: bool) -> None:
         """From any thread: a step that is being computed, and any after it, is the last of its call; or no longer."""
         self._interrupt[0] = wanted
 
-    def probe(self, tokens: Rows[int]) -> list[float]:
-        """Log-probabilities of tokens[1:] under the weights as they are now, without touching the cache."""
+    def probe(self, tokens: Rows[int], adapter: int = -1) -> tuple[list[float], list[float], list[float]]:
+        """Under the weights and the adapter as they are now: log-probabilities of tokens[1:] by the trainer's forward, and that
+        of the likeliest token behind the first few by a step of generation and by the trainer's forward again."""
         device = self._model.device
         row, targets = (torch.tensor(part, device=device) for part in (tokens[:-1], tokens[1:]))
-        hidden = self._model.hidden(row, torch.arange(len(row), device=device), Packed.of([len(row)]).to(device))
-        return judge(self._model, hidden, targets, torch.ones(len(row), device=device)).logprob.tolist()
+        with self._model.adapters.of_rows(np.full(len(row), adapter)):
+            hidden = self._model.hidden(row, torch.arange(len(row), device=device), Packed.of([len(row)]).to(device))
+        found = judge(self._model, hidden, targets, torch.ones(len(row), device=device), 0).logprob.tolist()
+        few = min(len(row), self._pages.page_size)
+        self._slots.adapters[-1] = adapter
+        step = StepRows(
+            slots=array("i", [len(self._slots.tables) - 1]),
+            cu_rows=array("i", [0, few]),
+            lengths=array("i", [few]),
+            tokens=array("q", tokens[:few]),
+            samples=array("B", [1]),
+            independent=True,
+            steps=1,
+            interrupt=array("i", [0]),
+        )
+        sampled = self._compute(step)
+        drawn = torch.tensor(sampled.tokens[0], device=device)
+        likeliest = judge(self._model, hidden[few - 1 : few], drawn, torch.ones(1, device=device), 0)
+        return found, sampled.logprobs[0], likeliest.logprob.tolist()
 
     def _score(self, chunk: Chunk, hidden: torch.Tensor) -> None:
         """From hidden[count, D] of a chunk to the scores of those of its rows that its sequence wants."""
@@ -122,6 +162,7 @@ class Runner:
             slots.top_k[slot], slots.top_p[slot] = sampling.top_k, sampling.top_p
             slots.seeds[slot] = sampling.seed & MASK_64
             slots.tops[slot] = sampling.top_logprobs
+            slots.adapters[slot] = -1 if sequence.adapter is None else sequence.adapter.number
             slots.limit(slot, None)
             banned = sequence.stop if sampling.min_tokens else ()
             banned = sorted(token for token in banned if 0 <= token < self._model.vocab_size)
@@ -131,6 +172,24 @@ class Runner:
         slots.tables[slot, known : len(pages)] = pages[known:]
         sequence.table_length, sequence.stale = len(pages), False
         return known == 0
+
+
+def _with_drafts(rows: StepRows, drafts: list[list[int]]) -> StepRows:
+    """The rows of a draft as sequences of one row each, on the pages of the one they follow."""
+    slots, lengths, tokens = array("i"), array("i"), array("q")
+    for slot, length, token, draft in zip(rows.slots, rows.lengths, rows.tokens, drafts, strict=True):
+        slots.extend([slot] * (len(draft) + 1))
+        lengths.extend(range(length, length + len(draft) + 1))
+        tokens.extend([token, *draft])
+    return rows._replace(
+        slots=slots,
+        cu_rows=array("i", range(len(tokens) + 1)),
+        lengths=lengths,
+        tokens=tokens,
+        samples=array("B", [1] * len(tokens)),
+        independent=False,
+        steps=1,
+    )
 
 
 def _is_scored(chunk: Chunk) -> bool:

@@ -9,11 +9,15 @@ its own back and starts again from its tokens.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
 
 from sparring.engine.kv import KvCache
 from sparring.engine.sequence import Sequence
+
+if TYPE_CHECKING:
+    from sparring.engine.adapter_table import Served
 
 
 class Chunk(NamedTuple):
@@ -44,6 +48,11 @@ class Scheduler:
         return bool(self._waiting or self._running)
 
     @property
+    def load(self) -> tuple[int, int]:
+        """Requests that run and requests that wait. From any thread."""
+        return len(self._running), len(self._waiting)
+
+    @property
     def begun(self) -> bool:
         """Whether any request runs or has sampled."""
         return bool(self._running) or any(sequence.logprobs for sequence in self._waiting)
@@ -53,12 +62,18 @@ class Scheduler:
         """Requests that hold pages."""
         return len(self._running)
 
+    @property
+    def sequences(self) -> Iterator[Sequence]:
+        """Every request that runs or waits."""
+        return chain(self._running, self._waiting)
+
     def add(self, sequence: Sequence) -> None:
         """A new request."""
         insort(self._waiting, sequence, key=_rank)
 
     def plan(self, version: int) -> list[Chunk]:
         """The chunks of one step under weights `version`; they count as computed from here on."""
+        self.cache.trim()
         preempted, page_size = self.num_preempted, self.cache.page_size
         running = [(sequence, sequence.pending) for sequence in self._running]
         budget = self._max_batch_tokens - sum(pending == 1 for _, pending in running)
@@ -80,17 +95,18 @@ class Scheduler:
             count = min(sequence.pending, budget)
             budget -= count
             chunks.append(self._chunk(sequence, count, version))
+        chunks.sort(key=_adapter)  # rows of one adapter side by side are one product
         return chunks
 
     def ahead(self, chunks: list[Chunk], most: int) -> int:
         """How many steps, at most `most`, `chunks` can take without another plan: sequences that only generate, with pages for
-        what they will sample. Pages for it are taken only while enough are free."""
+        what they will sample. Pages for it are taken only while nobody that runs has to give way."""
         if most == 1 or any(count > 1 or not samples for _, _, count, samples in chunks):
             return 1
         steps = min([most, *(sequence.max_new - len(sequence.logprobs) for sequence, *_ in chunks)])
         for sequence, *_ in chunks:
             missing = self.cache.pages_for(sequence.computed + steps - 1) - len(sequence.pages)
-            if missing > 0 and self.cache.pool.num_free >= missing + len(self._running):
+            if missing > 0 and self.cache.num_available >= missing + len(self._running):
                 self._grow(sequence, sequence.computed + steps - 1)
             steps = min(steps, len(sequence.pages) * self.cache.page_size - sequence.computed + 1)
         return steps
@@ -99,26 +115,27 @@ class Scheduler:
         """`count` tokens more than `plan` knew of have keys and values, all of weights `version`."""
         pages_before = sequence.computed // self.cache.page_size
         sequence.computed += count
-        if sequence.computed // self.cache.page_size > pages_before and sequence.oldest == version:
-            self.cache.publish(sequence.pages, sequence.tokens, sequence.computed, version, sequence.digests)
+        if sequence.computed // self.cache.page_size > pages_before:
+            self._publish(sequence, version)
 
     def retire(self, sequence: Sequence, version: int) -> None:
         """Take a finished request out; its conversation keeps the pages when all of them are of `version`."""
         self._leave(sequence)
         conversation = sequence.conversation
-        if sequence.keep and conversation is not None and sequence.oldest == version:
-            self.cache.share(conversation, *self._held(sequence), version)
+        if sequence.keep and conversation is not None and sequence.oldest == sequence.version_under(version):
+            self.cache.keep(conversation, *self._held(sequence), sequence.weights_under(version))
         self._give_back(sequence)
 
-    def recompute(self, *, all_of_them: bool) -> None:
-        """Let requests compute their keys and values again: all, or only those to score, whose answer is of one version."""
+    def recompute(self, adapter: Served | None, *, all_of_them: bool) -> None:
+        """Let an adapter's requests (None: those without one) compute their keys and values again: all, or only those to score,
+        whose answer is of one version."""
         for sequence in self._running[:]:
-            if all_of_them or sequence.scored_from is not None:
+            if sequence.adapter is adapter and (all_of_them or sequence.scored_from is not None):
                 self._suspend(sequence)
 
     def find(self, request: str) -> list[Sequence]:
         """Every request of this id that runs or waits."""
-        return [sequence for sequence in (*self._running, *self._waiting) if sequence.request.id == request]
+        return [sequence for sequence in self.sequences if sequence.request.id == request]
 
     def abort(self, request: str, version: int) -> list[Sequence]:
         """Take out every request of this id; who runs is retired, so that its conversation keeps what is computed."""
@@ -132,9 +149,9 @@ class Scheduler:
 
     def fork(self, sequence: Sequence, conversations: Iterable[str], version: int) -> None:
         """Let conversations go on from what a request has computed so far, where all of that is of `version`."""
-        if sequence.oldest == version:
+        if sequence.oldest == sequence.version_under(version):
             for conversation in conversations:
-                self.cache.share(conversation, *self._held(sequence), version)
+                self.cache.keep(conversation, *self._held(sequence), sequence.weights_under(version))
 
     def remove(self, sequence: Sequence) -> None:
         """Take a request out wherever it is; unknown ones are ignored."""
@@ -145,7 +162,8 @@ class Scheduler:
             self._give_back(sequence)
 
     def discard(self, chunks: list[Chunk]) -> list[Sequence]:
-        """Take out the requests of a step that failed: what their pages hold is unknown."""
+        """Take out the requests of a step that failed: what their pages hold is unknown, and whether its copies were made."""
+        self.cache.distrust()
         for chunk in chunks:
             for page in chunk.sequence.pages:
                 self.cache.pool.forget(page)
@@ -155,24 +173,24 @@ class Scheduler:
     def release(self, conversation: str) -> None:
         """Forget a conversation now and when its running request ends."""
         self.cache.release(conversation)
-        for sequence in (*self._waiting, *self._running):
+        for sequence in self.sequences:
             if sequence.conversation == conversation:
                 sequence.keep = False
 
     def clear(self) -> list[Sequence]:
         """Take every request out."""
-        sequences = [*self._running, *self._waiting]
+        sequences = list(self.sequences)
         for sequence in sequences:
             self.remove(sequence)
         return sequences
 
     def _chunk(self, sequence: Sequence, count: int, version: int) -> Chunk:
         begin, end = sequence.computed, sequence.computed + count
-        sequence.computed = end
-        if sequence.oldest is None or version < sequence.oldest:
-            sequence.oldest = version
-        if (count > 1 or end % self.cache.page_size == 0) and sequence.oldest == version:
-            self.cache.publish(sequence.pages, sequence.tokens, end, version, sequence.digests)
+        sequence.computed, now = end, sequence.version_under(version)
+        if sequence.oldest is None or now < sequence.oldest:
+            sequence.oldest = now
+        if count > 1 or end % self.cache.page_size == 0:
+            self._publish(sequence, version)
         return Chunk(sequence, begin, count, end == len(sequence.tokens) and sequence.scored_from is None)
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
@@ -191,23 +209,28 @@ class Scheduler:
         return True
 
     def _admit(self, sequence: Sequence, version: int) -> bool:
-        pages, known = self.cache.resume(sequence.conversation, sequence.reusable, version, sequence.digests)
-        missing = self.cache.pages_for(len(sequence.tokens)) - len(pages)
+        cache, wanted, count = self.cache, sequence.reusable, self.cache.pages_for(len(sequence.tokens))
+        weights = sequence.weights_under(version)
         # a page for every running request is left, or it would soon have to give way to them
-        fresh = self.cache.take(missing, spare=len(self._running))
-        if fresh is None:
-            self.cache.drop(pages)
-            sequence.digests.clear()
+        seat = cache.admit(sequence.conversation, wanted, count, weights, sequence.digests, spare=len(self._running))
+        if seat is None:
             return False
-        sequence.pages, sequence.computed = pages + fresh, known
+        sequence.pages, sequence.computed = seat.pages, seat.known
         sequence.table_length, sequence.stale = 0, True
-        sequence.oldest = version if known else None
+        sequence.oldest = sequence.version_under(version) if seat.known else None
         # a preempted request finds part of its own answer again: only prompt tokens count as cached
         if not sequence.logprobs:
-            sequence.cached_tokens = known
+            sequence.cached_tokens = seat.known
+            cache.counts.note(seat)
         sequence.slot = self._slots.pop()
         insort(self._running, sequence, key=_rank)
         return True
+
+    def _publish(self, sequence: Sequence, version: int) -> None:
+        """Let others find what is computed, where all of it is of the weights as they are now."""
+        if sequence.oldest == sequence.version_under(version):
+            weights = sequence.weights_under(version)
+            self.cache.publish(sequence.pages, sequence.tokens, sequence.computed, weights, sequence.digests)
 
     def _preempt(self, sequence: Sequence) -> None:
         self.num_preempted += 1
@@ -231,6 +254,11 @@ class Scheduler:
     def _give_back(self, sequence: Sequence) -> None:
         self.cache.drop(sequence.pages)
         sequence.pages, sequence.digests, sequence.computed, sequence.oldest = [], [], 0, None
+
+
+def _adapter(chunk: Chunk) -> int:
+    adapter = chunk.sequence.adapter
+    return -1 if adapter is None else adapter.number
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:

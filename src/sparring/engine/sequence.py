@@ -5,9 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby, pairwise
 from operator import itemgetter
+from typing import TYPE_CHECKING
 
+from sparring.engine.kv import Weights
 from sparring.engine.reply import Reply
 from sparring.generation import Completion, FinishReason, GenerateRequest, KeptSets, Runs, Sampling, ScoreRequest, Scores
+
+if TYPE_CHECKING:
+    from sparring.engine.adapter_table import Served
+    from sparring.engine.speculation import Lookup
 
 ScoredRows = tuple[list[float], list[float], list[list[int]], list[list[float]]]
 """Log-probabilities, entropies, ids and log-probabilities of the likeliest tokens, of neighbouring rows."""
@@ -51,6 +57,7 @@ class Sequence:
     kept: list[bytes] | None = None
     tops: list[Top] | None = None
     allowed: bytes | None = None
+    lookup: Lookup | None = None
     prompt_logprobs: tuple[float, ...] | None = None
     version: int | None = None
     kv_version: int | None = None
@@ -58,6 +65,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     scored_from: int | None = None
     scores: list[ScoredRows] = field(default_factory=list)
+    adapter: Served | None = None
 
     @staticmethod
     def of(request: GenerateRequest, reply: Reply, *, arrival: int, max_new: int, keep: bool) -> Sequence:
@@ -93,6 +101,14 @@ class Sequence:
             keep=False,
             scored_from=request.first - 1,
         )
+
+    def version_under(self, version: int) -> int:
+        """Of the weights that compute it, where the model's own are of `version`."""
+        return version if self.adapter is None else self.adapter.version
+
+    def weights_under(self, version: int) -> Weights:
+        """What its keys and values are of."""
+        return version if self.adapter is None else self.adapter.weights
 
     @property
     def reusable(self) -> list[int]:

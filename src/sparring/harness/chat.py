@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparring.errors import EnvError, boundary
+from sparring.errors import BadInput, EnvError, boundary
 from sparring.protocols import Episode
 
 
@@ -15,7 +15,7 @@ class ChatHarness:
         Raises:
             LimitReached: a limit of the task was hit.
             EngineError: the engine failed.
-            EnvError: the world raised something untyped, or neither ended nor said anything.
+            EnvError: the world raised something untyped, neither ended nor said anything, or asked for what does not compile.
         """
         env, session = episode.env, episode.session()
         where = f"environment {episode.task.env}, task {episode.task.id}"
@@ -25,7 +25,10 @@ class ChatHarness:
         while not observation.done:
             if not messages or messages[-1].role == "assistant":
                 raise EnvError(f"{where}: not done, but nothing was said that the policy could reply to")
-            reply = await session.complete(messages, env.tools)
+            try:
+                reply = await session.complete(messages, env.tools, constraint=observation.constraint)
+            except BadInput as cause:  # the run's own constraint was tried before the run
+                raise EnvError(f"{where}: constraint: {cause}") from cause
             with boundary(EnvError, f"{where}: step"):
                 observation = await env.step(reply)
             messages += [reply, *observation.messages]

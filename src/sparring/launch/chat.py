@@ -14,6 +14,7 @@ from sparring.envs.tools.python import PythonTool
 from sparring.errors import LimitReached
 from sparring.generation import Sampling
 from sparring.model.config import ModelConfig
+from sparring.model.hub import base_folder
 from sparring.protocols import Sandbox
 from sparring.record.recorder import Recorder
 from sparring.render.load import load_renderer
@@ -56,7 +57,7 @@ class Chat:
         )
         self._recorder = Recorder(
             self._cluster.engine(POLICY, path=str(checkpoint)),
-            load_renderer(str(checkpoint)),
+            load_renderer(base_folder(checkpoint)),
             sampling=Sampling(temperature=temperature, max_tokens=max_tokens),
             max_context=context_room(folder_shape(checkpoint), engine, model.dtype),
         )

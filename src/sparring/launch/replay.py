@@ -9,9 +9,12 @@ from pathlib import Path
 from sparring.cluster.inline import InlineCluster
 from sparring.config import RunConfig, load
 from sparring.errors import refusal
-from sparring.model.hub import local_folder
+from sparring.model.hub import base_folder, local_folder
+from sparring.model.peft import is_adapter
+from sparring.render.load import load_renderer
 from sparring.rollout.replay import replay
 from sparring.stages.context import ORDER, POLICY
+from sparring.stages.export import write_weights
 from sparring.store.sqlite import SqliteStore
 from sparring.types import Rollout
 
@@ -34,6 +37,9 @@ async def replay_recorded(folder: Path, rollout_id: str) -> Replayed:
         got = "a folder without config.toml" if folder.is_dir() else "no folder"
         raise refusal(str(folder), "the folder of a run", got, "give one, like runs/quickstart")
     config = load(folder / "config.toml")
+    if not config.engine.exact:
+        got = f"{config.engine.kind}, whose random numbers hang on more than the seed and the place"
+        raise refusal(str(folder), "a run of an engine that can replay", got, "replay runs of engine.kind = native")
     store = SqliteStore(folder / "store.sqlite", read_only=True)
     try:
         rollout = store.load(rollout_id)
@@ -47,7 +53,9 @@ async def replay_recorded(folder: Path, rollout_id: str) -> Replayed:
                 threads=config.run.threads,
             )
             try:
-                report = await replay(_from_zero(rollout), cluster.engine(POLICY, path=str(weights)))
+                policy = config.models[POLICY]
+                renderer = load_renderer(base_folder(weights), policy.renderer, policy.thinking)
+                report = await replay(_from_zero(rollout), cluster.engine(POLICY, path=str(weights)), renderer)
             finally:
                 await cluster.close()
     finally:
@@ -92,6 +100,8 @@ def _weights(config: RunConfig, folder: Path, store: SqliteStore, rollout: Rollo
         return _output(config, folder, tried[-1] if label == "no_tool" else label)
     finished = [s for s in ORDER[: ORDER.index(stage)] if store.get(f"stage/{s}") is not None and s != "eval"]
     source = _output(config, folder, finished[-1] if finished else "init")
+    if config.models[POLICY].lora is not None and not is_adapter(source):
+        source = folder / "lora"
     if version == 0:
         return source
     kept = {int(path.parent.name[5:]): path for path in (folder / stage).glob("checkpoints/step-??????/model.safetensors")}
@@ -104,9 +114,7 @@ def _weights(config: RunConfig, folder: Path, store: SqliteStore, rollout: Rollo
         )
     from safetensors.torch import load_file
 
-    from sparring.model.save import save
-
-    save(load_file(kept[version]), str(source), str(made / "model"))
+    write_weights(load_file(kept[version]), source, made / "model")
     return made / "model"
 
 

@@ -16,6 +16,7 @@ from sparring.model.decoder import Decoder
 from sparring.model.experts import RowExperts
 from sparring.model.kernels import ops
 from sparring.model.layers import RowLinear
+from sparring.model.lora import Adapters
 
 Forward = Callable[[torch.Tensor, torch.Tensor, Attention, torch.Tensor | None], torch.Tensor]
 
@@ -23,8 +24,9 @@ Forward = Callable[[torch.Tensor, torch.Tensor, Attention, torch.Tensor | None],
 class CausalModel:
     """One module, two uses. Made by `load`; not safe for use from two threads at once.
 
-    `path_name` is the numerics actually in use: as in `ops.path_name`, or "fast". `decoder` is the
-    forward of the Llama family, None for other models; `head` gives logits, or, where `is_scalar`, one number a row.
+    `path_name` is the numerics actually in use: as `ops.path_name` has it, or "fast". `decoder` is the
+    forward of the Llama family, None for other models; `head` gives logits, or, where `is_scalar`, one number a row. State and
+    parameters are the model's own; what stands beside them is in `adapters`.
     """
 
     def __init__(self, module: nn.Module, forward: Forward, *, path_name: str, max_positions: int) -> None:
@@ -43,7 +45,10 @@ class CausalModel:
         self.decoder = forward if isinstance(forward, Decoder) else None
         # looked up once: every update walks them several times
         self._parameters = dict(module.named_parameters())
-        self._linears = [part for part in module.modules() if isinstance(part, (RowLinear, RowExperts))]
+        self.adapters = Adapters(module, self.decoder)
+        # whatever derives something from parameters, and packs it anew when they change
+        self.parts = [part for part in module.modules() if isinstance(part, (RowLinear, RowExperts))]
+        self.parts += [] if self.decoder is None else self.decoder.joined
         self.is_scalar = module.get_output_embeddings() is None
         self.head: nn.Module = module.score if self.is_scalar else module.get_output_embeddings()
         weight = module.get_input_embeddings().weight
@@ -95,30 +100,36 @@ class CausalModel:
         """Every parameter by its Hugging Face name, a tied weight once; the tensors share the module's storage."""
         return {name: parameter.detach() for name, parameter in self._parameters.items()}
 
-    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Copy every parameter from `state` (values are cast to this model's dtype), then `refresh()`.
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Every parameter by its Hugging Face name, a tied weight once."""
+        return dict(self._parameters)
 
-        Raises:
-            WeightsError: names or shapes differ; nothing has been copied then.
-        """
-        own = self.state()
+    def check(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Raises WeightsError where `state` has other names or shapes than the parameters."""
+        own = self._parameters
         if own.keys() != state.keys():
             odd = sorted(own.keys() ^ state.keys())
             raise WeightsError(f"weights: expected the {len(own)} parameters of this model, got a difference in {odd[:4]}")
         for name, parameter in own.items():
             if parameter.shape != state[name].shape:
                 raise WeightsError(f"weights: {name} should be {tuple(parameter.shape)}, got {tuple(state[name].shape)}")
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Copy every parameter from `state` (values are cast to this model's dtype), then `refresh()`.
+
+        Raises:
+            WeightsError: names or shapes differ; nothing has been copied then.
+        """
+        self.check(state)
         with torch.no_grad():
-            for name, parameter in own.items():
+            for name, parameter in self._parameters.items():
                 parameter.copy_(state[name])
         self.refresh()
 
     def refresh(self) -> None:
         """Derive again what is derived from parameters. Call after any in-place change."""
-        for linear in self._linears:
-            linear.refresh()
-        if self.decoder is not None:
-            self.decoder.refresh()
+        for part in self.parts:
+            part.refresh()
 
 
 class LibraryForward:

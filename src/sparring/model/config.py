@@ -56,6 +56,37 @@ class InitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             )
 
 
+class LoraConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Low-rank adaptation (Hu et al., arXiv 2106.09685): a linear layer W x becomes W x + scale * B (A x), and only A and B are
+    trained. No dropout: what is trained is what sampled."""
+
+    rank: int = 16
+    """Rows of A and columns of B."""
+    alpha: float = 32.0
+    """scale = alpha / rank."""
+    target_modules: str | tuple[str, ...] = "all-linear"
+    """Linear layers by the end of their name, such as ["q_proj", "v_proj"]; "all-linear": all but the head; "default": those that
+    the PEFT library takes where it is told none, the query and value projections."""
+    rslora: bool = False
+    """scale = alpha / sqrt(rank) (rank stabilisation, arXiv 2312.03732)."""
+
+    @property
+    def scale(self) -> float:
+        """The factor on B (A x)."""
+        return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"rank must be at least 1, got {self.rank}")
+        if not self.alpha > 0:
+            raise ValueError(f"alpha must be above 0, got {self.alpha}")
+        named = isinstance(self.target_modules, str)
+        if named and self.target_modules not in ("all-linear", "default"):
+            raise ValueError(f"target_modules must be a list of names, all-linear or default, got {self.target_modules!r}")
+        if not self.target_modules:
+            raise ValueError("target_modules must name at least one linear layer, got none")
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One `[models.<name>]` section: a checkpoint folder or hub name, or a fresh model."""
 
@@ -66,13 +97,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dtype: DType = "float32"
     """What forward and generation compute in; the trainer keeps float32 masters either way."""
     numerics: Numerics = "exact"
-    """exact: trainer and engine agree to the bit, or the model is refused; fast: the library's own kernels."""
+    """exact: trainer and engine agree to the bit, or the model is refused; fast: whatever computes fastest, nothing promised."""
     renderer: str = "auto"
     """What turns messages into tokens: a name of the `renderers` library, `template` (the checkpoint's own), or auto."""
     thinking: bool = False
     """Whether the model may think before it speaks, where its format knows thoughts."""
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward pass instead of keeping its activations."""
+    lora: LoraConfig | None = None
+    """Train adapters beside frozen weights; None: train the weights."""
 
     def __post_init__(self) -> None:
         if (self.path is None) == (self.init is None):

@@ -31,6 +31,7 @@ class Layer:
         self.qkv, self.o = Product(attention.q_proj, attention.k_proj, attention.v_proj), attention.o_proj.product
         self.gate_up, self.down = Product(mlp.gate_proj, mlp.up_proj), mlp.down_proj.product
         self.products = (self.qkv, self.o, self.gate_up, self.down)
+        self.joined = (self.qkv, self.gate_up)
         self.q_norm, self.k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
         self.input_norm, self.mlp_norm = layer.input_layernorm, layer.post_attention_layernorm
         norms = (self.input_norm, self.q_norm, self.k_norm, self.mlp_norm)
@@ -65,11 +66,6 @@ class Layer:
         if self.q_norm is None:
             return None
         return self.q_norm.weight, self.k_norm.weight, self.q_norm.variance_epsilon
-
-    def refresh(self) -> None:
-        """Pack changed weights anew that are joined here; the others are their modules' own."""
-        self.qkv.refresh()
-        self.gate_up.refresh()
 
 
 def _window(attention: nn.Module) -> int | None:
@@ -111,7 +107,7 @@ class Decoder:
             x, y = checkpoint(layer, *arguments, use_reentrant=False) if recompute else layer(*arguments)
         return add_and_norm(x, y, self.norm)[1]
 
-    def refresh(self) -> None:
-        """Pack changed weights anew that the layers have joined."""
-        for layer in self.layers:
-            layer.refresh()
+    @property
+    def joined(self) -> list[Product]:
+        """The products that are joined here; the others are their modules' own."""
+        return [product for layer in self.layers for product in layer.joined]

@@ -76,7 +76,7 @@ class DecodeGraph:
 
 class DeviceStep:
     """Steps of a `Decoder` on a GPU. What a graph does not hold (prompts, truncated, limited or biased draws, the likeliest
-    tokens) goes to `others`, operation by operation; both give the same numbers to the bit."""
+    tokens, adapters) goes to `others`, operation by operation; both give the same numbers to the bit."""
 
     most_steps = 16
 
@@ -113,7 +113,7 @@ class DeviceStep:
 
     def _fits(self, rows: StepRows, slots: np.ndarray) -> bool:
         plain = rows.independent and 0 not in rows.samples and len(slots) <= self._batches[-1]
-        others = (self._slots.bias_counts[slots].any(), self._slots.tops[slots].any())
+        others = (self._slots.bias_counts[slots].any(), self._slots.tops[slots].any(), self._slots.adapted(rows.slots))
         return plain and not any(others) and not self._slots.truncate(rows.slots)
 
     def _fill(self, graph: DecodeGraph, rows: StepRows, slots: np.ndarray) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sparring.model.kernels import ops
-from sparring.model.layers import RowLinear
+from sparring.model.layers import Changes, RowLinear, Values
 
 Gate = Callable[[torch.Tensor], torch.Tensor]
 """gate_up[N, 2 I] -> [N, I]."""
@@ -87,9 +87,9 @@ class RowExperts(nn.Module):
     ) -> torch.Tensor:
         return ops.linear(self._gate(ops.linear(x, gate_up, gate_up_bias)), down, down_bias)
 
-    def _weights(self) -> list[list[torch.Tensor]]:
-        """Of both stacked parameters, the experts' matrices [outputs, inputs]."""
-        parts = [parameter.unbind(0) for parameter in (self.gate_up_proj, self.down_proj)]
+    def _weights(self, values: Values = lambda parameter: parameter) -> list[list[torch.Tensor]]:
+        """Of both stacked parameters, or other values of them, the experts' matrices [outputs, inputs]."""
+        parts = [values(parameter).unbind(0) for parameter in (self.gate_up_proj, self.down_proj)]
         return [[w.t() if self.transposed else w for w in part] for part in parts]
 
     def _biases(self) -> list[list[torch.Tensor | None]]:
@@ -101,6 +101,14 @@ class RowExperts(nn.Module):
         for packed, weights in zip(self._packed, zip(*self._weights(), strict=True), strict=False):
             for one, weight in zip(packed, weights, strict=True):
                 one.update(weight)
+
+    def derived(self, values: Values) -> Changes:
+        """What is derived from other values than the parameters have; nothing before the first use."""
+        changes: Changes = []
+        for packed, weights in zip(self._packed, zip(*self._weights(values), strict=True), strict=False):
+            for one, weight in zip(packed, weights, strict=True):
+                changes += [(one, "storage", one.other(weight)), (one, "weights", (weight,))]
+        return changes
 
 
 def gates_of(experts: nn.Module) -> list[Gate]:

@@ -16,6 +16,10 @@ from sparring.model.causal import CausalModel
 from sparring.model.kernels import ops
 from sparring.model.kernels.kept import KeptRows, split
 
+BiasRows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""offsets [M + 1] int64, ids [A] int64 and values [A] float32: to logits of row m are added values offsets[m] to offsets[m + 1];
+an id beyond the vocabulary stands for nothing."""
+
 QUANTITIES = frozenset({"logprob", "entropy"})
 CHUNK_ROWS = 1024
 KEEP_ELEMENTS = 1 << 25
@@ -29,10 +33,12 @@ def token_quantities(
     temperature: torch.Tensor,
     needs: Set[str],
     kept: KeptRows | None = None,
+    bias: BiasRows | None = None,
     *,
     keep_elements: int = KEEP_ELEMENTS,
 ) -> dict[str, torch.Tensor]:
-    """Log-probability of each target and entropy of its distribution, softmax(logits / temperature) over what was kept.
+    """Log-probability of each target and entropy of its distribution, softmax((logits + bias) / temperature) over what was
+    kept.
 
     Args:
         model: whose head is applied.
@@ -41,6 +47,7 @@ def token_quantities(
         temperature: [M] float32; 0 stands for greedy sampling, as in `Sampling`.
         needs: names out of `QUANTITIES`.
         kept: the ids that truncated sampling left for each of the M; None where it left all of them.
+        bias: what is added to logits; None where it is nothing.
         keep_elements: up to this many logits are kept for the backward pass; above, each chunk is computed again there,
             so that [M, V] logits never exist at once.
 
@@ -56,13 +63,13 @@ def token_quantities(
     recompute = torch.is_grad_enabled() and hidden.shape[0] * model.vocab_size > keep_elements
 
     def quantities(
-        rows: torch.Tensor, wanted: torch.Tensor, heat: torch.Tensor, sets: KeptRows | None
+        rows: torch.Tensor, wanted: torch.Tensor, heat: torch.Tensor, sets: KeptRows | None, added: BiasRows | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return ops.token_logprobs(model.logits(rows), wanted, heat, sets)
+        return ops.token_logprobs(_biased(model.logits(rows), added), wanted, heat, sets)
 
-    chunks, sets = [], split(kept, len(targets), CHUNK_ROWS)
+    chunks, (sets, added) = [], (split(values, len(targets), CHUNK_ROWS) for values in (kept, bias))
     # split, not slices: the gradient of each slice would be a whole [M, D] of its own
-    for arguments in zip(*(t.split(CHUNK_ROWS) for t in (hidden, targets, temperature)), sets, strict=True):
+    for arguments in zip(*(t.split(CHUNK_ROWS) for t in (hidden, targets, temperature)), sets, added, strict=True):
         chunks.append(checkpoint(quantities, *arguments, use_reentrant=False) if recompute else quantities(*arguments))
     logprob, entropy = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*chunks, strict=True))
     return {name: value for name, value in (("logprob", logprob), ("entropy", entropy)) if name in needs}
@@ -99,6 +106,16 @@ def judge(
         top_logprobs = torch.stack(tops, 1) if tops else logits.new_empty(len(rows), 0)
         chunks.append(Judged(*ops.token_logprobs(logits, wanted, heat), ids, top_logprobs))
     return Judged(*(torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*chunks, strict=True)))
+
+
+def _biased(logits: torch.Tensor, bias: BiasRows | None) -> torch.Tensor:
+    """logits [M, V], each plus what is added to it: the sum that the engine makes before it draws."""
+    if bias is None:
+        return logits
+    offsets, ids, values = bias
+    rows = torch.repeat_interleave(torch.arange(len(logits), device=ids.device), offsets.diff())
+    there = (ids >= 0) & (ids < logits.shape[1])
+    return logits.index_put((rows[there], ids[there]), values[there], accumulate=True)
 
 
 def _likeliest(logits: torch.Tensor, count: int) -> torch.Tensor:

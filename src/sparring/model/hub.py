@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from sparring.errors import InfraError, boundary, refusal
+from sparring.model.peft import base_of, is_adapter
 
 WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "tokenizer.model")
 ANSWER_S = 10.0
@@ -13,14 +14,14 @@ ANSWER_S = 10.0
 
 
 def local_folder(name: str) -> Path:
-    """The folder of a checkpoint. A hub name (`owner/model`) is looked up in the library's cache; only what is not there is
-    fetched, so that a run that goes on finds the weights it began with.
+    """The folder of a checkpoint or an adapter. A hub name (`owner/model`) is looked up in the library's cache; only what is not
+    there is fetched, so that a run that goes on finds the weights it began with.
 
     Raises:
         BadInput: there is no such folder, and the hub does not have it or cannot be reached.
     """
     folder = Path(name)
-    if (folder / "config.json").is_file():
+    if (folder / "config.json").is_file() or is_adapter(folder):
         return folder
     where = f"model {name}"
     if folder.exists():
@@ -37,6 +38,15 @@ def local_folder(name: str) -> Path:
             str(error).splitlines()[0],
             "correct the name, or download it and give its folder",
         ) from error
+
+
+def base_folder(path: str | Path) -> Path:
+    """The folder of the checkpoint that an adapter folder was trained on; any other folder itself.
+
+    Raises:
+        BadInput: as `local_folder`, or the adapter does not say.
+    """
+    return local_folder(base_of(path)) if is_adapter(path) else Path(path)
 
 
 def _cached(name: str) -> Path | None:

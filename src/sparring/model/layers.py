@@ -7,14 +7,23 @@ the tail of a tensor differently. Each module here calls one row-invariant opera
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
 from sparring.model.kernels import ops
 
+Values = Callable[[nn.Parameter], torch.Tensor]
+"""What a parameter is to be."""
+Changes = list[tuple[object, str, Any]]
+"""Of which objects which attributes are to have which values."""
+
 Rotary = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """Of x, for its dtype, and positions [1, N]: cosines and sines [1, N, d]."""
+
+Adapted = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Of x[N, K] and y[N, M] -> [N, M]."""
 
 
 class RowLinear(nn.Module):
@@ -45,36 +54,51 @@ class RowLinear(nn.Module):
         if self._product is not None:
             self._product.refresh()
 
+    def derived(self, values: Values) -> Changes:
+        """What is derived from other values than the parameters have; nothing where it was never asked for."""
+        return [] if self._product is None else self._product.derived(values)
+
 
 class Product:
     """Linear layers of one input as one matrix product; their outputs stand side by side. `refresh()` as for each of them.
 
-    `bias` is the joined bias in float32, as the compiled product reads it; None where no layer has one.
+    `bias` is the joined bias in float32, as the compiled product reads it; None where no layer has one. `adapted` is what
+    adapters make of x[N, K] and the product [N, sum of M]; None where the model has none.
     """
 
     def __init__(self, *parts: RowLinear) -> None:
         self.parts = parts
         self.sizes = [part.out_features for part in parts]
         self.packed = ops.pack(*(part.weight for part in parts))
-        self.bias = self._joined_bias()
+        self.bias = self._joined_bias(_own)
+        self.adapted: Adapted | None = None
 
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         """x[N, K] -> [N, sum of M], of `out_dtype` or of the dtype of x."""
-        if self.bias is None:
-            return ops.linear(x, self.packed, None, out_dtype)
-        bias = torch.cat([part.bias for part in self.parts]) if torch.is_grad_enabled() else self.bias
-        return ops.linear(x, self.packed, bias, out_dtype)
+        bias = self.bias
+        if bias is not None and torch.is_grad_enabled():
+            bias = torch.cat([part.bias for part in self.parts])
+        y = ops.linear(x, self.packed, bias, out_dtype)
+        return y if self.adapted is None else self.adapted(x, y)
 
     def refresh(self) -> None:
         """Pack the weights anew."""
         self.packed.update(*(part.weight for part in self.parts))
-        if self.bias is not None:
-            self.bias.copy_(self._joined_bias())
+        self.bias = self._joined_bias(_own)
 
-    def _joined_bias(self) -> torch.Tensor | None:
+    def derived(self, values: Values) -> Changes:
+        """What is derived from other values than the parameters have."""
+        storage = self.packed.other(*(values(part.weight) for part in self.parts))
+        return [(self.packed, "storage", storage), (self, "bias", self._joined_bias(values))]
+
+    def _joined_bias(self, values: Values) -> torch.Tensor | None:
         if self.parts[0].bias is None:
             return None
-        return torch.cat([part.bias.detach().float() for part in self.parts])
+        return torch.cat([values(part.bias).detach().float() for part in self.parts])
+
+
+def _own(parameter: nn.Parameter) -> torch.Tensor:
+    return parameter
 
 
 class RowNorm(nn.Module):

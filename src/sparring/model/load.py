@@ -17,6 +17,8 @@ from sparring.model.attention import IMPLEMENTATION
 from sparring.model.causal import CausalModel, forward_of
 from sparring.model.decoder import FAMILY
 from sparring.model.kernels import ops
+from sparring.model.lora import Adapter
+from sparring.model.peft import base_of, is_adapter, read
 from sparring.model.prove import prove
 from sparring.model.swap import swap
 
@@ -47,7 +49,7 @@ def load(
     """Load any Hugging Face causal LM for training or generation, or with a scalar head. Dropout is off.
 
     Args:
-        path: checkpoint folder or hub name.
+        path: checkpoint folder or hub name; or an adapter folder, which is loaded beside its base and serves every row.
         dtype: "float32" or "bfloat16".
         device: a torch device.
         numerics: "exact": a row's bits do not depend on the batch, or the model is refused; "fast": our compiled layers where
@@ -59,7 +61,7 @@ def load(
     Raises:
         BadInput: no model at `path`, or one that cannot run with these numerics.
     """
-    where = str(path)
+    where = base_of(path)
     if dtype not in DTYPES:
         raise refusal("dtype", f"one of {sorted(DTYPES)}", repr(dtype), "choose one of them")
     if numerics not in ("exact", "fast"):
@@ -80,7 +82,10 @@ def load(
         found = {name: {key for key in keys if "score.weight" not in key} for name, keys in found.items()}
         nn.init.zeros_(module.score.weight)
     refuse_incomplete(where, found["missing_keys"], found["mismatched_keys"])
-    return served(module.to(device), where, numerics=numerics, gradient_checkpointing=gradient_checkpointing)
+    model = served(module.to(device), where, numerics=numerics, gradient_checkpointing=gradient_checkpointing)
+    if is_adapter(path):
+        model.adapters.everywhere = model.adapters.fit(Adapter(read(path), model.dtype, model.device))
+    return model
 
 
 @contextmanager

@@ -39,14 +39,15 @@ def save(model_state: Mapping[str, torch.Tensor], source_path: str | Path, out_p
     config["dtype"] = str(next(iter(model_state.values())).dtype).removeprefix("torch.")
     (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model_state.items()}
-    on_disk = revert_weight_conversion(_skeleton(source), state)
+    on_disk = revert_weight_conversion(skeleton(source), state)
     # what was taken apart is a view of the whole, which the file format does not know
     save_torch_state_dict({name: tensor if name in state else tensor.clone() for name, tensor in on_disk.items()}, out)
     return out
 
 
-def _skeleton(source: Path) -> transformers.PreTrainedModel:
-    """The library's module without weights: it knows how files name them (experts, stacked in memory, lie one by one)."""
+def skeleton(source: str | Path) -> transformers.PreTrainedModel:
+    """The library's module of a checkpoint without weights: it knows its layers, and how files name them (experts, stacked in
+    memory, lie one by one)."""
     config = transformers.AutoConfig.from_pretrained(source)
     with torch.device("meta"):
         return transformers.AutoModelForCausalLM.from_config(config)

@@ -13,6 +13,7 @@ from sparring.model.attention import IMPLEMENTATION
 from sparring.model.causal import CausalModel
 from sparring.model.decoder import FAMILY
 from sparring.model.load import DTYPES, load, read_config, refuse_incomplete, served
+from sparring.model.peft import base_of
 
 SMALL_BYTES = 1 << 30
 """A checkpoint up to here is simply loaded."""
@@ -25,7 +26,7 @@ def check_servable(path: str | Path, *, dtype: str, device: str, numerics: str, 
     with those that its config asks for (in the Llama family; other architectures may rename weights as they load).
 
     Args:
-        path: checkpoint folder.
+        path: checkpoint folder, or an adapter's.
         dtype: as for `load`.
         device: as for `load`.
         numerics: as for `load`.
@@ -37,11 +38,11 @@ def check_servable(path: str | Path, *, dtype: str, device: str, numerics: str, 
     Raises:
         BadInput: a stage of the run would be refused when it loads the checkpoint.
     """
-    where = str(path)
+    where = base_of(path)
     config = read_config(where)
-    files = sorted(Path(path).glob("*.safetensors"))
+    files = sorted(Path(where).glob("*.safetensors"))
     if not files or sum(file.stat().st_size for file in files) <= small_bytes:
-        return load(where, dtype=dtype, device=device, numerics=numerics)
+        return load(path, dtype=dtype, device=device, numerics=numerics)
     if config.model_type in FAMILY:
         _check_headers(where, config, files)
     with boundary(BadInput, where, "a config that the library makes a model of", "repair it or take another"):

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 from ctypes import addressof, byref
 from operator import is_
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,9 +22,21 @@ from sparring.model.causal import CausalModel
 from sparring.model.decoder import Decoder, Layer
 from sparring.model.kernels import ops
 from sparring.model.kernels.compiled_path import NAME, TILES_NAME
-from sparring.model.kernels.decoder_step import BIASES, SLOT_COLUMNS, STOPS, TOPS, DecoderPlan, Form, LayerPlan, StepPlan, Weight
+from sparring.model.kernels.decoder_step import (
+    BIASES,
+    SLOT_COLUMNS,
+    STOPS,
+    TOPS,
+    DecoderPlan,
+    DeltaPlan,
+    Form,
+    LayerPlan,
+    StepPlan,
+    Weight,
+)
 from sparring.model.kernels.kept import ids_of, no_masks
-from sparring.model.layers import Product, RowLinear, RowNorm
+from sparring.model.layers import RowLinear, RowNorm
+from sparring.model.lora import Adapters
 
 if TYPE_CHECKING:
     from sparring.model.device_step import DeviceStep
@@ -40,7 +52,7 @@ class Slots(NamedTuple):
     added to the logits of the tokens bias_ids [S, 512] int32: bias_counts[s, 1] of them while sequence s has less than
     bias_until[s] tokens (int64), afterwards those from bias_counts[s, 0] on; int32. Where limited [S] uint8, only
     tokens with a bit in allowed [S, ceil(V / 64)] uint64 may come. tops [S] int32: how many of the likeliest
-    tokens are wanted, at most 20.
+    tokens are wanted, at most 20. adapters [S] int32: the number of the sequence's adapter, -1 for none.
     """
 
     tables: np.ndarray
@@ -57,6 +69,7 @@ class Slots(NamedTuple):
     limited: np.ndarray
     allowed: np.ndarray
     tops: np.ndarray
+    adapters: np.ndarray
 
     @staticmethod
     def of(num_slots: int, pages_per_table: int, vocabulary: int) -> Slots:
@@ -76,6 +89,7 @@ class Slots(NamedTuple):
             np.zeros(num_slots, np.uint8),
             no_masks(num_slots, vocabulary),
             np.zeros(num_slots, np.int32),
+            np.full(num_slots, -1, np.int32),
         )
 
     def bias(self, slot: int, until: int, banned: Sequence[int], added: Sequence[tuple[int, float]]) -> None:
@@ -102,6 +116,10 @@ class Slots(NamedTuple):
         if self.limited[slot]:
             bits = np.unpackbits(self.allowed[slot].view(np.uint8), bitorder="little")[: len(row)]
             row[torch.from_numpy(bits == 0).to(row.device)] = -torch.inf
+
+    def adapted(self, slots: array[int]) -> bool:
+        """Whether any of these ("i") has an adapter."""
+        return bool((self.adapters[np.frombuffer(slots, np.int32)] >= 0).any())
 
     def truncate(self, slots: array[int]) -> bool:
         """Whether any of these ("i") cuts off a part of its distribution."""
@@ -180,7 +198,10 @@ class OperationStep:
         counts = cu_rows.diff()
         positions = torch.arange(len(tokens)) + torch.repeat_interleave(ends - cu_rows[1:], counts)
         tokens, positions, *where = (self._there(t) for t in (tokens, positions, tables, cu_rows, ends))
-        return self._model.hidden(tokens, positions, Paged(self._pages, ops.PagedRows(*where, int(counts.max()))))
+        paged = Paged(self._pages, ops.PagedRows(*where, int(counts.max())))
+        adapters = self._slots.adapters[rows.slots]
+        with self._model.adapters.of_rows(np.repeat(adapters, np.diff(rows.cu_rows))):
+            return self._model.hidden(tokens, positions, paged)
 
     def _there(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same where the model computes: what a step is made of is small and lies with the CPU."""
@@ -223,7 +244,7 @@ class OperationStep:
 
 
 class DecoderStep:
-    """Steps as one call, for a `Decoder` on the compiled kernels. Follows every change of the weights.
+    """Steps as one call, for a `Decoder` on the compiled kernels. Follows every change of the weights and of the adapters.
 
     A thread takes part for every `work_per_thread` multiplications, because waking one for fewer costs more than the work.
     """
@@ -231,8 +252,10 @@ class DecoderStep:
     most_steps = 16
 
     def __init__(
-        self, decoder: Decoder, head: Product, pages: ops.KvPages, slots: Slots, *, work_per_thread: int = WORK_PER_THREAD
+        self, model: CausalModel, pages: ops.KvPages, slots: Slots, *, work_per_thread: int = WORK_PER_THREAD
     ) -> None:
+        decoder, head = model.decoder, model.head.product
+        self._deltas = Deltas(model.adapters, decoder)
         self._decoder, self._head, self._pages, self._slots = decoder, head, pages, slots
         self._work_per_thread = work_per_thread
         self._tensors: list[torch.Tensor | None] = []
@@ -261,7 +284,8 @@ class DecoderStep:
         outputs += [None if values is None else values.ctypes.data for values in (*(tops or (None, None)), masks)]
         work = steps * (len(tokens) * self._work_per_row + count * self._work_per_sample)
         threads = max(1, min(torch.get_num_threads(), work // self._work_per_thread))
-        step = StepPlan(*inputs, len(slots), independent, steps, *outputs, threads)
+        deltas = self._deltas.now() if self._slots.adapted(slots) else (None, 0)
+        step = StepPlan(*inputs, len(slots), independent, steps, *outputs, threads, *deltas)
         bad = ops.decoder_step(byref(self._plan), byref(step), self._pages.dtype)
         if bad != -1:
             self._refuse(bad, rows)
@@ -340,6 +364,34 @@ class DecoderStep:
         raise refusal(f"decoder step: row {row}", expected, f"token {rows.tokens[row]}", "check the request")
 
 
+class Deltas:
+    """The adapters of a model as the compiled steps read them; made anew when they have changed."""
+
+    def __init__(self, adapters: Adapters, decoder: Decoder) -> None:
+        self._adapters, self._products = adapters, [product for layer in decoder.layers for product in layer.products]
+        self._known = 0
+        self._now: tuple[Any, int] = (None, 0)
+
+    def now(self) -> tuple[int, int]:
+        """The address of the plans, by number, layer and product, and the most rows of an A among them."""
+        if self._known != self._adapters.num_changes:
+            self._now = self._made()
+            self._known = self._adapters.num_changes
+        plans, rank = self._now
+        return addressof(plans), rank
+
+    def _made(self) -> tuple[Any, int]:
+        placed, count = self._adapters.placed, len(self._products)
+        plans, rank = (DeltaPlan * (count * (max(placed, default=-1) + 1)))(), 0
+        for number, adapter in placed.items():
+            for place, product in enumerate(self._products):
+                delta = adapter.deltas.get(product.adapted)
+                if delta is not None:
+                    plans[number * count + place] = DeltaPlan(Weight.of(delta.a, None), Weight.of(delta.b, None), delta.scale)
+                    rank = max(rank, delta.a.num_outputs)
+        return plans, rank
+
+
 def step_of(model: CausalModel, pages: ops.KvPages, slots: Slots) -> DecoderStep | DeviceStep | OperationStep:
     """The one call where the model is of the Llama family and the compiled kernels are in use; graphs of it on a GPU."""
     operations = OperationStep(model, pages, slots)
@@ -350,4 +402,4 @@ def step_of(model: CausalModel, pages: ops.KvPages, slots: Slots) -> DecoderStep
 
         return DeviceStep(model, pages, slots, operations)
     compiled = ops.path_name(model.device) in (TILES_NAME, NAME)
-    return DecoderStep(model.decoder, model.head.product, pages, slots) if compiled else operations
+    return DecoderStep(model, pages, slots) if compiled else operations

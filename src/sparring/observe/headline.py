@@ -16,14 +16,21 @@ HEADLINES: tuple[tuple[str, str, str], ...] = (
     ("updating", "time/updating", "{:.0%}"),
     ("waiting", "time/waiting", "{:.0%}"),
     ("logprob difference", "logprob_max_abs_diff", "{:.3g}"),
+    ("mean", "logprob_mean_abs_diff", "{:.2g}"),
+    ("k3", "mismatch_k3", "{:.2g}"),
+    ("effective samples", "mismatch_ess", "{:.2%}"),
 )
 """(label, metric, format). A metric that a step does not report is left out."""
+_OF_A_DIFFERENCE = ("logprob_mean_abs_diff", "mismatch_k3", "mismatch_ess")
 
 
 def headlines(values: Mapping[str, float]) -> list[tuple[str, str]]:
-    """(label, text) of the figures that a step has."""
+    """(label, text) of the figures that a step has. Where engine and trainer agree to the bit, that says it all."""
+    hidden = () if values.get("logprob_max_abs_diff") else _OF_A_DIFFERENCE
     return [
-        (label, text.format(values[name])) for label, name, text in HEADLINES if math.isfinite(values.get(name, math.nan))
+        (label, text.format(values[name]))
+        for label, name, text in HEADLINES
+        if name not in hidden and math.isfinite(values.get(name, math.nan))
     ]
 
 

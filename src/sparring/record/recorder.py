@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import xxhash
 
 from sparring.errors import EngineError, LimitReached, boundary, refusal
-from sparring.generation import Completion, GenerateRequest, Sampling
+from sparring.generation import Completion, Constraint, GenerateRequest, Sampling
 from sparring.protocols import Engine, Renderer, Store
 from sparring.record.tree import Tree, Turn
 from sparring.record.turns import TurnQueue
@@ -23,7 +23,8 @@ class Recorder:
         engine: samples.
         renderer: messages <-> ids, of the model that the engine serves.
         store: every turn is durable there before its reply is returned; None keeps the record in memory only.
-        sampling: how tokens are drawn; its `seed` and `stop` are set per session.
+        sampling: how tokens are drawn; `seed` and `stop` are set per session, `max_tokens` and `min_tokens` are no more than what
+            is left to it.
         model: the name under which sampled segments are recorded.
         max_context: most ids a prompt and its reply may have together.
     """
@@ -103,13 +104,22 @@ class RecordedSession:
         """The record so far."""
         return tuple(self._tree.segments)
 
-    async def complete(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
+    ) -> Message:
         """Ask for the next reply to a conversation.
 
         The history is matched against what this session said before. Where it continues that, the prompt is those very
         ids with the new messages appended; otherwise a new branch begins with a whole render.
 
+        Args:
+            messages: the whole conversation; the last one is no reply.
+            tools: what may be called.
+            constraint: what the reply's text must be, in the place of the run's; then no `min_tokens` holds, because it is the
+                constraint that says how short a reply may be.
+
         Raises:
+            BadInput: the constraint does not compile; nothing was sampled.
             LimitReached: a limit of the task or the context was hit; a reply that was cut short is in the record.
             EngineError: the engine failed; nothing of this turn is in the record.
             StoreError: the turn could not be made durable.
@@ -117,7 +127,7 @@ class RecordedSession:
         if self._asked >= self._limits.max_turns:
             raise LimitReached("max_turns", f"{self.id}: {self._limits.max_turns} turns are used up")
         turn = self._tree.plan(messages, tools)
-        sampling, cut_reason = self._sampling(turn)
+        sampling, cut_reason = self._sampling(turn, constraint)
         self._asked += 1
         self._granted += sampling.max_tokens
         try:
@@ -157,7 +167,7 @@ class RecordedSession:
         for lane in lanes:
             await self._recorder.engine.release(self._conversation(lane))
 
-    def _sampling(self, turn: Turn) -> tuple[Sampling, str]:
+    def _sampling(self, turn: Turn, constraint: Constraint | None) -> tuple[Sampling, str]:
         """How this turn is drawn, and the limit that a reply cut short has hit."""
         base = self._recorder.sampling
         rollout = self._limits.max_tokens - self.usage.sampled_tokens - self._granted
@@ -171,6 +181,8 @@ class RecordedSession:
         sampling = dataclasses.replace(
             base,
             max_tokens=min(most, context),
+            min_tokens=0 if constraint else min(base.min_tokens, most, context),
+            constraint=constraint or base.constraint,
             stop=base.stop or self._recorder.renderer.stop_ids,
             seed=self._seed if turn.repeat == 0 else _derive(self._seed, "repeat", turn.repeat),
         )
@@ -189,7 +201,7 @@ class RecordedSession:
         started = clock()
         try:
             with boundary(EngineError, f"engine of {self._recorder.model}"):
-                completion = await self._recorder.engine.generate(request)
+                completion = await self._recorder.engine.generate(self._recorder.renderer.bind(request))
         finally:
             self.generate_s += clock() - started
         if completion.finish_reason == "abort" or not completion.tokens:

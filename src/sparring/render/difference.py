@@ -15,10 +15,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparring.errors import BadInput, refusal
+from sparring.generation import GenerateRequest
 from sparring.protocols import Rendered
 from sparring.render.chat_template import ChatTemplate
 from sparring.render.dialect import message_dicts, tool_dicts
 from sparring.render.hermes import THINK, THINK_END, parse_reply
+from sparring.render.text_rules import TextRules
 from sparring.render.tokenizer import FileTokenizer
 from sparring.types import Message, ToolSpec
 
@@ -44,6 +46,7 @@ class TemplateRenderer:
         self._end = self._end_of_turn()
         ends = (self._added[self._end], *stop_ids)
         self._stop_ids = tuple(dict.fromkeys(ends))
+        self._text_rules = TextRules(tokenizer, self._stop_ids)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -91,6 +94,10 @@ class TemplateRenderer:
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of some ids, special tokens included."""
         return self.tokenizer.decode(tokens)
+
+    def bind(self, request: GenerateRequest) -> GenerateRequest:
+        """The request with what its sampling says in text also said in ids."""
+        return self._text_rules.bind(request)
 
     def _text(self, messages: Sequence[dict[str, Any]], tools: Sequence[ToolSpec], generation: bool) -> str:
         return self._template.text(messages, tool_dicts(tools), generation=generation, thinking=self._thinking)

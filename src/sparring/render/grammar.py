@@ -7,15 +7,20 @@ back as the kept set of each token, so training renormalises over it as over any
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from sparring.errors import BadInput, boundary, refusal
+from sparring.generation import Constraint
 from sparring.render.tokenizer import FileTokenizer
+
+REMEMBERED = 64
 
 
 class Grammar:
-    """One grammar over one vocabulary. Made by `Grammars`, one for each request: it remembers the turn it was last asked about.
+    """One grammar over one vocabulary; ids beyond the tokenizer's are never allowed. Made by `Grammars`, one for each request: it
+    remembers the turn it was last asked about.
 
     Args:
         matcher: `llguidance.LLMatcher` at the beginning of a turn.
@@ -49,51 +54,41 @@ class Grammars:
 
     Args:
         tokenizer: of the model that is asked.
-        vocab_size: of the model, which may have more ids than the tokenizer.
         stop_ids: what ends a turn, allowed where a grammar is complete.
 
     Raises:
         BadInput: the extra is not installed, or the library cannot read the tokenizer.
     """
 
-    def __init__(self, tokenizer: FileTokenizer, vocab_size: int, stop_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: FileTokenizer, stop_ids: Sequence[int]) -> None:
         try:
             import llguidance
         except ImportError as cause:
             got = "no such package"
-            raise refusal("grammar", "the package llguidance", got, 'pip install "sparring[grammar]"') from cause
+            raise refusal("constraint", "the package llguidance", got, 'pip install "sparring[grammar]"') from cause
         self._library = llguidance
-        with boundary(BadInput, "grammar", "a tokenizer that llguidance reads", "use another model"):
-            self._tokens = llguidance.LLTokenizer(tokenizer.as_json(), n_vocab=vocab_size, eos_token=list(stop_ids))
+        with boundary(BadInput, "constraint", "a tokenizer that llguidance reads", "use another model"):
+            self._tokens = llguidance.LLTokenizer(tokenizer.as_json(), eos_token=list(stop_ids))
+        # the requests of a run have few constraints, and a schema takes milliseconds
+        self._compiled = lru_cache(REMEMBERED)(self._compile)
 
-    def json_schema(self, schema: Mapping[str, Any]) -> Grammar:
-        """JSON that a schema describes.
-
-        Raises:
-            BadInput: the schema does not compile.
-        """
-        with boundary(BadInput, "JSON schema", "a schema that compiles", "correct it"):
-            source = self._library.LLMatcher.grammar_from_json_schema(json.dumps(schema))
-        return self._made("JSON schema", source)
-
-    def regex(self, pattern: str) -> Grammar:
-        """Text that a regular expression matches as a whole.
+    def of(self, constraint: Constraint) -> Grammar:
+        """A grammar for one request.
 
         Raises:
-            BadInput: the expression does not compile.
+            BadInput: the constraint does not compile.
         """
-        return self._made("regular expression", self._library.LLMatcher.grammar_from_regex(pattern))
+        return Grammar(self._compiled(constraint))
 
-    def lark(self, source: str) -> Grammar:
-        """Text of a context-free grammar in Lark's notation.
-
-        Raises:
-            BadInput: the grammar does not compile.
-        """
-        return self._made("grammar", self._library.LLMatcher.grammar_from_lark(source))
-
-    def _made(self, kind: str, source: str) -> Grammar:
-        matcher = self._library.LLMatcher(self._tokens, source, log_level=0)
+    def _compile(self, constraint: Constraint) -> Any:
+        make, source = self._library.LLMatcher, constraint.source
+        where = constraint.kind.replace("_", " ")
+        with boundary(BadInput, where, "one that compiles", "correct it"):
+            if constraint.kind == "json_schema":
+                made = make.grammar_from_json_schema(json.dumps(json.loads(source)))
+            else:
+                made = make.grammar_from_regex(source) if constraint.kind == "regex" else make.grammar_from_lark(source)
+        matcher = make(self._tokens, made, log_level=0)
         if matcher.is_error():
-            raise refusal(kind, "one that compiles", matcher.get_error().splitlines()[0], "correct it")
-        return Grammar(matcher)
+            raise refusal(where, "one that compiles", matcher.get_error().splitlines()[0], "correct it")
+        return matcher

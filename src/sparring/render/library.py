@@ -9,9 +9,11 @@ import msgspec
 from renderers import ToolCallParseStatus
 
 from sparring.errors import PolicyFailure, boundary
+from sparring.generation import GenerateRequest
 from sparring.protocols import Rendered
 from sparring.render.dialect import message_dicts, tool_call, tool_dicts
 from sparring.render.hermes import parse_reply
+from sparring.render.text_rules import TextRules
 from sparring.render.tokenizer import FileTokenizer
 from sparring.types import Message, ToolCall, ToolSpec
 
@@ -30,6 +32,7 @@ class LibraryRenderer:
         self.tokenizer = tokenizer
         self.name = name
         self._stop_ids = tuple(library.get_stop_token_ids())
+        self._text_rules = TextRules(tokenizer, self._stop_ids)
         without = library.render(_PROBE).token_ids
         with_prompt = library.render(_PROBE, add_generation_prompt=True).token_ids
         self._generation_prompt = tuple(with_prompt[len(without) :])
@@ -92,6 +95,10 @@ class LibraryRenderer:
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of some ids, special tokens included."""
         return self.tokenizer.decode(tokens)
+
+    def bind(self, request: GenerateRequest) -> GenerateRequest:
+        """The request with what its sampling says in text also said in ids."""
+        return self._text_rules.bind(request)
 
     def _rendered(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], generation: bool) -> Rendered:
         rendered = self._library.render(messages, tools=tools or None, add_generation_prompt=generation)

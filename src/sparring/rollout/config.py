@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
-from sparring.generation import Sampling
+from sparring.generation import Constraint, Sampling
 from sparring.types import Limits
+
+
+class ConstraintConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the text of every reply must be. Needs the extra `grammar`."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    """JSON of a schema, what a regular expression matches as a whole, or a text of a grammar in Lark's notation."""
+
+    source: str
+    """The schema as JSON, the expression, or the grammar."""
 
 
 class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,8 +44,21 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     min_p: float = 0.0
     """Tokens at least this likely relative to the likeliest; 0 truncates nothing."""
 
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Pairs of a token's id and what is added to its logit, before everything else."""
+
     max_turn_tokens: int = 256
     """Sampled tokens in one turn."""
+
+    min_turn_tokens: int = 0
+    """Until a turn has this many tokens, none that ends it is sampled."""
+
+    stop_strings: tuple[str, ...] = ()
+    """A turn ends with the token that completes one of these in its text, beside the tokens that end a turn anyway."""
+
+    constraint: ConstraintConfig | None = None
+    """What the text of every reply must be; an environment may ask for something else with an observation. A reply that calls
+    tools is a text too."""
 
     max_turns: int | None = None
     """Replaces the task's own limit."""
@@ -69,6 +94,10 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("max_lag, retries and retry_delay_s must be 0 or more")
         if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0 or not 0 <= self.min_p <= 1:
             raise ValueError("temperature >= 0, 0 < top_p <= 1, top_k >= 0 and 0 <= min_p <= 1")
+        if not 0 <= self.min_turn_tokens <= self.max_turn_tokens:
+            raise ValueError("min_turn_tokens must be from 0 to max_turn_tokens")
+        if not all(self.stop_strings):
+            raise ValueError("stop_strings must not be empty texts")
         if min(self.score_timeout_s, self.box_timeout_s) <= 0 or (self.timeout_s is not None and self.timeout_s <= 0):
             raise ValueError("timeout_s, score_timeout_s and box_timeout_s must be more than 0")
         if any(n is not None and n < 1 for n in (self.max_turns, self.max_tokens)):
@@ -78,6 +107,7 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def sampling(self, stop: tuple[int, ...] = ()) -> Sampling:
         """How every turn is sampled. The seed is set per rollout."""
+        wanted = self.constraint
         return Sampling(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -85,6 +115,10 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             min_p=self.min_p,
             max_tokens=self.max_turn_tokens,
             stop=stop,
+            min_tokens=self.min_turn_tokens,
+            logit_bias=self.logit_bias,
+            stop_strings=self.stop_strings,
+            constraint=None if wanted is None else Constraint(kind=wanted.kind, source=wanted.source),
         )
 
     def limits(self, task: Limits) -> Limits:

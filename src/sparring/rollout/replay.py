@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sparring.generation import Completion, GenerateRequest
-from sparring.protocols import Engine
+from sparring.protocols import Engine, Renderer
 from sparring.types import Rollout, Segment, Trajectory
 
 
@@ -40,7 +40,7 @@ class ReplayReport:
         return self.difference is None and self.skipped_turns == 0 and self.turns > 0
 
 
-async def replay(rollout: Rollout, engine: Engine) -> ReplayReport:
+async def replay(rollout: Rollout, engine: Engine, renderer: Renderer) -> ReplayReport:
     """Sample a rollout's turns again from their recorded prompts and seeds, and stop at the first difference.
 
     The world takes no part: the prompts are the recorded tokens, its answers included. No KV is kept between turns.
@@ -48,6 +48,7 @@ async def replay(rollout: Rollout, engine: Engine) -> ReplayReport:
     Args:
         rollout: as `Store.load` gives it.
         engine: serving the weights that sampled it (`Segment.versions`).
+        renderer: of the model: reads the stop strings and constraints that turns were sampled with.
 
     Raises:
         EngineError: the engine failed.
@@ -65,7 +66,7 @@ async def replay(rollout: Rollout, engine: Engine) -> ReplayReport:
                 tokens=prompt_of(trajectory, segment),
                 sampling=segment.sampling,
             )
-            difference = compare(trajectory.id, segment, await engine.generate(request))
+            difference = compare(trajectory.id, segment, await engine.generate(renderer.bind(request)))
             turns, tokens = turns + 1, tokens + len(segment.tokens)
             if difference is not None:
                 return ReplayReport(

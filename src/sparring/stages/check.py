@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from sparring.engine.config import EngineConfig
 from sparring.errors import EnvError, refusal
 from sparring.rollout.window import check_window
 from sparring.sandbox.check import check_sandbox
@@ -15,7 +16,10 @@ from sparring.stages.context import ORDER, POLICY, Context
 from sparring.stages.demonstrate import Conversation, converse, demonstrate, given_conversations
 from sparring.stages.eval import held_out
 from sparring.stages.fit import SOME, check_rendering
+from sparring.stages.lora import check_lora
+from sparring.stages.rl import correction_chosen
 from sparring.stages.servable import check_model
+from sparring.stages.served import check_served
 from sparring.stages.shape import InitConfig, folder_shape
 from sparring.types import Message, Task
 
@@ -34,8 +38,10 @@ async def check(context: Context) -> list[str]:
     config = context.config
     facts = _stages(context)
     shape = _shape(context)
-    facts += _memory(context, shape)
+    facts += check_lora(context)
+    facts += _memory(context, shape) + _engine(context, shape)
     _sampling(context)
+    facts += check_served(context)
     if "rl" in config.run.stages:
         check_window(
             config.rollout,
@@ -43,15 +49,15 @@ async def check(context: Context) -> list[str]:
             engine_tokens=config.engine.kv_tokens or None,
             rollout_tokens=shape.max_positions,
         )
-        facts.append("rollouts: the window cannot deadlock")
+        facts += ["rollouts: the window cannot deadlock", *_correction(context)]
     facts += _held_out(context)
     tasks = _some_tasks(context)
     task = tasks[0]
     if task.box is not None:
         check_sandbox(config.sandbox)
         facts.append(f"sandbox: {config.sandbox.bwrap} isolates a command on this machine")
-    found, shown = await _world(context, task)
-    facts += found + check_rendering(context, shape, tasks, shown)
+    found, held, shown = await _world(context, task)
+    facts += found + check_rendering(context, shape, tasks, shown, held)
     return facts + check_model(context, shape)
 
 
@@ -82,6 +88,39 @@ def _sampling(context: Context) -> None:
         raise refusal("rollout.min_p", "below 1 while the run trains", "1.0", "lower it: greedy rollouts are equal")
 
 
+def _engine(context: Context, shape: InitConfig) -> list[str]:
+    """Another engine than our own is there, and nothing is asked of it that it cannot do."""
+    engine, rollout = context.config.engine, context.config.rollout
+    if engine.kind != "vllm":
+        return []
+    from sparring.engine.adapters.vllm_server import find_vllm
+    from sparring.engine.adapters.vllm_wire import WHOLE_VOCABULARY, truncates
+
+    ours = EngineConfig()
+    for name in ("kv_tokens", "idle_kv_bytes", "speculation"):
+        if getattr(engine, name) != getattr(ours, name):
+            got, do = repr(getattr(engine, name)), "leave it out; vLLM's own settings go into engine.vllm.arguments"
+            raise refusal(f"engine.{name}", 'engine.kind = "native", which alone has it', got, do)
+    if engine.kv_across_turns == "offload":
+        raise refusal("engine.kv_across_turns", '"keep" or "drop" with vLLM', '"offload"', "choose one of these")
+    if rollout.constraint is not None:
+        do = 'leave it out, or set engine.kind = "native"'
+        raise refusal("rollout.constraint", "none with vLLM, which asks nobody between two tokens", "one", do)
+    if truncates(rollout.sampling()) and not rollout.top_k and shape.vocab_size > WHOLE_VOCABULARY:
+        expected = f"one beside top_p and min_p with vLLM, whose kept tokens are known as the likeliest of {shape.vocab_size}"
+        raise refusal("rollout.top_k", expected, "0", "set it, or truncate nothing")
+    return [f"engine: {find_vllm(engine)} has vLLM"]
+
+
+def _correction(context: Context) -> list[str]:
+    """One bound on importance weights, not two."""
+    config = context.config
+    if config.rl.correction != "none" and config.algo.tis_cap is not None:
+        got = f"{config.algo.tis_cap} beside {correction_chosen(config)}"
+        raise refusal("algo.tis_cap", "none beside a correction", got, "leave it out, or set rl.correction_cap")
+    return [correction_chosen(config)]
+
+
 def _shape(context: Context) -> InitConfig:
     """The sizes of the policy, from its checkpoint or from `[models.policy.init]`."""
     spec, given = context.config.models[POLICY], context.given()
@@ -92,15 +131,20 @@ def _shape(context: Context) -> InitConfig:
 
 
 def _memory(context: Context, shape: InitConfig) -> list[str]:
-    """A bound on memory: weights, gradients and AdamW in float32, the engine's copy, its cache, a micro-batch's activations."""
+    """A bound on memory: weights (and adapters), gradients and AdamW in float32 of what is trained, the engine's copy, its cache,
+    a micro-batch's activations."""
     config = context.config
     width, layers = shape.hidden_size, shape.num_layers
     per_layer = width * (2 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     parameters = layers * (per_layer + 3 * width * shape.intermediate_size) + 2 * shape.vocab_size * width
-    trainer = parameters * (4 + 4 + 8)
+    lora = config.models[POLICY].lora
+    # an adapter has a row for each input and each output of seven linear layers, at the most
+    ends = 7 * width + 2 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim + 3 * shape.intermediate_size
+    trained = parameters if lora is None else layers * lora.rank * ends
+    trainer = (0 if lora is None else parameters * 4) + trained * (4 + 4 + 8)
     per_token = layers * (12 * width + 4 * shape.intermediate_size) + 2 * shape.vocab_size
     activations = config.train.token_budget * per_token * 4
-    needed = trainer + 3 * parameters * 4 + config.engine.kv_bytes + activations
+    needed = trainer + 3 * parameters * 4 + (0 if lora is None else 3 * trained * 4) + config.engine.kv_bytes + activations
     here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if config.run.device == "cpu" and needed > here:
         raise refusal(
@@ -110,7 +154,7 @@ def _memory(context: Context, shape: InitConfig) -> list[str]:
             "lower train.token_budget or engine.kv_bytes, or take a smaller model",
         )
     free = shutil.disk_usage(context.folder).free
-    disk = parameters * 12 * (config.train.keep_last + 1) * 2
+    disk = trained * 12 * (config.train.keep_last + 1) * 2
     if disk > free:
         raise refusal(
             str(context.folder), f"{disk / GIB:.1f} GiB of disk for checkpoints", f"{free / GIB:.1f} GiB", "free disk space"
@@ -134,32 +178,32 @@ def _held_out(context: Context) -> list[str]:
     return [f"eval: {there} held-out tasks"]
 
 
-async def _world(context: Context, task: Task) -> tuple[list[str], list[Conversation]]:
+async def _world(context: Context, task: Task) -> tuple[list[str], list[Conversation], list[Conversation]]:
     """Open one world of each kind of task; its expert must be rewarded and an empty answer must not.
 
     Returns:
-        What was found, and the conversations that were held, or read from `[sft] data`.
+        What was found, the conversations that were held, and those to imitate, of which some may be read from `[sft] data`.
     """
     config = context.config
     fresh = "init" in config.run.stages and context.given() is None
     if not fresh and "sft" not in config.run.stages:
-        await _empty(context, task)
-        return [f"env: {context.factory.name} opens and does not reward an empty answer"], []
+        silent = await _empty(context, task)
+        return [f"env: {context.factory.name} opens and does not reward an empty answer"], [silent], []
     if config.sft.data is not None:
-        await _empty(context, task)
+        silent = await _empty(context, task)
         rows = given_conversations(context)
-        return [f"sft: {len(rows)} conversations in {config.sft.data}"], rows
-    facts, shown = [], []
+        return [f"sft: {len(rows)} conversations in {config.sft.data}"], [silent], rows
+    facts, held, shown = [], [], []
     for example in _one_of_each(context):
         async with _blamed(example):
             conversation = await demonstrate(context, example)
         if conversation.score is None or not conversation.score.reward:
             got = f"reward {conversation.score.reward if conversation.score else None}"
             raise refusal(f"task {example.id}", "an expert that is rewarded", got, "correct expert or scorer")
-        await _empty(context, example)
+        held += [await _empty(context, example), conversation]
         facts.append(f"env: {example.tag or example.env}: expert {conversation.score.reward:g}, empty answer 0")
         shown.append(conversation)
-    return facts, shown
+    return facts, held, shown
 
 
 def _some_tasks(context: Context) -> Sequence[Task]:
@@ -195,12 +239,13 @@ def _one_of_each(context: Context) -> Sequence[Task]:
     return list(first.values())
 
 
-async def _empty(context: Context, task: Task) -> None:
+async def _empty(context: Context, task: Task) -> Conversation:
     async with _blamed(task):
         silent = await converse(context, task, lambda messages: Message(role="assistant", content=""))
     if silent.score is not None and silent.score.reward:
         got = f"{silent.score.reward:g}"
         raise refusal(f"task {task.id}", "no reward for an empty answer", got, "correct the scorer: it can be gamed")
+    return silent
 
 
 @asynccontextmanager

@@ -80,9 +80,19 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     train: dict[str, int | float | str | bool] = {}
     """Keys of `[train]` that this stage replaces, such as `learning_rate`."""
 
+    correction: Literal["auto", "none", "token_truncate"] = "auto"
+    """What is done about an engine whose probabilities are not the trainer's. none: nothing; token_truncate: each token is
+    weighed by the quotient of the two, at most `correction_cap`; auto: none where engine and numerics are exact, else
+    token_truncate."""
+
+    correction_cap: float = 2.0
+    """Largest weight of a token under `token_truncate`."""
+
     def __post_init__(self) -> None:
         if self.steps < 1 or self.groups_per_step < 1:
             raise ValueError("steps and groups_per_step must be at least 1")
+        if not self.correction_cap >= 1:
+            raise ValueError(f"correction_cap must be at least 1, the weight of equal probabilities, got {self.correction_cap}")
         _check_overrides(self.train)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparring.config import RunConfig
 from sparring.errors import refusal
-from sparring.model.hub import local_folder
+from sparring.model.hub import base_folder, local_folder
 from sparring.observe.sinks.sink import Sink
 from sparring.protocols import Boxes, Cluster, EnvFactory, Store
 
@@ -32,7 +32,7 @@ class Context:
     factory: EnvFactory
 
     def output(self, stage: str) -> Path:
-        """The Hugging Face folder that `stage` writes (whether or not it exists yet)."""
+        """The Hugging Face or adapter folder that `stage` writes (whether or not it exists yet)."""
         given = self.given() if stage == "init" else None
         return given or self.folder / stage / "model"
 
@@ -46,8 +46,8 @@ class Context:
         return None if path is None else local_folder(path)
 
     def input(self, stage: str) -> Path:
-        """The Hugging Face folder that `stage` starts from: what the nearest finished stage before it wrote, or the checkpoint
-        that the recipe names.
+        """The Hugging Face or adapter folder that `stage` starts from: what the nearest finished stage before it wrote, or the
+        checkpoint that the recipe names.
 
         Raises:
             BadInput: no stage before it has run, and no checkpoint is named.
@@ -67,11 +67,11 @@ class Context:
         return self.store.get(f"stage/{stage}")
 
     def renderer(self, path: Path) -> Renderer:
-        """Messages <-> tokens for the checkpoint folder `path`."""
+        """Messages <-> tokens for the checkpoint folder `path`, or for an adapter's base."""
         from sparring.render.load import load_renderer
 
         spec = self.config.models[POLICY]
-        return load_renderer(str(path), spec.renderer, spec.thinking)
+        return load_renderer(base_folder(path), spec.renderer, spec.thinking)
 
     def with_boxes(self, boxes: Boxes) -> Context:
         """The same run with other boxes (such as a tool host that is switched off)."""

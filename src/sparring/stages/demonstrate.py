@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sparring.errors import BadInput, LimitReached, refusal
+from sparring.generation import Constraint
 from sparring.harness.chat import ChatHarness
 from sparring.harness.episode import LiveEpisode
 from sparring.protocols import Rendered, Renderer
@@ -18,13 +19,15 @@ from sparring.types import Message, Outcome, Score, Segment, Task, ToolSpec, Tra
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """One finished conversation. `task` and `score`, what the world's own scorer says of it, are None for a row of a file."""
+    """One finished conversation. `task` and `score`, what the world's own scorer says of it, are None for a row of a file;
+    `constraints` are what the world said that replies must be."""
 
     name: str
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
     task: Task | None = None
     score: Score | None = None
+    constraints: tuple[Constraint, ...] = ()
 
 
 class ExpertSession:
@@ -34,8 +37,11 @@ class ExpertSession:
         self._expert = expert
         self._left = max_turns
         self.messages: tuple[Message, ...] = ()
+        self.constraints: list[Constraint] = []
 
-    async def complete(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
+    ) -> Message:
         """The expert's reply to the conversation so far.
 
         Raises:
@@ -44,6 +50,7 @@ class ExpertSession:
         if not self._left:
             raise LimitReached("max_turns", "the turns of the task are used up")
         self._left -= 1
+        self.constraints += [] if constraint is None else [constraint]
         reply = self._expert(messages)
         self.messages = (*messages, reply)
         return reply
@@ -150,7 +157,12 @@ async def converse(context: Context, task: Task, reply: Callable[[Sequence[Messa
             outcome = Outcome(kind="truncated", reason="timeout")
         score = await episode.env.score(_trajectory(task, session.messages, outcome))
         return Conversation(
-            name=f"task {task.id}", messages=session.messages, tools=episode.env.tools, task=task, score=score
+            name=f"task {task.id}",
+            messages=session.messages,
+            tools=episode.env.tools,
+            task=task,
+            score=score,
+            constraints=tuple(session.constraints),
         )
     finally:
         await episode.env.close()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sparring.model.hub import base_folder
+from sparring.model.peft import base_of, is_adapter, read_config, write
 from sparring.protocols import Trainer
 from sparring.stages.context import Context
 
@@ -25,28 +28,39 @@ async def run(context: Context) -> dict[str, Any]:
 
 
 def export_folder(source: Path, out: Path, dtype: str) -> None:
-    """Write `source` as a Hugging Face folder of `dtype` weights at `out`, whole or not at all.
+    """Write `source` as a Hugging Face folder of `dtype` weights at `out`, whole or not at all; an adapter merged into its base.
 
     Raises:
         StoreError: the disk is full or cannot be written.
     """
     from sparring.model.load import load
+    from sparring.model.save import save
 
     model = load(str(source), dtype=dtype, device="cpu", numerics="fast")
-    _replace(model.state(), source, out)
+    adapter, state = model.adapters.everywhere, model.state()
+    _replace(out, lambda to: save(state if adapter is None else adapter.merged(state), base_folder(source), to))
 
 
 async def write_model(trainer: Trainer, source: Path, out: Path) -> None:
-    """Write a trainer's weights as a Hugging Face folder at `out`; config and tokenizer come from `source`."""
+    """Write what a trainer trains at `out`: as a Hugging Face folder with config and tokenizer from `source`, or, where `source`
+    is an adapter, as an adapter of the same base."""
     ref = await trainer.push()
-    _replace(ref.location, source, out)
+    write_weights(ref.location, source, out)
 
 
-def _replace(state: Any, source: Path, out: Path) -> None:
+def write_weights(state: Any, source: Path, out: Path) -> None:
+    """The same for a state, which a trainer that started from `source` has published or saved."""
     from sparring.model.save import save
 
+    if is_adapter(source):
+        _replace(out, lambda to: write(state, read_config(source), base_of(source), to))
+    else:
+        _replace(out, lambda to: save(state, source, to))
+
+
+def _replace(out: Path, write_to: Callable[[Path], Any]) -> None:
     staging = out.with_name(out.name + ".tmp")
     shutil.rmtree(staging, ignore_errors=True)
-    save(state, str(source), str(staging))
+    write_to(staging)
     shutil.rmtree(out, ignore_errors=True)
     os.rename(staging, out)

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from sparring.errors import refusal
+from sparring.errors import BadInput, refusal
+from sparring.generation import GenerateRequest, Sampling
 from sparring.protocols import Renderer
 from sparring.stages.context import POLICY, Context
 from sparring.stages.demonstrate import Conversation, rendered
@@ -20,7 +21,11 @@ SOME = 200
 
 
 def check_rendering(
-    context: Context, shape: InitConfig, tasks: Sequence[Task], shown: Sequence[Conversation]
+    context: Context,
+    shape: InitConfig,
+    tasks: Sequence[Task],
+    shown: Sequence[Conversation],
+    held: Sequence[Conversation] = (),
 ) -> list[str]:
     """Prove the format, and that prompts and demonstrations fit.
 
@@ -32,6 +37,7 @@ def check_rendering(
         shape: of the policy.
         tasks: training tasks; one whose prompt is too long is no error unless all are.
         shown: conversations to imitate; may be empty.
+        held: conversations with the environment, which may have said what replies must be.
 
     Returns:
         What was found, one sentence each.
@@ -43,7 +49,8 @@ def check_rendering(
 
     tools = context.factory.make().tools
     with _renderer(context, shape, shown) as renderer:
-        facts = [f"render: {fact}" for fact in prove(renderer, tools)]
+        facts = [f"render: {fact}" for fact in prove(renderer, tools)] + _sampling(context, shape, renderer)
+        _compiles(held, renderer)
         known = [conversation.task for conversation in shown if conversation.task is not None]
         asked = known if known and context.given() is None else tasks
         lengths = [len(renderer.render(task.messages, tools).tokens) for task in asked]
@@ -62,6 +69,41 @@ def check_rendering(
     if len(fitting) < len(lengths):
         facts.append(f"context: {len(lengths) - len(fitting)} of {len(lengths)} prompts do not fit and cannot be trained")
     return facts
+
+
+def _sampling(context: Context, shape: InitConfig, renderer: Renderer) -> list[str]:
+    """The engine takes what `[rollout]` says about sampling, and what is text there compiles.
+
+    Raises:
+        BadInput: it does not.
+    """
+    from sparring.engine.check import problem_of
+
+    sampling = context.config.rollout.sampling(stop=renderer.stop_ids)
+    try:
+        request = renderer.bind(GenerateRequest(id="check", tokens=(0,), sampling=sampling))
+    except BadInput as cause:
+        raise BadInput(f"rollout.constraint: {cause}") from cause
+    problem = problem_of(request, shape.vocab_size)
+    if problem:
+        raise BadInput(f"[rollout]: expected {problem}")
+    if sampling.constraint is None:
+        return []
+    return [f"rollout: every reply is held to its {sampling.constraint.kind.replace('_', ' ')}"]
+
+
+def _compiles(held: Sequence[Conversation], renderer: Renderer) -> None:
+    """What the environment says that replies must be compiles.
+
+    Raises:
+        BadInput: it does not.
+    """
+    for conversation in held:
+        for constraint in conversation.constraints:
+            try:
+                renderer.bind(GenerateRequest(id="check", tokens=(0,), sampling=Sampling(constraint=constraint)))
+            except BadInput as cause:
+                raise BadInput(f"{conversation.name}: constraint: {cause}") from cause
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import msgspec
 
 from sparring.algo.credit.load import load_credit
 from sparring.batch.batches import batches
+from sparring.config import RunConfig
 from sparring.harness.chat import ChatHarness
 from sparring.loop import run_loop
 from sparring.observe.spans import Spans
@@ -21,20 +22,21 @@ from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
 from sparring.stages.checkpoints import Checkpoints
 from sparring.stages.context import POLICY, Context
+from sparring.stages.lora import trained_folder
 from sparring.stages.shape import context_room, folder_shape
 from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
 from sparring.types import Batch, StepResult, TokenAccount
 
 
 async def run(context: Context) -> dict[str, Any]:
-    """Train the stage's input and write a Hugging Face folder.
+    """Train the stage's input and write a Hugging Face folder, or an adapter's.
 
     Returns:
         The token account, `logprob_max_abs_diff` over the whole stage (None where no fresh token was trained) and `model`, the
         folder.
     """
     config = context.config
-    source = context.input("rl")
+    source = trained_folder(context, context.input("rl"))
     spans = Spans()
     engine = WatchedEngine(context.cluster.engine(POLICY, path=str(source)), spans)
     trainer = WatchedTrainer(context.cluster.trainer(POLICY, path=str(source), plan=_plan(context)), spans)
@@ -61,10 +63,10 @@ async def run(context: Context) -> dict[str, Any]:
         scheduler.restore(state["scheduler"], context.store.groups(stage="rl"))
         await engine.pull(await trainer.push())
     context.sink.start("rl", config.rl.steps)
+    context.sink.event("rl", correction_chosen(config))
     clock = StepClock(spans)
-
     async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
-        metrics = {**metrics, **scheduler.metrics(), **clock.lap(batch.account.sampled)}
+        metrics = {**metrics, **scheduler.metrics(), **engine.lap(), **clock.lap(batch.account.sampled)}
         totals.add(batch, metrics)
         context.store.metric("rl", step.version, metrics)
         context.sink.log("rl", step.version, metrics)
@@ -101,11 +103,23 @@ def runner(context: Context, engine: Engine, model: Path) -> RolloutRunner:
     return RolloutRunner(context.factory, context.boxes, recorder, ChatHarness(), context.config.rollout)
 
 
+def correction_chosen(config: RunConfig) -> str:
+    """The correction of a resolved config in words, with what it is for."""
+    numerics = config.models[POLICY].numerics
+    engine = f"engine {config.engine.kind} in {numerics} numerics"
+    exact = config.engine.exact and numerics == "exact"
+    agrees = "samples with the trainer's own probabilities" if exact else "does not agree with the trainer to the bit"
+    cap = f", weights of at most {config.rl.correction_cap:g}" if config.rl.correction != "none" else ""
+    return f"correction {config.rl.correction}{cap}: {engine} {agrees}"
+
+
 def _plan(context: Context) -> TrainPlan:
+    from sparring.algo.correction.load import load_correction
     from sparring.algo.loss.policy import PolicyLoss
 
     config = context.config
-    return TrainPlan(losses=[PolicyLoss(config.algo)], total_steps=config.rl.steps, overrides=config.rl.train)
+    correction = load_correction(config.rl.correction, cap=config.rl.correction_cap)
+    return TrainPlan(losses=[PolicyLoss(config.algo, correction)], total_steps=config.rl.steps, overrides=config.rl.train)
 
 
 class _Totals:

@@ -9,6 +9,7 @@ import msgspec
 
 from sparring.errors import refusal
 from sparring.model.config import InitConfig
+from sparring.model.hub import base_folder
 from sparring.stages.context import POLICY, Context
 
 LAYERS = 2
@@ -29,17 +30,20 @@ def check_model(context: Context, shape: InitConfig) -> list[str]:
         BadInput: a stage of the run would be refused when it loads the model.
     """
     from sparring.model.create import create
+    from sparring.model.lora import targeted
     from sparring.model.servable import check_servable
 
     spec, given = context.config.models[POLICY], context.given()
     with tempfile.TemporaryDirectory() as folder:
         if given is not None:
-            _check_ids(given, shape)
+            _check_ids(base_folder(given), shape)
         else:
             create(msgspec.structs.replace(shape, num_layers=min(shape.num_layers, LAYERS)), shape.vocab_size, folder, 0)
         model = check_servable(
             given or Path(folder), dtype=spec.dtype, device=context.config.run.device, numerics=spec.numerics
         )
+    if spec.lora is not None:
+        targeted(model.module, spec.lora.target_modules)
     return [f"model: {type(model.module).__name__} in {spec.dtype} runs on {model.path_name}"]
 
 

@@ -15,6 +15,7 @@ from sparring.protocols import TrainPlan
 from sparring.stages.checkpoints import Checkpoints
 from sparring.stages.context import POLICY, Context
 from sparring.stages.demonstrate import demonstrations
+from sparring.stages.lora import trained_folder
 from sparring.types import Batch, Sample, StepResult
 
 
@@ -26,7 +27,7 @@ class _OpenWindow:
 
 
 async def run(context: Context) -> dict[str, Any]:
-    """Fine-tune the stage's input on demonstrations and write a Hugging Face folder.
+    """Fine-tune the stage's input on demonstrations and write a Hugging Face folder, or an adapter's.
 
     Returns:
         `rows` (distinct demonstrations), `tokens_trained`, `loss` of the last step and `model`, the folder.
@@ -35,7 +36,7 @@ async def run(context: Context) -> dict[str, Any]:
     from sparring.stages.export import write_model
 
     config = context.config.sft
-    source = context.input("sft")
+    source = trained_folder(context, context.input("sft"))
     rows = [
         demonstration(rendered.tokens, rendered.sampled, name)
         for name, rendered in await demonstrations(context, context.renderer(source))

@@ -10,6 +10,7 @@ from typing import Any
 from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
 from sparring.model.config import DType, InitConfig
+from sparring.model.hub import base_folder
 
 NAMES = {
     "hidden_size": ("hidden_size", "n_embd", "d_model"),
@@ -22,11 +23,12 @@ NAMES = {
 
 
 def folder_shape(folder: Path) -> InitConfig:
-    """The sizes of the checkpoint in `folder`, as those of a fresh model.
+    """The sizes of the checkpoint in `folder`, or of an adapter's base, as those of a fresh model.
 
     Raises:
         BadInput: there is no config or no weights in the folder, or the config does not say the sizes.
     """
+    folder = base_folder(folder)
     file = folder / "config.json"
     config = _config(file)
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):

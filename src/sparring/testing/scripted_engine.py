@@ -53,6 +53,7 @@ class ScriptedEngine:
         self._fail_on = frozenset(fail_on)
         self._live: list[_Turn] = []
         self._closed = False
+        self._said = 0
         self.requests: list[GenerateRequest] = []
         self.pulled: list[WeightRef] = []
         self.held: dict[str, tuple[int, ...]] = {}
@@ -62,6 +63,11 @@ class ScriptedEngine:
     def version(self) -> int:
         """The weight version being served."""
         return self._version
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Tokens said since the start."""
+        return {"generated_tokens": float(self._said)}
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Answer a request after the engine's latency.
@@ -94,6 +100,7 @@ class ScriptedEngine:
                 if turn.aborted:
                     break
                 turn.said.append(token)
+                self._said += 1
                 position = len(request.tokens) + len(turn.said) - 1
                 yield Delta(tokens=(token,), logprobs=(self._logprob(position, token, request),))
         finally:

@@ -23,6 +23,7 @@ class Measures:
         self._sums: dict[str, tuple[float, float]] = {}
         self._maxima: dict[str, float] = {}
         self._counts: dict[str, int] = defaultdict(int)
+        self._mismatch = np.zeros(4)
 
     def add_loss(self, term: str, result: LossResult) -> None:
         """One term on one micro-batch."""
@@ -37,6 +38,17 @@ class Measures:
         A token is fresh when this trainer's version sampled it and computed all the KV it attended to; only then must
         the two be equal (law 3). All other sampled tokens are stale and measured apart.
 
+        Of the n fresh tokens, with d = trainer's log-probability - the engine's and w = exp(d), the importance weight:
+
+            logprob_max_abs_diff   max |d|
+            logprob_mean_abs_diff  sum |d| / n
+            mismatch_k3            sum (w - 1 - d) / n: estimates KL(engine || trainer) without bias and is never negative
+                                   (k3 of http://joschu.net/blog/kl-approx.html)
+            mismatch_ess           (sum w)^2 / (n * sum w^2), from 1 / n to 1: the effective sample size of the weights as a share
+                                   of n (Kish, Survey Sampling, 1965)
+
+        Equal log-probabilities give exactly 0, 0, 0 and 1.
+
         Args:
             micro: the micro-batch.
             logprobs: [M] float32, from the very forward whose gradients are taken.
@@ -49,6 +61,7 @@ class Measures:
         self._maximum("logprob_max_abs_diff", difference[fresh])
         self._maximum("logprob_stale_max_abs_diff", difference[stale])
         self._maximum("version_lag_max", self._version - versions[sampled])
+        self._compare((logprobs.detach() - micro.behaviour_logprobs).double().cpu().numpy()[fresh])
         self._counts["tokens"] += len(micro.targets)
         self._counts["forward"] += len(micro.tokens)
         self._counts["shared"] += int(micro.shared.sum())
@@ -61,6 +74,10 @@ class Measures:
         metrics = {f"loss_{term}": value for term, value in self._losses.items()}
         metrics |= {name: amount / count for name, (amount, count) in self._sums.items() if count}
         metrics |= self._maxima
+        if self._counts["fresh"]:
+            count, (gaps, k3, weights, squares) = self._counts["fresh"], self._mismatch
+            metrics |= {"logprob_mean_abs_diff": (gaps / count).item(), "mismatch_k3": (k3 / count).item()}
+            metrics["mismatch_ess"] = (weights * weights / (count * squares)).item()
         if self._counts["sampled"]:
             metrics["logprob_stale_share"] = self._counts["stale"] / self._counts["sampled"]
         metrics["tokens_trained"] = float(self._counts["tokens"])
@@ -68,6 +85,13 @@ class Measures:
         metrics["tokens_shared"] = float(self._counts["shared"])
         metrics["micro_batches"] = float(self._counts["micro_batches"])
         return metrics
+
+    def _compare(self, difference: np.ndarray) -> None:
+        """Add up what the mismatch of the fresh tokens is made of; float64, because an exact engine's must come out exact."""
+        weights = np.exp(difference)
+        parts = (np.abs(difference), weights - 1.0 - difference, weights, weights * weights)
+        self._mismatch = self._mismatch + np.array([part.sum() for part in parts])
+        self._counts["fresh"] += len(difference)
 
     def _maximum(self, name: str, values: np.ndarray) -> None:
         if len(values):

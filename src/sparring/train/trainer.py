@@ -50,7 +50,8 @@ class _Part(NamedTuple):
 
 
 class LocalTrainer:
-    """Trains a `CausalModel` in place; implements `Trainer`.
+    """Trains a `CausalModel` in place; implements `Trainer`. Of a model with an adapter everywhere it trains that alone: the
+    model's own weights stay, and what it publishes and saves is the adapter.
 
     float32 trains the module's own parameters. Any other dtype keeps float32 masters, accumulates gradients in float32 and
     casts after each step. All tensor work runs in one worker thread, in the order it was asked for, but for the
@@ -91,7 +92,12 @@ class LocalTrainer:
         self._version = version
         self._steps = 0
         self._has_gradients = False
-        self._optimiser = Optimiser(dict(model.module.named_parameters()), config)
+        self._trained = model.adapters.everywhere or model
+        if self._trained is not model:
+            model.module.requires_grad_(False)
+            for parameter in self._trained.parameters().values():
+                parameter.requires_grad_(True)
+        self._optimiser = Optimiser(self._trained.parameters(), config)
         # fixed, and spread over the vocabulary
         self._probe_tokens = tuple(
             xxhash.xxh3_64_intdigest(f"probe/{place}".encode()) % model.vocab_size
@@ -131,7 +137,8 @@ class LocalTrainer:
         Returns:
             loss_<term>; the losses' own metrics; tokens_trained, tokens_forward (computed), tokens_shared (of the rows, but not
             computed: another row began with them), micro_batches; forward_backward_s; and, where sampled tokens were trained,
-            logprob_max_abs_diff (fresh tokens), logprob_stale_max_abs_diff, logprob_stale_share and version_lag_max. A batch
+            logprob_max_abs_diff, logprob_mean_abs_diff, mismatch_k3 and mismatch_ess (fresh tokens: see `Measures.add_tokens`),
+            logprob_stale_max_abs_diff, logprob_stale_share and version_lag_max. A batch
             without rows has none of the latter.
 
         Raises:
@@ -148,7 +155,7 @@ class LocalTrainer:
         return await self._work(self._step)
 
     async def push(self) -> WeightRef:
-        """Publish a copy of the weights with a probe: a fixed row of tokens and its log-probabilities under them."""
+        """Publish a copy of what is trained with a probe: a fixed row of tokens and its log-probabilities under them."""
         return await self._work(self._push)
 
     async def save(self, path: str, *, stage: str, metrics: Mapping[str, float]) -> CheckpointRef:
@@ -238,7 +245,7 @@ class LocalTrainer:
     def _quantities(self, micro: MicroBatch, needs: Set[str]) -> dict[str, torch.Tensor]:
         where = Packed(micro.cu_seqlens, micro.shared)
         hidden = self._model.hidden(micro.tokens, micro.positions, where, micro.predicting)
-        return token_quantities(self._model, hidden, micro.targets, micro.temperature, needs, micro.kept)
+        return token_quantities(self._model, hidden, micro.targets, micro.temperature, needs, micro.kept, micro.bias)
 
     def _step(self) -> StepResult:
         started = time.perf_counter()
@@ -256,13 +263,14 @@ class LocalTrainer:
     def _write_back(self) -> None:
         """Bring the model up to date with the masters."""
         if self._optimiser.has_masters:
-            self._model.load_state({**self._model.state(), **self._optimiser.cast()})
+            self._trained.load_state({**self._trained.state(), **self._optimiser.cast()})
         else:
-            self._model.refresh()
+            self._trained.refresh()
 
     @torch.no_grad()
     def _push(self) -> WeightRef:
-        return publish(self._name, self._version, self._model.state(), self._probe())
+        adapter = None if self._trained is self._model else self._name
+        return publish(self._name, self._version, self._trained.state(), self._probe(), adapter=adapter)
 
     def _probe(self) -> Probe:
         """The probe's tokens [T] and the log-probabilities [T - 1] of all but the first."""
@@ -289,7 +297,7 @@ class LocalTrainer:
             "config": self._config_digest(),
             "metrics": dict(metrics),
         }
-        tensors = {checkpoint.MODEL: self._model.state(), checkpoint.OPTIMISER: self._optimiser.state()}
+        tensors = {checkpoint.MODEL: self._trained.state(), checkpoint.OPTIMISER: self._optimiser.state()}
         checkpoint.write(Path(path), tensors, manifest)
         return CheckpointRef(model=self._name, stage=stage, step=self._steps, path=path, metrics=dict(metrics))
 
@@ -303,7 +311,7 @@ class LocalTrainer:
                 "set them back, or start a new run from its weights",
             )
         self._optimiser.load_state(tensors[checkpoint.OPTIMISER])
-        self._model.load_state(tensors[checkpoint.MODEL])
+        self._trained.load_state(tensors[checkpoint.MODEL])
         self._has_gradients = False
         self._steps, self._version = manifest["step"], manifest["version"]
 

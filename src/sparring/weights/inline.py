@@ -13,19 +13,28 @@ from sparring.weights.checksum import checksum
 Probe = tuple[tuple[int, ...], tuple[float, ...]]
 
 
-def publish(model: str, version: int, state: Mapping[str, torch.Tensor], probe: Probe | None = None) -> WeightRef:
+def publish(
+    model: str, version: int, state: Mapping[str, torch.Tensor], probe: Probe | None = None, *, adapter: str | None = None
+) -> WeightRef:
     """Copy `state` and name it. The reference shares no storage with the trainer (law 9): training on does not change it.
 
     Args:
         model: whose weights these are.
         version: number of optimiser steps that made them.
-        state: parameters by Hugging Face name.
+        state: parameters by Hugging Face name, or an adapter's state.
         probe: tokens [T] and the log-probabilities [T - 1] of tokens[1:] under these weights at temperature 1, for
             the receiver to reproduce.
+        adapter: which of the model's adapters these are; None for the model itself.
     """
     copies = {name: tensor.detach().clone() for name, tensor in state.items()}
     return WeightRef(
-        model=model, version=version, checksum=checksum(copies), transport="inline", location=copies, probe=probe
+        model=model,
+        version=version,
+        checksum=checksum(copies),
+        transport="inline",
+        location=copies,
+        probe=probe,
+        adapter=adapter,
     )
 
 

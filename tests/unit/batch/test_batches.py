@@ -1,6 +1,7 @@
 """From scored groups to batches: every sampled token is trained once or accounted for by name."""
 
 import asyncio
+import math
 from dataclasses import replace
 
 import pytest
@@ -116,12 +117,20 @@ def test_tokens_of_another_model_are_context():
     assert flatten(group, "critic") == []
 
 
+def test_what_was_added_to_logits_follows_the_token():
+    turns = [sampled(1, 0, (2, 3, 4), stop=(8, 9), min_tokens=2, logit_bias=((5, 1.5),)), sampled(2, 1, (6,), stop=(8,))]
+    group = Group(id="g", index=0, task=TASK, rollouts=(make_rollout("r", 0, [given_tokens(0, None, (1,)), *turns]),), scores=(Score(reward=1.0),))
+    [row] = flatten(group, "policy")
+    early, late = ((8, -math.inf), (9, -math.inf), (5, 1.5)), ((5, 1.5),)
+    assert row.bias == ((), early, early, late, ())
+    plain = replace(group, rollouts=(make_rollout("r", 0, [given_tokens(0, None, (1,)), sampled(1, 0, (2,), stop=(8,))]),))
+    assert flatten(plain, "policy")[0].bias is None
+
+
 def test_what_cannot_be_trained_is_refused():
     mixed = [given_tokens(0, None, (1,)), sampled(1, 0, (2,), temperature=1.0), sampled(2, 1, (3,), temperature=0.5)]
     cases = {
         "one temperature": make_rollout("r", 0, mixed),
-        "sampled with logit_bias": make_rollout("r", 0, [given_tokens(0, None, (1,)), sampled(1, 0, (2,), logit_bias=((3, 1.0),))]),
-        "sampled with min_tokens": make_rollout("r", 0, [given_tokens(0, None, (1,)), sampled(1, 0, (2,), min_tokens=1)]),
         "first token": make_rollout("r", 0, [sampled(0, None, (1, 2))]),
         "not for training": make_rollout("r", 0, forked(), purpose="eval"),
     }

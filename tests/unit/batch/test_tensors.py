@@ -57,6 +57,17 @@ def test_kept_sets_follow_their_tokens():
         replace(EXAMPLE, kept=KeptSets.of([[1]]))
 
 
+def test_what_was_added_to_logits_follows_its_token():
+    bias = ((), (), ((9, -float("inf")), (3, 0.5)), ((3, 0.5),), (), (), ())
+    micro = micro_batch([demonstration([5, 6, 7], [False, True, True], "d"), replace(EXAMPLE, bias=bias)], {"policy": 3.0, "imitate": 2.0})
+    offsets, ids, values = micro.bias
+    assert (offsets.tolist(), ids.tolist(), values.tolist()) == ([0, 0, 0, 2, 3, 3], [9, 3, 3], [-float("inf"), 0.5, 0.5])
+    assert (offsets.dtype, ids.dtype, values.dtype) == (torch.int64, torch.int64, torch.float32)
+    assert micro_batch([EXAMPLE], {"policy": 3.0}).bias is None
+    with pytest.raises(ValueError, match="1 biases for 7 tokens"):
+        replace(EXAMPLE, bias=((),))
+
+
 def test_a_common_beginning_stands_once_and_every_row_keeps_its_weights():
     rows = [
         demonstration([1, 2, 3, 4], [False, False, True, True], "a"),

@@ -38,7 +38,7 @@ print("heavy", sorted(roots & {"torch", "transformers", "numpy", "msgspec", "tok
 print("parts", sorted(n for n in sys.modules if n.startswith("sparring.") and n.split(".")[1] not in ("cli", "errors", "generation", "types")))
 """
     done = _sparring(code=code)
-    for verb in ("run", "check", "eval", "export", "chat", "replay", "report"):
+    for verb in ("run", "check", "eval", "export", "chat", "serve", "replay", "report"):
         assert f"    {verb} " in done.stdout
     assert "code 0" in done.stdout
     heavy = next(line for line in done.stdout.splitlines() if line.startswith("heavy"))
@@ -58,7 +58,7 @@ def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture) ->
     ("argv", "said"),
     [
         ([], "sparring: expected VERB, got nothing; see sparring --help\n"),
-        (["rum"], "sparring: argument VERB: expected one of 'run', 'check', 'eval', 'export', 'chat', 'replay', 'report', got 'rum'; "),
+        (["rum"], "sparring: argument VERB: expected one of 'run', 'check', 'eval', 'export', 'chat', 'serve', 'replay', 'report', got 'rum'; "),
         (["run"], "sparring run: expected RECIPE, got nothing; see sparring run --help\n"),
         (["eval", "a.toml"], "sparring eval: expected CHECKPOINT, got nothing; "),
         (["eval", "a.toml", "b", "--tasks", "x"], "sparring eval: argument --tasks: expected a value of type int, got 'x'; "),

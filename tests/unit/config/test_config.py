@@ -194,6 +194,21 @@ def test_resolve_replaces_auto_by_this_machine(recipe: Path) -> None:
     assert resolve(load(recipe, ["run.device=cpu", "run.threads=3"])).run.threads == 3
 
 
+@pytest.mark.parametrize(
+    ("settings", "chosen"),
+    [
+        ((), "none"),
+        (("models.policy.numerics=fast",), "token_truncate"),
+        (("engine.kind=vllm",), "token_truncate"),
+        (("engine.kind=vllm", "rl.correction=none"), "none"),
+        (("rl.correction=token_truncate",), "token_truncate"),
+    ],
+)
+def test_resolve_chooses_a_correction_where_engine_and_trainer_differ(recipe: Path, settings: tuple[str, ...], chosen: str) -> None:
+    config = resolve(load(recipe, settings))
+    assert config.rl.correction == chosen and resolve(config) == config
+
+
 def test_config_imports_nothing_heavy(recipe: Path) -> None:
     code = f"""
 import sys

@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from sparring.engine.kv import Idle, KvCache, PagePool
+from sparring.engine.kv import Copy, KvCache, PagePool
 
 PAGE = 4
 
@@ -17,6 +17,20 @@ def filled(kv, tokens, version=0):
     pages, digests = kv.take(kv.pages_for(len(tokens))), []
     kv.publish(pages, tokens, len(tokens), version, digests)
     return pages
+
+
+def park(kv, name, tokens, pages, version=0):
+    """What is left when a sequence that held these pages has ended."""
+    kv.keep(name, tokens, pages, version)
+    kv.drop(pages)
+
+
+def resume(kv, name, tokens, version, digests):
+    """The pages of a request that hold something already, and of how many tokens; the others are given back."""
+    seat = kv.admit(name, tokens, kv.pages_for(len(tokens)), version, digests, 0)
+    found = kv.pages_for(seat.known)
+    kv.drop(seat.pages[found:])
+    return seat.pages[:found], seat.known
 
 
 def test_taken_pages_are_distinct_and_run_out():
@@ -43,16 +57,16 @@ def test_a_conversation_goes_on_from_all_its_tokens():
     kv = cache(share=False)
     tokens = list(range(10))
     pages = filled(kv, tokens)
-    kv.park("a", Idle(tokens, pages, version=3))
-    assert kv.resume("a", [*tokens, 77, 78], 3, []) == (pages, 10)
-    assert kv.resume("a", [*tokens, 77, 78], 3, []) == ([], 0)
+    park(kv, "a", tokens, pages, 3)
+    assert resume(kv, "a", [*tokens, 77, 78], 3, []) == (pages, 10)
+    assert resume(kv, "a", [*tokens, 77, 78], 3, []) == ([], 0)
 
 
 def test_the_last_token_is_always_left_to_compute():
     kv = cache(share=False)
     tokens = list(range(8))
-    kv.park("a", Idle(tokens, filled(kv, tokens), version=0))
-    _, known = kv.resume("a", tokens, 0, [])
+    park(kv, "a", tokens, filled(kv, tokens), 0)
+    _, known = resume(kv, "a", tokens, 0, [])
     assert known == 4
 
 
@@ -60,26 +74,26 @@ def test_where_a_conversation_diverges_only_full_pages_are_reused():
     kv = cache(share=False)
     tokens = list(range(10))
     pages = filled(kv, tokens)
-    kv.park("a", Idle(tokens, pages, version=0))
-    assert kv.resume("a", [0, 1, 2, 3, 4, 5, 99, 98, 97], 0, []) == (pages[:1], 4)
+    park(kv, "a", tokens, pages, 0)
+    assert resume(kv, "a", [0, 1, 2, 3, 4, 5, 99, 98, 97], 0, []) == (pages[:1], 4)
     assert kv.pool.num_free == 7
 
 
 def test_another_version_is_never_served():
     kv = cache()
     tokens = list(range(10))
-    kv.park("a", Idle(tokens, filled(kv, tokens, version=1), version=1))
-    assert kv.resume("a", [*tokens, 1], 2, []) == ([], 0)
+    park(kv, "a", tokens, filled(kv, tokens, version=1), 1)
+    assert resume(kv, "a", [*tokens, 1], 2, []) == ([], 0)
     assert kv.pool.num_free == 8
 
 
 def test_release_of_other_versions_leaves_this_one():
     kv = cache()
     for name, version in (("a", 1), ("b", 2)):
-        kv.park(name, Idle([1, 2], kv.take(1), version))
+        park(kv, name, [1, 2], kv.take(1), version)
     kv.release_other_versions(2)
     assert kv.pool.num_free == 7
-    assert kv.resume("b", [1, 2, 3], 2, [])[1] == 2
+    assert resume(kv, "b", [1, 2, 3], 2, [])[1] == 2
 
 
 def test_full_pages_are_found_by_what_they_hold_even_after_they_were_freed():
@@ -87,90 +101,105 @@ def test_full_pages_are_found_by_what_they_hold_even_after_they_were_freed():
     tokens = list(range(9))
     pages = filled(kv, tokens)
     digests = []
-    assert kv.resume(None, [*tokens, 50], 0, digests) == (pages[:2], 8)
+    assert resume(kv, None, [*tokens, 50], 0, digests) == (pages[:2], 8)
     assert len(digests) == 2
     kv.drop(pages)
     kv.drop(pages[:2])
-    assert kv.resume(None, tokens, 0, [])[0] == pages[:2]
+    assert resume(kv, None, tokens, 0, [])[0] == pages[:2]
 
 
 def test_the_last_token_is_left_to_compute_though_its_page_is_full():
     kv = cache()
     pages = filled(kv, list(range(8)))
     digests = []
-    assert kv.resume(None, list(range(8)), 0, digests) == (pages[:2], 7)
+    assert resume(kv, None, list(range(8)), 0, digests) == (pages[:2], 7)
     assert len(digests) == 2
-    assert kv.resume(None, list(range(7)), 0, []) == (pages[:1], 4)
+    assert resume(kv, None, list(range(7)), 0, []) == (pages[:1], 4)
 
 
 def test_equal_pages_after_different_beginnings_are_different():
     kv = cache()
     filled(kv, [0, 0, 0, 0, 5, 5, 5, 5])
-    assert kv.resume(None, [1, 1, 1, 1, 5, 5, 5, 5, 9], 0, []) == ([], 0)
+    assert resume(kv, None, [1, 1, 1, 1, 5, 5, 5, 5, 9], 0, []) == ([], 0)
 
 
 def test_a_page_given_out_again_is_not_found_any_more():
-    kv = cache(num_pages=2)
+    kv = cache(num_pages=3)
     tokens = list(range(8))
     kv.drop(filled(kv, tokens))
-    kv.take(2)
-    assert kv.resume(None, [*tokens, 1], 0, []) == ([], 0)
+    kv.drop(kv.take(3))
+    assert resume(kv, None, [*tokens, 1], 0, []) == ([], 0)
 
 
 def test_idle_conversations_give_way_least_recently_used_first():
     kv = cache(num_pages=3, share=False)
     for name in "abc":
-        kv.park(name, Idle([1, 2], kv.take(1), 0))
+        park(kv, name, [1, 2], kv.take(1), 0)
     assert kv.take(1, spare=3) is None
-    assert len(kv.take(2)) == 2
-    assert kv.resume("a", [1, 2, 3], 0, []) == kv.resume("b", [1, 2, 3], 0, []) == ([], 0)
-    assert kv.resume("c", [1, 2, 3], 0, [])[1] == 2
+    assert len(taken := kv.take(2)) == 2
+    kv.drop(taken)
+    assert resume(kv, "a", [1, 2, 3], 0, []) == resume(kv, "b", [1, 2, 3], 0, []) == ([], 0)
+    assert resume(kv, "c", [1, 2, 3], 0, [])[1] == 2
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["start", "park", "finish", "crowd"]), st.integers(0, 5), st.integers(0, 3)), max_size=40))
-def test_pages_are_conserved_and_reused_ones_hold_the_right_tokens(actions):
-    """Against a model of the memory: what each page holds, written when a sequence computes it."""
-    kv, memory, live = cache(num_pages=12), {}, []
+actions = st.lists(st.tuples(st.sampled_from(["start", "start", "keep", "fork", "finish", "trim"]), st.integers(0, 5), st.integers(0, 3)), max_size=40)
+
+
+@settings(max_examples=200, deadline=None)
+@given(actions, st.sampled_from([0, 5, 40]), st.sampled_from([None, 3]), st.booleans())
+def test_pages_are_conserved_and_reused_ones_hold_the_right_tokens(actions, host_pages, idle_pages, share):
+    """Against a model of the memory: what each page holds, written when a sequence computes it, copied when that is asked for."""
+    kv = KvCache(12, PAGE, share_prefixes=share, host_pages=host_pages, idle_pages=idle_pages)
+    memory, host, live = {}, {}, []
+    ways = {"within": (memory, memory), "out": (memory, host), "back": (host, memory)}
     for action, number, name in actions:
         if action == "start":
             tokens = [i // 3 for i in range(4 + 2 * number)] + [name]
             digests = []
-            pages, known = kv.resume(str(name), tokens, 0, digests)
-            fresh = kv.take(kv.pages_for(len(tokens)) - len(pages))
-            if fresh is None:
-                kv.drop(pages)
+            seat = kv.admit(str(name), tokens, kv.pages_for(len(tokens)), 0, digests, 1)
+            for way, source, target in kv.take_copies():
+                before, after = ways[way]
+                after.update({(target, i): before.get((source, i)) for i in range(PAGE)})
+            if seat is None:
                 continue
-            pages = pages + fresh
+            pages, known = seat[:2]
+            assert known >= seat.kept + seat.restored
             assert [memory[pages[i // PAGE], i % PAGE] for i in range(known)] == tokens[:known]
             memory.update({(pages[i // PAGE], i % PAGE): tokens[i] for i in range(known, len(tokens))})
             kv.publish(pages, tokens, len(tokens), 0, digests)
             live.append((tokens, pages))
+        elif action == "trim":
+            kv.trim()
+            assert idle_pages is None or kv.pool.num_idle <= idle_pages
+        elif action == "fork" and live:
+            tokens, pages = live[number % len(live)]
+            kv.keep(str(name), tokens[: len(tokens) - number], pages[: kv.pages_for(len(tokens) - number)], 0)
         elif live:
             tokens, pages = live.pop(number % len(live))
-            if action == "park":
-                kv.park(str(name), Idle(tokens, pages, 0))
-            else:
-                kv.drop(pages)
+            if action == "keep":
+                kv.keep(str(name), tokens, pages, 0)
+            kv.drop(pages)
         for tokens, pages in live:
             assert [memory[pages[i // PAGE], i % PAGE] for i in range(len(tokens))] == tokens
+        assert kv.num_available == 12 - len({page for _, pages in live for page in pages})
     for _, pages in live:
         kv.drop(pages)
     for name in range(4):
         kv.release(str(name))
-    assert kv.pool.num_free == 12
-    assert not any(kv.pool.references)
+    for pool in (kv.pool, kv.host):
+        assert pool.num_free == pool.num_pages and pool.num_idle == 0
+        assert not any(pool.references)
 
 
 def test_a_page_that_is_shared_and_not_full_is_copied_for_whoever_goes_on_in_it():
     kv = cache(share=False)
     live = kv.take(2)
     for name in ("a", "b"):
-        kv.share(name, [1, 2, 3, 4, 5], live, 0)
-    (first, known), copies = kv.resume("a", [1, 2, 3, 4, 5, 6], 0, []), kv.take_copies()
-    assert known == 5 and first[0] == live[0] and copies == [(live[1], first[1])] and first[1] not in live
+        kv.keep(name, [1, 2, 3, 4, 5], live, 0)
+    (first, known), copies = resume(kv, "a", [1, 2, 3, 4, 5, 6], 0, []), kv.take_copies()
+    assert known == 5 and first[0] == live[0] and copies == [Copy("within", live[1], first[1])] and first[1] not in live
     kv.drop(live)
-    assert kv.resume("b", [1, 2, 3, 4, 5, 7], 0, []) == (live, 5)
+    assert resume(kv, "b", [1, 2, 3, 4, 5, 7], 0, []) == (live, 5)
     assert kv.take_copies() == []
     kv.drop(live)
     kv.drop(first)
@@ -181,15 +210,144 @@ def test_a_page_that_is_written_in_again_is_not_found_as_what_it_was():
     kv = cache()
     tokens = [1, 2, 3, 4, 5, 6, 7, 8]
     live = filled(kv, tokens)
-    kv.share("a", tokens[:6], live, 0)
+    kv.keep("a", tokens[:6], live, 0)
     kv.drop(live)
-    assert kv.resume("a", [*tokens[:6], 9, 9, 9], 0, []) == (live, 6)
-    assert kv.resume(None, [*tokens, 1], 0, []) == (live[:1], 4)
+    assert resume(kv, "a", [*tokens[:6], 9, 9, 9], 0, []) == (live, 6)
+    assert resume(kv, None, [*tokens, 1], 0, []) == (live[:1], 4)
 
 
-def test_without_room_for_a_copy_only_full_pages_are_shared():
+def test_without_room_for_a_copy_a_request_waits_and_its_full_pages_stay_kept():
     kv = cache(num_pages=2, share=False)
     live = kv.take(2)
-    kv.share("a", [1, 2, 3, 4, 5], live, 0)
-    assert kv.resume("a", [1, 2, 3, 4, 5, 6], 0, []) == (live[:1], 4)
+    kv.keep("a", [1, 2, 3, 4, 5], live, 0)
+    assert kv.admit("a", [1, 2, 3, 4, 5, 6], 2, 0, [], 0) is None
     assert kv.take_copies() == [] and kv.pool.references == [2, 1]
+    kv.drop(live)
+    assert resume(kv, "a", [1, 2, 3, 4, 5, 6], 0, []) == (live[:1], 4)
+
+
+def away(num_pages=4, host_pages=8, share=False):
+    return KvCache(num_pages, PAGE, share_prefixes=share, host_pages=host_pages)
+
+
+def hosted(kv):
+    """Pages in host memory that are held."""
+    return kv.host.num_pages - kv.host.num_free
+
+
+def test_what_others_need_the_room_of_goes_to_host_memory_and_comes_back():
+    kv, tokens = away(), list(range(10))
+    first = kv.take(3)
+    park(kv, "a", tokens, first)
+    other = kv.take(4)
+    out = kv.take_copies()
+    assert [copy[:2] for copy in out] == [("out", page) for page in first]
+    kv.drop(other)
+    seat = kv.admit("a", [*tokens, 7, 7, 7], 4, 0, [], 0)
+    assert (seat.known, seat.kept, seat.restored, len(set(seat.pages))) == (10, 0, 10, 4)
+    assert kv.take_copies() == [Copy("back", copy.target, page) for copy, page in zip(out, seat.pages, strict=False)]
+    park(kv, "a", [*tokens, 7, 7, 7], seat.pages)
+    assert hosted(kv) == 0
+
+
+def test_host_memory_that_is_full_loses_what_lay_there_longest():
+    kv = away(num_pages=2, host_pages=4)
+    for name in "abc":
+        park(kv, name, [1, 2, 3, 4, 5], kv.take(2))
+    kv.drop(kv.take(2))
+    assert kv.counts.evictions == 1 and hosted(kv) == 4
+    assert resume(kv, "a", [1, 2, 3, 4, 5, 6], 0, []) == ([], 0)
+    assert kv.admit("b", [1, 2, 3, 4, 5, 6], 2, 0, [], 0).restored == 5
+
+
+def test_a_conversation_larger_than_host_memory_displaces_nobody_there():
+    kv = away(num_pages=4, host_pages=2)
+    park(kv, "small", [1, 2, 3, 4, 5], kv.take(2))
+    kv.drop(kv.take(4))
+    park(kv, "large", list(range(16)), kv.take(4))
+    kv.drop(kv.take(4))
+    assert kv.counts.evictions == 1
+    assert kv.admit("small", [1, 2, 3, 4, 5, 6], 2, 0, [], 0).restored == 5
+
+
+def test_pages_that_lie_in_host_memory_are_not_copied_there_again():
+    kv, tokens = away(num_pages=4, share=True), list(range(10))
+    pages = filled(kv, tokens)
+    park(kv, "a", tokens, pages)
+    for count in (3, 1):  # all of them, and then the one that is not full
+        kv.drop(kv.take(4))
+        assert [copy.way for copy in kv.take_copies()] == ["out"] * count
+        digests = []
+        seat = kv.admit("a", [*tokens, 7], 3, 0, digests, 0)
+        assert seat.restored == 10 and len(digests) == 2
+        assert [copy.way for copy in kv.take_copies()] == ["back"] * 3
+        park(kv, "a", tokens, seat.pages)
+
+
+def test_what_comes_back_is_found_by_others():
+    kv, tokens = away(num_pages=4, share=True), list(range(10))
+    park(kv, "a", tokens, filled(kv, tokens))
+    kv.drop(kv.take(4))
+    seat = kv.admit("a", [*tokens, 7], 3, 0, [], 0)
+    assert kv.admit(None, [*tokens[:8], 9], 3, 0, [], 0).pages[:2] == seat.pages[:2]
+
+
+def test_what_the_cache_still_holds_is_not_copied_back():
+    kv, tokens = away(num_pages=8, share=True), list(range(16))
+    park(kv, "a", tokens, filled(kv, tokens))
+    live = kv.admit(None, tokens[:9], 3, 0, [], 0).pages
+    kv.drop(kv.take(5))
+    kv.take_copies()
+    seat = kv.admit("a", [*tokens, 7], 5, 0, [], 0)
+    assert seat.pages[:2] == live[:2]
+    assert (seat.known, seat.kept, seat.restored) == (16, 0, 8)
+    assert [copy.way for copy in kv.take_copies()] == ["back"] * 2
+
+
+def test_who_cannot_enter_yet_keeps_what_is_kept_here_or_there():
+    kv, tokens = away(num_pages=4), list(range(10))
+    park(kv, "a", tokens, kv.take(3))
+    for where in ("kept", "restored"):
+        live = kv.take(1)
+        assert kv.admit("a", [*tokens, 7, 8, 9], 4, 0, [], 0) is None
+        kv.drop(live)
+        if where == "kept":
+            kv.drop(kv.take(4))
+    assert kv.admit("a", [*tokens, 7, 8, 9], 4, 0, [], 0).restored == 10
+
+
+def test_other_versions_and_released_conversations_leave_host_memory():
+    kv = away(num_pages=2)
+    for name, version in (("a", 1), ("b", 2), ("c", 2)):
+        park(kv, name, [1, 2, 3, 4, 5], kv.take(2), version)
+    kv.drop(kv.take(2))
+    assert hosted(kv) == 6
+    kv.release_other_versions(2)
+    kv.release("b")
+    assert hosted(kv) == 2
+    assert kv.admit("c", [1, 2, 3, 4, 5, 6], 2, 3, [], 0).known == 0
+
+
+def test_after_a_step_that_failed_nothing_idle_is_trusted():
+    kv, tokens = away(num_pages=4, share=True), list(range(8))
+    park(kv, "a", tokens, filled(kv, tokens))
+    kv.drop(kv.take(4))
+    park(kv, "b", [1, 2], kv.take(1))
+    kv.distrust()
+    assert (kv.pool.num_free, hosted(kv), kv.host.num_pages) == (4, 0, 8)
+    park(kv, "a", tokens, filled(kv, tokens))
+    kv.take_copies()
+    kv.drop(kv.take(4))
+    assert [copy.way for copy in kv.take_copies()] == ["out", "out"]
+
+
+def test_idle_conversations_hold_no_more_than_they_may():
+    kv = KvCache(16, PAGE, share_prefixes=False, idle_pages=5)
+    live = kv.take(4)
+    kv.keep("live", [1] * 16, live, 0)
+    for name in "abc":
+        park(kv, name, [1] * 8, kv.take(2))
+    assert (kv.pool.num_idle, kv.pool.num_free) == (6, 6)
+    kv.trim()
+    assert (kv.pool.num_idle, kv.counts.evictions) == (4, 1)
+    assert kv.admit("live", [1] * 17, 5, 0, [], 0).known == 16

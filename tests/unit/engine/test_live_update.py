@@ -70,10 +70,13 @@ async def across(engine, refs, **settings):
 
 def test_keep_goes_on_with_old_keys_and_values_and_says_so(serve, model_path, trained):
     async def scenario(engine):
-        return await across(engine, trained)
+        answer, crowd = await across(engine, trained, conversation="c")
+        again = await engine.generate(request(tokens=(*request().tokens, *answer.tokens, 5), conversation="c"))
+        return answer, crowd, again
 
-    answer, crowd = serve(scenario, path=model_path, live_kv="keep")
+    answer, crowd, again = serve(scenario, path=model_path, live_kv="keep")
     assert answer.versions.values == (0, 1, 2) and answer.kv_versions.values == (0,)
+    assert sum(answer.versions.lengths) == len(answer.tokens) and again.cached_tokens == 0
     assert all(len(a.versions) == len(a.tokens) == 400 for a in crowd)
 
 

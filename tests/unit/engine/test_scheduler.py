@@ -198,5 +198,5 @@ def test_tokens_sampled_ahead_are_found_by_others_once_their_pages_are_full():
     first.extend(list(range(50, 50 + steps)), [-1.0] * steps, 0)
     work.advance(first, steps - 1, 0)
     assert first.computed == 3 + steps == len(first.tokens) - 1
-    pages, known = cache.resume(None, first.tokens, 0, [])
-    assert known == first.computed // PAGE * PAGE and pages == first.pages[: known // PAGE]
+    seat = cache.admit(None, first.tokens, cache.pages_for(len(first.tokens)), 0, [], 0)
+    assert seat.known == first.computed // PAGE * PAGE and seat.pages[: seat.known // PAGE] == first.pages[: seat.known // PAGE]

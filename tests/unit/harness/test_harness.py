@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sparring.errors import EnvError, LimitReached
+from sparring.generation import Constraint
 from sparring.harness.callable import CallableHarness
 from sparring.harness.chat import ChatHarness
 from sparring.harness.episode import LiveEpisode
@@ -97,3 +100,30 @@ def test_a_callable_that_breaks_is_typed_and_limits_pass_through():
 
     with pytest.raises(LimitReached):
         run_virtual(CallableHarness(greedy).run(episode(ScriptedEngine(replies(["Hi"], RENDERER.tokenizer.encode)))))
+
+
+class AskingEnv(ToyEnv):
+    """Says what a reply must be: anything at first, then what `source` says."""
+
+    source = "The answer is [0-9]+."
+
+    async def step(self, reply: Message) -> Observation:
+        """The tool's answer, and what is to be said behind it."""
+        observation = await super().step(reply)
+        return replace(observation, constraint=Constraint(kind="regex", source=self.source))
+
+
+@pytest.mark.extra
+def test_a_world_says_what_the_next_reply_must_be():
+    engine = ScriptedEngine(toy_script(RENDERER))
+    live = episode(engine, AskingEnv())
+    run_virtual(ChatHarness().run(live))
+    assert [s.sampling.constraint for s in live.session().segments if s.sampling] == [None, Constraint(kind="regex", source=AskingEnv.source)]
+    assert [request.allowed is None for request in engine.requests] == [True, False]
+
+
+def test_a_world_that_asks_for_what_does_not_compile_has_failed():
+    env = AskingEnv()
+    env.source = "("
+    with pytest.raises(EnvError, match="task train-3: constraint: "):
+        run_virtual(ChatHarness().run(episode(ScriptedEngine(toy_script(RENDERER)), env)))

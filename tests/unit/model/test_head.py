@@ -43,6 +43,30 @@ def test_recomputation_gives_the_same_gradients(path):
     assert torch.equal(gradients[0][2], gradients[1][2])
 
 
+def test_what_is_added_to_logits_is_added_in_every_chunk(path):
+    model = load(path)
+    count = head.CHUNK_ROWS + 3
+    found = []
+    for limit in (count * VOCABULARY, 0):
+        hidden, targets, heat = inputs(count)
+        rows = [[(7, -torch.inf), (5, 1.5), (VOCABULARY, 3.0), (-1, 2.0)] if n % 2 and targets[n] != 7 else [] for n in range(count)]
+        pairs = [pair for row in rows for pair in row]
+        offsets = torch.tensor([0, *map(len, rows)]).cumsum(0)
+        bias = (offsets, torch.tensor([id for id, _ in pairs]), torch.tensor([value for _, value in pairs]))
+        needs = {"logprob", "entropy"}
+        quantities = head.token_quantities(model, hidden, targets, heat, needs, bias=bias, keep_elements=limit)
+        found.append([*quantities.values(), *torch.autograd.grad(sum(q.sum() for q in quantities.values()), hidden)])
+    assert all(torch.equal(a, b) and bool(a.isfinite().all()) for a, b in zip(*found, strict=True))
+    logits = model.logits(hidden.detach()).double()
+    for n in range(count):
+        for id, value in rows[n][:2]:
+            logits[n, id] += value
+    expected = torch.log_softmax(logits / heat.double().unsqueeze(1), 1)
+    assert torch.allclose(found[0][0].double(), expected.gather(1, targets.unsqueeze(1))[:, 0], atol=1e-5)
+    weights = expected.exp()
+    assert torch.allclose(found[0][1].double(), -(weights * expected.clamp(min=-1e9)).sum(1), atol=1e-5)
+
+
 def test_only_what_is_needed_comes_back_and_nothing_unknown(path):
     model = load(path)
     hidden, targets, heat = inputs(3)

@@ -158,6 +158,17 @@ def test_headlines_leave_out_what_is_not_there() -> None:
     ]
 
 
+def test_headlines_say_more_where_engine_and_trainer_differ() -> None:
+    mismatch = {"logprob_mean_abs_diff": 0.0, "mismatch_k3": 0.0, "mismatch_ess": 1.0}
+    assert headlines({**mismatch, "logprob_max_abs_diff": 0.0}) == [("logprob difference", "0")]
+    assert headlines({"logprob_max_abs_diff": 0.25, "logprob_mean_abs_diff": 0.031, "mismatch_k3": 5e-4, "mismatch_ess": 0.9987}) == [
+        ("logprob difference", "0.25"),
+        ("mean", "0.031"),
+        ("k3", "0.0005"),
+        ("effective samples", "99.87%"),
+    ]
+
+
 def test_the_live_view_shows_the_step_and_leaves_a_line_per_stage() -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=120, color_system=None)

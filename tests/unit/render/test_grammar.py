@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sparring.errors import BadInput
+from sparring.generation import Constraint
 from sparring.testing.toy import toy_renderer
 
 pytestmark = pytest.mark.extra
@@ -21,7 +22,11 @@ SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x", "yes"]}, "b": {"t
 def grammars() -> Any:
     from sparring.render.grammar import Grammars
 
-    return Grammars(toy_renderer().tokenizer, VOCABULARY, toy_renderer().stop_ids)
+    return Grammars(toy_renderer().tokenizer, toy_renderer().stop_ids)
+
+
+def grammar_of(kind: Any, source: str) -> Any:
+    return grammars().of(Constraint(kind=kind, source=source))
 
 
 def ids(allowed: bytes) -> set[int]:
@@ -31,23 +36,23 @@ def ids(allowed: bytes) -> set[int]:
 
 def test_what_may_follow_is_what_the_grammar_says() -> None:
     tokenizer, stop = toy_renderer().tokenizer, set(toy_renderer().stop_ids)
-    grammar = grammars().regex("(12|46)")
+    grammar = grammar_of("regex", "(12|46)")
     assert {tokenizer.decode([token]) for token in ids(grammar([]))} <= {"1", "12", "4", "46"}
     whole = tokenizer.encode("12")
     assert ids(grammar(whole)) == stop, "and again from the beginning, for another turn"
     assert ids(grammar(tokenizer.encode("46"))) == stop
-    assert ids(grammar(whole[:0])) == ids(grammars().regex("(12|46)")([]))
+    assert ids(grammar(whole[:0])) == ids(grammar_of("regex", "(12|46)")([]))
     with pytest.raises(ValueError, match="expected tokens that it allows"):
         grammar(tokenizer.encode("7"))
     assert ids(grammar(whole)) == stop, "a turn that did not fit leaves nothing behind"
 
 
 @pytest.mark.parametrize(
-    ("kind", "source"), [("regex", "(a|b"), ("json_schema", {"type": "nothing"}), ("json_schema", {"x": object()}), ("lark", "start: nowhere")]
+    ("kind", "source"), [("regex", "(a|b"), ("json_schema", '{"type": "nothing"}'), ("json_schema", "{]"), ("lark", "start: nowhere")]
 )
 def test_what_does_not_compile_is_refused(kind: str, source: Any) -> None:
     with pytest.raises(BadInput, match="compile"):
-        getattr(grammars(), kind)(source)
+        grammar_of(kind, source)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +75,8 @@ def test_every_turn_is_in_the_grammar_and_is_trained_at_a_ratio_of_one(path: Any
     from sparring.types import Batch, Sample
 
     renderer, made, pattern = toy_renderer(), grammars(), "[0-9]{2,5}( is [a-z]+)?"
-    rules = [made.json_schema(SCHEMA) if number % 2 else made.regex(pattern) for number in range(10)]
+    asked = [Constraint(kind="json_schema", source=json.dumps(SCHEMA)), Constraint(kind="regex", source=pattern)]
+    rules = [made.of(asked[number % 2 == 0]) for number in range(10)]
     sampling = [Sampling(max_tokens=60, stop=renderer.stop_ids, seed=n, top_p=(1.0, 0.9)[n % 3 // 2]) for n in range(10)]
     prompt = tuple(renderer.tokenizer.encode("What is 12 + 34?"))
 

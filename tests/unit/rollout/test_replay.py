@@ -26,7 +26,7 @@ def recorded() -> Rollout:
 
 def run(rollout: Rollout, version: int = 0) -> ReplayReport:
     """The replay on a fresh engine."""
-    return asyncio.run(replay(rollout, engine(version)))
+    return asyncio.run(replay(rollout, engine(version), toy_renderer()))
 
 
 def changed(rollout: Rollout, turn: int, change) -> Rollout:

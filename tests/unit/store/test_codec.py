@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparring.generation import KeptSets, Runs, Sampling
+from sparring.generation import Constraint, KeptSets, Runs, Sampling
 from sparring.store.codec import StoredGroup, StoredRollout, decode, encode
 from sparring.types import (
     BoxSpec,
@@ -81,7 +81,9 @@ def segments(draw, index: int = 0) -> Segment:
         return Segment(index=index, parent=parent, source="prompt", tokens=tokens, message=draw(st.none() | MESSAGES))
     logprobs = tuple(draw(st.lists(NUMBERS, min_size=len(tokens), max_size=len(tokens))))
     runs = Runs.of(draw(COUNTS), len(tokens))
-    sampling = draw(st.none() | st.builds(Sampling, temperature=NUMBERS, seed=SEEDS, stop=st.just((1, 2))))
+    constraint = st.none() | st.builds(Constraint, kind=st.sampled_from(("json_schema", "regex", "lark")), source=TEXTS)
+    asked = {"stop_strings": st.tuples(TEXTS), "constraint": constraint, "logit_bias": st.tuples(st.tuples(st.just(3), NUMBERS))}
+    sampling = draw(st.none() | st.builds(Sampling, temperature=NUMBERS, seed=SEEDS, stop=st.just((1, 2)), **asked))
     return Segment(
         index=index,
         parent=parent,

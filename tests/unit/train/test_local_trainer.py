@@ -1,6 +1,7 @@
 """The trainer on a tiny real model."""
 
 import asyncio
+import math
 from dataclasses import replace
 
 import pytest
@@ -117,7 +118,8 @@ def test_fresh_tokens_differ_by_exactly_nothing_and_one_bit_shows(make_model, ma
     model = make_model()
     batch = recorded(model, make_batch())
     metrics = run(make_trainer(model), lambda t: t.forward_backward(batch))
-    assert metrics["logprob_max_abs_diff"] == 0.0
+    assert metrics["logprob_max_abs_diff"] == metrics["logprob_mean_abs_diff"] == metrics["mismatch_k3"] == 0.0
+    assert metrics["mismatch_ess"] == 1.0
     assert (metrics["logprob_stale_share"], metrics["ratio"], metrics["clip_fraction"]) == (0.0, 1.0, 0.0)
     assert "logprob_stale_max_abs_diff" not in metrics
     other = make_model()
@@ -343,3 +345,20 @@ def test_forward_of_rows_that_nothing_weighs_and_of_none(make_model):
     found = run(make_trainer(make_model()), lambda t: t.forward([row, row]))
     assert found == [{"logprob": (0.0, 0.0, 0.0)}] * 2
     assert run(make_trainer(make_model()), lambda t: t.forward([])) == []
+
+
+def test_the_mismatch_of_an_engine_that_differs_by_hand(make_model, make_batch):
+    """Recorded log-probabilities moved by 0.5 and -0.25 in turn: what that must come to, in float64."""
+    model = make_model()
+    batch = recorded(model, make_batch())
+    moved, moves = [], []
+    for row in batch.rows:
+        steps = [0.0 if version < 0 else (0.5, -0.25)[at % 2] for at, version in enumerate(row.versions)]
+        moved.append(replace(row, logprobs=tuple(a + b for a, b in zip(row.logprobs, steps, strict=True))))
+        moves += [-step for step, weight in zip(steps, row.weights["policy"], strict=True) if weight]
+    metrics = run(make_trainer(model), lambda t: t.forward_backward(replace(batch, rows=tuple(moved))))
+    weights = [math.exp(move) for move in moves]
+    assert metrics["logprob_max_abs_diff"] == pytest.approx(0.5, abs=1e-6)
+    assert metrics["logprob_mean_abs_diff"] == pytest.approx(sum(map(abs, moves)) / len(moves), abs=1e-6)
+    assert metrics["mismatch_k3"] == pytest.approx(sum(w - 1 - d for w, d in zip(weights, moves)) / len(moves), abs=1e-6)
+    assert metrics["mismatch_ess"] == pytest.approx(sum(weights) ** 2 / len(weights) / sum(w * w for w in weights), abs=1e-6)

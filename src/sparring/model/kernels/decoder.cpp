@@ -30,6 +30,12 @@ struct LayerPlan {
     Form form;
 };
 
+// What an adapter adds to a product: scale * B (A x). Nothing where b.M is 0.
+struct DeltaPlan {
+    Weight a, b;
+    float scale;
+};
+
 struct DecoderPlan {
     const LayerPlan *layers;
     Weight head;
@@ -48,6 +54,7 @@ struct DecoderPlan {
     const uint8_t *limited;  // [slot]: whether only tokens with a bit in allowed[slot][ceil(V / 64)] may come
     const uint64_t *allowed;
     const int32_t *tops;  // [slot]: how many of the likeliest tokens are wanted, at most TOPS
+    const int32_t *adapters;  // [slot]: which adapter, -1 for none
     float eps;
 };
 
@@ -71,6 +78,8 @@ struct StepPlan {
     float *top_logprobs;
     uint64_t *kept;  // [sequence that samples][steps][ceil(V / 64)], zero at first: the kept ids of truncated draws; or null
     int64_t threads;
+    const DeltaPlan *deltas;  // [adapter][num_layers][4], of qkv, o, gate_up and down; null where no sequence has an adapter
+    int64_t rank;             // most rows of an A
 };
 }
 
@@ -94,8 +103,8 @@ struct Division {
 
 // What stands between the phases of a step, kept by the thread that calls.
 template <class T> struct Workspace {
-    Buffer<T> x, h, qkv, o, gate_up, act, picked;
-    Buffer<float> logits;
+    Buffer<T> x, h, qkv, o, gate_up, act, picked, inner, added;
+    Buffer<float> logits, wide_inner;
     Buffer<int32_t> sequence_of_row, sampling;
 };
 
@@ -104,7 +113,9 @@ template <class T> struct Step {
     const StepPlan &s;
     int64_t N, M, qkv_width, q_width;
     T *x, *h, *qkv, *o, *gate_up, *act, *picked;
-    float *logits;
+    T *inner = nullptr, *added = nullptr;  // of adapters: [N][rank], [N][widest]
+    float *logits, *wide_inner = nullptr;  // [N][rank]
+    int64_t widest;
     int32_t *sequence_of_row, *sampling;  // [N]; [M] sequences that sample
 
     Step(const DecoderPlan &plan, const StepPlan &step, Workspace<T> &space) : m(plan), s(step) {
@@ -126,7 +137,14 @@ template <class T> struct Step {
         act = space.act.room(N * m.I);
         picked = space.picked.room(M * m.D);
         logits = space.logits.room(M * m.V);
+        widest = larger(larger(qkv_width, 2 * m.I), m.D);
+        if (!s.deltas) return;
+        inner = space.inner.room(N * s.rank);
+        wide_inner = space.wide_inner.room(N * s.rank);
+        added = space.added.room(N * widest);
     }
+
+    int32_t adapter(int64_t n) const { return m.adapters[s.slots[sequence_of_row[n]]]; }
 
     int64_t position(int64_t n) const {
         int32_t b = sequence_of_row[n];
@@ -159,6 +177,29 @@ template <class T> struct Step {
             int64_t begin = panels * part / parts, end = panels * (part + 1) / parts;
             linear_rows(columns_of(w, begin, end), in + first * w.K, out + first * w.M + begin * PANEL, w.M, last - first);
         });
+    }
+
+    // What the rows' adapters add to out [N][M], a product of in [N][K]: neighbours that share one are computed together.
+    void adapt(const Division &how, int64_t l, int which, int64_t M, const T *in, T *out, int64_t first, int64_t last) const {
+        for (int64_t n = first, end; s.deltas && n < last; n = end) {
+            int32_t number = adapter(n);
+            for (end = n + 1; end < last && adapter(end) == number;) end++;
+            if (number < 0) continue;
+            const DeltaPlan &delta = s.deltas[(number * m.num_layers + l) * 4 + which];
+            if (delta.b.M) add_delta(how, delta, in + n * delta.a.K, out + n * M, n, end - n);
+        }
+    }
+
+    // y [rows][M] <- y + B (scale * A x); buffers from row n on.
+    void add_delta(const Division &how, const DeltaPlan &delta, const T *in, T *y, int64_t n, int64_t rows) const {
+        float *wide = wide_inner + n * s.rank;
+        T *scaled = inner + n * s.rank, *sums = added + n * widest;
+        product(how, delta.a, in, wide, 0, rows);
+        for (int64_t i = 0, count = rows * delta.a.M; i < count; i += LANES)
+            store_tail(scaled + i, count - i, load_tail(wide + i, count - i) * delta.scale);
+        product(how, delta.b, (const T *)scaled, sums, 0, rows);
+        for (int64_t i = 0, count = rows * delta.b.M; i < count; i += LANES)
+            store_tail(y + i, count - i, load_tail(y + i, count - i) + load_tail(sums + i, count - i));
     }
 
     void norm_rows(const void *weight, float eps, int64_t first, int64_t last) const {
@@ -207,6 +248,7 @@ template <class T> struct Step {
         if (l == 0) embed(first, last);
         norm_rows(layer.input_norm, layer.input_eps, first, last);
         product(how, layer.qkv, h, qkv, first, last);
+        adapt(how, l, 0, qkv_width, h, qkv, first, last);
         for (int64_t n = first; n < last; n++) place_row(layer, pages(layer), heads(layer), n);
     }
 
@@ -215,15 +257,18 @@ template <class T> struct Step {
         const LayerPlan &layer = m.layers[l];
         attend(how, pages(layer), heads(layer), first, last);
         product(how, layer.o, o, h, first, last);
+        adapt(how, l, 1, m.D, o, h, first, last);
         add_rows(first, last);
         norm_rows(layer.mlp_norm, layer.mlp_eps, first, last);
         product(how, layer.gate_up, h, gate_up, first, last);
+        adapt(how, l, 2, 2 * m.I, h, gate_up, first, last);
         for (int64_t n = first; n < last; n++)
             for (int64_t i = 0; i < m.I; i += LANES) {
                 const T *gate = gate_up + n * 2 * m.I + i;
                 silu_mul_strip(gate, gate + m.I, act + n * m.I + i, m.I - i);
             }
         product(how, layer.down, act, h, first, last);
+        adapt(how, l, 3, m.D, act, h, first, last);
         add_rows(first, last);
     }
 

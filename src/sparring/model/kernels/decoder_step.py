@@ -17,7 +17,7 @@ STOPS, BIASES, TOPS = 8, 512, 20
 
 SLOT_COLUMNS = (
     *("tables", "temperature", "top_p", "min_p", "top_k", "seeds", "stops"),
-    *("bias_ids", "bias_values", "bias_counts", "bias_until", "limited", "allowed", "tops"),
+    *("bias_ids", "bias_values", "bias_counts", "bias_until", "limited", "allowed", "tops", "adapters"),
 )
 """What the kernels read by slot, in this order."""
 
@@ -65,6 +65,12 @@ class LayerPlan(Structure):
     ]
 
 
+class DeltaPlan(Structure):
+    """What an adapter adds to a product: scale * B (A x); nothing where `b` has no outputs."""
+
+    _fields_ = [("a", Weight), ("b", Weight), ("scale", c_float)]
+
+
 class DecoderPlan(Structure):
     """The whole model, its pages, and by slot what a running request needs in every step."""
 
@@ -81,7 +87,8 @@ class DecoderPlan(Structure):
 
 class StepPlan(Structure):
     """The new rows of B sequences; `sampled` and `logprobs` receive `counts` tokens, up to `steps`, for each that samples, `kept`
-    a mask over the vocabulary for each (see `kept.py`), `top_ids` the likeliest; these may be null."""
+    a mask over the vocabulary for each (see `kept.py`), `top_ids` the likeliest; these may be null. `deltas` [adapter][L][4] are
+    those of qkv, o, gate_up and down, of at most `rank` rows; null where no sequence has an adapter."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("slots", "cu_rows", "lengths", "tokens", "samples")),
@@ -90,4 +97,6 @@ class StepPlan(Structure):
         ("steps", c_int64),
         *((name, c_void_p) for name in ("interrupt", "sampled", "logprobs", "counts", "top_ids", "top_logprobs", "kept")),
         ("threads", c_int64),
+        ("deltas", c_void_p),
+        ("rank", c_int64),
     ]

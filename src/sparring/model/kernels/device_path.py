@@ -46,10 +46,8 @@ class DevicePath:
         self._last: tuple[Any, Any, Any] | None = None
 
     def pack(self, weight: torch.Tensor, storage: torch.Tensor | None) -> torch.Tensor:
-        """weight[M, K] itself where it lies in order: nothing is kept twice. A joined one is copied into `storage`, in place."""
-        if storage is None or storage.data_ptr() == weight.data_ptr():
-            return weight.contiguous()
-        return storage.copy_(weight)
+        """A copy of weight[M, K] of its own, which graphs go on reading: an update changes it in place or puts another there."""
+        return weight.clone(memory_format=torch.contiguous_format) if storage is None else storage.copy_(weight)
 
     def linear(
         self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int, dtype: torch.dtype

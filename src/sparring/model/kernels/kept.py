@@ -30,11 +30,11 @@ def ids_of(masks: np.ndarray) -> list[bytes]:
     return [ids[begin:end] for begin, end in pairwise([0, *ends.tolist()])]
 
 
-def split(kept: KeptRows | None, rows: int, size: int) -> list[KeptRows | None]:
-    """The kept sets of N rows in chunks of `size` rows, the last one smaller."""
+def split(values: tuple[torch.Tensor, ...] | None, rows: int, size: int) -> list[tuple[torch.Tensor, ...] | None]:
+    """Offsets [N + 1] and columns [K] of N rows, such as kept sets, in chunks of `size` rows, the last one smaller."""
     bounds = [*range(0, rows, size), rows] if rows else [0, 0]
-    if kept is None:
+    if values is None:
         return [None] * (len(bounds) - 1)
-    offsets, ids = kept
+    offsets, *columns = values
     parts = [offsets[begin : end + 1] for begin, end in pairwise(bounds)]
-    return [(part - part[0], ids[int(part[0]) : int(part[-1])]) for part in parts]
+    return [(part - part[0], *(column[int(part[0]) : int(part[-1])] for column in columns)) for part in parts]

@@ -137,6 +137,10 @@ class PackedWeight:
         self.weights = weights
         self.storage = _of(weights[0]).pack(_joined(weights), self.storage)
 
+    def other(self, *weights: torch.Tensor) -> torch.Tensor:
+        """The storage of other values, packed beside this one."""
+        return _of(weights[0]).pack(_joined(weights), None)
+
     def of(self, *weights: torch.Tensor) -> PackedWeight:
         """The same packed numbers, whose gradients flow to `weights`: the same values, out of another graph."""
         other = copy.copy(self)

@@ -1,0 +1,54 @@
+"""`sparring serve MODEL`: a checkpoint behind HTTP, token ids in and out."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add(subparsers: argparse._SubParsersAction) -> None:
+    """Register the verb."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="serve a checkpoint to other processes",
+        description="Serve a checkpoint over HTTP, token ids in and out, until Ctrl-C. docs/path/engine.md names the endpoints.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="a Hugging Face folder or hub name, or the folder of a run")
+    parser.add_argument("--name", default="policy", help="what weight updates call the model")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0 takes a free one")
+    parser.add_argument("--unix", type=Path, metavar="PATH", help="listen on a socket in the file system instead")
+    parser.add_argument("--api-key-env", default="", metavar="NAME", help="environment variable with the key clients must send")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="type of weights and computation")
+    parser.add_argument("--numerics", choices=("exact", "fast"), default="exact", help="exact: a row's bits hang on nothing else")
+    parser.add_argument("--set", action="append", default=[], dest="settings", metavar="engine.K=V", help="a key of [engine]")
+    parser.add_argument("--threads", type=int, default=0, help="threads of the engine; 0: as many as there are cores")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until interrupted.
+
+    Raises:
+        BadInput: the model or a setting is refused, or the address is taken.
+        KeyboardInterrupt: the user stopped it.
+    """
+    from sparring.cli.checkpoint import find_checkpoint
+    from sparring.engine.adapters.key import key_of
+    from sparring.launch.serve import ServeConfig, engine_config, serve
+    from sparring.model.hub import local_folder
+
+    config = ServeConfig(
+        folder=find_checkpoint(Path(args.model)) if Path(args.model).is_dir() else local_folder(args.model),
+        name=args.name,
+        host=args.host,
+        port=args.port,
+        unix=args.unix,
+        api_key=key_of(args.api_key_env),
+        dtype=args.dtype,
+        numerics=args.numerics,
+        engine=engine_config(args.settings),
+        threads=args.threads,
+    )
+    serve(config, lambda url: print(f"serving {args.model} as {args.name!r} on {url}", flush=True))
+    return 0

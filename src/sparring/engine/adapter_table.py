@@ -1,0 +1,130 @@
+"""The adapters that an engine serves beside its model: loaded, swapped and dropped between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sparring.engine.runner import Runner
+from sparring.engine.update import verify, where
+from sparring.errors import EngineError, WeightsError, boundary
+from sparring.model.causal import CausalModel
+from sparring.model.lora import Adapter
+from sparring.types import WeightRef
+
+
+@dataclass(eq=False, slots=True)
+class Served:
+    """An adapter under its name; a swap changes `version`, `checksum` and `serial` in place. `serial` is of this load alone: an
+    adapter that comes again under an old name and version has another, and so finds no keys and values of the old one."""
+
+    name: str
+    number: int
+    version: int
+    checksum: str | None
+    serial: int
+
+    @property
+    def weights(self) -> str:
+        """What its keys and values are called in the cache."""
+        return f"adapter {self.serial}"
+
+
+class AdapterTable:
+    """Adapters by name. One that bears the engine's own name serves the requests that name none.
+
+    Args:
+        model: served; an adapter that it has everywhere becomes the engine's own.
+        runner: computes probes.
+        name: the engine's.
+        version: of the weights that `model` holds.
+    """
+
+    def __init__(self, model: CausalModel, runner: Runner, name: str, version: int) -> None:
+        self._model, self._runner, self._name = model, runner, name
+        self._served: dict[str, Served] = {}
+        self._leaving: list[Served] = []
+        self._loads = 0
+        own, model.adapters.everywhere = model.adapters.everywhere, None
+        if own is not None:
+            self._put(name, own, version, None)
+
+    def __len__(self) -> int:
+        return len(self._served) + len(self._leaving)
+
+    def version(self, base: int) -> int:
+        """Of the engine's own adapter; `base` where it has none."""
+        own = self._served.get(self._name)
+        return base if own is None else own.version
+
+    def find(self, name: str | None) -> Served | None:
+        """What a request with `adapter = name` is served by.
+
+        Raises:
+            EngineError: no adapter of this name is loaded.
+        """
+        if name is None:
+            return self._served.get(self._name)
+        if name not in self._served:
+            known = ", ".join(sorted(self._served)) or "none"
+            raise EngineError(f"adapter {name}: expected one that is loaded, got one that is not; loaded: {known}")
+        return self._served[name]
+
+    def commit(self, ref: WeightRef, adapter: Adapter) -> Served | None:
+        """Load or swap an adapter that is staged and verify it by the reference's probe; on any failure the old one, which nobody
+        touched, serves on.
+
+        Returns:
+            The adapter as it is served, None where this very version was served already.
+
+        Raises:
+            WeightsError: it gives other log-probabilities than the publisher's, or is no newer version.
+        """
+        name = str(ref.adapter)
+        known = self._served.get(name)
+        if known is not None and (ref.version, ref.checksum) == (known.version, known.checksum):
+            return None
+        if known is not None and ref.version <= known.version:
+            got = f"{ref.version}; publish every change of an adapter under a number of its own"
+            raise WeightsError(f"{where(ref)}: expected a version after {known.version}, which is served, got {got}")
+        spare = self._free()
+        self._model.adapters.put(spare, adapter)
+        try:
+            with boundary(WeightsError, where(ref)):
+                verify(self._runner, where(ref), ref.probe, spare)
+        except WeightsError as cause:
+            raise WeightsError(f"{cause}; what was served serves on") from cause
+        finally:
+            self._model.adapters.take(spare)
+        return self._put(name, adapter, ref.version, ref.checksum)
+
+    def drop(self, name: str) -> None:
+        """No new request is served by it from here on; those under way are finished with it.
+
+        Raises:
+            EngineError: there is none of this name.
+        """
+        self.find(name)
+        self._leaving.append(self._served.pop(name))
+
+    def sweep(self, used: Iterable[Served | None]) -> None:
+        """Forget those that were dropped and that none of `used` is."""
+        if self._leaving:
+            still = set(used)
+            for served in self._leaving:
+                if served not in still:
+                    self._model.adapters.take(served.number)
+            self._leaving = [served for served in self._leaving if served in still]
+
+    def _put(self, name: str, adapter: Adapter, version: int, checksum: str | None) -> Served:
+        self._loads += 1
+        served = self._served.get(name)
+        if served is None:
+            served = self._served[name] = Served(name, self._free(), version, checksum, self._loads)
+        served.version, served.checksum, served.serial = version, checksum, self._loads
+        self._model.adapters.put(served.number, adapter)
+        return served
+
+    def _free(self) -> int:
+        taken = {served.number for served in (*self._served.values(), *self._leaving)}
+        return next(number for number in range(len(taken) + 1) if number not in taken)

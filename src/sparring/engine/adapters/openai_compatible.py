@@ -1,0 +1,398 @@
+"""`OpenAiEngine`: any server that speaks OpenAI's completions with token ids, such as vLLM's: for teachers, judges, evaluation.
+
+It takes no weights, forks nothing and keeps no KV on request, and says so by name. What truncated sampling kept is not told, so
+nothing that it samples is for a policy's loss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import msgspec
+
+from sparring.engine.adapters.counts import Counts
+from sparring.errors import BadInput, EngineError, RequestRefused, WeightsError, boundary, refusal
+from sparring.generation import Completion, Delta, FinishReason, GenerateRequest, Runs, Sampling, ScoreRequest, Scores
+from sparring.types import WeightRef
+
+CONNECT_S = 10.0
+PROBE_S = 120.0
+PREFIX = "token_id:"
+RAW_AT = (0.0, 1.0)
+"""Temperatures at which log-probabilities before the temperature are those that we record (greedy ones are at temperature 1)."""
+SAME = 1e-6
+MOST_SEED = (1 << 63) - 1
+FINISHED: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"}
+
+
+class Logprobs(msgspec.Struct):
+    """Of the tokens of a choice. With `return_tokens_as_token_ids` a token is written "token_id:7"."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class Choice(msgspec.Struct):
+    """One answer, or the part of it that is new."""
+
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+    logprobs: Logprobs | None = None
+    prompt_logprobs: list[dict[str, dict[str, Any]] | None] | None = None
+
+
+class Answer(msgspec.Struct):
+    """A completion, or an event of one; `error` where it went wrong behind its beginning."""
+
+    choices: list[Choice] = []
+    error: Any = None
+
+
+class Models(msgspec.Struct):
+    """What a server has."""
+
+    data: list[dict[str, Any]]
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What a request has sampled so far."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    tops: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    finish_reason: FinishReason = "abort"
+    aborted: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class OpenAiEngine:
+    """Implements what of `Engine` such a server can do, on one event loop.
+
+    Args:
+        url: up to and with `/v1`.
+        model: what the server calls it; "": the only one that it has.
+        api_key: sent as a bearer token, "" for none.
+        version: what its weights are called.
+
+    Raises:
+        BadInput: no server answers there, it has no such model, or it does not tell token ids and log-probabilities.
+    """
+
+    def __init__(self, url: str, *, model: str = "", api_key: str = "", version: int = 0) -> None:
+        self._url, self._version, self._counts = url.rstrip("/"), version, Counts()
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        with httpx.Client(headers=headers, timeout=httpx.Timeout(PROBE_S, connect=CONNECT_S)) as client:
+            self._model = self._find(client, model)
+            self._processed = self._probe(client)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        self._client = httpx.AsyncClient(headers=headers, limits=limits, timeout=httpx.Timeout(None, connect=CONNECT_S))
+        self._live: dict[str, list[_Turn]] = defaultdict(list)
+
+    @property
+    def version(self) -> int:
+        """What its weights are called; they stay what they are."""
+        return self._version
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Counts since the start, as `Counts` says."""
+        return dict(self._counts.values)
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """Sample one turn. Cancelling the awaiting task drops the request, `abort` ends it with what has arrived.
+
+        Raises:
+            RequestRefused: it asks for what the server cannot do or does not take.
+            EngineError: the server failed or is gone.
+        """
+        async with aclosing(self.stream(request)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, Completion):
+                    return piece
+        raise AssertionError("a stream ends with a completion or an error")
+
+    async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
+        """`generate` in pieces. Leaving drops the request.
+
+        Raises:
+            EngineError: as for `generate`.
+        """
+        where, body = f"engine at {self._url}: request {request.id}", self._body(request)
+        prompt_logprobs = await self._prompt_logprobs(request)
+        turn = _Turn()
+        self._live[request.id].append(turn)
+        try:
+            with boundary(EngineError, where):
+                async with aclosing(self._choices(body, turn.aborted, where)) as choices:
+                    async for choice in choices:
+                        known = len(turn.tokens)
+                        _take(turn, choice, request.sampling, where)
+                        if len(turn.tokens) > known:
+                            yield Delta(tokens=tuple(turn.tokens[known:]), logprobs=tuple(turn.logprobs[known:]))
+                        if turn.finish_reason != "abort":
+                            break
+            if turn.finish_reason == "abort" and not turn.aborted.is_set():
+                raise EngineError(f"{where}: expected a finish reason, got the end of the answer; the server is gone")
+        finally:
+            self._live[request.id].remove(turn)
+            if not self._live[request.id]:
+                del self._live[request.id]
+        versions = Runs.of(self._version, len(turn.tokens))
+        completion = Completion(
+            tokens=tuple(turn.tokens),
+            logprobs=tuple(turn.logprobs),
+            finish_reason=turn.finish_reason,
+            versions=versions,
+            kv_versions=versions,
+            top_logprobs=tuple(turn.tops) if request.sampling.top_logprobs else None,
+            prompt_logprobs=prompt_logprobs,
+        )
+        yield self._counts.completed(completion)
+
+    async def abort(self, request: str) -> None:
+        """End a request with what has arrived; unknown ones are fine."""
+        for turn in self._live.get(request, ()):
+            turn.aborted.set()
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        """Judge given tokens, at temperature 1. Entropies are not told: they are NaN.
+
+        Raises:
+            RequestRefused: the server cannot judge, or not at this temperature.
+            EngineError: it failed or is gone.
+        """
+        where = f"score {request.id}"
+        if request.temperature != 1:
+            got = "an OpenAI-compatible server, which judges at 1"
+            raise RequestRefused(f"{where}: expected an engine that judges at temperature {request.temperature:g}, got {got}")
+        if not 1 <= request.first < len(request.tokens):
+            got = f"{request.first} of {len(request.tokens)}; score tokens that follow one"
+            raise RequestRefused(f"{where}: expected 1 <= first < number of tokens, got {got}")
+        rows = (await self._judged(request.tokens, request.top_k, where))[request.first :]
+        targets = request.tokens[request.first :]
+        tops = [_likeliest(row, request.top_k) for row in rows]
+        return Scores(
+            logprobs=tuple(row[token] for row, token in zip(rows, targets, strict=True)),
+            entropies=(math.nan,) * len(targets),
+            top_ids=tuple(tuple(id for id, _ in top) for top in tops),
+            top_logprobs=tuple(tuple(value for _, value in top) for top in tops),
+            version=self._version,
+        )
+
+    async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
+        """Refused: such a server keeps no KV for branches.
+
+        Raises:
+            RequestRefused: always.
+        """
+        raise RequestRefused(f"fork of {request}: expected an engine that keeps KV, got an OpenAI-compatible server; ask anew")
+
+    async def release(self, conversation: str) -> None:
+        """Nothing is kept on request."""
+
+    async def pull(self, ref: WeightRef) -> None:
+        """Refused: such a server takes no weights.
+
+        Raises:
+            WeightsError: always.
+        """
+        where = f"weights of {ref.model} version {ref.version}"
+        raise WeightsError(f"{where}: expected an engine that takes weights, got an OpenAI-compatible server; train with another")
+
+    async def close(self) -> None:
+        """Drop what is under way. Safe to call twice."""
+        await self._client.aclose()
+
+    def _find(self, client: httpx.Client, model: str) -> str:
+        where = f"engine at {self._url}"
+        try:
+            answer = client.get(f"{self._url}/models")
+        except httpx.HTTPError as error:
+            got = f"{type(error).__name__}: {error}"
+            raise refusal(where, "an OpenAI-compatible server", got, "start it, or correct engine.url") from error
+        if answer.status_code == 401:
+            raise refusal(where, "the key that the server wants", "another or none", "set engine.api_key_env")
+        with boundary(BadInput, where, "a list of models", "correct engine.url, up to and with /v1"):
+            names = [str(entry["id"]) for entry in msgspec.json.decode(answer.raise_for_status().content, type=Models).data]
+        if model not in names if model else len(names) != 1:
+            do = "name one of its models in engine.served_model"
+            raise refusal(where, model or "one model", ", ".join(names) or "none", do)
+        return model or names[0]
+
+    def _probe(self, client: httpx.Client) -> bool:
+        """Whether log-probabilities are of the distribution that is sampled from; False: before the temperature.
+
+        Raises:
+            BadInput: the server does not take token ids, or does not tell them.
+        """
+        where, likeliest = f"engine at {self._url}", []
+        expected, do = "completions of prompts of token ids", "use a server that takes them, such as vLLM"
+        for temperature in (1.0, 0.5):
+            sampling = Sampling(temperature=temperature, max_tokens=1, top_logprobs=1)
+            body = {**self._sampling(sampling), "model": self._model, "prompt": [0]}
+            with boundary(BadInput, where, expected, do):
+                answer = client.post(f"{self._url}/completions", json=body)
+                if answer.status_code != 200:
+                    raise ValueError(_message(answer.content, answer.status_code))
+                turn, [choice] = _Turn(), msgspec.json.decode(answer.content, type=Answer).choices
+            try:
+                _take(turn, choice, sampling, where)
+            except EngineError as cause:
+                raise BadInput(str(cause)) from cause
+            likeliest.append(turn.tops[0][0][1])
+        return abs(likeliest[0] - likeliest[1]) > SAME
+
+    def _body(self, request: GenerateRequest) -> dict[str, Any]:
+        """Raises RequestRefused."""
+        sampling, problem = request.sampling, None
+        truncates = sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k or sampling.min_p)
+        changed = sampling.temperature not in RAW_AT or truncates or sampling.logit_bias or sampling.min_tokens
+        if not request.tokens or sampling.max_tokens < 1:
+            problem = "a prompt and max_tokens of at least 1", "neither or one; ask for a token behind one"
+        elif request.adapter is not None:
+            problem = "no adapter", f"{request.adapter}; ask a native engine, or for the model that the server calls so"
+        elif sampling.constraint or request.allowed:
+            problem = "no constraint", "one; ask a native engine"
+        elif request.ends and not sampling.stop_strings:
+            problem = "stop strings in its sampling", "a function of this process; say them in text"
+        elif changed and not self._processed:
+            expected = "a server whose log-probabilities are of what it samples from"
+            problem = expected, "those from before the temperature; start it with --logprobs-mode processed_logprobs"
+        if problem:
+            raise RequestRefused(f"request {request.id}: expected {problem[0]}, got {problem[1]}")
+        return {**self._sampling(sampling), "model": self._model, "prompt": list(request.tokens), "stream": True}
+
+    @staticmethod
+    def _sampling(sampling: Sampling) -> dict[str, Any]:
+        """How the dialect says it; what not every server knows only where it is asked for."""
+        asked = {
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "min_tokens": sampling.min_tokens,
+            "logit_bias": {str(token): value for token, value in sampling.logit_bias},
+            "stop": list(sampling.stop_strings),
+            "include_stop_str_in_output": bool(sampling.stop_strings),
+        }
+        return {
+            **{name: value for name, value in asked.items() if value},
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_tokens": sampling.max_tokens,
+            "seed": sampling.seed & MOST_SEED,
+            "logprobs": max(1, sampling.top_logprobs),
+            "stop_token_ids": list(sampling.stop),
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+        }
+
+    async def _choices(self, body: Mapping[str, Any], ended: asyncio.Event, where: str) -> AsyncIterator[Choice]:
+        """The events of a streamed completion, until `ended`."""
+        if ended.is_set():
+            return
+        async with self._client.stream("POST", f"{self._url}/completions", json=body) as response:
+            if response.status_code != 200:
+                kind = RequestRefused if response.status_code < 500 else EngineError
+                raise kind(f"{where}: {_message(await response.aread(), response.status_code)}")
+            rest = b""
+            async with aclosing(_until(response.aiter_bytes(), ended)) as chunks:
+                async for chunk in chunks:
+                    *whole, rest = (rest + chunk).split(b"\n\n")
+                    for text in whole:
+                        data = text.removeprefix(b"data: ").strip()
+                        if data != b"[DONE]" and not data.startswith(b":"):
+                            for choice in _decoded(data, where).choices:
+                                yield choice
+
+    async def _prompt_logprobs(self, request: GenerateRequest) -> tuple[float, ...] | None:
+        if not request.prompt_logprobs:
+            return None
+        asked = ScoreRequest(id=f"{request.id}/prompt", tokens=request.tokens, temperature=request.sampling.temperature)
+        return (await self.score(asked)).logprobs if len(request.tokens) > 1 else ()
+
+    async def _judged(self, tokens: tuple[int, ...], top_k: int, where: str) -> list[dict[int, float]]:
+        """The log-probabilities that are told at each place of a prompt, by token."""
+        body = {"model": self._model, "prompt": list(tokens), "max_tokens": 1, "prompt_logprobs": top_k}
+        with boundary(EngineError, f"engine at {self._url}: {where}"):
+            answer = await self._client.post(f"{self._url}/completions", json=body)
+            if answer.status_code != 200:
+                kind = RequestRefused if answer.status_code < 500 else EngineError
+                raise kind(f"{where}: {_message(answer.content, answer.status_code)}")
+            [choice] = _decoded(answer.content, where).choices
+            if choice.prompt_logprobs is None:
+                got = "an OpenAI-compatible server without prompt_logprobs; ask another engine"
+                raise RequestRefused(f"{where}: expected an engine that judges, got {got}")
+            return [{int(id): float(at["logprob"]) for id, at in (row or {}).items()} for row in choice.prompt_logprobs]
+
+
+def _take(turn: _Turn, choice: Choice, sampling: Sampling, where: str) -> None:
+    """Add what a choice brings, up to the token that ends the turn."""
+    logprobs = choice.logprobs
+    if choice.token_ids is None and logprobs is not None and all(token.startswith(PREFIX) for token in logprobs.tokens):
+        choice.token_ids = [int(token.removeprefix(PREFIX)) for token in logprobs.tokens]
+    tokens = choice.token_ids or []
+    if choice.finish_reason is not None and choice.finish_reason not in FINISHED:
+        raise EngineError(f"{where}: expected finish reason stop or length, got {choice.finish_reason!r}")
+    values = [] if logprobs is None else logprobs.token_logprobs
+    if (choice.token_ids is None and values) or len(values) != len(tokens) or None in values:
+        expected = "a server that tells token ids with log-probabilities"
+        raise EngineError(f"{where}: expected {expected}, got text; use vLLM, for example")
+    if choice.finish_reason is not None:
+        turn.finish_reason = FINISHED[choice.finish_reason]
+    for at, token in enumerate(tokens):
+        assert logprobs is not None
+        turn.tokens.append(token)
+        turn.logprobs.append(logprobs.token_logprobs[at] or 0.0)
+        if sampling.top_logprobs:
+            row = (logprobs.top_logprobs or [])[at] or {}
+            by_id = {int(id.removeprefix(PREFIX)): value for id, value in row.items()}
+            turn.tops.append(_likeliest(by_id, sampling.top_logprobs))
+        if token in sampling.stop:
+            turn.finish_reason = "stop"
+            return
+
+
+def _likeliest(row: Mapping[int, float], count: int) -> tuple[tuple[int, float], ...]:
+    return tuple(sorted(row.items(), key=lambda item: (-item[1], item[0]))[:count])
+
+
+def _decoded(data: bytes, where: str) -> Answer:
+    with boundary(EngineError, where, "an answer of the completions dialect", "use a server that speaks it"):
+        answer = msgspec.json.decode(data, type=Answer)
+    if answer.error is not None:
+        raise EngineError(f"{where}: {answer.error}")
+    return answer
+
+
+def _message(body: bytes, status: int) -> str:
+    """What a server says is wrong."""
+    return f"status {status}: {body[:300].decode(errors='replace')}"
+
+
+async def _until(chunks: AsyncIterator[bytes], ended: asyncio.Event) -> AsyncIterator[bytes]:
+    """What comes before `ended`."""
+    stop: asyncio.Future[Any] = asyncio.ensure_future(ended.wait())
+    coming: asyncio.Future[Any] | None = None
+    try:
+        while True:
+            coming = asyncio.ensure_future(anext(chunks, None))
+            await asyncio.wait((coming, stop), return_when=asyncio.FIRST_COMPLETED)
+            if not coming.done():
+                return
+            chunk = coming.result()
+            if chunk is None:
+                return
+            yield chunk
+    finally:
+        waiting = [stop] if coming is None else [stop, coming]
+        for future in waiting:
+            future.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)

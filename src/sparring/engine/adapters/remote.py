@@ -1,0 +1,304 @@
+"""`RemoteEngine`: an engine in another process, behind `sparring serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+import torch
+
+from sparring.engine import wire
+from sparring.engine.adapters.counts import Counts
+from sparring.engine.config import EngineConfig
+from sparring.errors import EngineError, WeightsError, boundary, refusal
+from sparring.generation import Completion, Delta, GenerateRequest, Runs, ScoreRequest, Scores
+from sparring.types import WeightRef
+from sparring.weights.fetch import fetch
+from sparring.weights.shared_memory import TRANSPORT, published
+
+CONNECT_S = 10.0
+KEEP_ALIVE = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+]
+"""An answer may take as long as it takes; a host that has gone is found out within a minute."""
+
+
+T = TypeVar("T")
+
+
+class _Live:
+    """A request that this client has under way; `there`: the server has it, or it is over."""
+
+    def __init__(self) -> None:
+        self.there = asyncio.Event()
+
+
+class RemoteEngine:
+    """Implements `Engine` over HTTP, on one event loop. Which weights are served is the server's to say, with every answer.
+
+    Args:
+        url: `http://host:port`, or `unix:path` of a socket.
+        name: which model of the run this is; updates of others are refused.
+        api_key: what the server wants to be sent, "" where it wants nothing.
+
+    Raises:
+        BadInput: no server answers there, or it wants another key.
+    """
+
+    def __init__(self, url: str, *, name: str = "policy", api_key: str = "") -> None:
+        self._url, self._name = url, name
+        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        socket_path = url.removeprefix("unix:") if url.startswith("unix:") else None
+        self._base_url = "http://engine" if socket_path else url
+        self._transport = {"uds": socket_path} if socket_path else {"socket_options": KEEP_ALIVE}
+        self.served = self._ask_what_is_served()
+        self._version, self._offset, self._instance = self.served.version, 0, self.served.instance
+        self._newest: int | None = None  # that this client sent
+        self._counts = Counts()
+        self._live: dict[str, list[_Live]] = defaultdict(list)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        self._client = httpx.AsyncClient(
+            base_url=self._base_url,
+            headers=self._headers,
+            timeout=httpx.Timeout(None, connect=CONNECT_S),
+            transport=httpx.AsyncHTTPTransport(limits=limits, **self._transport),
+        )
+
+    @property
+    def version(self) -> int:
+        """The version of the weights that were served when the server last said so."""
+        return self._version - self._offset
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Counts since the start, as `Counts` says."""
+        return dict(self._counts.values)
+
+    def check(self, dtype: str, numerics: str, config: EngineConfig) -> None:
+        """Whether the server computes as the run's model and takes as much as `[engine]` says.
+
+        Raises:
+            BadInput: it does not.
+        """
+        served, where = self.served, f"engine at {self._url}"
+        if served.dtype != dtype:
+            raise refusal(where, f"a model in {dtype}, as models.{self._name}.dtype", served.dtype, "serve it with --dtype")
+        if (served.numerics == "fast") != (numerics == "fast"):
+            got = served.numerics
+            raise refusal(where, f"numerics {numerics}, as models.{self._name}.numerics", got, "serve it with --numerics")
+        wanted = min(served.max_positions, config.cache_tokens(served.token_bytes))
+        if served.context < wanted:
+            do = "serve it with a larger engine.kv_bytes, or lower it in the recipe"
+            raise refusal(where, f"room for {wanted} tokens, as engine.kv_bytes", str(served.context), do)
+
+    def begin(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Have these weights served, and call them version 0 from here on, whatever number the server gives them. Blocks.
+
+        Raises:
+            WeightsError: the server refused them.
+            EngineError: it did not answer.
+        """
+        number, where = self.served.version + 1, f"engine at {self._url}: weights"
+        with published(self.served.model, number, state) as ref, boundary(EngineError, where), self._blocking(None) as client:
+            answer = client.post("/v1/weights", content=wire.encode(ref))
+            self._check(answer.status_code, answer.content, answer.headers, where, adopts=True)
+        self._newest = self._offset = self._version
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """Sample one turn. Cancelling the awaiting task drops the request, `abort` ends it with what it has.
+
+        Raises:
+            RequestRefused: it can never be served.
+            EngineError: the server failed, was restarted or is gone.
+        """
+        async with aclosing(self._pieces(request, deltas=False)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, Completion):
+                    return piece
+        raise AssertionError("pieces end with a completion or an error")
+
+    async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
+        """`generate` in pieces, as the server tells them. Leaving drops the request.
+
+        Raises:
+            EngineError: as for `generate`.
+        """
+        async with aclosing(self._pieces(request, deltas=True)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def abort(self, request: str) -> None:
+        """End a request with what was sampled so far; unknown ones are fine.
+
+        Raises:
+            EngineError: the server did not answer.
+        """
+        for live in self._live.get(request, ()):
+            await live.there.wait()
+        await self._post("abort", wire.AbortForm(id=request))
+
+    async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
+        """Requests that continue one under way; the server keeps what is computed for them until they are released.
+
+        Raises:
+            EngineError: not exactly one request of this id is under way, or the server did not answer.
+        """
+        answer = await self._post("fork", wire.ForkForm(id=request, seeds=dict(seeds)))
+        forms = self._read(answer, tuple[wire.GenerateForm, ...], f"fork of {request}")
+        return tuple(wire.generate_request(form) for form in forms)
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        """Judge given tokens.
+
+        Raises:
+            RequestRefused: they can never be judged.
+            EngineError: the server failed, was restarted or is gone.
+        """
+        answer = await self._post("score", request)
+        scores = self._read(answer, Scores, f"score {request.id}")
+        return replace(scores, version=scores.version - self._offset)
+
+    async def release(self, conversation: str) -> None:
+        """Let the server forget the KV of a conversation; unknown ones are fine."""
+        await self._post("release", wire.ReleaseForm(conversation=conversation))
+
+    async def pull(self, ref: WeightRef) -> None:
+        """Have other weights served: lend them to the server until it has copied and verified them.
+
+        Raises:
+            WeightsError: the update was refused; the old version serves on.
+            EngineError: the server did not answer; which version it serves is not known.
+        """
+        where = f"weights of {ref.model} version {ref.version}"
+        if ref.model != self._name:
+            raise WeightsError(f"{where}: expected model {self._name!r}; publish to the engine that serves it")
+        sent = replace(ref, model=self.served.model, version=ref.version + self._offset)
+        self._newest = max(self._newest or 0, sent.version)
+        async with _lent(sent) as lent:
+            await self._post("weights", lent, adopts=True)
+        self._counts.updated()
+
+    async def close(self) -> None:
+        """Drop what is under way. The server goes on. Safe to call twice."""
+        await self._client.aclose()
+
+    def _blocking(self, timeout_s: float | None) -> httpx.Client:
+        transport = httpx.HTTPTransport(**self._transport)
+        return httpx.Client(base_url=self._base_url, headers=self._headers, transport=transport, timeout=timeout_s)
+
+    def _ask_what_is_served(self) -> wire.Served:
+        try:
+            with self._blocking(CONNECT_S) as client:
+                answer = client.get("/v1/model")
+        except httpx.HTTPError as error:
+            raise wire.unreachable(self._url, f"{type(error).__name__}: {error}") from error
+        if answer.status_code == 401:
+            raise refusal(f"engine at {self._url}", "the key that the server wants", "another or none", "set engine.api_key_env")
+        if answer.status_code != 200 or wire.INSTANCE not in answer.headers:
+            raise wire.unreachable(self._url, f"another server, status {answer.status_code}")
+        return wire.decode(answer.content, wire.Served, f"engine at {self._url}")
+
+    async def _pieces(self, request: GenerateRequest, *, deltas: bool) -> AsyncIterator[Delta | Completion]:
+        where, live = f"engine at {self._url}: request {request.id}", _Live()
+        form = wire.generate_form(request, stream=True, deltas=deltas)
+        self._live[request.id].append(live)
+        try:
+            with boundary(EngineError, where):
+                async with self._client.stream("POST", "/v1/generate", content=wire.encode(form)) as response:
+                    body = b"" if response.status_code == 200 else await response.aread()
+                    self._check(response.status_code, body, response.headers, where)
+                    live.there.set()
+                    async for name, data in _events(response):
+                        if name == "error":
+                            raise wire.raised(self._read(data, wire.Failed, where).error, where)
+                        if name == "completion":
+                            yield self._counts.completed(self._renumbered(self._read(data, Completion, where)))
+                            return
+                        yield self._read(data, Delta, where)
+                    raise EngineError(f"{where}: expected a completion, got the end of the answer; the server is gone")
+        finally:
+            live.there.set()
+            self._live[request.id].remove(live)
+            if not self._live[request.id]:
+                del self._live[request.id]
+
+    async def _post(self, name: str, value: Any, *, adopts: bool = False) -> bytes:
+        """The body of an answer; `adopts`: it may come from a server that was started again."""
+        where = f"engine at {self._url}: {name}"
+        with boundary(EngineError, where):
+            answer = await self._client.post(f"/v1/{name}", content=wire.encode(value))
+            self._check(answer.status_code, answer.content, answer.headers, where, adopts=adopts)
+            return answer.content
+
+    def _check(self, status: int, body: bytes, headers: httpx.Headers, where: str, *, adopts: bool = False) -> None:
+        """The answer is no error, from the server that this client knows, under the weights that it sent if it sent any.
+
+        Raises:
+            EngineError: what the server says; or that it was started again, or given weights by somebody else.
+        """
+        if status != 200:
+            try:
+                raise wire.raised(msgspec.json.decode(body, type=wire.Failed).error, where)
+            except msgspec.MsgspecError:
+                raise EngineError(f"{where}: status {status}: {body[:200]!r}") from None
+        instance, version = headers.get(wire.INSTANCE, ""), int(headers.get(wire.VERSION, -1))
+        if not adopts and instance != self._instance:
+            raise EngineError(f"{where}: expected the same server, got one started since, with other weights; push them again")
+        if not adopts and self._newest is not None and version > self._newest:
+            raise EngineError(f"{where}: expected version {self._newest}, the last one sent, got {version}; one run to a server")
+        self._instance, self._version = instance, version
+
+    def _renumbered(self, completion: Completion) -> Completion:
+        if not self._offset:
+            return completion
+        versions, kv_versions = (
+            Runs(lengths=runs.lengths, values=tuple(value - self._offset for value in runs.values))
+            for runs in (completion.versions, completion.kv_versions)
+        )
+        return replace(completion, versions=versions, kv_versions=kv_versions)
+
+    @staticmethod
+    def _read(data: bytes, kind: type[T], where: str) -> T:
+        with boundary(EngineError, where, "an answer of this version's server", "install the same version there"):
+            return msgspec.json.decode(data, type=kind)
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[tuple[str, bytes]]:
+    """Name and data of each server-sent event."""
+    rest = b""
+    async for chunk in response.aiter_raw():
+        *whole, rest = (rest + chunk).split(b"\n\n")
+        for text in whole:
+            name, _, data = text.partition(b"\ndata: ")
+            yield name.removeprefix(b"event: ").decode(), data
+
+
+@asynccontextmanager
+async def _lent(ref: WeightRef) -> AsyncIterator[WeightRef]:
+    """The same weights in shared memory, for as long as the context lasts."""
+    if ref.transport == TRANSPORT:
+        yield ref
+        return
+    stack = ExitStack()
+
+    def lend() -> WeightRef:
+        return stack.enter_context(published(ref.model, ref.version, fetch(ref), ref.probe))
+
+    lending = asyncio.ensure_future(asyncio.to_thread(lend))
+    try:
+        yield await asyncio.shield(lending)
+    finally:
+        if lending.done():
+            stack.close()
+        else:  # nobody waits any longer, but the copy is still being made
+            lending.add_done_callback(lambda _: stack.close())

@@ -1,0 +1,462 @@
+"""`VllmEngine`: a vLLM server behind the protocol `Engine`."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from sparring.engine.adapters.counts import Counts
+from sparring.engine.adapters.vllm_client import VllmClient
+from sparring.engine.adapters.vllm_server import VllmServer
+from sparring.engine.adapters.vllm_wire import (
+    PROBE,
+    WHOLE_VOCABULARY,
+    Sampled,
+    generate_body,
+    judge_body,
+    judged_rows,
+    judging_version,
+    problem_for_vllm,
+)
+from sparring.engine.check import problem_of
+from sparring.engine.config import EngineConfig
+from sparring.engine.update import where
+from sparring.errors import EngineError, SparringError, WeightsError, boundary
+from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
+from sparring.types import WeightRef
+from sparring.weights.inline import Probe, fetch
+
+GENERATE, ABORT = "/inference/v1/generate", "/inference/v1/abort_requests"
+TOLERANCES = {"float32": 1e-2, "bfloat16": 0.25}
+"""Largest difference between the publisher's log-probabilities of its probe and vLLM's, by what both compute in."""
+_ABORT_AGAIN_S, _MOST_URGENT = 0.05, 1 << 31
+
+
+@dataclass(eq=False, slots=True)
+class _Live:
+    """A request under way: its name at the server, and what it has sampled where it is streamed."""
+
+    request: GenerateRequest
+    name: str
+    sampled: Sampled
+    max_new: int
+    streams: bool
+    aborted: bool = False
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class VllmEngine:
+    """Implements `Engine` on a vLLM server. Not exact: it computes with other kernels than the trainer, so its log-probabilities
+    differ, and its random numbers hang on more than the seed and a token's place.
+
+    Args:
+        server: started, and closed with this engine.
+        config: `[engine]`.
+        name: which model of the run this is; updates of others are refused.
+        version: of the weights in the server's folder.
+        dtype: what it computes in.
+        keep_server: whether `close` leaves the server to whoever started it.
+    """
+
+    def __init__(
+        self,
+        server: VllmServer,
+        config: EngineConfig,
+        *,
+        name: str = "policy",
+        version: int = 0,
+        dtype: str = "float32",
+        keep_server: bool = False,
+    ) -> None:
+        self.server, self._config, self._name, self._version = server, config, name, version
+        self._tolerance, self._keep_server = TOLERANCES[dtype], keep_server
+        self._client = VllmClient(server)
+        self._key, self._numbers = uuid4().hex, count()  # a server may have other clients, and remembers ids for a while
+        self._live: list[_Live] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._open = asyncio.Event()
+        self._open.set()
+        self._turn = asyncio.Lock()
+        self._served = sorted(map(str, server.path.glob("*.safetensors")))
+        self._shapes = _shapes(self._served)
+        self._checksum: str | None = None
+        self._counts = Counts()
+        self._broken = ""
+        self._closed = False
+        server.ask("POST", "/update_weight_version", {"new_version": str(version)})
+
+    @property
+    def version(self) -> int:
+        """The version of the weights that are served."""
+        return self._version
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Counts since the start, as `Counts` says."""
+        return dict(self._counts.values)
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """Sample one turn. Cancelling the awaiting task drops the request; `abort` ends it with what it has.
+
+        The oldest version among the keys and values is never said younger than it is: it is the one served when the request was
+        sent, also where vLLM began later.
+
+        Raises:
+            EngineError: the request can never be served, vLLM failed, or the engine is closed.
+        """
+        if request.ends is not None:  # somebody must see the tokens as they come
+            return [piece async for piece in self.stream(request)][-1]
+        prompt = await self._prompt_logprobs(request)
+        async with self._serving(request, streams=False) as live:
+            live.sampled.take(await self._client.post(GENERATE, self._body(live)))
+            return self._counts.completed(live.sampled.completion(prompt))
+
+    async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
+        """`generate` in pieces: what was sampled since the piece before, at last the Completion. Leaving drops the request.
+
+        Raises:
+            EngineError: as for `generate`, at the first piece or behind what was sampled until then.
+        """
+        prompt = await self._prompt_logprobs(request)
+        async with self._serving(request, streams=True) as live:
+            sampled, told, ended = live.sampled, 0, False
+            events = self._client.events(GENERATE, self._body(live))
+            async with aclosing(events):
+                async for event in events:
+                    sampled.take(event)
+                    if ended or len(sampled.tokens) == told:
+                        continue
+                    end = self._end(request, sampled.tokens, told)
+                    if end is not None:
+                        ended = True
+                        await self._tell_abort(live)  # the versions come with the end
+                    new = slice(told, end)
+                    told = len(sampled.tokens) if end is None else end
+                    yield Delta(tokens=tuple(sampled.tokens[new]), logprobs=tuple(sampled.logprobs[new]))
+            if ended:
+                sampled.cut(told)
+            yield self._counts.completed(sampled.completion(prompt))
+
+    async def abort(self, request: str) -> None:
+        """End a request: its caller gets a Completion that finishes with "abort" and holds what was sampled so far, nothing
+        where none was. Unknown ones are fine.
+
+        A request for its tokens followed by those continues it under the weights that are then served, but with other random
+        numbers: vLLM's begin anew with each request.
+        """
+        for live in [live for live in self._live if live.request.id == request and not live.aborted]:
+            live.aborted = True
+            await self._tell_abort(live)
+            self._start(self._abort(live))
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        """Judge given tokens by vLLM's log-probabilities of a prompt. Entropy and other temperatures need those of the whole
+        vocabulary, which vLLM writes as text: so for small vocabularies only.
+
+        Raises:
+            EngineError: the request can never be served, the vocabulary is too large, vLLM failed, or the engine is closed.
+        """
+        self._check_score(request)
+        answer, version = {}, None
+        while version is None or judging_version(answer) != version:  # an update came between: all of it is of one version
+            await self._open.wait()
+            self._check_open()
+            version = self._version
+            answer = await self._client.post(GENERATE, judge_body(self._unique(), request.tokens, -1, request.priority))
+        rows = judged_rows(answer, request.first)
+        scored = [_distribution(row, request.temperature) for row in rows]
+        tops = [sorted(row.items(), key=lambda item: (-item[1], item[0]))[: request.top_k] for row in scored]
+        return Scores(
+            logprobs=tuple(row[token] for row, token in zip(scored, request.tokens[request.first :], strict=True)),
+            entropies=tuple(-sum(math.exp(value) * value for value in row.values() if value > -math.inf) for row in scored),
+            top_ids=tuple(tuple(token for token, _ in top) for top in tops),
+            top_logprobs=tuple(tuple(value for _, value in top) for top in tops),
+            version=version,
+        )
+
+    async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
+        """Requests that continue a streamed one from what it has said so far; vLLM finds whole blocks of its prefix again.
+
+        Raises:
+            EngineError: not exactly one request of this id is being streamed: of others vLLM says nothing before their end.
+        """
+        found = [live for live in self._live if live.request.id == request and live.streams]
+        if self._closed or len(found) != 1:
+            raise EngineError(f"fork of {request}: expected one streamed request of this id, got {len(found)}; stream it")
+        [live] = found
+        made, asked = len(live.sampled.tokens), live.request.sampling
+        left = replace(asked, max_tokens=live.max_new - made, min_tokens=max(0, asked.min_tokens - made))
+        tokens = (*live.request.tokens, *live.sampled.tokens)
+        return tuple(
+            replace(live.request, id=name, tokens=tokens, conversation=name, sampling=replace(left, seed=seed))
+            for name, seed in seeds.items()
+        )
+
+    async def release(self, conversation: str) -> None:
+        """Nothing: vLLM drops what has not been used for longest."""
+
+    async def pull(self, ref: WeightRef) -> None:
+        """Serve other weights: pause, load, verify, commit, go on. Verification has vLLM compute the publisher's probe while
+        everything else stands still, so that nobody is served with weights that were not verified.
+
+        `[engine] live_kv`: keep: requests go on with the keys and values they have; recompute: they compute them again; drain:
+        the update waits until they are done. Cancelling the caller does not stop an update that has begun.
+
+        Raises:
+            WeightsError: the update failed its verification or is late; the old weights were loaded again and serve on.
+            EngineError: the engine is closed, or not even the old weights could be brought back.
+        """
+        if ref.model != self._name:
+            raise WeightsError(f"{where(ref)}: expected model {self._name!r}; publish to the engine that serves it")
+        self._check_open()
+        await asyncio.shield(self._start(self._pull(ref)))
+
+    async def verify(self, probe: Probe, about: str) -> None:
+        """Compare log-probabilities under the weights that vLLM computes with now, also while it is paused.
+
+        Raises:
+            WeightsError: they are not the publisher's.
+        """
+        tokens, expected = probe
+        try:
+            async with asyncio.timeout(self._config.update_timeout_s):
+                found = await self._probe(tokens)
+        except TimeoutError:
+            raise WeightsError(f"{about}: expected vLLM to compute the probe, got nothing; the old version serves on") from None
+        worst = max((abs(a - b) for a, b in zip(found, expected, strict=True)), default=0.0)
+        # a comparison with NaN is false, so NaN is refused
+        if not all(abs(a - b) <= self._tolerance for a, b in zip(found, expected, strict=True)):
+            raise WeightsError(
+                f"{about}: expected the publisher's log-probabilities on its probe within {self._tolerance}, "
+                f"got a difference of {worst:.3g}; the old version serves on"
+            )
+
+    async def close(self) -> None:
+        """Refuse what comes, fail what runs, and end the server. Safe to call twice."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if not self._keep_server:
+            await asyncio.to_thread(self.server.close)
+        await self._client.close()
+
+    # requests
+
+    def _check(self, request: GenerateRequest) -> int:
+        """Tokens that the request may sample. A token that is not in the vocabulary would end vLLM's engine, not the request.
+
+        Raises:
+            EngineError: it can never be served.
+        """
+        tokens, sampling, most = request.tokens, request.sampling, self.server.max_positions
+        max_new = min(sampling.max_tokens, most - len(tokens))
+        problem = _problem_with(tokens, self.server.vocab_size)
+        if problem is None and sampling.max_tokens < 1:
+            problem = f"max_tokens of at least 1, got {sampling.max_tokens}; ask for a token"
+        elif problem is None and max_new < 1:
+            problem = f"fewer than {most} tokens, got {len(tokens)}; shorten the prompt"
+        problem = problem or problem_of(request, self.server.vocab_size) or problem_for_vllm(request, self.server.vocab_size)
+        if problem:
+            raise EngineError(f"request {request.id}: expected {problem}")
+        return max_new
+
+    def _check_score(self, request: ScoreRequest) -> None:
+        vocab_size, most = self.server.vocab_size, self.server.max_positions
+        problem = _problem_with(request.tokens, vocab_size)
+        if vocab_size > WHOLE_VOCABULARY:
+            why = "vLLM gives every token's log-probability as text only; score with a native engine"
+            problem = f"a vocabulary of at most {WHOLE_VOCABULARY}, got {vocab_size}; {why}"
+        elif not 1 <= request.first < len(request.tokens):
+            got = f"{request.first} of {len(request.tokens)}"
+            problem = f"1 <= first < number of tokens, got {got}; score tokens that follow one"
+        elif len(request.tokens) >= most:
+            problem = f"fewer than {most} tokens, got {len(request.tokens)}; cut them"
+        elif request.temperature < 0 or not 0 <= request.top_k <= vocab_size:
+            problem = f"temperature >= 0 and 0 <= top_k <= {vocab_size}, got {request}; correct it"
+        if problem:
+            raise EngineError(f"score {request.id}: expected {problem}")
+
+    def _check_open(self) -> None:
+        if self._closed or self._broken:
+            raise EngineError(self._broken or f"engine {self._name}: expected an open engine, got a closed one; start another")
+
+    @asynccontextmanager
+    async def _serving(self, request: GenerateRequest, *, streams: bool) -> AsyncIterator[_Live]:
+        """The request is under way, behind any update that was there first."""
+        max_new = self._check(request)
+        await self._open.wait()
+        self._check_open()
+        recomputes = self._config.live_kv == "recompute"
+        sampled = Sampled(request, self._version, vocab_size=self.server.vocab_size, recomputes=recomputes)
+        live = _Live(request, self._unique(), sampled, max_new, streams)
+        self._live.append(live)
+        try:
+            yield live
+        finally:
+            self._live.remove(live)
+            live.done.set()
+
+    def _body(self, live: _Live) -> dict[str, Any]:
+        vocab_size = self.server.vocab_size
+        return generate_body(live.request, live.name, live.max_new, vocab_size=vocab_size, version=self._version)
+
+    def _end(self, request: GenerateRequest, tokens: Sequence[int], told: int) -> int | None:
+        """How many of the tokens belong to the turn, if whoever watches for its end sees it among those behind `told`."""
+        first = max(told, request.sampling.min_tokens - 1)
+        if request.ends is None or len(tokens) <= first:
+            return None
+        with boundary(EngineError, f"request {request.id}: what watches for its end"):
+            return request.ends(tokens, len(tokens) - first)
+
+    async def _prompt_logprobs(self, request: GenerateRequest) -> tuple[float, ...] | None:
+        if not request.prompt_logprobs:
+            return None
+        self._check(request)
+        heat = request.sampling.temperature
+        if len(request.tokens) < 2:
+            return ()
+        if heat == 1.0:  # no need of the whole vocabulary
+            await self._open.wait()
+            self._check_open()
+            rows = judged_rows(await self._client.post(GENERATE, judge_body(self._unique(), request.tokens, 0, request.priority)))
+            return tuple(row[token] for row, token in zip(rows, request.tokens[1:], strict=True))
+        return (await self.score(ScoreRequest(id=f"{request.id}/prompt", tokens=request.tokens, temperature=heat))).logprobs
+
+    async def _probe(self, tokens: Sequence[int]) -> tuple[float, ...]:
+        """Log-probabilities of tokens[1:] at temperature 1, also while vLLM is paused."""
+        body = judge_body(f"{PROBE}-{self._unique()}", tokens, 0, _MOST_URGENT)
+        rows = judged_rows(await self._client.post(GENERATE, body))
+        return tuple(row[token] for row, token in zip(rows, tokens[1:], strict=True))
+
+    async def _abort(self, live: _Live) -> None:
+        """Until the request is done: one that has not reached vLLM's scheduler yet is not known there, and nobody says so."""
+        pause_s = _ABORT_AGAIN_S
+        while not live.done.is_set():
+            try:
+                await asyncio.wait_for(live.done.wait(), pause_s)
+            except TimeoutError:
+                await self._tell_abort(live)
+                pause_s *= 2
+
+    async def _tell_abort(self, live: _Live) -> None:
+        await self._client.post(ABORT, {"request_ids": [f"generate-tokens-{live.name}"]})
+
+    # updates
+
+    async def _pull(self, ref: WeightRef) -> None:
+        async with self._turn:
+            if (ref.version, ref.checksum) == (self._version, self._checksum):
+                return
+            with boundary(WeightsError, where(ref)):
+                staged = await asyncio.to_thread(self._stage, ref)
+            self._open.clear()
+            try:
+                async with asyncio.timeout(self._config.update_timeout_s):
+                    await self._pause()
+                    tokens = ref.probe[0] if ref.probe is not None else ()
+                    before = await self._probe(tokens) if tokens else ()
+                await self._commit(ref, staged, (tokens, before))
+            except TimeoutError:
+                staged.unlink()
+                late = f"not in turn within {self._config.update_timeout_s} s"
+                raise WeightsError(f"{where(ref)}: {late}; the old version serves on") from None
+            finally:
+                if not self._closed:
+                    await self._client.post("/resume")
+                self._open.set()
+
+    def _stage(self, ref: WeightRef) -> Path:
+        """The weights as a file that vLLM's workers can read."""
+        state = fetch(ref)
+        for name, tensor in state.items():  # a load that vLLM gives up half way leaves a model that cannot be loaded again
+            if self._shapes.get(name) != list(tensor.shape):
+                expected = f"{name} of shape {self._shapes.get(name)}, as in the checkpoint"
+                raise WeightsError(f"{where(ref)}: expected {expected}, got {list(tensor.shape)}; the old version serves on")
+        file = self.server.folder / f"weights-{next(self._numbers)}.safetensors"
+        save_file({name: tensor.contiguous() for name, tensor in state.items()}, file)
+        return file
+
+    async def _pause(self) -> None:
+        kind = self._config.live_kv
+        await self._client.post(f"/pause?mode={'wait' if kind == 'drain' else 'keep'}&clear_cache=false")
+        if kind == "recompute":
+            await self._client.post("/reset_prefix_cache?reset_running_requests=true")
+
+    async def _commit(self, ref: WeightRef, staged: Path, before: Probe) -> None:
+        """Load and verify; on any failure bring the old weights back, and verify those by `before`, their own answer."""
+        try:
+            with boundary(WeightsError, where(ref)):
+                await self._load([str(staged)])
+            if ref.probe is not None:
+                await self.verify(ref.probe, where(ref))
+            await self._client.post("/update_weight_version", {"new_version": str(ref.version)})
+        except SparringError as cause:
+            await self._roll_back(before, where(ref))
+            staged.unlink(missing_ok=True)
+            raise cause if isinstance(cause, WeightsError) else WeightsError(str(cause)) from cause
+        for file in map(Path, self._served):
+            if file.is_relative_to(self.server.folder):
+                file.unlink()
+        self._served, self._version, self._checksum = [str(staged)], ref.version, ref.checksum
+        self._counts.updated()
+
+    async def _roll_back(self, probe: Probe, about: str) -> None:
+        try:
+            await self._load(self._served)
+            if probe[0]:
+                await self.verify(probe, f"{about}, rolled back")
+        except SparringError as cause:
+            self._broken = f"engine {self._name}: {about} failed and the old weights could not be brought back: {cause}"
+            raise EngineError(self._broken) from cause
+
+    async def _load(self, paths: list[str]) -> None:
+        await self._client.post("/start_weight_update")
+        await self._client.post("/update_weights", {"update_info": {"paths": paths}})
+        await self._client.post("/finish_weight_update", {})
+
+    # the wire
+
+    def _unique(self) -> str:
+        return f"{self._name}-{self._key}-{next(self._numbers)}"
+
+    def _start(self, work: Any) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _shapes(paths: Sequence[str]) -> dict[str, list[int]]:
+    """Of every tensor in safetensors files."""
+    found = {}
+    for path in paths:
+        with safe_open(path, framework="pt") as file:
+            found.update({name: file.get_slice(name).get_shape() for name in file.keys()})
+    return found
+
+
+def _problem_with(tokens: Sequence[int], vocab_size: int) -> str | None:
+    if not tokens:
+        return "at least one token, got none; send a prompt"
+    if min(tokens) < 0 or max(tokens) >= vocab_size:
+        return f"token ids below {vocab_size}, got {min(tokens)} to {max(tokens)}; use the model's tokenizer"
+    return None
+
+
+def _distribution(logprobs: Mapping[int, float], temperature: float) -> dict[int, float]:
+    """softmax(logits / temperature) from that at temperature 1; as there at 0, as in `token_logprobs`."""
+    scaled = {token: value / (temperature or 1.0) for token, value in logprobs.items()}
+    most = max(scaled.values())
+    total = most + math.log(sum(math.exp(value - most) for value in scaled.values()))
+    return {token: value - total for token, value in scaled.items()}

@@ -1,0 +1,74 @@
+"""Calls to a vLLM server from an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import httpx
+
+from sparring.engine.adapters.vllm_server import VllmServer
+from sparring.errors import EngineError
+
+
+class VllmClient:
+    """For one event loop.
+
+    Args:
+        server: that is called.
+    """
+
+    def __init__(self, server: VllmServer) -> None:
+        self._server = server
+        self._client: httpx.AsyncClient | None = None
+
+    async def post(self, address: str, body: Mapping[str, Any] | None = None) -> Any:
+        """One call, and what the answer says.
+
+        Raises:
+            EngineError: it failed; with the end of the server's log where the server is gone.
+        """
+        try:
+            answer = await self._http().post(address, json=body)
+        except httpx.TransportError as error:
+            raise self._gone(address, error) from error
+        if answer.status_code != httpx.codes.OK:
+            raise EngineError(f"vLLM {address}: expected status 200, got {answer.status_code}: {answer.text[:500]}")
+        return answer.json() if answer.content else None
+
+    async def events(self, address: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """The pieces of a streamed answer.
+
+        Raises:
+            EngineError: as for `post`.
+        """
+        asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        try:
+            async with self._http().stream("POST", address, json=asked) as answer:
+                if answer.status_code != httpx.codes.OK:
+                    raise EngineError(f"vLLM {address}: expected status 200, got {await answer.aread()!r}")
+                async for line in answer.aiter_lines():
+                    if line.startswith("data: {"):
+                        event = json.loads(line.removeprefix("data: "))
+                        if "error" in event:
+                            raise EngineError(f"vLLM {address}: expected tokens, got {event['error']}")
+                        yield event
+                        await asyncio.sleep(0)  # what lies there already is read without a pause, and others wait
+        except httpx.TransportError as error:
+            raise self._gone(address, error) from error
+
+    async def close(self) -> None:
+        """Hang up. Safe to call twice."""
+        if self._client is not None:
+            client, self._client = self._client, None
+            await client.aclose()
+
+    def _http(self) -> httpx.AsyncClient:
+        if self._client is None:
+            self._client = httpx.AsyncClient(transport=self._server.transport, base_url="http://vllm", timeout=None)
+        return self._client
+
+    def _gone(self, address: str, error: Exception) -> EngineError:
+        return EngineError(f"vLLM {address}: expected an answer, got {type(error).__name__}: {error}{self._server.ending()}")

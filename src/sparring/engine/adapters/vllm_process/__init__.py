@@ -1,0 +1,1 @@
+"""What runs inside of the vLLM server's own processes."""

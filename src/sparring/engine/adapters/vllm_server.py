@@ -1,0 +1,184 @@
+"""A vLLM server as a process of its own: started, spoken to over a socket file, and gone when whoever started it is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from ctypes.util import find_library
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from sparring.engine.config import EngineConfig
+from sparring.errors import EngineError, refusal
+
+PROCESS = Path(__file__).parent / "vllm_process"
+BLOCK_SIZE = 32
+"""Tokens per block of vLLM's cache, the least that its attention on a CPU takes."""
+_TAIL_LINES, _SHORT_S, _PATIENCE_S = 25, 0.1, 10.0
+_MEMORY = Path("/dev/shm")
+
+
+class VllmServer:
+    """Starts vLLM on a checkpoint folder and waits until it serves.
+
+    Its own interpreter runs it, so its packages need not be ours. It listens on a socket file in a private folder, because its
+    interface for training knows no password. It reads its standard input, which only this process writes: however this
+    process ends, `kill -9` too, the server and its workers end with it.
+
+    Args:
+        path: Hugging Face checkpoint folder.
+        config: `[engine]`.
+        dtype: what it computes in.
+        threads: CPU threads of its worker.
+
+    Raises:
+        BadInput: there is no such interpreter, or it has no vLLM.
+        EngineError: it did not come up; with the end of its log.
+    """
+
+    def __init__(self, path: str | Path, config: EngineConfig, *, dtype: str = "float32", threads: int = 1) -> None:
+        python = find_vllm(config)
+        shape = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
+        self.vocab_size = int((shape.get("text_config") or shape)["vocab_size"])
+        self.path = Path(path)
+        self.folder = Path(tempfile.mkdtemp(prefix="sparring-vllm-", dir=_MEMORY if _MEMORY.is_dir() else None))
+        self.socket = self.folder / "socket"
+        self._log = self.folder / "log"
+        command = [python, PROCESS / "serve.py", "--model", path, "--uds", self.socket, *_arguments(config, dtype)]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*map(str, command)],
+                env=_environment(python, threads),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            self._wait(time.monotonic() + config.vllm.start_timeout_s)
+            [model] = self.ask("GET", "/v1/models")["data"]
+        except BaseException:
+            self.close()
+            raise
+        self.max_positions = int(model["max_model_len"])
+
+    @property
+    def pid(self) -> int:
+        """Of the server; its workers are in its process group."""
+        return self._process.pid
+
+    @property
+    def transport(self) -> httpx.AsyncHTTPTransport:
+        """A new way to it for an asyncio client. A connection serves one call: after a failed one vLLM hangs up."""
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        return httpx.AsyncHTTPTransport(uds=str(self.socket), limits=limits)
+
+    def ask(self, method: str, address: str, body: Mapping[str, Any] | None = None) -> Any:
+        """One call that blocks, for starting up.
+
+        Raises:
+            EngineError: it failed.
+        """
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.socket)), base_url="http://vllm") as client:
+            answer = client.request(method, address, json=body)
+        if answer.status_code != httpx.codes.OK:
+            raise EngineError(f"vLLM {address}: expected status 200, got {answer.status_code}: {answer.text[:500]}")
+        return answer.json() if answer.content else None
+
+    def ending(self) -> str:
+        """What to say about a call that got no answer: whether the server is still there, and the end of its log if not."""
+        code = self._process.poll()
+        return "" if code is None else f"; vLLM ended with status {code}, the end of its log:\n{self.log_tail()}"
+
+    def log_tail(self) -> str:
+        """The last lines that it wrote."""
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]) if self._log.exists() else ""
+
+    def close(self) -> None:
+        """End the server and its workers and remove its folder. Safe to call twice."""
+        assert self._process.stdin is not None
+        self._process.terminate()
+        try:
+            self._process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.stdin.close()  # which kills its process group
+            self._process.wait()
+        self._process.stdin.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _wait(self, deadline: float) -> None:
+        while True:
+            code = self._process.poll()
+            if code is not None:
+                raise EngineError(f"vLLM: expected a server, got exit status {code}; the end of its log:\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                end = f"the end of its log:\n{self.log_tail()}"
+                raise EngineError(f"vLLM: expected it to serve in time, got none; raise engine.vllm.start_timeout_s; {end}")
+            try:
+                self.ask("GET", "/health")
+                return
+            except (httpx.TransportError, EngineError, json.JSONDecodeError):
+                time.sleep(_SHORT_S)
+
+
+def find_vllm(config: EngineConfig) -> str:
+    """The interpreter that can import vLLM.
+
+    Raises:
+        BadInput: there is no such interpreter, or it has no vLLM.
+    """
+    python = config.vllm.python or sys.executable
+    where = "engine.vllm.python"
+    do = "name the interpreter of an environment with vLLM (`make test-vllm` installs .venv-vllm, for CPUs)"
+    looks = "import importlib.util as u, sys; sys.exit(u.find_spec('vllm') is None)"
+    try:
+        found = subprocess.run([python, "-c", looks], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    except OSError as error:
+        raise refusal(where, "a Python interpreter", f"{python}: {error.strerror}", do) from error
+    if found.returncode:
+        raise refusal(where, "a Python that imports vllm", f"{python}, which does not", do)
+    return python
+
+
+def _arguments(config: EngineConfig, dtype: str) -> list[str]:
+    """Of vLLM's command line; the user's come last and win."""
+    cached = config.share_prefixes or config.kv_across_turns != "drop"
+    given = {
+        "--dtype": dtype,
+        "--max-num-seqs": config.max_running,
+        "--max-num-batched-tokens": config.max_batch_tokens,
+        "--block-size": BLOCK_SIZE,
+        "--kv-cache-memory-bytes": config.kv_bytes,
+        "--scheduling-policy": "priority",
+        # of the distribution that was sampled from (law 2), and as many of them as there are
+        "--logprobs-mode": "processed_logprobs",
+        "--max-logprobs": -1,
+        "--generation-config": "vllm",
+    }
+    flags = ["--skip-tokenizer-init", "--enable-prompt-tokens-details", "--enable-scale-out", "--disable-uvicorn-access-log"]
+    flags.append("--enable-prefix-caching" if cached else "--no-enable-prefix-caching")
+    return [*flags, *(str(word) for pair in given.items() for word in pair), *config.vllm.arguments]
+
+
+def _environment(python: str, threads: int) -> dict[str, str]:
+    """What vLLM's documentation asks for on a CPU, and its interface for training."""
+    openmp = Path(python).parent.parent / "lib" / "libiomp5.so"
+    libraries = [str(openmp) if openmp.exists() else None, find_library("tcmalloc_minimal"), os.environ.get("LD_PRELOAD")]
+    return {
+        **{name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"},
+        "LD_PRELOAD": ":".join(name for name in libraries if name),
+        "PYTHONPATH": str(PROCESS),
+        "OMP_NUM_THREADS": str(threads),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }

@@ -1,0 +1,172 @@
+"""Requests and answers as vLLM's token-in, token-out interface (`/inference/v1/generate`) writes them. Torch-free.
+
+A choice holds a log-probability per sampled token and those of the likeliest ones; -9999 is its minus infinity. Versions come
+with the end of a request, as spans over its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from sparring.generation import Completion, FinishReason, GenerateRequest, KeptSets, Runs, Sampling
+
+WHOLE_VOCABULARY = 4096
+"""Largest vocabulary of which vLLM is asked for every log-probability of a token: they travel as text, some 60 bytes each."""
+PROBE = "sparring-verifies"
+"""Ids that begin so are served while vLLM is paused: see `vllm_process/sparring_vllm.py`."""
+_IMPOSSIBLE = -9000.0
+_SEED_BITS = (1 << 63) - 1
+
+
+def truncates(sampling: Sampling) -> bool:
+    """Whether draws are from a part of the vocabulary, which then travels with the token (law 2)."""
+    return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
+
+
+def problem_for_vllm(request: GenerateRequest, vocab_size: int) -> str | None:
+    """What vLLM cannot do of what is asked, and why."""
+    sampling = request.sampling
+    if request.adapter is not None:
+        return f"no adapter, got {request.adapter}; vLLM serves the model alone here: use a native engine"
+    if request.allowed is not None:
+        return "no `allowed`, got one; vLLM has grammars of its own and asks nobody between two tokens: use a native engine"
+    if truncates(sampling) and not sampling.top_k and vocab_size > WHOLE_VOCABULARY:
+        most = f"top_k beside top_p and min_p where the vocabulary has more than {WHOLE_VOCABULARY} tokens"
+        return f"{most}, got none and {vocab_size}; vLLM names the tokens it kept only as the likeliest ones: set top_k"
+    return None
+
+
+def generate_body(request: GenerateRequest, name: str, max_new: int, *, vocab_size: int, version: int) -> dict[str, Any]:
+    """A request for one turn.
+
+    Args:
+        request: can be served.
+        name: a unique id.
+        max_new: tokens that may be sampled.
+        vocab_size: of the model.
+        version: that is served: cached prefixes are found by requests of the same one only (law 4).
+    """
+    sampling = request.sampling
+    # the sampled one takes a place, also where it is not among the likeliest
+    named = min(sampling.top_logprobs + 1, vocab_size) if sampling.top_logprobs else 0
+    if truncates(sampling):
+        named = max(named, min(sampling.top_k, vocab_size)) if sampling.top_k else -1
+    return {
+        "request_id": name,
+        "token_ids": request.tokens,
+        "cache_salt": f"version {version}",
+        "priority": -request.priority,
+        "sampling_params": {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "seed": sampling.seed & _SEED_BITS,
+            "max_tokens": max_new,
+            "min_tokens": min(sampling.min_tokens, max_new),
+            "stop_token_ids": [token for token in sampling.stop if 0 <= token < vocab_size],
+            "logit_bias": {str(token): value for token, value in sampling.logit_bias} or None,
+            "logprobs": named,
+            "ignore_eos": True,  # only `stop` ends a turn
+            "detokenize": False,
+        },
+    }
+
+
+def judge_body(name: str, tokens: Sequence[int], named: int, priority: int) -> dict[str, Any]:
+    """A request for the log-probabilities of given tokens at temperature 1, and of the `named` likeliest at each place, -1 for
+    all; of its own answer nobody wants more than the version of the weights."""
+    sampling = {"max_tokens": 1, "prompt_logprobs": named, "ignore_eos": True, "detokenize": False}
+    return {"request_id": name, "token_ids": list(tokens), "sampling_params": sampling, "priority": -priority}
+
+
+def judged_rows(answer: Mapping[str, Any], first: int = 1) -> list[dict[int, float]]:
+    """Per token from `first` on: log-probabilities by id."""
+    rows = answer["prompt_logprobs"][first:]
+    return [{int(token): value["logprob"] for token, value in row.items()} for row in rows]
+
+
+def judging_version(answer: Mapping[str, Any]) -> int:
+    """Of the weights that were served when a request to judge was done."""
+    return int(answer["choices"][0]["weight_versions"][-1]["version"])
+
+
+class Sampled:
+    """What a request has sampled so far, gathered from vLLM's pieces.
+
+    Args:
+        request: that is answered.
+        version: served when it was sent: the oldest of the keys and values that it may attend to.
+        vocab_size: of the model.
+        recomputes: whether an update makes running requests compute theirs again.
+    """
+
+    def __init__(self, request: GenerateRequest, version: int, *, vocab_size: int, recomputes: bool) -> None:
+        self._request, self._version = request, version
+        self._vocab_size, self._recomputes = vocab_size, recomputes
+        self._kept: list[tuple[int, ...]] | None = [] if truncates(request.sampling) else None
+        self._tops: list[tuple[tuple[int, float], ...]] | None = [] if request.sampling.top_logprobs else None
+        self._spans: list[tuple[int, int]] = []
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.cached_tokens = 0
+        self.finish_reason: FinishReason | None = None
+
+    def take(self, answer: Mapping[str, Any]) -> None:
+        """One piece, or the whole."""
+        for choice in answer["choices"]:
+            for token in (choice["logprobs"] or {}).get("content") or ():
+                self._token(token)
+            for span in choice["weight_versions"] or ():
+                self._spans.append((span["end"], int(span["version"])))
+            if choice["finish_reason"] is not None:
+                self.finish_reason = choice["finish_reason"]
+        if usage := answer.get("usage"):
+            self.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+
+    def cut(self, count: int) -> None:
+        """The turn ends after `count` tokens: what came behind was never sampled."""
+        for column in (self.tokens, self.logprobs, self._kept, self._tops):
+            if column is not None:
+                del column[count:]
+        self.finish_reason = "stop"
+
+    def completion(self, prompt_logprobs: tuple[float, ...] | None) -> Completion:
+        """What the caller gets."""
+        versions = [self._version] * len(self.tokens)
+        begin = 0
+        for end, version in self._spans:
+            versions[begin:end] = [version] * (min(end, len(versions)) - min(begin, len(versions)))
+            begin = end
+        oldest = versions if self._recomputes else [min(self._version, version) for version in versions]
+        return Completion(
+            tokens=tuple(self.tokens),
+            logprobs=tuple(self.logprobs),
+            finish_reason=self.finish_reason or "abort",
+            versions=_runs(versions),
+            kv_versions=_runs(oldest),
+            kept=KeptSets.of(self._kept) if self._kept and any(self._kept) else None,
+            top_logprobs=None if self._tops is None else tuple(self._tops),
+            prompt_logprobs=prompt_logprobs,
+            cached_tokens=self.cached_tokens,
+        )
+
+    def _token(self, content: Mapping[str, Any]) -> None:
+        self.tokens.append(content["token_id"])
+        self.logprobs.append(content["logprob"])
+        if self._kept is None and self._tops is None:
+            return
+        known = {top["token_id"]: top["logprob"] for top in content["top_logprobs"]}
+        possible = sorted(((-value, token) for token, value in known.items() if value > _IMPOSSIBLE))
+        if self._kept is not None:
+            whole = len(possible) == self._vocab_size
+            self._kept.append(() if whole else tuple(token for _, token in possible))
+        if self._tops is not None:
+            self._tops.append(tuple((token, -value) for value, token in possible[: self._request.sampling.top_logprobs]))
+
+
+def _runs(values: list[int]) -> Runs:
+    runs = [(value, len(list(same))) for value, same in groupby(values)]
+    return Runs(lengths=tuple(length for _, length in runs), values=tuple(value for value, _ in runs))

@@ -1,0 +1,71 @@
+"""Counters, gauges and histograms in the text format of Prometheus (exposition format 0.0.4). Torch-free."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+
+COUNTERS = frozenset(
+    "steps generated_tokens prefill_tokens scored_tokens cached_tokens drafted_tokens accepted_tokens preemptions failed_steps "
+    "updates busy_s update_s kv_hits kv_misses kv_kept_tokens kv_restored_tokens kv_shared_tokens kv_evictions kv_out_bytes "
+    "kv_back_bytes".split()
+)
+"""What an engine's metrics count up; its others rise and fall."""
+
+BOUNDS_S = tuple(base * 10.0**exponent for exponent in range(-4, 3) for base in (1.0, 2.5, 5.0))
+"""Upper bounds of the buckets of a latency: 0.1 ms to 500 s."""
+
+
+class Histogram:
+    """How often a value fell below which bound. One thread observes; others may read, and see a value at most one late.
+
+    Args:
+        bounds: of the buckets, ascending.
+    """
+
+    def __init__(self, bounds: Iterable[float] = BOUNDS_S) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def lines(self, name: str) -> Iterator[str]:
+        """Its series, of which every bucket holds the ones below it too."""
+        below = 0
+        for bound, count in zip((*self.bounds, float("inf")), list(self.counts), strict=True):
+            below += count
+            yield f'{name}_bucket{{le="{"+Inf" if bound == float("inf") else f"{bound:g}"}"}} {below}'
+        yield f"{name}_sum {self.total!r}"
+        yield f"{name}_count {below}"
+
+
+def exposition(
+    metrics: Mapping[str, float], latencies: Mapping[str, Histogram], requests: Mapping[tuple[str, str], int], version: int
+) -> str:
+    """The page that Prometheus reads.
+
+    Args:
+        metrics: the engine's, by name.
+        latencies: the engine's, by name.
+        requests: how many there were of an endpoint and an outcome.
+        version: of the weights.
+    """
+    lines = ["# TYPE sparring_weights_version gauge", f"sparring_weights_version {version}"]
+    for name, value in metrics.items():
+        kind, series = ("counter", f"sparring_{_unit(name)}_total") if name in COUNTERS else ("gauge", f"sparring_{_unit(name)}")
+        lines += [f"# TYPE {series} {kind}", f"{series} {value!r}"]
+    for name, histogram in latencies.items():
+        lines += [f"# TYPE sparring_{_unit(name)} histogram", *histogram.lines(f"sparring_{_unit(name)}")]
+    lines.append("# TYPE sparring_requests_total counter")
+    for (endpoint, outcome), count in requests.items():
+        lines.append(f'sparring_requests_total{{endpoint="{endpoint}",outcome="{outcome}"}} {count}')
+    return "\n".join([*lines, ""])
+
+
+def _unit(name: str) -> str:
+    """Seconds are written out there."""
+    return f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name

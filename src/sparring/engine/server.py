@@ -1,0 +1,276 @@
+"""The token-level server: an engine behind HTTP, token ids in and out. Torch-free; `wire` says how everything is written.
+
+    GET  /v1/model      what is served, and which version of it
+    POST /v1/generate   a Completion, or with "stream" server-sent events
+    POST /v1/abort      a request ends with what it has
+    POST /v1/fork       requests that continue one under way
+    POST /v1/score      given tokens judged
+    POST /v1/release    the KV of a conversation is forgotten
+    POST /v1/weights    other weights, out of this machine's shared memory
+    GET  /health        200 while the engine answers
+    GET  /metrics       counters, gauges and histograms for Prometheus
+
+An error is {"error": {"type", "message"}} with its class's status, and it is that of one request. Ids and conversations are the
+server's: clients that share one choose different ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sparring.engine import wire
+from sparring.engine.latency import Latencies
+from sparring.engine.prometheus import exposition
+from sparring.errors import BadInput, EngineError, RequestRefused, SparringError, WeightsError, refusal
+from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest
+from sparring.protocols import Engine
+from sparring.types import WeightRef
+
+MOST_BYTES = 64 << 20
+"""Of a body."""
+
+T = TypeVar("T")
+Asked = TypeVar("Asked", GenerateRequest, ScoreRequest)
+Bind = Callable[[GenerateRequest], GenerateRequest]
+
+
+class ServedEngine(Engine, Protocol):
+    """What the server asks of an engine beside the protocol."""
+
+    @property
+    def problem(self) -> EngineError | None: ...
+    @property
+    def metrics(self) -> dict[str, float]: ...
+    @property
+    def latencies(self) -> Latencies: ...
+
+
+class TokenServer:
+    """The endpoints of one engine.
+
+    Args:
+        engine: answers; whoever made it closes it.
+        served: what is said of it.
+        bind: says in ids what a request's sampling says in text (stop strings, a constraint).
+        api_key: what clients must send as a bearer token to everything under /v1; "": nothing.
+    """
+
+    def __init__(self, engine: ServedEngine, served: wire.Served, bind: Bind, api_key: str = "") -> None:
+        self._engine, self._served, self._bind, self._api_key = engine, served, bind, api_key
+        self._numbers = itertools.count(1)
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._branches: dict[str, GenerateRequest] = {}
+
+    def application(self) -> ASGIApp:
+        """The ASGI application."""
+        posts = ("generate", "abort", "fork", "score", "release", "weights")
+        routes = [Route(f"/v1/{name}", getattr(self, f"_{name}"), methods=["POST"]) for name in posts]
+        gets = {"/v1/model": self._model, "/health": self._health, "/metrics": self._metrics}
+        routes += [Route(path, answer, methods=["GET"]) for path, answer in gets.items()]
+        handlers: dict[Any, Any] = {SparringError: self._refused, HTTPException: self._no_route, ClientDisconnect: self._left}
+        return self._guarded(Starlette(routes=routes, exception_handlers=handlers))
+
+    def _guarded(self, inner: ASGIApp) -> ASGIApp:
+        """Who may come in, and what stands on every answer."""
+        expected = f"Bearer {self._api_key}".encode()
+
+        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http":
+                await inner(scope, receive, send)
+                return
+
+            async def signed(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    here = ((wire.INSTANCE, self._served.instance), (wire.VERSION, str(self._engine.version)))
+                    message["headers"] = [*message["headers"], *((name.encode(), value.encode()) for name, value in here)]
+                await send(message)
+
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if self._api_key and scope["path"].startswith("/v1/") and not hmac.compare_digest(given, expected):
+                wrong = refusal("authorization", "the server's key as a bearer token", "another or none", "send it")
+                await _json(wire.problem(wrong), 401)(scope, receive, signed)
+            else:
+                await inner(scope, receive, signed)
+
+        return application
+
+    async def _model(self, request: Request) -> Response:
+        return _json({**_plain(self._served), "version": self._engine.version})
+
+    async def _health(self, request: Request) -> Response:
+        problem = self._engine.problem
+        return _json({}) if problem is None else _json(wire.problem(problem), 503)
+
+    async def _metrics(self, request: Request) -> Response:
+        page = exposition(self._engine.metrics, self._engine.latencies.by_name, self._counts, self._engine.version)
+        return Response(page, media_type="text/plain; version=0.0.4")
+
+    async def _generate(self, request: Request) -> Response:
+        form = await _body(request, wire.GenerateForm)
+        asked = await self._bound(wire.generate_request(form))
+        if not form.stream:
+            completion = await _unless_left(request.receive, self._engine.generate(asked))
+            self._counts["generate", completion.finish_reason] += 1
+            return _json(completion)
+        pieces = self._engine.stream(asked) if form.deltas else _whole(self._engine, asked)
+        first = asyncio.ensure_future(anext(pieces))
+        # what can never be served is refused with a status; from here on the engine knows of the request
+        await asyncio.sleep(0)
+        if first.done():
+            first.result()
+        return _Events(pieces, first, lambda outcome: self._counts.update([("generate", outcome)]))
+
+    async def _bound(self, asked: GenerateRequest) -> GenerateRequest:
+        """The request under a name of its own if it has none, with its text rules in ids."""
+        asked = self._named(asked)
+        if not (asked.sampling.stop_strings or asked.sampling.constraint):
+            return asked
+        branch = self._branches.get(asked.conversation or "")
+        if branch is not None and branch.tokens == asked.tokens:  # its turn has begun before its prompt ends
+            return replace(asked, ends=branch.ends, allowed=branch.allowed)
+        try:
+            return await asyncio.to_thread(self._bind, asked)  # a grammar may take a while to compile
+        except BadInput as cause:
+            raise RequestRefused(f"request {asked.id}: {cause}") from cause
+
+    def _named(self, asked: Asked) -> Asked:
+        return asked if asked.id else replace(asked, id=f"{self._served.instance}-{next(self._numbers)}")
+
+    async def _abort(self, request: Request) -> Response:
+        await self._engine.abort((await _body(request, wire.AbortForm)).id)
+        return _json({})
+
+    async def _fork(self, request: Request) -> Response:
+        form = await _body(request, wire.ForkForm)
+        branches = await self._engine.fork(form.id, form.seeds)
+        self._branches.update({branch.id: branch for branch in branches if branch.ends or branch.allowed})
+        return _json([wire.generate_form(branch, stream=False, deltas=True) for branch in branches])
+
+    async def _score(self, request: Request) -> Response:
+        asked = self._named(wire.noun(await _body(request, wire.ScoreForm), ScoreRequest))
+        return _json(await _unless_left(request.receive, self._engine.score(asked)))
+
+    async def _release(self, request: Request) -> Response:
+        conversation = (await _body(request, wire.ReleaseForm)).conversation
+        self._branches.pop(conversation, None)
+        await self._engine.release(conversation)
+        return _json({})
+
+    async def _weights(self, request: Request) -> Response:
+        ref = wire.noun(await _body(request, wire.WeightForm), WeightRef)
+        if ref.transport == "inline":
+            where, got = f"weights of {ref.model} version {ref.version}", "'inline', an object of another process"
+            raise WeightsError(f"{where}: expected shared memory, got {got}; lend them there")
+        await _unless_left(request.receive, self._engine.pull(ref))
+        return _json({})
+
+
+    async def _refused(self, request: Request, error: SparringError) -> Response:
+        self._counts[request.url.path.rpartition("/")[2], type(error).__name__] += 1
+        return _json(wire.problem(error), wire.status(error))
+
+    async def _left(self, request: Request, error: ClientDisconnect) -> Response:
+        """Nobody reads it."""
+        self._counts[request.url.path.rpartition("/")[2], "left"] += 1
+        return Response(status_code=499)
+
+    async def _no_route(self, request: Request, error: HTTPException) -> Response:
+        where = f"{request.method} {request.url.path}"
+        wrong = refusal(where, "one of this server's endpoints", error.detail, "see docs/path/engine.md")
+        return _json(wire.problem(wrong), error.status_code)
+
+
+async def _whole(engine: Engine, asked: GenerateRequest) -> AsyncIterator[Delta | Completion]:
+    yield await engine.generate(asked)
+
+
+class _Events(Response):
+    """What an engine's stream says as server-sent events; its first piece is already on its way. The head goes out at once: who
+    has it knows that the engine has the request."""
+
+    def __init__(
+        self, pieces: AsyncIterator[Delta | Completion], first: asyncio.Future[Any], ended: Callable[[str], None]
+    ) -> None:
+        super().__init__(media_type=wire.EVENTS)
+        del self.headers["content-length"]
+        self._pieces, self._first, self._ended = pieces, first, ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Tell until the end, or until nobody listens."""
+        with suppress(ClientDisconnect):
+            await _unless_left(receive, self._tell(send))
+
+    async def _tell(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with aclosing(self._told()) as told:
+            async for data in told:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _told(self) -> AsyncIterator[bytes]:
+        try:
+            async with aclosing(self._pieces):  # type: ignore[type-var]
+                piece = await self._first
+                while not isinstance(piece, Completion):
+                    yield wire.event("delta", piece)
+                    piece = await anext(self._pieces)
+            self._ended(piece.finish_reason)
+            yield wire.event("completion", piece)
+        except SparringError as error:
+            self._ended(type(error).__name__)
+            yield wire.event("error", wire.problem(error))
+
+
+async def _unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns; it is cancelled when nobody waits for the answer any longer.
+
+    Raises:
+        ClientDisconnect: nobody does.
+    """
+    task, left = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        for waiting in (task, left):
+            waiting.cancel()
+            with suppress(asyncio.CancelledError, SparringError):
+                await waiting
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _body(request: Request, kind: type[T]) -> T:
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > MOST_BYTES:
+            raise refusal(f"POST {request.url.path}", f"a body of at most {MOST_BYTES} bytes", "a longer one", "send less")
+    return wire.decode(bytes(data), kind, f"POST {request.url.path}")
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(wire.encode(value), status, media_type="application/json")
+
+
+def _plain(served: wire.Served) -> dict[str, Any]:
+    return {name: getattr(served, name) for name in served.__struct_fields__}

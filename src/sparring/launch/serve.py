@@ -1,0 +1,187 @@
+"""A checkpoint served to other processes: the socket first, then the model, then requests until somebody stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import uvicorn
+
+from sparring.config import from_data
+from sparring.engine.config import EngineConfig
+from sparring.engine.server import Bind, TokenServer
+from sparring.engine.wire import Served
+from sparring.errors import refusal
+from sparring.model.config import DType, Numerics
+from sparring.render.text_rules import TextRules
+from sparring.render.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from sparring.engine.native import NativeEngine
+
+BACKLOG = 2048
+REMEMBERED = 8
+"""Sets of stop tokens whose text rules are kept."""
+
+GRACE_S = 10.0
+"""How long answers that are being written may take when the server is stopped."""
+
+
+class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One server: which model under which name, where it listens, and how it computes. `unix` is a path, in place of host and
+    port; port 0 takes a free one."""
+
+    folder: Path
+    name: str = "policy"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    unix: Path | None = None
+    api_key: str = ""
+    dtype: DType = "float32"
+    numerics: Numerics = "exact"
+    engine: EngineConfig = EngineConfig()
+    threads: int = 0
+
+
+def engine_config(settings: Sequence[str]) -> EngineConfig:
+    """`[engine]` with settings as `--set` takes them.
+
+    Raises:
+        BadInput: a key is none of the engine's, or its value none for it.
+    """
+    for setting in settings:
+        if not setting.startswith("engine."):
+            raise refusal(f"--set {setting}", "a key of [engine]", "another", "write it like engine.max_running=32")
+    recipe = {"run": {"name": "serve"}, "models": {"policy": {"path": "."}}, "env": {"name": "none"}}
+    return from_data(recipe, "the engine's settings", settings).engine
+
+
+def serve(config: ServeConfig, ready: Callable[[str], None]) -> None:
+    """Serve until the process is interrupted. What is under way then ends with an error of the engine.
+
+    Args:
+        config: what and where.
+        ready: told the address when requests are answered.
+
+    Raises:
+        BadInput: the address is taken or cannot be had, or the model is refused.
+        KeyboardInterrupt: the user stopped it.
+    """
+    with ExitStack() as stack:
+        listening, url = _listen(config, stack)
+        engine = _engine(config)
+        server = server_of(engine, config, lambda: ready(url))
+        with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+            runner.run(server.serve(sockets=[listening]))
+
+
+def server_of(engine: NativeEngine, config: ServeConfig, ready: Callable[[], None]) -> StoppingServer:
+    """What serves an engine and, when it is stopped, closes it.
+
+    Args:
+        engine: made of `config.folder`.
+        config: the rest of it.
+        ready: called when requests are answered.
+    """
+    from sparring.engine.sizes import token_bytes
+
+    served = Served(
+        model=config.name,
+        version=engine.version,
+        dtype=str(engine.model.dtype).removeprefix("torch."),
+        numerics=engine.model.path_name,
+        vocab_size=engine.model.vocab_size,
+        max_positions=engine.model.max_positions,
+        context=engine.context,
+        token_bytes=token_bytes(engine.model),
+        instance=secrets.token_hex(8),
+    )
+    application = TokenServer(engine, served, text_rules(config.folder), config.api_key).application()
+    options = uvicorn.Config(
+        application, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=int(GRACE_S)
+    )
+    return StoppingServer(options, engine, ready)
+
+
+class StoppingServer(uvicorn.Server):
+    """Ends with its engine: first what is under way is answered, with an error, then the connections close."""
+
+    def __init__(self, config: uvicorn.Config, engine: NativeEngine, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._engine, self._ready = engine, ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, and says that it is done."""
+        await super().startup(sockets)
+        self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, behind the engine's end."""
+        await self._engine.close()
+        await super().shutdown(sockets)
+
+
+def text_rules(folder: Path) -> Bind:
+    """What makes text rules with the tokenizer of a checkpoint folder; a request's stop tokens are what ends its turn."""
+    tokenizer = cache(lambda: load_tokenizer(folder))
+    by_stop_ids = lru_cache(REMEMBERED)(lambda stop_ids: TextRules(tokenizer(), stop_ids))
+    return lambda request: by_stop_ids(request.sampling.stop).bind(request)
+
+
+def _engine(config: ServeConfig) -> NativeEngine:
+    from sparring.engine.native import NativeEngine
+    from sparring.model.load import load
+
+    model = load(config.folder, dtype=config.dtype, numerics=config.numerics)
+    threads = config.threads or len(os.sched_getaffinity(0))
+    return NativeEngine(model, config.engine, name=config.name, threads=threads)
+
+
+def _listen(config: ServeConfig, stack: ExitStack) -> tuple[socket.socket, str]:
+    """A socket that listens, before anything that takes time, and its address; `stack` takes it back."""
+    if config.unix is not None:
+        return _listen_unix(config.unix, stack), f"unix:{config.unix}"
+    where = f"{config.host}:{config.port}"
+    try:
+        family, *_ = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
+        listening = socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
+    except (OSError, OverflowError) as error:
+        raise refusal(where, "an address that is free", str(error), "choose another --host or --port") from error
+    stack.callback(listening.close)
+    host = f"[{config.host}]" if family == socket.AF_INET6 else config.host
+    return listening, f"http://{host}:{listening.getsockname()[1]}"
+
+
+def _listen_unix(path: Path, stack: ExitStack) -> socket.socket:
+    """A socket in the file system, readable by its owner alone; one that a dead server left is taken over."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except FileNotFoundError:
+            pass
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise refusal(str(path), "a path for a socket", str(error), "choose another --unix") from error
+        else:
+            raise refusal(str(path), "a path that is free", "a server that answers there", "choose another --unix")
+    listening = socket.socket(socket.AF_UNIX)
+    stack.callback(listening.close)
+    before = os.umask(0o177)
+    try:
+        listening.bind(str(path))
+        listening.listen(BACKLOG)
+    except OSError as error:
+        raise refusal(str(path), "a path for a socket", str(error), "choose another --unix") from error
+    finally:
+        os.umask(before)
+    stack.callback(lambda: path.unlink(missing_ok=True))
+    return listening

@@ -1,0 +1,328 @@
+"""Low-rank adapters beside a model's linear layers: y = W x + scale * B (A x) (Hu et al., arXiv 2106.09685, eq. 3).
+
+Rows of one call may have different adapters, or none. Exact numerics compute A x and B (A x) with the row-invariant product and
+add elementwise, so that a row's bits hang on that row and its adapter alone, not on its neighbours or theirs.
+N rows, K inputs, M outputs, R rank (times the layers that one product joins).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from threading import Lock
+
+import numpy as np
+import torch
+from torch import nn
+
+from sparring.errors import refusal
+from sparring.model.decoder import Decoder
+from sparring.model.kernels import ops
+from sparring.model.layers import RowLinear
+
+A, B, SCALE = "lora_A.weight", "lora_B.weight", "lora_scale"
+"""How a state names the two factors of a layer, behind its name, and the one number beside them."""
+
+Group = tuple["Adapter", torch.Tensor | None]
+"""An adapter and the rows [n] int64 that have it; None for all."""
+
+
+class Adapter:
+    """The factors of one adapter by linear layer, as parameters; `place` them in a model before use.
+
+    Args:
+        state: `<layer>.lora_A.weight` [R, K], `<layer>.lora_B.weight` [M, R] and `lora_scale`, a float64 number. Copied.
+        dtype: of the model.
+        device: of the model.
+
+    Raises:
+        BadInput: a factor lacks its partner, or their ranks differ.
+    """
+
+    def __init__(self, state: Mapping[str, torch.Tensor], dtype: torch.dtype, device: torch.device) -> None:
+        names = sorted({name.removesuffix(f".{A}").removesuffix(f".{B}") for name in state if name != SCALE})
+        wanted = {SCALE, *(f"{name}.{factor}" for name in names for factor in (A, B))}
+        if wanted != state.keys() or not names:
+            odd = sorted(wanted ^ state.keys())[:3]
+            raise refusal("adapter", "two factors for each layer, and the scale", f"a difference in {odd}", "repair it")
+        self.scale = float(state[SCALE])
+        self._parameters = {
+            name: nn.Parameter(state[name].to(dtype=dtype, device=device, copy=True), requires_grad=False)
+            for name in sorted(wanted - {SCALE})
+        }
+        self.factors = {name: (self._parameters[f"{name}.{A}"], self._parameters[f"{name}.{B}"]) for name in names}
+        for name, (a, b) in self.factors.items():
+            if a.dim() != 2 or b.dim() != 2 or a.shape[0] != b.shape[1]:
+                got = f"{tuple(a.shape)} and {tuple(b.shape)}"
+                raise refusal(f"adapter {name}", "A [rank, inputs] and B [outputs, rank]", got, "repair it")
+        self.deltas: dict[Site, Delta] = {}
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """What is trained, by name."""
+        return dict(self._parameters)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Parameters by name, which share their storage, and the scale: what an adapter is made of."""
+        scale = torch.tensor(self.scale, dtype=torch.float64)
+        return {SCALE: scale, **{name: parameter.detach() for name, parameter in self._parameters.items()}}
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Copy every value from `state` (cast to this dtype), then `refresh()`.
+
+        Raises:
+            BadInput: names, shapes or the scale differ; nothing has been copied then.
+        """
+        own = self.state()
+        unlike = [n for n in own.keys() | state.keys() if n not in own or n not in state or own[n].shape != state[n].shape]
+        if unlike or float(state[SCALE]) != self.scale:
+            got = f"a difference in {sorted(unlike)[:3]}" if unlike else f"scale {float(state[SCALE])}"
+            raise refusal("adapter", f"{len(self.factors)} layers of these shapes and scale {self.scale}", got, "load another")
+        for name, parameter in self._parameters.items():
+            parameter.copy_(state[name])
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Pack changed factors anew."""
+        for delta in self.deltas.values():
+            delta.refresh()
+
+    def merged(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """A model's state with W + scale * B A in the place of W, computed in float64 and rounded once."""
+        merged = dict(state)
+        for name, (a, b) in self.factors.items():
+            weight = state[f"{name}.weight"]
+            product = b.detach().double() @ a.detach().double()
+            merged[f"{name}.weight"] = (weight.double() + self.scale * product).to(weight.dtype)
+        return merged
+
+
+class Delta:
+    """What one adapter adds to one product: the layers that this joins have A one below the other and B as blocks."""
+
+    def __init__(self, adapter: Adapter, site: Site) -> None:
+        self._site, self.scale = site, adapter.scale
+        self._factors = [adapter.factors.get(name) for name in site.names]
+        self._inner = [factors[0] for factors in self._factors if factors is not None]
+        self.a = ops.pack(*self._inner) if site.packed else None
+        self.b = ops.pack(self._blocks().detach()) if site.packed else None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x[N, K] -> scale * B (A x) [N, M]."""
+        if self.a is None or self.b is None:
+            return nn.functional.linear(nn.functional.linear(x, torch.cat(self._inner)) * self.scale, self._blocks())
+        inner = (ops.linear(x, self.a, None, torch.float32) * self.scale).to(x.dtype)
+        b = self.b.of(self._blocks()) if torch.is_grad_enabled() else self.b
+        return ops.linear(inner, b)
+
+    def refresh(self) -> None:
+        """Pack changed factors anew."""
+        if self.a is not None and self.b is not None:
+            self.a.update(*self._inner)
+            self.b.update(self._blocks().detach())
+
+    def _blocks(self) -> torch.Tensor:
+        """[M, R]; rows of zeros for layers without factors."""
+        if len(self._factors) == 1:
+            return self._factors[0][1]
+        like = self._inner[0]
+        blocks = [
+            like.new_zeros(size, 0) if factors is None else factors[1]
+            for factors, size in zip(self._factors, self._site.sizes, strict=True)
+        ]
+        return torch.block_diag(*blocks)
+
+
+class Site:
+    """One product of a model, where adapters add to the linear layers `names` of sizes M that it joins. `packed`: it is our own,
+    and so are theirs."""
+
+    def __init__(self, adapters: Adapters, names: Sequence[str], layers: Sequence[nn.Module], *, packed: bool) -> None:
+        self._adapters, self.names, self.packed = adapters, names, packed
+        self.sizes = [layer.weight.shape[0] for layer in layers]
+        self.num_inputs: int = layers[0].weight.shape[1]
+
+    def __call__(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """x[N, K] and the product y[N, M] -> y and what the adapters of the rows add."""
+        for adapter, rows in self._adapters.groups(len(x)):
+            delta = adapter.deltas.get(self)
+            if delta is None:
+                continue
+            if rows is None:
+                y = y + delta(x)
+            else:
+                y.index_copy_(0, rows, y.index_select(0, rows) + delta(x.index_select(0, rows)))
+        return y
+
+    def hook(self, module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        """The same behind one of torch's own layers."""
+        if not self._adapters.used:
+            return output
+        x = inputs[0]
+        return self(x.reshape(-1, x.shape[-1]), output.reshape(-1, output.shape[-1])).view(output.shape)
+
+
+class Adapters:
+    """The adapters of one model by number, and which rows of a call have which.
+
+    `everywhere` is the adapter of every row of a call that tells none apart, as in training. A model without adapters pays
+    nothing for this.
+    """
+
+    def __init__(self, module: nn.Module, decoder: Decoder | None) -> None:
+        self._module, self._decoder = module, decoder
+        self._sites: dict[str, Site] = {}
+        self._once = Lock()
+        self._placed: dict[int, Adapter] = {}
+        self._device = module.get_input_embeddings().weight.device
+        self.num_changes = 0
+        self._groups: list[Group] | None = None
+        self._num_rows = 0
+        self.everywhere: Adapter | None = None
+
+    @property
+    def placed(self) -> Mapping[int, Adapter]:
+        """Adapters by number. Others after every change of `num_changes`."""
+        return self._placed
+
+    @property
+    def used(self) -> bool:
+        """Whether any row of the call under way may have an adapter."""
+        return bool(self._groups) or self.everywhere is not None
+
+    def groups(self, num_rows: int) -> Sequence[Group]:
+        """Which of the rows of a product have which adapter.
+
+        Raises:
+            BadInput: the rows were told apart, and the product has others: the model has moved them.
+        """
+        if self._groups is None:
+            return () if self.everywhere is None else ((self.everywhere, None),)
+        if self._groups and num_rows != self._num_rows:
+            expected = f"a product over the {self._num_rows} rows that have adapters"
+            raise refusal("adapters", expected, f"one over {num_rows}", "serve one adapter alone, merged into the weights")
+        return self._groups
+
+    @contextmanager
+    def of_rows(self, numbers: np.ndarray) -> Iterator[None]:
+        """For the calls within, without gradients: row n has the adapter numbers[n], -1 for none."""
+        found = np.unique(numbers)
+        each = [(self._placed[number], np.flatnonzero(numbers == number)) for number in found[found >= 0].tolist()]
+        whole = len(numbers)
+        self._groups = [(one, None if len(rows) == whole else torch.from_numpy(rows).to(self._device)) for one, rows in each]
+        self._num_rows = whole
+        try:
+            yield
+        finally:
+            self._groups = None
+
+    def fit(self, adapter: Adapter) -> Adapter:
+        """Get an adapter ready for this model's products.
+
+        Raises:
+            BadInput: it has factors for a layer that this model does not have, or of other shapes.
+        """
+        sites = self._found()
+        for name, (a, b) in adapter.factors.items():
+            if name not in sites:
+                raise unknown(name, sites)
+            site = sites[name]
+            expected = (site.sizes[site.names.index(name)], site.num_inputs)
+            if (b.shape[0], a.shape[1]) != expected:
+                got = f"{tuple(b.shape)} and {tuple(a.shape)}"
+                raise refusal(f"adapter {name}", f"factors of a layer {list(expected)}", got, "load one of this model")
+        adapter.deltas = {site: Delta(adapter, site) for site in {sites[name]: None for name in adapter.factors}}
+        return adapter
+
+    def put(self, number: int, adapter: Adapter) -> None:
+        """Let rows have this adapter, which fits, by its number; in place of the one before."""
+        self._placed[number] = adapter
+        self.num_changes += 1
+
+    def take(self, number: int) -> Adapter | None:
+        """Forget an adapter, and return it where there was one."""
+        self.num_changes += 1
+        return self._placed.pop(number, None)
+
+    def _found(self) -> Mapping[str, Site]:
+        """The product of each linear layer; made when the first adapter comes, on whatever thread stages it."""
+        with self._once:
+            if not self._sites:
+                self._find()
+            return self._sites
+
+    def _find(self) -> None:
+        linears = linears_of(self._module)
+        names = {layer: name for name, layer in linears.items()}
+        products = [product for layer in self._decoder.layers for product in layer.products] if self._decoder else []
+        joined = {part for product in products for part in product.parts}
+        products += [layer.product for layer in names if isinstance(layer, RowLinear) and layer not in joined]
+        for product in products:
+            product.adapted = self._site([names[part] for part in product.parts], product.parts, packed=True)
+        for layer, name in names.items():
+            if not isinstance(layer, RowLinear):
+                layer.register_forward_hook(self._site([name], [layer], packed=False).hook)
+
+    def _site(self, names: Sequence[str], layers: Sequence[nn.Module], *, packed: bool) -> Site:
+        site = Site(self, names, layers, packed=packed)
+        self._sites |= dict.fromkeys(names, site)
+        return site
+
+
+def linears_of(module: nn.Module) -> dict[str, nn.Module]:
+    """The linear layers of a Hugging Face model that may have adapters, by name: neither the head nor routers and experts."""
+    heads = (module.get_output_embeddings(), getattr(module, "score", None))
+    return {
+        name: part
+        for name, part in module.named_modules()
+        if type(part) in (nn.Linear, RowLinear) and not any(part is head for head in heads)
+    }
+
+
+def targeted(module: nn.Module, target_modules: str | Sequence[str]) -> list[str]:
+    """Names of the linear layers that a `LoraConfig` means, as the PEFT library understands it.
+
+    Raises:
+        BadInput: an entry means none.
+    """
+    names = list(linears_of(module))
+    if target_modules == "all-linear":
+        return names
+    if target_modules == "default":
+        ends = {name.rpartition(".")[2] for name in names}
+        target_modules = [end for end in ("q_proj", "v_proj", "qkv_proj") if end in ends]
+    found: list[str] = []
+    for target in target_modules:
+        meant = [name for name in names if name == target or name.endswith(f".{target}")]
+        if not meant:
+            raise unknown(target, names)
+        found += [name for name in meant if name not in found]
+    return found
+
+
+def unknown(name: str, linears: Sequence[str] | Mapping[str, object]) -> Exception:
+    """The refusal of an adapter for something else than one of these layers."""
+    ends = sorted({known.rpartition(".")[2] for known in linears})
+    return refusal("lora target_modules", f"linear layers of the model: {', '.join(ends)}", repr(name), "name some of these")
+
+
+def fresh_state(module: nn.Module, names: Sequence[str], rank: int, scale: float, seed: int) -> dict[str, torch.Tensor]:
+    """The state of an untrained adapter: A uniform within 1 / sqrt(K) (Kaiming's with a = sqrt(5), as the PEFT library begins), B
+    zero, so that the adapted model is the model. A function of the arguments alone.
+
+    Args:
+        module: has the layers; its weights do not matter and may be on the meta device.
+        names: of linear layers.
+        rank: R.
+        scale: on B (A x).
+        seed: decides A.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    state = {SCALE: torch.tensor(scale, dtype=torch.float64)}
+    layers = linears_of(module)
+    for name in sorted(names):
+        num_outputs, num_inputs = layers[name].weight.shape
+        bound = num_inputs**-0.5
+        state[f"{name}.{A}"] = torch.empty(rank, num_inputs).uniform_(-bound, bound, generator=generator)
+        state[f"{name}.{B}"] = torch.zeros(num_outputs, rank)
+    return state

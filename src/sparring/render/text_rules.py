@@ -1,0 +1,42 @@
+"""What a request says in text, said in ids: stop strings and a constraint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from sparring.generation import GenerateRequest
+from sparring.render.grammar import Grammars
+from sparring.render.stop_strings import StopStrings
+from sparring.render.tokenizer import FileTokenizer
+
+
+class TextRules:
+    """Binds requests to one tokenizer.
+
+    Args:
+        tokenizer: of the model that is asked.
+        stop_ids: what ends a turn.
+    """
+
+    def __init__(self, tokenizer: FileTokenizer, stop_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._stop_ids = tuple(stop_ids)
+
+    def bind(self, request: GenerateRequest) -> GenerateRequest:
+        """The request with `ends` made of its sampling's stop strings and `allowed` of its constraint.
+
+        Raises:
+            BadInput: the constraint does not compile, or there is an empty stop string.
+        """
+        strings, constraint = request.sampling.stop_strings, request.sampling.constraint
+        if strings:
+            request = replace(request, ends=StopStrings(self._tokenizer, strings))
+        if constraint:
+            request = replace(request, allowed=self._grammars.of(constraint))
+        return request
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        return Grammars(self._tokenizer, self._stop_ids)

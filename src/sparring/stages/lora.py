@@ -1,0 +1,67 @@
+"""Where a stage that trains adapters begins: with the adapter of the stage before, or with a fresh one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from sparring.errors import refusal
+from sparring.model.config import LoraConfig
+from sparring.model.peft import base_of, is_adapter, read_config, write
+from sparring.stages.context import POLICY, Context
+
+
+def trained_folder(context: Context, source: Path) -> Path:
+    """What a stage trains and serves that starts from `source`: `source` itself; or, where the run trains adapters and `source`
+    is a whole model, `<run>/lora`, a fresh adapter of it."""
+    lora = context.config.models[POLICY].lora
+    if lora is None or is_adapter(source):
+        return source
+    out = context.folder / "lora"
+    if not out.exists():
+        staging = out.with_name(out.name + ".tmp")
+        shutil.rmtree(staging, ignore_errors=True)
+        write(fresh(source, lora, context.config.run.seed), lora, source, staging)
+        os.rename(staging, out)
+    return out
+
+
+def fresh(base: Path, lora: LoraConfig, seed: int) -> dict[str, Any]:
+    """The state of an untrained adapter for the checkpoint folder `base`, whose weights are not read.
+
+    Raises:
+        BadInput: it targets a layer that the model does not have.
+    """
+    from sparring.model.lora import fresh_state, targeted
+    from sparring.model.save import skeleton
+
+    module = skeleton(base)
+    return fresh_state(module, targeted(module, lora.target_modules), lora.rank, lora.scale, seed)
+
+
+def check_lora(context: Context) -> list[str]:
+    """Adapters can be trained as the recipe asks, of the checkpoint that it names or of any that it makes.
+
+    Returns:
+        What was found, one sentence each.
+
+    Raises:
+        BadInput: they cannot.
+    """
+    lora, given = context.config.models[POLICY].lora, context.given()
+    if given is not None and is_adapter(given):
+        found = read_config(given)
+        if lora is None:
+            do = "add it, or merge the adapter first: sparring export"
+            raise refusal("models.policy.lora", f"rank {found.rank}, as the adapter {given} has", "no such section", do)
+        if (lora.rank, lora.scale) != (found.rank, found.scale):
+            got = f"rank {lora.rank} and scale {lora.scale:g}"
+            do = "set rank, alpha and rslora as it was trained"
+            raise refusal("models.policy.lora", f"rank {found.rank} and scale {found.scale:g}, as {given} has", got, do)
+        return [f"lora: goes on with the adapter {given} of {base_of(given)}"]
+    if lora is None:
+        return []
+    parts = "all linear layers" if lora.target_modules == "all-linear" else f"target_modules {lora.target_modules}"
+    return [f"lora: rank {lora.rank}, scale {lora.scale:g}, {parts}"]

@@ -1,0 +1,128 @@
+"""A real server that speaks OpenAI's completions with token ids, on top of an engine of ours: for tests of its clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from sparring.errors import EngineError
+from sparring.generation import Completion, Delta, GenerateRequest, Sampling, ScoreRequest
+from sparring.protocols import Engine
+
+
+class CompletionsServer:
+    """Serves one engine in a thread until it is stopped, which closes the engine.
+
+    Args:
+        engine: samples.
+        models: names that it lists.
+        tells_ids: whether it tells token ids; else text.
+        processed: whether log-probabilities are of the distribution that was sampled from; else from before the temperature.
+
+    Attributes:
+        url: where, up to and with /v1.
+    """
+
+    def __init__(
+        self, engine: Engine, *, models: tuple[str, ...] = ("tiny",), tells_ids: bool = True, processed: bool = True
+    ) -> None:
+        self._engine, self._models, self._tells_ids, self._processed = engine, models, tells_ids, processed
+        self._count = 0
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        routes = [Route("/v1/models", self._list), Route("/v1/completions", self._complete, methods=["POST"])]
+        handlers: dict[Any, Any] = {EngineError: self._refused}
+        application = Starlette(routes=routes, exception_handlers=handlers)
+        self._server = uvicorn.Server(uvicorn.Config(application, log_level="warning", access_log=False, lifespan="off"))
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(listening)), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop serving. Safe to call twice."""
+        self._server.should_exit = True
+        self._thread.join()
+
+    async def _serve(self, listening: socket.socket) -> None:
+        await self._server.serve(sockets=[listening])
+        await self._engine.close()
+
+    async def _refused(self, request: Request, error: EngineError) -> Response:
+        return JSONResponse({"error": {"message": str(error)}}, 400)
+
+    async def _list(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [{"id": name} for name in self._models]})
+
+    async def _complete(self, request: Request) -> Response:
+        body = await request.json()
+        self._count += 1
+        sampling = Sampling(
+            **{name: body[name] for name in ("top_k", "min_p", "min_tokens", "top_p", "max_tokens", "seed") if name in body},
+            temperature=body.get("temperature", 1.0),
+            stop=tuple(body.get("stop_token_ids", ())),
+            top_logprobs=body.get("logprobs", 0),
+            logit_bias=tuple((int(token), value) for token, value in body.get("logit_bias", {}).items()),
+        )
+        asked = GenerateRequest(id=str(self._count), tokens=tuple(body["prompt"]), sampling=sampling)
+        if body.get("stream"):
+            pieces = self._engine.stream(asked)
+            first = await anext(pieces)  # or its refusal
+            return StreamingResponse(self._events(pieces, first, sampling.top_logprobs), media_type="text/event-stream")
+        answer = await self._engine.generate(asked)
+        choice = self._choice(answer.tokens, answer.logprobs, answer.top_logprobs, answer.finish_reason)
+        if not self._processed:
+            await self._as_before_the_temperature(choice, asked, answer)
+        if "prompt_logprobs" in body:
+            choice["prompt_logprobs"] = await self._judged(asked.tokens, body["prompt_logprobs"])
+        return JSONResponse({"choices": [choice]})
+
+    async def _events(self, pieces: Any, piece: Delta | Completion, tops: int) -> AsyncIterator[str]:
+        """Likeliest tokens come with the last event only, which is all that the engine tells of them: so they are told there."""
+        async with aclosing(pieces):
+            while isinstance(piece, Delta):
+                if tops <= 1:
+                    yield _event(self._choice(piece.tokens, piece.logprobs, None, None))
+                piece = await anext(pieces)
+        told = (piece.tokens, piece.logprobs, piece.top_logprobs) if tops > 1 else ((), (), None)
+        yield _event(self._choice(*told, piece.finish_reason))
+        yield "data: [DONE]\n\n"
+
+    def _choice(self, tokens: Any, logprobs: Any, tops: Any, finish_reason: str | None) -> dict[str, Any]:
+        name = "token_id:{}" if self._tells_ids else "word{}"
+        choice: dict[str, Any] = {
+            "index": 0,
+            "text": "",
+            "finish_reason": finish_reason,
+            "logprobs": {
+                "tokens": [name.format(token) for token in tokens],
+                "token_logprobs": list(logprobs),
+                "top_logprobs": [{name.format(token): value for token, value in row} for row in tops or ()],
+            },
+        }
+        return choice
+
+    async def _as_before_the_temperature(self, choice: dict[str, Any], asked: GenerateRequest, answer: Completion) -> None:
+        scored = ScoreRequest(id="raw", tokens=(*asked.tokens, *answer.tokens), first=len(asked.tokens), top_k=1)
+        scores = await self._engine.score(scored)
+        choice["logprobs"]["token_logprobs"] = list(scores.logprobs)
+        rows = zip(scores.top_ids, scores.top_logprobs, strict=True)
+        choice["logprobs"]["top_logprobs"] = [{f"token_id:{ids[0]}": values[0]} for ids, values in rows]
+
+    async def _judged(self, tokens: tuple[int, ...], count: int) -> list[dict[str, Any] | None]:
+        scores = await self._engine.score(ScoreRequest(id="judged", tokens=tokens, top_k=count))
+        rows = zip(tokens[1:], scores.logprobs, scores.top_ids, scores.top_logprobs, strict=True)
+        return [None, *({str(i): {"logprob": v} for i, v in ((t, p), *zip(ids, tops, strict=True))} for t, p, ids, tops in rows)]
+
+
+def _event(choice: dict[str, Any]) -> str:
+    return f"data: {json.dumps({'choices': [choice]})}\n\n"

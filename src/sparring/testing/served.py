@@ -1,0 +1,55 @@
+"""A server on a real socket in a thread of this process, for tests of its clients."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparring.engine.adapters.remote import RemoteEngine
+from sparring.launch.serve import ServeConfig, StoppingServer, server_of
+
+if TYPE_CHECKING:
+    from sparring.engine.native import NativeEngine
+
+
+class ServerThread:
+    """Serves an engine until it is stopped, which closes the engine.
+
+    Args:
+        engine: native, made of the checkpoint folder `folder`.
+        folder: its tokenizer, where there is one, makes constraints.
+        api_key: what clients must send.
+
+    Attributes:
+        url: where.
+    """
+
+    def __init__(self, engine: NativeEngine, folder: Path, *, api_key: str = "") -> None:
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        ready = threading.Event()
+        self._server: StoppingServer = server_of(engine, ServeConfig(folder=folder, api_key=api_key), ready.set)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve(sockets=[self._listening])), daemon=True)
+        self._thread.start()
+        ready.wait()
+
+    def stop(self) -> None:
+        """As Ctrl-C does: what is under way ends with an error. Safe to call twice."""
+        self._server.should_exit = True
+        self._thread.join()
+
+
+class RemoteToThread(RemoteEngine):
+    """A client with a server of its own, which ends with it."""
+
+    def __init__(self, engine: NativeEngine, folder: Path) -> None:
+        self._thread = ServerThread(engine, folder)
+        super().__init__(self._thread.url)
+
+    async def close(self) -> None:
+        """Close the client, then the server."""
+        await super().close()
+        await asyncio.to_thread(self._thread.stop)

@@ -1,0 +1,38 @@
+"""Adapters of a tiny model, random in both factors, so that each changes every row: for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def tiny_adapter(
+    base: str | Path, out_path: str | Path, *, seed: int = 0, rank: int = 4, target_modules: str | Sequence[str] = "all-linear"
+) -> Path:
+    """Write an adapter folder for the checkpoint `base`.
+
+    Args:
+        base: a checkpoint folder.
+        out_path: folder to write.
+        seed: decides both factors.
+        rank: of the factors.
+        target_modules: as in `LoraConfig`.
+
+    Returns:
+        The folder.
+    """
+    import torch
+
+    from sparring.model.config import LoraConfig
+    from sparring.model.load import load
+    from sparring.model.lora import SCALE, fresh_state, targeted
+    from sparring.model.peft import write
+
+    named = target_modules if isinstance(target_modules, str) else tuple(target_modules)
+    config = LoraConfig(rank=rank, alpha=2.0 * rank, target_modules=named)
+    module = load(base).module
+    state = fresh_state(module, targeted(module, named), rank, config.scale, seed)
+    generator = torch.Generator().manual_seed(seed)
+    for name in sorted(state.keys() - {SCALE}):
+        state[name].normal_(0.0, 0.2, generator=generator)
+    return write(state, config, base, out_path)

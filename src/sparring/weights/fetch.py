@@ -1,0 +1,28 @@
+"""What a reference names, whichever way it travels: the one place that knows the transports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+
+from sparring.errors import WeightsError
+from sparring.types import WeightRef
+from sparring.weights import inline, shared_memory
+
+TRANSPORTS: Mapping[str, Callable[[WeightRef], dict[str, torch.Tensor]]] = MappingProxyType(
+    {"inline": inline.fetch, shared_memory.TRANSPORT: shared_memory.fetch}
+)
+
+
+def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
+    """The published tensors, verified. They may be the reference's own: a receiver copies them (`CausalModel.load_state` does).
+
+    Raises:
+        WeightsError: nothing here knows the transport, or what it says (see the transports).
+    """
+    if ref.transport not in TRANSPORTS:
+        where, known = f"weights of {ref.model} version {ref.version}", ", ".join(TRANSPORTS)
+        raise WeightsError(f"{where}: expected a transport out of {known}, got {ref.transport!r}; publish them with one")
+    return TRANSPORTS[ref.transport](ref)

@@ -1,0 +1,171 @@
+"""Weights between processes of one machine: a file in shared memory that lives as long as its publisher lends it.
+
+The publisher alone takes it away: `published` is a context, and what it made is gone behind it. Until then it holds a lock on
+the file; the kernel drops the lock of a process that died, so whoever publishes next can tell what nobody owns any longer and
+removes it (`sweep`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from sparring.errors import WeightsError, boundary
+from sparring.types import WeightRef
+from sparring.weights.checksum import checksum
+from sparring.weights.inline import Probe
+
+TRANSPORT = "shared_memory"
+FOLDER = Path("/dev/shm")
+PREFIX = "sparring-weights-"
+ALIGNMENT = 64
+"""Bytes; a tensor begins at a multiple of it."""
+
+_NAME = re.compile(re.escape(PREFIX) + "[0-9a-f]{16}")
+
+
+class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where one tensor lies: `offset` in bytes, `dtype` as torch calls it ("float32")."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+class Location(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`WeightRef.location` of this transport, there as plain data: the file's name, its size in bytes, the tensors by name."""
+
+    segment: str
+    size: int
+    tensors: dict[str, Place]
+
+
+@contextmanager
+def published(model: str, version: int, state: Mapping[str, torch.Tensor], probe: Probe | None = None) -> Iterator[WeightRef]:
+    """A copy of `state` that other processes of this machine can fetch until the context ends. Arguments: as `inline.publish`.
+
+    The file gets its name when it is complete, so a crash on the way leaves nothing behind.
+
+    Raises:
+        WeightsError: there is no room for it, or no shared memory.
+    """
+    sweep()
+    location = _located(f"{PREFIX}{secrets.token_hex(8)}", state)
+    with ExitStack() as stack:
+        where, room = f"weights of {model} version {version}", f"{location.size} bytes of {FOLDER}"
+        with boundary(WeightsError, where, room, "make room there"):
+            _lend(stack, location, state)
+        yield WeightRef(
+            model=model,
+            version=version,
+            checksum=checksum(state),
+            transport=TRANSPORT,
+            location=msgspec.to_builtins(location),
+            probe=probe,
+        )
+
+
+def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
+    """A copy of the published tensors, verified: what the publisher does afterwards does not touch it.
+
+    Raises:
+        WeightsError: the reference travels another way, has outlived what it names, or its tensors are not the ones that were
+            published.
+    """
+    where = f"weights of {ref.model} version {ref.version}"
+    if ref.transport != TRANSPORT:
+        raise WeightsError(f"{where}: expected transport {TRANSPORT!r}, got {ref.transport!r}; fetch them with that transport")
+    with boundary(WeightsError, where, "a location in shared memory", "publish them again"):
+        location = msgspec.convert(ref.location, Location)
+    if not _NAME.fullmatch(location.segment):
+        raise WeightsError(f"{where}: expected a segment {PREFIX}..., got {location.segment!r}; publish them again")
+    data = _read(FOLDER / location.segment, location.size, where)
+    with boundary(WeightsError, where, "tensors within their segment", "publish them again"):
+        state = {name: _view(data, place) for name, place in location.tensors.items()}
+    found = checksum(state)
+    if found != ref.checksum:
+        raise WeightsError(f"{where}: expected checksum {ref.checksum}, got {found}; publish them again")
+    return state
+
+
+def sweep() -> None:
+    """Remove what publishers left that died while they lent it: whatever nobody holds the lock of."""
+    for path in FOLDER.glob(f"{PREFIX}*"):
+        # gone meanwhile, another user's, or lent by somebody alive
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(descriptor)
+
+
+def _lend(stack: ExitStack, location: Location, state: Mapping[str, torch.Tensor]) -> None:
+    """Write the file, under its lock from the beginning, and name it; `stack` takes all of it back."""
+    folder = os.open(FOLDER, os.O_PATH)
+    stack.callback(os.close, folder)
+    file = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR, 0o600)
+    stack.callback(os.close, file)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    os.posix_fallocate(file, 0, max(1, location.size))
+    for name, place in location.tensors.items():
+        _write(file, place.offset, _bytes(state[name]))
+    # only with a folder given does Python follow the link to the file that has no name yet
+    os.link(f"/proc/self/fd/{file}", location.segment, dst_dir_fd=folder, follow_symlinks=True)
+    stack.callback((FOLDER / location.segment).unlink, missing_ok=True)
+
+
+def _located(segment: str, state: Mapping[str, torch.Tensor]) -> Location:
+    places, offset = {}, 0
+    for name, tensor in state.items():
+        places[name] = Place(dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape), offset=offset)
+        offset += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
+    return Location(segment=segment, size=offset, tensors=places)
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def _write(descriptor: int, offset: int, data: memoryview) -> None:
+    while data:
+        count = os.pwrite(descriptor, data, offset)
+        offset, data = offset + count, data[count:]
+
+
+def _read(path: Path, size: int, where: str) -> torch.Tensor:
+    """The whole file as uint8 [size]."""
+    data = None
+    with boundary(WeightsError, where, "a readable segment", "publish them again"):
+        try:
+            with open(path, "rb") as file:
+                if os.fstat(file.fileno()).st_size == max(1, size):
+                    data = torch.empty(size, dtype=torch.uint8)
+                    file.readinto(data.numpy())
+        except FileNotFoundError:
+            raise WeightsError(
+                f"{where}: expected the segment {path.name}, got none: its publisher has taken it back or is gone; "
+                "publish them again"
+            ) from None
+    if data is None:
+        raise WeightsError(f"{where}: expected a segment of {size} bytes, got another size; publish them again")
+    return data
+
+
+def _view(data: torch.Tensor, place: Place) -> torch.Tensor:
+    dtype: Any = getattr(torch, place.dtype)
+    end = place.offset + math.prod(place.shape) * dtype.itemsize
+    if not 0 <= place.offset <= end <= len(data):
+        raise ValueError(f"bytes {place.offset} to {end} of {len(data)}")
+    return data[place.offset : end].view(dtype).reshape(place.shape)

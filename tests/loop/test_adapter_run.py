@@ -1,0 +1,164 @@
+"""A run that trains adapters: one through sft and rl, exact in every step, small on disk, merged at the end."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sparring.cli.main import main
+from sparring.model.load import load
+from sparring.model.peft import base_of, read_config
+
+TINY = Path(__file__).parent / "tiny.toml"
+WORLD = Path(__file__).parent / "tiny_world.py:Sums"
+LORA = ("models.policy.lora.rank=4", "models.policy.lora.alpha=8")
+
+
+def command(folder, *more, recipe=TINY):
+    settings = (f"run.directory={folder}", f"env.name={WORLD}", "observe.lines_every_s=0", *LORA, *more)
+    sets = [part for setting in settings for part in ("--set", setting)]
+    return [sys.executable, "-m", "sparring.cli.main", "run", str(recipe), *sets]
+
+
+def finish(arguments):
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def bits(file):
+    return {name: tensor.numpy().tobytes() for name, tensor in load_file(file).items()}
+
+
+def adapter(folder, stage):
+    return bits(folder / "tiny" / stage / "adapter_model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted run."""
+    folder = tmp_path_factory.mktemp("lora")
+    finish(command(folder))
+    return folder
+
+
+def test_every_step_was_exact(whole):
+    lines = [json.loads(line) for line in (whole / "tiny/metrics.jsonl").read_text().splitlines()]
+    steps = [line["values"] for line in lines if line["stage"] == "rl" and "step" in line]
+    assert [values["logprob_max_abs_diff"] for values in steps] == [0.0] * 6
+    assert all(values["updated"] for values in steps)
+
+
+def test_one_adapter_goes_through_the_stages_beside_an_untouched_base(whole):
+    untrained, imitated, reinforced = (adapter(whole, stage) for stage in ("lora", "sft/model", "rl/model"))
+    assert untrained.keys() == imitated.keys() == reinforced.keys()
+    for name in untrained:
+        assert len({untrained[name], imitated[name], reinforced[name]}) == 3, name
+    for stage in ("lora", "sft/model", "rl/model"):
+        assert base_of(whole / "tiny" / stage) == str(whole / "tiny/init/model")
+        assert read_config(whole / "tiny" / stage).rank == 4
+
+
+def test_a_checkpoint_holds_the_adapter_alone(whole):
+    last = whole / "tiny/rl/checkpoints/step-000006"
+    state = load_file(last / "model.safetensors")
+    assert {name.rpartition("lora_")[2] for name in state} == {"A.weight", "B.weight", "scale"}
+    written = adapter(whole, "rl/model")
+    assert {f"base_model.model.{n}": t.numpy().tobytes() for n, t in state.items() if n != "lora_scale"} == written
+    moments = load_file(last / "optimiser.safetensors")
+    assert {name.partition("/")[2] for name in moments} == state.keys() - {"lora_scale"}
+
+
+def test_the_export_is_merged(whole, tmp_path):
+    """The plain checkpoint says what base and adapter say, but for the rounding of the merge."""
+    merged, adapted, base = (load(whole / "tiny" / place) for place in ("export", "rl/model", "init/model"))
+    assert merged.adapters.everywhere is None and adapted.adapters.everywhere is not None
+    one, other, before = (library_logits(model.module) if model is not adapted else own_logits(model) for model in (merged, adapted, base))
+    assert (one - other).abs().max() <= 2e-6 < 1e-3 < (before - other).abs().max()
+    shutil.copytree(whole / "tiny/rl/model", tmp_path / "adapter")
+    assert main(["export", str(tmp_path / "adapter"), str(tmp_path / "out")]) == 0
+    assert bits(tmp_path / "out/model.safetensors") == bits(whole / "tiny/export/model.safetensors")
+
+
+def test_a_rollout_is_sampled_again(whole, capsys):
+    """Under the adapter before the first step, under a kept one, and in an evaluation."""
+    for rollout in ("rl/0/0", "rl/9/1", "eval/rl/0"):
+        found = main(["replay", str(whole / "tiny"), rollout])
+        assert found == 0, capsys.readouterr()
+
+
+def test_a_killed_run_ends_with_the_same_bits(whole, tmp_path):
+    for moment in ("sft 3/6", "rl 3/6"):
+        with subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+            assert any(line.startswith(moment) for line in run.stdout)
+            run.kill()
+            run.communicate()
+        assert run.returncode == -signal.SIGKILL
+    finish(command(tmp_path))
+    for stage in ("lora", "sft/model", "rl/model"):
+        assert adapter(tmp_path, stage) == adapter(whole, stage)
+    assert bits(tmp_path / "tiny/export/model.safetensors") == bits(whole / "tiny/export/model.safetensors")
+
+
+def test_a_run_goes_on_with_a_given_adapter(whole, tmp_path):
+    """From the adapter that sft left, rl alone learns what it learnt there."""
+    head, rest = TINY.read_text().split("[models.policy.init]")
+    recipe = tmp_path / "given.toml"
+    recipe.write_text(f'{head}[models.policy]\npath = "{whole / "tiny/sft/model"}"\n\n[env]{rest.partition("[env]")[2]}')
+    finish(command(tmp_path, 'run.stages=["rl"]', recipe=recipe))
+    assert adapter(tmp_path, "rl/model") == adapter(whole, "rl/model")
+    assert base_of(tmp_path / "tiny/rl/model") == str(whole / "tiny/init/model")
+
+
+def own_logits(model):
+    from sparring.model.attention import Packed
+
+    tokens = torch.arange(40)
+    return model.logits(model.hidden(tokens, tokens, Packed.of([40]))).detach()
+
+
+def library_logits(module):
+    module.set_attn_implementation("eager")
+    return module(input_ids=torch.arange(40)[None]).logits[0].detach()
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("models.policy.lora.rank=0", "rank must be at least 1, got 0"),
+        ("models.policy.lora.alpha=0", "alpha must be above 0"),
+        ('models.policy.lora.target_modules="attention"', "a list of names, all-linear or default, got 'attention'"),
+        ("models.policy.lora.target_modules=[]", "at least one linear layer"),
+        ('models.policy.lora.target_modules=["q_proj", "lm_head"]', "expected linear layers of the model: down_proj"),
+        ("models.policy.lora.dropout=0.1", "dropout"),
+    ],
+)
+def test_check_refuses_what_cannot_be_trained(tmp_path, capsys, setting, message):
+    settings = [part for one in (f"run.directory={tmp_path}", f"env.name={WORLD}", setting) for part in ("--set", one)]
+    assert main(["check", str(TINY), *settings]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("lora", "message"),
+    [
+        ((), "models.policy.lora: expected rank 4, as the adapter"),
+        (("models.policy.lora.rank=8",), "models.policy.lora: expected rank 4 and scale 2"),
+        (("models.policy.lora.rank=4", "models.policy.lora.alpha=9"), "got rank 4 and scale 2.25"),
+        (LORA, None),
+    ],
+)
+def test_check_compares_with_a_given_adapter(whole, tmp_path, capsys, lora, message):
+    head, rest = TINY.read_text().split("[models.policy.init]")
+    recipe = tmp_path / "given.toml"
+    recipe.write_text(f'{head}[models.policy]\npath = "{whole / "tiny/sft/model"}"\n\n[env]{rest.partition("[env]")[2]}')
+    settings = [part for one in (f"run.directory={tmp_path}", f"env.name={WORLD}", *lora) for part in ("--set", one)]
+    assert main(["check", str(recipe), *settings]) == (2 if message else 0)
+    printed = capsys.readouterr()
+    assert message is None or message in printed.err
+    assert message is not None or "lora: goes on with the adapter" in printed.out

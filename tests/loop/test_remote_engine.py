@@ -1,0 +1,45 @@
+"""A run whose engine is another process, `sparring serve`: the same weights, bit by bit, as with an engine of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from safetensors.numpy import load_file
+
+from sparring.weights.shared_memory import FOLDER, PREFIX
+
+
+def finished(recipe: Path, name: str, *settings: str) -> Path:
+    sets = [part for setting in settings for part in ("--set", setting)]
+    command = [sys.executable, "-m", "sparring.cli.main", "run", str(recipe), "--name", name, *sets]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return recipe.parent / "runs" / name
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    return {name: tensor.tobytes() for name, tensor in load_file(folder / "rl/model/model.safetensors").items()}
+
+
+Served = Callable[..., AbstractContextManager[tuple[subprocess.Popen[str], str]]]
+
+
+def test_a_run_on_a_served_engine_has_the_bits_of_one_on_its_own(given: Path, checkpoint: Path, served: Served) -> None:
+    stages = 'run.stages=["rl", "eval"]'
+    own = finished(given, "own", stages)
+    with served(str(checkpoint)) as (server, url):
+        remote = finished(given, "remote", stages, "engine.kind=remote", f"engine.url={url}")
+        again = finished(given, "again", stages, "engine.kind=remote", f"engine.url={url}")
+        server.send_signal(signal.SIGINT)
+        _, error = server.communicate(timeout=60)
+    assert weights(remote) == weights(again) == weights(own)
+    summary = json.loads((remote / "summary.json").read_text())
+    assert summary["logprob_max_abs_diff"] == 0.0 and summary["tokens_sampled"] > 0
+    assert (server.returncode, error) == (130, "\ninterrupted\n")
+    assert not list(FOLDER.glob(f"{PREFIX}*"))

@@ -1,0 +1,166 @@
+"""`sparring serve` in a process of its own: text rules, sockets, how it stops, how it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import aclosing
+
+import pytest
+
+from sparring.engine.adapters.remote import RemoteEngine
+from sparring.engine.config import EngineConfig
+from sparring.engine.native import NativeEngine
+from sparring.errors import EngineError, RequestRefused
+from sparring.generation import Constraint, GenerateRequest, Sampling
+from sparring.model.load import load
+from sparring.render.load import load_renderer
+from sparring.testing.tiny_models import tiny_model
+from sparring.weights.inline import publish
+
+PROMPT = tuple(range(5, 15))
+ENDLESS = 90_000
+
+
+@pytest.fixture(scope="module")
+def roomy(tmp_path_factory):
+    """A checkpoint whose longest request takes many seconds."""
+    return tiny_model("qwen3", tmp_path_factory.mktemp("roomy") / "tiny", seed=4, max_position_embeddings=100_000)
+
+
+def ask(number=0, tokens=PROMPT, **sampling):
+    return GenerateRequest(id=f"r{number}", tokens=tokens, sampling=Sampling(**{"max_tokens": 40, "seed": number, **sampling}))
+
+
+def on(url, scenario):
+    async def main():
+        engine = RemoteEngine(url)
+        try:
+            return await scenario(engine)
+        finally:
+            await engine.close()
+
+    return asyncio.run(main())
+
+
+def refused(*arguments):
+    command = [sys.executable, "-m", "sparring.cli.main", "serve", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    return done.stderr
+
+
+def test_text_rules_are_made_again_by_the_server(checkpoint, served):
+    renderer = load_renderer(str(checkpoint))
+    json_schema = Constraint(kind="json_schema", source='{"type": "object", "properties": {"a": {"type": "integer"}}}')
+    asks = [
+        ask(1, constraint=json_schema, stop=renderer.stop_ids),
+        ask(2, constraint=Constraint(kind="regex", source="[0-9]{1,9}"), stop=renderer.stop_ids),
+        ask(3, stop_strings=("e", "1")),
+    ]
+
+    async def scenario(engine):
+        return [await engine.generate(renderer.bind(one)) for one in asks]
+
+    async def local():
+        engine = NativeEngine(load(checkpoint), EngineConfig(), threads=1)
+        try:
+            return await scenario(engine)
+        finally:
+            await engine.close()
+
+    async def remote(engine):
+        broken = ask(4, constraint=Constraint(kind="regex", source="["), stop=renderer.stop_ids)
+        with pytest.raises(RequestRefused, match="regex: expected one that compiles"):
+            await engine.generate(broken)
+        with pytest.raises(RequestRefused, match="none of them empty"):
+            await engine.generate(ask(5, stop_strings=("",)))
+        return await scenario(engine), await forked(engine, renderer)
+
+    with served(checkpoint) as (_, url):
+        found, branches = on(url, remote)
+    assert found == asyncio.run(local())
+    assert all(answer.finish_reason == "stop" for answer in found[1:])
+    digits = [renderer.decode(tokens).partition("<|")[0] for tokens in branches]
+    assert all(re.fullmatch("[0-9]{300,400}", text) for text in digits)
+    assert len(set(digits)) > 1
+
+
+async def forked(engine, renderer):
+    """The whole turn of each branch of a constrained request."""
+    rule = Constraint(kind="regex", source="[0-9]{300,400}")
+    asked = renderer.bind(ask(6, constraint=rule, stop=renderer.stop_ids, max_tokens=480))
+    for _ in range(20):  # it may be over before the fork comes
+        async with aclosing(engine.stream(asked)) as stream:
+            first = await anext(stream)
+            try:
+                branches = await engine.fork("r6", {"a": 1, "b": 2})
+                break
+            except RequestRefused:
+                continue
+    turns = [(*branch.tokens[len(PROMPT) :], *(await engine.generate(branch)).tokens) for branch in branches]
+    for branch in branches:
+        await engine.release(branch.conversation)
+    assert all(turn[: len(first.tokens)] == first.tokens for turn in turns)
+    return turns
+
+
+def test_interrupted_it_answers_what_is_under_way_with_an_error(roomy, served, tmp_path):
+    path = tmp_path / "socket"
+
+    async def scenario(engine):
+        stream = engine.stream(ask(max_tokens=ENDLESS))
+        pieces = [await anext(stream)]
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(EngineError, match="closed before the request was finished"):
+            while True:
+                pieces.append(await anext(stream))
+        return pieces
+
+    with served(roomy, "--unix", path) as (process, url):
+        assert url == f"unix:{path}" and path.stat().st_mode & 0o777 == 0o600
+        assert "a server that answers there" in refused(roomy, "--unix", path)
+        assert on(url, scenario)
+        _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (130, "\ninterrupted\n")
+    assert not path.exists()
+
+
+def test_a_server_that_dies_is_an_error_and_one_in_its_place_has_other_weights(roomy, served):
+    async def scenario(engine):
+        port = url.rpartition(":")[2]
+        await engine.pull(publish("policy", 3, load(roomy).state()))
+        stream = engine.stream(ask(max_tokens=ENDLESS))
+        await anext(stream)
+        os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(EngineError):
+            async for _ in stream:
+                pass
+        process.wait()
+        with pytest.raises(EngineError, match="ConnectError"):
+            await engine.generate(ask())
+        with served(roomy, "--port", port):
+            with pytest.raises(EngineError, match="got one started since, with other weights"):
+                await engine.generate(ask())
+            await engine.pull(publish("policy", 4, load(roomy).state()))
+            return await engine.generate(ask()), engine.version
+
+    with served(roomy) as (process, url):
+        answer, version = on(url, scenario)
+    assert version == 4 and set(answer.versions.values) == {4}
+
+
+def test_what_cannot_be_served_ends_with_2(checkpoint, served, tmp_path):
+    with served(checkpoint) as (_, url):
+        assert "Address already in use" in refused(checkpoint, "--port", url.rpartition(":")[2])
+    assert "no such folder" in refused(tmp_path / "nothing")
+    assert "got a folder without config.json" in refused(tmp_path)
+    assert "a key of [engine], got another" in refused(checkpoint, "--set", "rl.steps=3")
+    assert "max_running must be at least 1" in refused(checkpoint, "--set", "engine.max_running=0")
+    assert "environment variable NO_SUCH_KEY: expected a key, got nothing" in refused(checkpoint, "--api-key-env", "NO_SUCH_KEY")
+    assert "an address that is free" in refused(checkpoint, "--port", "70000")
+    assert "an address that is free" in refused(checkpoint, "--host", "host.invalid")

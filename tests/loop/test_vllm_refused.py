@@ -1,0 +1,39 @@
+"""A recipe that asks for vLLM where there is none is refused by name, before any work starts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparring.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("python", "got"),
+    [("/no/such/python", "/no/such/python: No such file or directory"), (sys.executable, f"{sys.executable}, which does not")],
+)
+def test_no_vllm(given: Path, capsys: pytest.CaptureFixture[str], python: str, got: str) -> None:
+    assert main(["check", str(given), "--set", "engine.kind=vllm", "--set", f"engine.vllm.python={python}"]) == 2
+    error = capsys.readouterr().err
+    assert "engine.vllm.python: expected a Python" in error and f"got {got}" in error and "make test-vllm" in error
+
+
+def test_two_bounds_on_importance_weights_are_refused(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(given), "--set", "rl.correction=token_truncate", "--set", "algo.tis_cap=3.0"]) == 2
+    assert "algo.tis_cap: expected none beside a correction, got 3.0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("engine.speculation=ngram", "engine.speculation: expected engine.kind = \"native\", which alone has it, got 'ngram'"),
+        ("engine.kv_tokens=4096", 'engine.kv_tokens: expected engine.kind = "native"'),
+        ("engine.kv_across_turns=offload", 'engine.kv_across_turns: expected "keep" or "drop" with vLLM'),
+        ('rollout.constraint={kind="regex",source="a+"}', "rollout.constraint: expected none with vLLM"),
+    ],
+)
+def test_what_vllm_does_not_do(given: Path, capsys: pytest.CaptureFixture[str], setting: str, said: str) -> None:
+    assert main(["check", str(given), "--set", "engine.kind=vllm", "--set", setting]) == 2
+    assert said in capsys.readouterr().err

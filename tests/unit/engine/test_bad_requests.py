@@ -1,0 +1,92 @@
+"""What can never be served gets a typed error of its own, while it comes in between others that are under way; those go on unharmed."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from sparring.errors import BadInput, EngineError
+from sparring.generation import Constraint, GenerateRequest, Sampling, ScoreRequest
+from sparring.testing.tiny_models import VOCABULARY
+from sparring.testing.toy import toy_renderer
+
+GOOD = GenerateRequest(id="good", tokens=(1, 2, 3, 4, 5), sampling=Sampling(max_tokens=60, seed=3))
+CACHE = 192
+
+
+def changed(**sampling):
+    return replace(GOOD, sampling=replace(GOOD.sampling, **sampling))
+
+
+BAD = {
+    "an empty prompt": (replace(GOOD, tokens=()), "at least one token, got none"),
+    "a prompt longer than the context": (replace(GOOD, tokens=(1,) * 256), "fewer than 256 tokens, got 256"),
+    "a token out of the vocabulary": (replace(GOOD, tokens=(1, VOCABULARY)), f"token ids below {VOCABULARY}"),
+    "a negative token": (replace(GOOD, tokens=(-1, 2)), f"token ids below {VOCABULARY}"),
+    "a negative temperature": (changed(temperature=-0.5), "a temperature of 0 or more, got -0.5"),
+    "more than the cache holds": (replace(changed(max_tokens=100), tokens=(7,) * 100), f"within the cache of {CACHE}, got 100"),
+    "a stop string that nobody reads": (changed(stop_strings=("a",)), "bind the request"),
+    "a constraint that nobody reads": (changed(constraint=Constraint(kind="regex", source="a")), "bind the request"),
+}
+
+
+async def beside(engine, bad):
+    """The answers of three requests, one of which is known to be under way when `bad` is called, and what came of that."""
+    begun = asyncio.Event()
+
+    async def watched(request):
+        async for piece in engine.stream(request):
+            begun.set()
+        return piece
+
+    good = [replace(GOOD, id=f"good {seed}", sampling=replace(GOOD.sampling, seed=seed)) for seed in range(3)]
+    jobs = [asyncio.ensure_future(job) for job in (watched(good[0]), *map(engine.generate, good[1:]))]
+    await begun.wait()
+    result = None if bad is None else (await asyncio.gather(bad(), return_exceptions=True))[0]
+    return await asyncio.gather(*jobs), result, engine.metrics.get("failed_steps", 0.0)
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("way", ["generate", "stream"])
+def test_a_request_that_can_never_be_served_fails_alone(serve, name, way):
+    request, says = BAD[name]
+    request = replace(request, id="bad")
+
+    async def scenario(engine):
+        async def asked():
+            if way == "generate":
+                return await engine.generate(request)
+            return [piece async for piece in engine.stream(request)]
+
+        return await beside(engine, asked)
+
+    answers, error, failed_steps = serve(scenario, kv_tokens=CACHE)
+    alone, _, _ = serve(lambda engine: beside(engine, None), kv_tokens=CACHE)
+    assert isinstance(error, EngineError) and str(error).startswith("request bad: expected ") and says in str(error)
+    assert (answers, failed_steps) == (alone, 0.0)
+
+
+@pytest.mark.parametrize("tokens", [(1,) * 400, (1, VOCABULARY), ()], ids=["longer than the cache", "out of the vocabulary", "none"])
+def test_scores_that_can_never_be_told_fail_alone(serve, tokens):
+    async def scenario(engine):
+        return await beside(engine, lambda: engine.score(ScoreRequest(id="bad", tokens=tokens)))
+
+    answers, error, _ = serve(scenario, kv_tokens=CACHE)
+    assert isinstance(error, EngineError) and str(error).startswith("score bad: expected ")
+    assert answers == serve(lambda engine: beside(engine, None), kv_tokens=CACHE)[0]
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize(("kind", "source"), [("json_schema", '{"type": "nothing"}'), ("json_schema", "{"), ("regex", "("), ("lark", "start: x")])
+def test_a_schema_that_does_not_compile_fails_alone(serve, kind, source):
+    request = changed(constraint=Constraint(kind=kind, source=source))
+
+    async def scenario(engine):
+        async def asked():
+            return await engine.generate(toy_renderer().bind(request))
+
+        return await beside(engine, asked)
+
+    answers, error, _ = serve(scenario, kv_tokens=CACHE)
+    assert isinstance(error, BadInput) and f"{kind.replace('_', ' ')}: expected one that compiles" in str(error)
+    assert answers == serve(lambda engine: beside(engine, None), kv_tokens=CACHE)[0]

@@ -1,0 +1,135 @@
+"""A client of servers that speak OpenAI's completions: what it refuses at start, what it refuses later, what it brings."""
+
+import asyncio
+import math
+from dataclasses import replace
+
+import pytest
+
+from sparring.engine.adapters.openai_compatible import OpenAiEngine
+from sparring.engine.config import EngineConfig
+from sparring.engine.native import NativeEngine
+from sparring.errors import BadInput, EngineError, RequestRefused
+from sparring.generation import Constraint, GenerateRequest, Sampling, ScoreRequest
+from sparring.model.load import load
+from sparring.testing.completions_server import CompletionsServer
+
+PROMPT = (5, 6, 7, 8)
+
+
+def ask(number=0, tokens=PROMPT, **sampling):
+    return GenerateRequest(id=f"r{number}", tokens=tokens, sampling=Sampling(**{"max_tokens": 8, "seed": number, **sampling}))
+
+
+@pytest.fixture
+def opened(model_path):
+    servers = []
+
+    def start(**settings):
+        servers.append(CompletionsServer(NativeEngine(load(model_path), EngineConfig(max_running=8), threads=1), **settings))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+def on(server, scenario, **settings):
+    async def main():
+        engine = OpenAiEngine(server.url, **settings)
+        try:
+            return await scenario(engine)
+        finally:
+            await engine.close()
+
+    return asyncio.run(main())
+
+
+EVERYTHING = {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.01, "top_logprobs": 4, "logit_bias": ((3, 0.1),), "stop": (2,)}
+
+
+def test_an_answer_is_the_engines_behind_it(opened, serve):
+    asks = [ask(1, **EVERYTHING, max_tokens=30), replace(ask(2), prompt_logprobs=True), ask(3, temperature=0.0, min_tokens=3, stop=(2, 9))]
+
+    async def scenario(engine):
+        return [await engine.generate(one) for one in asks]
+
+    for here, there in zip(serve(scenario), on(opened(), scenario), strict=True):
+        assert replace(here, kept=None, cached_tokens=0) == there
+
+
+def test_scores_are_the_engines_but_for_entropies(opened, serve):
+    asked = ScoreRequest(id="s", tokens=(*PROMPT, 9, 33), first=2, top_k=3)
+
+    async def scenario(engine):
+        return await engine.score(asked)
+
+    here, there = serve(scenario), on(opened(), scenario)
+    assert (here.logprobs, here.top_ids, here.top_logprobs) == (there.logprobs, there.top_ids, there.top_logprobs)
+    assert len(there.entropies) == 4 and all(map(math.isnan, there.entropies))
+
+
+@pytest.mark.parametrize(
+    ("settings", "model", "said"),
+    [
+        ({"tells_ids": False}, "", "a server that tells token ids with log-probabilities, got text"),
+        ({"models": ("a", "b")}, "", "expected one model, got a, b; name one"),
+        ({"models": ()}, "", "expected one model, got none"),
+        ({}, "large", "expected large, got tiny; name one"),
+    ],
+)
+def test_a_server_that_cannot_serve_is_refused_at_start(opened, settings, model, said):
+    server = opened(**settings)
+    with pytest.raises(BadInput, match=said):
+        OpenAiEngine(server.url, model=model)
+
+
+def test_no_server_is_refused_at_start(opened):
+    with pytest.raises(BadInput, match="an OpenAI-compatible server, got ConnectError"):
+        OpenAiEngine("http://127.0.0.1:1/v1")
+    with pytest.raises(BadInput, match="a list of models, got HTTPStatusError"):
+        OpenAiEngine(opened().url + "/v1")
+
+
+REFUSED = [
+    (ask(tokens=()), "a prompt"),
+    (ask(max_tokens=0), "max_tokens of at least 1"),
+    (ask(tokens=(80,)), "status 400: .*token ids below 80"),
+    (ask(temperature=-1.0), "status 400: .*a temperature of 0 or more"),
+    (ask(constraint=Constraint(kind="regex", source="a")), "no constraint"),
+    (replace(ask(), ends=lambda tokens, new: None), "stop strings in its sampling"),
+    (replace(ask(temperature=0.5), prompt_logprobs=True), "judges at temperature 0.5"),
+]
+
+
+@pytest.mark.parametrize(("asked", "said"), REFUSED, ids=range(len(REFUSED)))
+def test_a_bad_request_is_refused_and_the_others_go_on(opened, asked, said):
+    async def scenario(engine):
+        with pytest.raises(RequestRefused, match=said):
+            await engine.generate(asked)
+        return await engine.generate(ask())
+
+    assert len(on(opened(), scenario).tokens) == 8
+
+
+@pytest.mark.parametrize("changed", [{"temperature": 0.5}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"logit_bias": ((3, 1.0),)}])
+def test_probabilities_of_another_distribution_are_refused_where_the_server_tells_those(opened, changed):
+    async def scenario(engine):
+        with pytest.raises(RequestRefused, match="--logprobs-mode processed_logprobs"):
+            await engine.generate(ask(**changed))
+        return await engine.generate(ask()), await engine.generate(ask(temperature=0.0, **{"top_k": 1}))
+
+    assert all(len(answer.tokens) == 8 for answer in on(opened(processed=False), scenario))
+
+
+def test_a_server_that_dies_is_an_error(opened):
+    server = opened()
+
+    async def scenario(engine):
+        await asyncio.to_thread(server.stop)
+        with pytest.raises(EngineError, match="ConnectError"):
+            await engine.generate(ask())
+        with pytest.raises(EngineError, match="ConnectError"):
+            await engine.score(ScoreRequest(id="s", tokens=PROMPT))
+
+    on(server, scenario)

@@ -1,0 +1,328 @@
+"""The token-level server over a real socket: what it answers, what it refuses, and that one bad request is one."""
+
+import asyncio
+import json
+import threading
+from dataclasses import replace
+
+import httpx
+import pytest
+import torch
+
+from sparring.engine.adapters.remote import RemoteEngine
+from sparring.engine.config import EngineConfig
+from sparring.engine.native import NativeEngine
+from sparring.errors import BadInput, EngineError, RequestRefused, WeightsError
+from sparring.generation import GenerateRequest, Sampling
+from sparring.model.load import load
+from sparring.testing.served import ServerThread
+from sparring.testing.tiny_models import tiny_model
+from sparring.weights.inline import publish
+from sparring.weights.shared_memory import FOLDER, PREFIX, published
+
+PROMPT = (5, 6, 7, 8)
+LONG = 4000
+
+
+def ask(number=0, tokens=PROMPT, **sampling):
+    return GenerateRequest(id=f"r{number}", tokens=tokens, sampling=Sampling(**{"max_tokens": 8, "seed": number, **sampling}))
+
+
+@pytest.fixture(scope="session")
+def model_path(tmp_path_factory):
+    """A checkpoint folder with room for requests that take a while."""
+    return tiny_model("qwen3", tmp_path_factory.mktemp("served") / "tiny", tied=True, seed=4, max_position_embeddings=LONG + 8)
+
+
+@pytest.fixture
+def server(model_path):
+    engine = NativeEngine(load(model_path), EngineConfig(max_running=8), threads=1)
+    thread = ServerThread(engine, model_path)
+    yield thread
+    thread.stop()
+
+
+@pytest.fixture
+def http(server):
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client
+
+
+def post(http, name, **body):
+    return http.post(f"/v1/{name}", json=body)
+
+
+def on(server, scenario, **settings):
+    async def main():
+        engine = RemoteEngine(server.url, **settings)
+        try:
+            return await scenario(engine)
+        finally:
+            await engine.close()
+
+    return asyncio.run(main())
+
+
+EVERYTHING = {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.01, "top_logprobs": 12, "logit_bias": ((3, 0.1),), "stop": (2,)}
+
+
+def test_every_bit_of_an_answer_crosses(server, serve):
+    asked = replace(ask(**EVERYTHING), prompt_logprobs=True, priority=3)
+
+    async def scenario(engine):
+        return await engine.generate(asked)
+
+    here, there = serve(scenario), on(server, scenario)
+    assert here == there
+    assert here.kept is not None and here.top_logprobs is not None and here.prompt_logprobs is not None
+
+
+def test_a_request_without_a_name_is_given_one(http):
+    answer = post(http, "generate", tokens=PROMPT, sampling={"max_tokens": 3})
+    assert answer.status_code == 200 and len(answer.json()["tokens"]) == 3
+    assert post(http, "score", tokens=PROMPT).status_code == 200
+
+
+def test_events_end_with_the_completion(http):
+    text = post(http, "generate", tokens=PROMPT, sampling={"max_tokens": 30}, stream=True).text
+    events = [event.split("\n") for event in text.strip().split("\n\n")]
+    assert [name for name, _ in events[:-1]] == ["event: delta"] * (len(events) - 1) and events[-1][0] == "event: completion"
+    deltas = [json.loads(data.removeprefix("data: "))["tokens"] for _, data in events[:-1]]
+    assert sum(deltas, []) == json.loads(events[-1][1].removeprefix("data: "))["tokens"]
+
+
+BAD_BODIES = [
+    (b"{", 400, "BadInput", "Input data was truncated"),
+    (b"", 400, "BadInput", "Input data was truncated"),
+    (b"[]", 400, "BadInput", "Expected `object`, got `array`"),
+    (b"{}", 400, "BadInput", "missing required field `tokens`"),
+    (b'{"tokens": "5 6"}', 400, "BadInput", "Expected `array`, got `str` - at `$.tokens`"),
+    (b'{"tokens": [1.5]}', 400, "BadInput", "Expected `int`, got `float`"),
+    (b'{"tokens": [5], "sampling": {"temprature": 1}}', 400, "BadInput", "unknown field `temprature`"),
+    (b'{"tokens": [5], "ends": 3}', 400, "BadInput", "unknown field `ends`"),
+    (b'{"tokens": []}', 422, "RequestRefused", "at least one token"),
+    (b'{"tokens": [80]}', 422, "RequestRefused", "token ids below 80"),
+    (b'{"tokens": [-1]}', 422, "RequestRefused", "token ids below 80"),
+    (b'{"tokens": [99999999999999999999]}', 422, "RequestRefused", "token ids below 80"),
+    (json.dumps({"tokens": [5] * (LONG + 8)}).encode(), 422, "RequestRefused", f"fewer than {LONG + 8} tokens"),
+    (b'{"tokens": [5], "sampling": {"temperature": -1}}', 422, "RequestRefused", "a temperature of 0 or more"),
+    (b'{"tokens": [5], "sampling": {"max_tokens": 0}}', 422, "RequestRefused", "max_tokens of at least 1"),
+    (b'{"tokens": [5], "sampling": {"stop": [99999999999]}}', 422, "RequestRefused", "stop tokens of 32 bits"),
+    (b'{"tokens": [5], "sampling": {"stop_strings": ["a"]}}', 422, "RequestRefused", "a tokenizer.json"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "kind", "said"), BAD_BODIES, ids=range(len(BAD_BODIES)))
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_bad_request_is_refused_and_the_others_go_on(http, body, status, kind, said, stream):
+    if stream and body[:1] == b"{" and body[-1:] == b"}" and len(body) > 2:
+        body = body[:-1] + b', "stream": true}'
+    answer = http.post("/v1/generate", content=body)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (status, kind)
+    assert said in answer.json()["error"]["message"]
+    assert post(http, "generate", tokens=PROMPT).status_code == 200
+
+
+def test_other_endpoints_refuse_too(http):
+    assert http.get("/v1/generate").status_code == 405
+    assert http.get("/v1/nothing").json()["error"]["type"] == "BadInput"
+    assert post(http, "fork", id="r1", seeds={"a": 1}).status_code == 422
+    assert post(http, "score", tokens=[5]).status_code == 422
+    assert post(http, "abort", id="never heard of").json() == post(http, "release", conversation="neither").json() == {}
+
+
+def test_a_refusal_has_its_class_at_the_client_too(server):
+    async def scenario(engine):
+        with pytest.raises(RequestRefused, match="at least one token"):
+            await engine.generate(ask(tokens=()))
+        with pytest.raises(RequestRefused, match="token ids below 80"):
+            await anext(engine.stream(ask(tokens=(80,))))
+        with pytest.raises(RequestRefused, match="say them in text"):
+            await engine.generate(replace(ask(), ends=lambda tokens, new: None))
+        return await engine.generate(ask())
+
+    assert len(on(server, scenario).tokens) == 8
+
+
+def gauge(http, name):
+    return next(float(line.split()[1]) for line in http.get("/metrics").text.splitlines() if line.startswith(f"{name} "))
+
+
+async def until_idle(http):
+    """As soon as nothing runs; what was made until then."""
+    while await asyncio.to_thread(gauge, http, "sparring_running"):
+        pass
+    return gauge(http, "sparring_generated_tokens_total")
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_who_leaves_drops_the_request(server, http, streams):
+    async def scenario(engine):
+        first = engine.stream(ask(0, max_tokens=LONG))
+        crowd = [ask(number, max_tokens=LONG) for number in range(1, 7)]
+        waiting = [asyncio.ensure_future(anext(engine.stream(one)) if streams else engine.generate(one)) for one in crowd]
+        await anext(first)
+        await first.aclose()
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        return await until_idle(http), await engine.generate(ask())
+
+    made, after = on(server, scenario)
+    assert made < 7 * LONG and len(after.tokens) == 8
+
+
+def test_leaving_http_without_an_answer_drops_the_request_too(server, http):
+    with httpx.Client(base_url=server.url, timeout=httpx.Timeout(60, read=0.05)) as client:
+        for _ in range(3):
+            with pytest.raises(httpx.ReadTimeout):
+                client.post("/v1/generate", json={"tokens": PROMPT, "sampling": {"max_tokens": LONG}})
+    assert asyncio.run(until_idle(http)) < 3 * LONG
+
+
+def test_a_key_is_asked_for_under_v1_alone(model_path):
+    engine = NativeEngine(load(model_path), EngineConfig(max_running=8), threads=1)
+    thread = ServerThread(engine, model_path, api_key="secret")
+    try:
+        with pytest.raises(BadInput, match="the key that the server wants"):
+            RemoteEngine(thread.url, api_key="secrets")
+        with pytest.raises(BadInput, match="the key that the server wants"):
+            RemoteEngine(thread.url)
+        assert [httpx.get(f"{thread.url}/{path}").status_code for path in ("v1/model", "health", "metrics")] == [401, 200, 200]
+        assert on(thread, lambda engine: engine.generate(ask()), api_key="secret").tokens
+    finally:
+        thread.stop()
+
+
+def test_an_engine_that_has_ended_is_not_healthy(model_path):
+    engine = NativeEngine(load(model_path), EngineConfig(max_running=8), threads=1)
+    thread = ServerThread(engine, model_path)
+    try:
+        with httpx.Client(base_url=thread.url) as client:
+            assert client.get("/health").status_code == 200
+            asyncio.run(engine.close())
+            answer = client.get("/health")
+            assert (answer.status_code, answer.json()["error"]["type"]) == (503, "EngineError")
+            assert post(client, "generate", tokens=PROMPT).status_code == 503
+    finally:
+        thread.stop()
+
+
+def test_metrics_count_what_happened(http):
+    post(http, "generate", tokens=PROMPT, sampling={"max_tokens": 5})
+    post(http, "generate", tokens=PROMPT, sampling={"max_tokens": 4}, stream=True)
+    post(http, "generate", tokens=[])
+    text = http.get("/metrics").text
+    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert lines['sparring_requests_total{endpoint="generate",outcome="length"}'] == "2"
+    assert lines['sparring_requests_total{endpoint="generate",outcome="RequestRefused"}'] == "1"
+    assert float(lines["sparring_generated_tokens_total"]) == 9
+    assert lines["sparring_time_to_first_token_seconds_count"] == lines["sparring_request_seconds_count"] == "2"
+    assert lines['sparring_request_seconds_bucket{le="+Inf"}'] == "2"
+    assert 0 < float(lines["sparring_time_per_token_seconds_sum"]) < float(lines["sparring_request_seconds_sum"])
+    assert (lines["sparring_weights_version"], lines["sparring_running"], lines["sparring_waiting"]) == ("0", "0.0", "0.0")
+    kinds = [line.split()[2:] for line in text.splitlines() if line.startswith("# TYPE ")]
+    assert len(kinds) == len({name for name, _ in kinds}) and ["sparring_running", "gauge"] in kinds
+
+
+def trained(path):
+    model = load(path)
+    with torch.no_grad():
+        for name, parameter in model.state().items():
+            if "mlp" in name:
+                parameter.mul_(1.3)
+    return model.state()
+
+
+def test_an_update_crosses_and_leaves_nothing_behind(server, model_path, serve):
+    state = trained(model_path)
+
+    async def local(engine):
+        await engine.pull(publish("policy", 3, state))
+        return await engine.generate(ask())
+
+    async def scenario(engine):
+        before = await engine.generate(ask())
+        await engine.pull(publish("policy", 3, state))
+        return before, engine.version, await engine.generate(ask())
+
+    before, version, after = on(server, scenario)
+    assert (version, after) == (3, serve(local)) and before.logprobs != after.logprobs
+    assert not list(FOLDER.glob(f"{PREFIX}*"))
+
+
+def test_a_bad_update_is_a_conflict_and_the_old_version_serves_on(server, http, model_path):
+    state = trained(model_path)
+    wrong_probe = ((1, 2, 3), (-1.0, -2.0))
+
+    async def scenario(engine):
+        before = await engine.generate(ask())
+        for ref in (publish("policy", 1, state, wrong_probe), publish("critic", 1, state), publish("policy", 1, {})):
+            with pytest.raises(WeightsError):
+                await engine.pull(ref)
+        return before, await engine.generate(ask()), engine.version
+
+    before, after, version = on(server, scenario)
+    assert (before, version) == (after, 0)
+    assert post(http, "weights", model="policy", version=1, checksum="", location={}, transport="inline").status_code == 409
+    with published("policy", 1, state) as ref:
+        gone = {"model": "policy", "version": 1, "checksum": ref.checksum, "location": ref.location}
+    answer = post(http, "weights", **gone)
+    assert answer.status_code == 409 and "its publisher has taken it back or is gone" in answer.json()["error"]["message"]
+
+
+def test_a_run_that_begins_counts_its_versions_from_zero(server, model_path):
+    async def whole(engine):
+        original = await engine.generate(ask())
+        await engine.pull(publish("policy", 7, trained(model_path)))
+        again = RemoteEngine(server.url)
+        again.begin(load(model_path).state())
+        begun, first = again.version, await again.generate(ask())
+        await again.pull(publish("policy", 1, trained(model_path)))
+        second = await again.generate(ask())
+        with pytest.raises(EngineError, match="one run to a server"):
+            await engine.generate(ask())
+        version = again.version
+        await again.close()
+        return begun, original, first, second, version
+
+    begun, original, first, second, version = on(server, whole)
+    assert (begun, version) == (0, 1) and first == original
+    assert set(second.versions.values) == set(second.kv_versions.values) == {1} and second.logprobs != first.logprobs
+
+
+def test_what_does_not_fit_the_run_is_refused(server):
+    async def scenario(engine):
+        with pytest.raises(BadInput, match="a model in bfloat16, as models.policy.dtype, got float32"):
+            engine.check("bfloat16", "exact", EngineConfig())
+        with pytest.raises(BadInput, match="numerics fast"):
+            engine.check("float32", "fast", EngineConfig())
+        engine.check("float32", "exact", EngineConfig())
+
+    on(server, scenario)
+
+
+def test_no_server_and_another_server_are_refused(server):
+    with pytest.raises(BadInput, match="a running `sparring serve`, got ConnectError"):
+        RemoteEngine("http://127.0.0.1:1")
+    with pytest.raises(BadInput, match="another server, status 404"):
+        RemoteEngine(f"{server.url}/elsewhere")
+
+
+def test_a_server_that_stops_ends_what_is_under_way_with_an_error(server):
+    async def scenario(engine):
+        stream = engine.stream(ask(max_tokens=LONG))
+        await anext(stream)
+        crowd = [asyncio.ensure_future(engine.generate(ask(number, max_tokens=LONG))) for number in range(1, 12)]
+        await asyncio.sleep(0)
+        stopping = threading.Thread(target=server.stop)
+        stopping.start()
+        found = await asyncio.gather(*crowd, return_exceptions=True)
+        await asyncio.to_thread(stopping.join)
+        with pytest.raises(EngineError):
+            await engine.generate(ask())
+        return found
+
+    found = on(server, scenario)
+    assert all(isinstance(one, EngineError) or len(one.tokens) == LONG for one in found)
+    assert any(isinstance(one, EngineError) for one in found)

@@ -1,0 +1,198 @@
+"""Adapters beside a model's linear layers: what they compute, what they leave alone, what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from sparring.errors import BadInput
+from sparring.model.attention import Packed
+from sparring.model.config import LoraConfig
+from sparring.model.kernels import ops
+from sparring.model.load import load
+from sparring.model.lora import SCALE, Adapter, fresh_state, targeted
+from sparring.model.peft import CONFIG, read, read_config, write
+from sparring.testing.tiny_adapters import tiny_adapter
+from sparring.testing.tiny_models import VOCABULARY, tiny_model
+
+FAMILIES = ["llama", "qwen2", "qwen3", "phi3", "gemma2", "qwen3_moe"]
+TOKENS = torch.arange(40) % VOCABULARY
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def base(request, tmp_path_factory):
+    return tiny_model(request.param, tmp_path_factory.mktemp("base") / request.param, seed=4)
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory):
+    return tiny_model("qwen3", tmp_path_factory.mktemp("base") / "qwen3", seed=4)
+
+
+def logits(model, tokens=TOKENS):
+    with torch.no_grad():
+        return model.logits(model.hidden(tokens, torch.arange(len(tokens)), Packed.of([len(tokens)])))
+
+
+@pytest.mark.parametrize("numerics", ["exact", "fast"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_untrained_adapter_is_the_model_to_the_bit(base, dtype, numerics):
+    model = load(base, dtype=dtype, numerics=numerics)
+    plain = logits(model)
+    state = fresh_state(model.module, targeted(model.module, "all-linear"), 4, 2.0, seed=0)
+    adapter = model.adapters.everywhere = model.adapters.fit(Adapter(state, model.dtype, model.device))
+    assert torch.equal(logits(model), plain)
+    with torch.no_grad():  # the control: one step of B away from zero it is another
+        for name, parameter in adapter.parameters().items():
+            parameter.add_(1e-2 if name.endswith("lora_B.weight") else 0.0)
+    adapter.refresh()
+    assert not torch.equal(logits(model), plain)
+
+
+@pytest.mark.parametrize("numerics", ["exact", "fast"])
+def test_it_computes_what_is_merged(base, tmp_path, numerics):
+    model = load(tiny_adapter(base, tmp_path), numerics=numerics)
+    merged = load(base, numerics=numerics)
+    plain = logits(merged)
+    merged.load_state(model.adapters.everywhere.merged(merged.state()))
+    expected = logits(merged)
+    assert (logits(model) - expected).abs().max() < 1e-4 < 1.0 < (plain - expected).abs().max()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_row_does_not_see_its_neighbours_adapters(base, tmp_path, dtype):
+    """Sequences under three adapters and none, in many mixtures, against each alone under its own everywhere."""
+    model = load(base, dtype=dtype)
+    adapters = [Adapter(read(tiny_adapter(base, tmp_path / str(n), seed=n)), model.dtype, model.device) for n in range(3)]
+    for number, adapter in enumerate(adapters):
+        model.adapters.put(number, model.adapters.fit(adapter))
+    rows = [(TOKENS + 3 * n)[: 3 + 5 * n % 17] for n in range(12)]
+    draw = np.random.default_rng(0)
+
+    def alone(row, number):
+        model.adapters.everywhere = adapters[number] if number >= 0 else None
+        try:
+            return logits(model, row)
+        finally:
+            model.adapters.everywhere = None
+
+    for _ in range(6):
+        numbers = draw.integers(-1, 3, len(rows))
+        lengths = [len(row) for row in rows]
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        with model.adapters.of_rows(np.repeat(numbers, lengths)), torch.no_grad():
+            together = model.logits(model.hidden(torch.cat(rows), positions, Packed.of(lengths))).split(lengths)
+        for row, number, found in zip(rows, numbers.tolist(), together, strict=True):
+            assert torch.equal(found, alone(row, number))
+
+
+@pytest.mark.parametrize("numerics", ["exact", "fast"])
+def test_without_compiled_kernels_it_is_the_same_model(base, tmp_path, numerics):
+    """In fast numerics these are then torch's own layers."""
+    expected, before = logits(load(tiny_adapter(base, tmp_path / "a"))), ops.path_name()
+    ops.use("exact-torch")
+    try:
+        model, plain = load(tmp_path / "a", numerics=numerics), load(base, numerics=numerics)
+        found, unadapted = logits(model), logits(plain)
+        for number, seed in enumerate((1, 2)):
+            state = read(tiny_adapter(base, tmp_path / str(seed), seed=seed))
+            plain.adapters.put(number, plain.adapters.fit(Adapter(state, plain.dtype, plain.device)))
+        plain.adapters.put(2, plain.adapters.fit(Adapter(read(tmp_path / "a"), plain.dtype, plain.device)))
+        with plain.adapters.of_rows(np.repeat([0, 2, -1], [7, 40, 40])), torch.no_grad():
+            rows, lengths = torch.cat([TOKENS[:7], TOKENS, TOKENS]), [7, 40, 40]
+            positions = torch.cat([torch.arange(length) for length in lengths])
+            _, mixed, none = plain.logits(plain.hidden(rows, positions, Packed.of(lengths))).split(lengths)
+    finally:
+        ops.use(before)
+    assert (found - expected).abs().max() < 1e-4 < 1.0 < (unadapted - expected).abs().max()
+    assert (mixed - found).abs().max() < 1e-4 and (none - unadapted).abs().max() < 1e-4
+
+
+def test_gradients_are_those_of_the_formula(qwen3, tmp_path):
+    """Against the library's own layers in float64, whose weights are W + scale * B A."""
+    import transformers
+
+    model = load(tiny_adapter(qwen3, tmp_path))
+    adapter = model.adapters.everywhere
+    model.module.requires_grad_(False)
+    for parameter in adapter.parameters().values():
+        parameter.requires_grad_(True)
+    found = model.logits(model.hidden(TOKENS, TOKENS, Packed.of([40])))
+    found.square().mean().backward()
+    module = transformers.AutoModelForCausalLM.from_pretrained(qwen3, dtype=torch.float64, attn_implementation="eager")
+    factors = {name: value.detach().double().requires_grad_(True) for name, value in adapter.parameters().items()}
+    weights = {
+        f"{name}.weight": module.state_dict()[f"{name}.weight"]
+        + adapter.scale * factors[f"{name}.lora_B.weight"] @ factors[f"{name}.lora_A.weight"]
+        for name in adapter.factors
+    }
+    expected = torch.func.functional_call(module, weights, (TOKENS[None],)).logits[0]
+    expected.square().mean().backward()
+    assert torch.allclose(found.double(), expected, atol=1e-4, rtol=1e-4)
+    for name, factor in factors.items():
+        assert torch.allclose(adapter.parameters()[name].grad.double(), factor.grad, atol=1e-6, rtol=1e-3), name
+    assert all(parameter.grad is None for parameter in model.parameters().values())
+
+
+def test_which_layers_are_meant(qwen3):
+    module = load(qwen3).module
+    ends = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    assert {name.rpartition(".")[2] for name in targeted(module, "all-linear")} == set(ends)
+    assert set(targeted(module, "default")) == set(targeted(module, ["q_proj", "v_proj"]))
+    assert targeted(module, ["model.layers.1.mlp.up_proj"]) == ["model.layers.1.mlp.up_proj"]
+    for name in ("lm_head", "embed_tokens", "proj", "experts"):
+        with pytest.raises(BadInput, match=f"linear layers of the model: .*got '{name}'"):
+            targeted(module, [name])
+
+
+def test_experts_and_routers_are_not_adapted(tmp_path):
+    module = load(tiny_model("qwen3_moe", tmp_path / "moe")).module
+    assert {name.rpartition(".")[2] for name in targeted(module, "all-linear")} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    with pytest.raises(BadInput, match="got 'experts'"):
+        targeted(module, ["experts"])
+
+
+def test_the_scale():
+    assert LoraConfig(rank=4, alpha=8).scale == 2.0
+    assert LoraConfig(rank=4, alpha=8, rslora=True).scale == 4.0
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("modules_to_save", ["lm_head"]),
+        ("use_dora", True),
+        ("rank_pattern", {"q_proj": 2}),
+        ("bias", "all"),
+        ("peft_type", "IA3"),
+        ("target_parameters", ["experts.gate_up_proj"]),
+        ("r", 0),
+        ("base_model_name_or_path", None),
+    ],
+)
+def test_an_adapter_that_is_more_than_two_factors_is_refused_by_name(qwen3, tmp_path, setting, value):
+    folder = tiny_adapter(qwen3, tmp_path)
+    settings = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps({**settings, setting: value}))
+    with pytest.raises(BadInput, match="rank" if setting == "r" else setting):
+        load(folder)
+
+
+def test_an_adapter_of_another_model_is_refused(qwen3, tmp_path):
+    other = tiny_adapter(tiny_model("llama", tmp_path / "other", hidden_size=32), tmp_path / "adapter")
+    state = read(other)
+    model = load(qwen3)
+    with pytest.raises(BadInput, match="factors of a layer"):
+        model.adapters.fit(Adapter(state, model.dtype, model.device))
+
+
+def test_a_folder_is_read_as_it_was_written(qwen3, tmp_path):
+    config = LoraConfig(rank=3, alpha=5, target_modules=("q_proj", "up_proj"), rslora=True)
+    module = load(qwen3).module
+    state = fresh_state(module, targeted(module, config.target_modules), 3, config.scale, seed=1)
+    folder = write(state, config, qwen3, tmp_path / "adapter")
+    found = read(folder)
+    assert found.keys() == state.keys() and all(torch.equal(found[name], state[name]) for name in state)
+    assert float(found[SCALE]) == config.scale and read_config(folder).scale == config.scale
+    assert fresh_state(module, targeted(module, config.target_modules), 3, config.scale, seed=2).keys() == state.keys()

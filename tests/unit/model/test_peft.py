@@ -1,0 +1,83 @@
+"""Adapters go to the PEFT library and come from it: `pytest -m extra` where it is installed."""
+
+import pytest
+import torch
+
+from sparring.model.attention import Packed
+from sparring.model.load import load
+from sparring.model.lora import targeted
+from sparring.model.save import save
+from sparring.testing.tiny_adapters import tiny_adapter
+from sparring.testing.tiny_models import VOCABULARY, tiny_model
+
+pytestmark = pytest.mark.extra
+TOKENS = torch.arange(40) % VOCABULARY
+DEFAULTS = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
+"""Families for which that library knows a default; ours is the same rule for all."""
+TOLERANCE = 1e-4
+"""Of logits around 5, float32 against float64."""
+
+
+@pytest.fixture(scope="module", params=["qwen3", "qwen2", "phi3", "gemma2"])
+def base(request, tmp_path_factory):
+    return tiny_model(request.param, tmp_path_factory.mktemp("base") / request.param, seed=4)
+
+
+def own_logits(path):
+    model = load(path)
+    with torch.no_grad():
+        return model.logits(model.hidden(TOKENS, TOKENS, Packed.of([40]))).double()
+
+
+def library(base):
+    import transformers
+
+    return transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float64, attn_implementation="eager")
+
+
+@torch.no_grad()
+def logits(module):
+    return module(input_ids=TOKENS[None]).logits[0].double()
+
+
+def test_the_library_reads_what_we_write(base, tmp_path):
+    from peft import PeftModel
+
+    folder = tiny_adapter(base, tmp_path / "adapter")
+    found = PeftModel.from_pretrained(library(base), folder, autocast_adapter_dtype=False).double()
+    assert (logits(found) - own_logits(folder)).abs().max() < TOLERANCE
+    assert (logits(library(base)) - own_logits(folder)).abs().max() > 1.0
+
+
+@pytest.mark.parametrize("target_modules", ["all-linear", r".*\.(o_proj|down_proj)", ["down_proj"]], ids=str)
+def test_we_read_what_the_library_writes(base, tmp_path, target_modules):
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=5, lora_alpha=7, use_rslora=True, target_modules=target_modules, init_lora_weights=False, task_type="CAUSAL_LM")
+    theirs = get_peft_model(library(base), config, autocast_adapter_dtype=False).double()
+    theirs.save_pretrained(tmp_path / "adapter")
+    assert (logits(theirs) - own_logits(tmp_path / "adapter")).abs().max() < TOLERANCE
+    assert (logits(library(base)) - own_logits(tmp_path / "adapter")).abs().max() > 100 * TOLERANCE
+
+
+def test_their_merge_is_ours(base, tmp_path):
+    from peft import PeftModel
+
+    folder = tiny_adapter(base, tmp_path / "adapter")
+    theirs = PeftModel.from_pretrained(library(base), folder, autocast_adapter_dtype=False).double().merge_and_unload()
+    model = load(folder)
+    merged = model.adapters.everywhere.merged(model.state())
+    for name, parameter in theirs.named_parameters():
+        assert name not in merged or torch.allclose(merged[name].double(), parameter, atol=1e-6), name
+    save(merged, base, tmp_path / "merged")
+    assert (logits(library(tmp_path / "merged")) - own_logits(folder)).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize(("family", "ours", "theirs"), [("phi3", "all-linear", "all-linear"), *((f, "default", None) for f in DEFAULTS)])
+def test_what_is_targeted_by_one_word_is_what_is_there(tmp_path, family, ours, theirs):
+    from peft import LoraConfig, get_peft_model
+
+    base = tiny_model(family, tmp_path / "base")
+    made = get_peft_model(library(base), LoraConfig(target_modules=theirs, task_type="CAUSAL_LM"))
+    found = {name.partition(".lora_A")[0] for name, _ in made.named_parameters() if ".lora_A" in name}
+    assert {f"base_model.model.{name}" for name in targeted(load(base).module, ours)} == found

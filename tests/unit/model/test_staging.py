@@ -1,0 +1,75 @@
+"""Staged weights give the bits of loaded ones, touch nothing before they are committed, and go back without a trace."""
+
+import pytest
+import torch
+
+from sparring.errors import WeightsError
+from sparring.model.attention import Packed
+from sparring.model.load import load
+from sparring.model.staging import Staged
+from sparring.testing.tiny_models import FEATURES, VOCABULARY, tiny_model
+
+TOKENS = torch.arange(30) * 7 % VOCABULARY
+
+
+def logits(model):
+    with torch.inference_mode():
+        return model.logits(model.hidden(TOKENS, torch.arange(len(TOKENS)), Packed.of([len(TOKENS)])))
+
+
+@pytest.fixture(scope="module", params=["llama", *FEATURES])
+def paths(request, tmp_path_factory):
+    """Two checkpoints of one shape."""
+    folder = tmp_path_factory.mktemp(request.param)
+    return [tiny_model(request.param, folder / str(seed), seed=seed) for seed in range(2)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("used", [True, False], ids=["used before", "used first after staging"])
+def test_committed_weights_are_loaded_weights(paths, dtype, used):
+    model, other = (load(path, dtype=dtype) for path in paths)
+    before, after = (logits(load(path, dtype=dtype)) for path in paths)
+    if used:
+        logits(model)
+    staged = Staged(model, load(paths[1]).state())
+    for tensor in other.state().values():
+        tensor.zero_()
+    assert torch.equal(logits(model), before)
+    for _ in range(2):
+        with torch.inference_mode():
+            staged.commit()
+        assert torch.equal(logits(model), after) and not torch.equal(before, after)
+        staged.undo()
+        assert torch.equal(logits(model), before)
+
+
+def test_nothing_is_staged_that_does_not_fit(paths):
+    model = load(paths[0])
+    state = model.state()
+    name = next(iter(state))
+    for wrong in ({k: v for k, v in state.items() if k != name}, {**state, name: state[name][:-1]}):
+        with pytest.raises(WeightsError):
+            Staged(model, wrong)
+
+
+def test_what_failed_in_the_middle_goes_back(paths):
+    """As for a device that is lost between two parameters: the last of them takes no value."""
+
+    class Lost:
+        @property
+        def data(self):
+            return None
+
+        @data.setter
+        def data(self, value):
+            raise RuntimeError("the device is lost")
+
+    model = load(paths[0])
+    before = logits(model)
+    staged = Staged(model, load(paths[1]).state())
+    staged._new.insert(len(staged._new) // 2, (Lost(), "data", None))
+    with pytest.raises(RuntimeError):
+        staged.commit()
+    staged._old.pop()
+    staged.undo()
+    assert torch.equal(logits(model), before)

@@ -1,0 +1,65 @@
+"""The server's process: it comes up or says why not, and does not outlive whoever started it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sparring.engine.adapters.vllm_server import VllmServer
+from sparring.errors import EngineError
+from sparring.testing.real_vllm import CONFIG
+
+pytestmark = pytest.mark.vllm
+
+STARTS = """
+import sys
+from pathlib import Path
+from sparring.testing.real_vllm import real_vllm
+server = real_vllm(Path(sys.argv[1]))
+print(server.pid, server.folder, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_nothing_outlives_a_kill_of_whoever_started_it(weights):
+    command = [sys.executable, "-c", STARTS, str(weights[0].path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        pid, folder = parent.stdout.readline().split()
+        members = processes(int(pid))
+        assert len(members) >= 3 and Path(folder).is_dir()
+        watched = [os.pidfd_open(member) for member in members]
+        parent.send_signal(signal.SIGKILL)
+    for descriptor in watched:  # readable when the process has ended
+        ready, _, _ = select.select([descriptor], [], [], 60.0)
+        assert ready, "a process of the server is still there"
+        os.close(descriptor)
+    assert not Path(folder).exists()
+
+
+def processes(group: int) -> list[int]:
+    """Of a process group, as /proc has them."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        fields = stat.read_text().rpartition(")")[2].split()
+        if int(fields[2]) == group and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def test_what_does_not_come_up_says_why(weights):
+    config = msgspec.structs.replace(CONFIG, vllm=msgspec.structs.replace(CONFIG.vllm, arguments=("--no-such-flag",)))
+    with pytest.raises(EngineError, match=r"got exit status 2; the end of its log:\n(.*\n)*.*--no-such-flag"):
+        VllmServer(weights[0].path, config)
+
+
+def test_what_takes_too_long_is_ended(weights):
+    config = msgspec.structs.replace(CONFIG, vllm=msgspec.structs.replace(CONFIG.vllm, start_timeout_s=0.5))
+    with pytest.raises(EngineError, match="raise engine.vllm.start_timeout_s"):
+        VllmServer(weights[0].path, config)
