@@ -2,7 +2,10 @@
 # make test          install, pass the tests
 # make test-slow     the long proofs
 # make test-vllm     the engine's contract and a run against the real vLLM, which it installs into .venv-vllm
+# make test-triton   the GPU programs on a CPU, in Triton's interpreter (installs it: 1 GB)
+# make test-gpu      the same and more on a GPU; ends with status 2 without one
 # make bench         the figures we claim
+# make bench-gpu     tokens per second on a GPU
 # make check         what would stop the quickstart
 # make clean         remove what the others made
 
@@ -15,7 +18,7 @@ export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONUNBUFFERED := 1
 
-.PHONY: quickstart test test-slow test-vllm bench check install clean
+.PHONY: quickstart test test-slow test-vllm test-triton test-gpu bench bench-gpu check install clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: install
@@ -35,8 +38,19 @@ test-vllm: install
 	$(BIN)/python benchmarks/engine.py --setup
 	$(BIN)/python -m pytest -m vllm
 
+test-triton: install
+	$(BIN)/python -m pip install -q --disable-pip-version-check triton
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m gpu tests/gpu
+
+# on a GPU's machine: make TORCH=torch==... where the pinned build is for the CPU
+test-gpu: install
+	$(BIN)/python -m pytest -m gpu tests/gpu
+
+bench-gpu: install
+	$(BIN)/python benchmarks/engine_gpu.py
+
 bench: install
-	@set -e; for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file; done
+	@set -e; for file in $(filter-out %_gpu.py,$(wildcard benchmarks/[a-z]*.py)); do echo "== $$file"; $(BIN)/python $$file; done
 
 install: $(VENV)/.stamp-packages $(VENV)/.stamp-kernels
 

@@ -45,6 +45,8 @@ class Runner:
             head_dim=model.head_dim,
             dtype=model.dtype,
             attending=model.attending,
+            device=model.device,
+            transposed=ops.transposes_keys(model.device),
         )
         self._host = HostPages(self._pages, sizes.host_pages)
         self._states = States(model.recurrent, sizes.num_states + 1)
@@ -101,10 +103,11 @@ class Runner:
     def probe(self, tokens: Rows[int], adapter: int = -1) -> tuple[list[float], list[float], list[float]]:
         """Under the weights and the adapter as they are now: log-probabilities of tokens[1:] by the trainer's forward, and that
         of the likeliest token behind the first few by a step of generation and by the trainer's forward again."""
-        row, targets = torch.tensor(tokens[:-1]), torch.tensor(tokens[1:])
+        device = self._model.device
+        row, targets = (torch.tensor(part, device=device) for part in (tokens[:-1], tokens[1:]))
         with self._model.adapters.of_rows(np.full(len(row), adapter)):
-            hidden = self._model.hidden(row, torch.arange(len(row)), Packed.of([len(row)]))
-        found = judge(self._model, hidden, targets, torch.ones(len(row)), 0).logprob.tolist()
+            hidden = self._model.hidden(row, torch.arange(len(row), device=device), Packed.of([len(row)]).to(device))
+        found = judge(self._model, hidden, targets, torch.ones(len(row), device=device), 0).logprob.tolist()
         few = min(len(row), self._pages.page_size)
         self._slots.adapters[-1] = adapter
         step = StepRows(
@@ -118,7 +121,8 @@ class Runner:
             interrupt=array("i", [0]),
         )
         sampled = self._compute(step)
-        likeliest = judge(self._model, hidden[few - 1 : few], torch.tensor(sampled.tokens[0]), torch.ones(1), 0)
+        drawn = torch.tensor(sampled.tokens[0], device=device)
+        likeliest = judge(self._model, hidden[few - 1 : few], drawn, torch.ones(1, device=device), 0)
         return found, sampled.logprobs[0], likeliest.logprob.tolist()
 
     def _score(self, chunk: Chunk, hidden: torch.Tensor) -> None:
@@ -126,8 +130,8 @@ class Runner:
         sequence, begin, count, _ = chunk
         first = max(begin, sequence.scored_from)
         request = sequence.request
-        targets = torch.tensor(request.tokens[first + 1 : begin + count + 1])
-        heat = torch.full((len(targets),), request.temperature)
+        targets = torch.tensor(request.tokens[first + 1 : begin + count + 1], device=hidden.device)
+        heat = torch.full((len(targets),), request.temperature, device=hidden.device)
         judged = judge(self._model, hidden[first - begin :], targets, heat, request.top_k)
         sequence.scores.append(tuple(values.tolist() for values in judged))
 

@@ -29,7 +29,7 @@ Forward = Callable[[torch.Tensor, torch.Tensor, Attention, torch.Tensor | None],
 class CausalModel:
     """One module, two uses. Made by `load`; not safe for use from two threads at once.
 
-    `path_name` is the numerics actually in use: "exact-tiles", "exact-kernels", "exact-torch" or "fast". `decoder` is the
+    `path_name` is the numerics actually in use: as `ops.path_name` has it, or "fast". `decoder` is the
     forward of the Llama family, None for other models; `head` gives logits, or, where `is_scalar`, one number a row.
     `attending` are the layers that attend, `recurrent` those with a recurrent state, if any. State and parameters are the
     model's own; what stands beside them is in `adapters`.

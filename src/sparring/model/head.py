@@ -121,7 +121,7 @@ def _biased(logits: torch.Tensor, bias: BiasRows | None) -> torch.Tensor:
 def _likeliest(logits: torch.Tensor, count: int) -> torch.Tensor:
     """[M, V] -> ids [M, count]. `topk` alone does not say which of equal logits it takes."""
     if count == 0:
-        return torch.empty(len(logits), 0, dtype=torch.int64)
+        return logits.new_empty(len(logits), 0, dtype=torch.int64)
     least = logits.topk(count, dim=1).values[:, -1:]
     above, equal = logits > least, logits == least
     taken = above | (equal & (equal.cumsum(1) <= count - above.sum(1, keepdim=True)))

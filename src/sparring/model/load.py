@@ -116,7 +116,8 @@ def served(module: nn.Module, where: str, *, numerics: str, gradient_checkpointi
     _switch_dropout_off(module)
     max_positions = _max_positions(config)
     # without compiled kernels the library's layers are the faster ones
-    swapped = exact or (_device_of(module) == "cpu" and ops.path_name() != "exact-torch")
+    device = _device_of(module)
+    swapped = exact or (device == "cpu" and ops.path_name() != "exact-torch")
     left = swap(module, max_positions, exact=exact) if swapped else []
     with boundary(BadInput, where, "recurrent layers that go on from a cache of states", "choose another model"):
         recurrent = {} if exact else split(module)
@@ -125,7 +126,7 @@ def served(module: nn.Module, where: str, *, numerics: str, gradient_checkpointi
     model = CausalModel(
         module,
         forward_of(module, lean=lean, gradient_checkpointing=gradient_checkpointing, recurrent=recurrent),
-        path_name=ops.path_name() if exact else "fast",
+        path_name=ops.path_name(device) if exact else "fast",
         max_positions=max_positions,
     )
     if not lean:

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 from ctypes import addressof, byref
 from operator import is_
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from sparring.model.attention import Paged
 from sparring.model.causal import CausalModel
 from sparring.model.decoder import Decoder, Layer
 from sparring.model.kernels import ops
+from sparring.model.kernels.compiled_path import NAME, TILES_NAME
 from sparring.model.kernels.decoder_step import (
     BIASES,
     SLOT_COLUMNS,
@@ -37,6 +38,9 @@ from sparring.model.kernels.kept import ids_of, no_masks
 from sparring.model.layers import RowLinear, RowNorm
 from sparring.model.lora import Adapters
 from sparring.model.recurrent import States
+
+if TYPE_CHECKING:
+    from sparring.model.device_step import DeviceStep
 
 WORK_PER_THREAD = 2_000_000
 
@@ -115,7 +119,7 @@ class Slots(NamedTuple):
             row[token] += value
         if self.limited[slot]:
             bits = np.unpackbits(self.allowed[slot].view(np.uint8), bitorder="little")[: len(row)]
-            row[torch.from_numpy(bits == 0)] = -torch.inf
+            row[torch.from_numpy(bits == 0).to(row.device)] = -torch.inf
 
     def adapted(self, slots: array[int]) -> bool:
         """Whether any of these ("i") has an adapter."""
@@ -195,12 +199,18 @@ class OperationStep:
         tokens = torch.frombuffer(rows.tokens, dtype=torch.int64)
         width = -(-max(rows.lengths) // self._pages.page_size)
         tables = torch.from_numpy(self._slots.tables[rows.slots, :width])
-        positions = torch.arange(len(tokens)) + torch.repeat_interleave(ends - cu_rows[1:], cu_rows.diff())
-        kept = None if self._states is None else (self._states, torch.from_numpy(self._slots.states[rows.slots]))
-        where = Paged(self._pages, ops.PagedRows(tables, cu_rows, ends), kept)
+        counts = cu_rows.diff()
+        positions = torch.arange(len(tokens)) + torch.repeat_interleave(ends - cu_rows[1:], counts)
+        kept = None if self._states is None else (self._states, self._there(torch.from_numpy(self._slots.states[rows.slots])))
+        tokens, positions, *where = (self._there(t) for t in (tokens, positions, tables, cu_rows, ends))
+        paged = Paged(self._pages, ops.PagedRows(*where, int(counts.max())), kept)
         adapters = self._slots.adapters[rows.slots]
         with self._model.adapters.of_rows(np.repeat(adapters, np.diff(rows.cu_rows))):
-            return self._model.hidden(tokens, positions, where)
+            return self._model.hidden(tokens, positions, paged)
+
+    def _there(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same where the model computes: what a step is made of is small and lies with the CPU."""
+        return tensor.to(self._model.device)
 
     def sample(self, rows: StepRows, hidden: torch.Tensor) -> Sampled:
         """The next token of each sequence that samples, from hidden[N, D]."""
@@ -209,20 +219,15 @@ class OperationStep:
         slots, cu_rows, ends = (torch.frombuffer(values, dtype=torch.int32) for values in rows[:3])
         sampling = torch.frombuffer(rows.samples, dtype=torch.bool)
         chosen = slots[sampling].numpy()
-        logits = self._model.logits(hidden.index_select(0, cu_rows[1:][sampling] - 1))
+        logits = self._model.logits(hidden.index_select(0, self._there(cu_rows[1:][sampling] - 1)))
         if (self._slots.bias_counts[chosen] > 0).any() or self._slots.limited[chosen].any():
             for row, slot, length in zip(logits, chosen.tolist(), ends[sampling].tolist(), strict=True):
                 self._slots.change(row, slot, length)
-        sampled, logprobs, masks = ops.sample(
-            logits,
-            torch.from_numpy(self._slots.temperature[chosen]),
-            torch.from_numpy(self._slots.top_k[chosen]),
-            torch.from_numpy(self._slots.top_p[chosen]),
-            torch.from_numpy(self._slots.min_p[chosen]),
-            torch.from_numpy(self._slots.seeds[chosen]),
-            ends[sampling],
-            torch.from_numpy(self._slots.limited[chosen]),
-        )
+        slots = self._slots
+        drawn_by = (slots.temperature, slots.top_k, slots.top_p, slots.min_p, slots.seeds.view(np.int64))
+        requests = [torch.from_numpy(column[chosen]) for column in drawn_by]
+        requests += [ends[sampling], torch.from_numpy(slots.limited[chosen])]
+        sampled, logprobs, masks = ops.sample(logits, *map(self._there, requests))
         kept = _kept(masks, [(i, i + 1) for i in range(len(sampled))])
         tops = self._tops(logits, chosen, kept) if self._slots.tops[chosen].any() else None
         return Sampled(sampled.unsqueeze(1).tolist(), logprobs.unsqueeze(1).tolist(), kept, tops)
@@ -234,9 +239,10 @@ class OperationStep:
             ids = np.frombuffer(bytearray(kept[n][0] if kept else b""), np.int32)
             wide = logits[n, ids] if len(ids) else logits[n]
             order = wide.sort(descending=True, stable=True).indices[: self._slots.tops[slot]]
-            best = torch.from_numpy(ids)[order].long() if len(ids) else order
+            best = self._there(torch.from_numpy(ids))[order].long() if len(ids) else order
             sets = (len(ids) * torch.arange(len(best) + 1), torch.from_numpy(np.tile(ids, len(best)))) if len(ids) else None
-            heat = torch.full((len(best),), float(self._slots.temperature[slot]))
+            sets = None if sets is None else (self._there(sets[0]), self._there(sets[1]))
+            heat = torch.full((len(best),), float(self._slots.temperature[slot]), device=logits.device)
             logprobs, _ = ops.token_logprobs(logits[n].expand(len(best), -1), best, heat, sets)
             found.append([tuple(zip(best.tolist(), logprobs.tolist(), strict=True))])
         return found
@@ -393,9 +399,14 @@ class Deltas:
 
 def step_of(
     model: CausalModel, pages: ops.KvPages, slots: Slots, states: States | None = None
-) -> DecoderStep | OperationStep:
-    """The one call where the model is of the Llama family and the compiled kernels are in use."""
-    compiled = ops.path_name() != "exact-torch" and model.device.type == "cpu"
-    if compiled and model.decoder is not None and isinstance(model.head, RowLinear):
-        return DecoderStep(model, pages, slots)
-    return OperationStep(model, pages, slots, states)
+) -> DecoderStep | DeviceStep | OperationStep:
+    """The one call where the model is of the Llama family and the compiled kernels are in use; graphs of it on a GPU."""
+    operations = OperationStep(model, pages, slots, states)
+    if model.decoder is None or not isinstance(model.head, RowLinear):
+        return operations
+    if ops.path_name(model.device) == "exact-device":
+        from sparring.model.device_step import DeviceStep
+
+        return DeviceStep(model, pages, slots, operations)
+    compiled = ops.path_name(model.device) in (TILES_NAME, NAME)
+    return DecoderStep(model, pages, slots) if compiled else operations

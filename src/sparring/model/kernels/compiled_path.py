@@ -17,6 +17,7 @@ import torch
 from sparring.model.kernels.build import build, load
 from sparring.model.kernels.form import AttentionForm
 from sparring.model.kernels.kept import KeptRows
+from sparring.model.kernels.pages import PagedRows
 
 NAME, TILES_NAME = "exact-kernels", "exact-tiles"
 PANEL = 64
@@ -332,17 +333,17 @@ class CompiledPath:
         k: torch.Tensor,
         v: torch.Tensor,
         pages: tuple[torch.Tensor, torch.Tensor],
-        rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        rows: PagedRows,
         form: AttentionForm,
         sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, int]:
-        """Writes k, v into one layer's (keys, values), then attends. `rows` is block tables, cu_rows, context lengths.
+        """Writes k, v into one layer's (keys, values), then attends.
 
         Returns:
             o[N, H, d] and -1, or the index of the first sequence whose table is wrong.
         """
         keys, values = pages
-        tables, cu_rows, lengths = rows
+        tables, cu_rows, lengths = rows[:3]
         out = torch.empty_like(q)
         bad = self._t["attention_paged"][q.dtype](
             q.data_ptr(),

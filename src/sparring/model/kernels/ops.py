@@ -3,8 +3,9 @@
 Not on the number of rows, the neighbours, the threads, the packing, nor on size and place of the pages. The trainer's
 forward and the engine call the same functions here, which is why their log-probabilities agree to the bit.
 
-Three paths, each with bits of its own: "exact-tiles" (compiled, matrix products on AMX tiles), "exact-kernels" (compiled, on
-every processor the same) and "exact-torch" (no compiler: slower).
+Four paths, each with bits of its own: "exact-tiles" (compiled, matrix products on AMX tiles), "exact-kernels" (compiled, on
+every processor the same) and "exact-torch" (no compiler: slower) on the CPU, and "exact-device" on a GPU. A tensor's device
+decides; on the CPU, the process.
 N rows or tokens, D width, K inputs, M outputs, H query heads, G key/value heads, d head size, B sequences, V vocabulary.
 """
 
@@ -20,6 +21,7 @@ import torch
 from sparring.errors import refusal
 from sparring.model.kernels import gradients
 from sparring.model.kernels.compiled_path import NAME, TILES_NAME, CompiledPath, Norms, compiled_path
+from sparring.model.kernels.device_path import DevicePath, is_interpreted
 from sparring.model.kernels.form import AttentionForm
 from sparring.model.kernels.kept import KeptRows, no_masks
 from sparring.model.kernels.pages import BLOCK, KvPages, PagedRows
@@ -51,30 +53,51 @@ __all__ = [
     "use",
 ]
 
-_path: CompiledPath | TorchPath | None = None
+Path = CompiledPath | TorchPath | DevicePath
+
+_path: Path | None = None
+_device_path: DevicePath | None = None
 
 
-def _current() -> CompiledPath | TorchPath:
+def _current() -> Path:
+    """Of the CPU."""
     global _path
     if _path is None:
         _path = compiled_path() or TorchPath()
     return _path
 
 
-def path_name() -> str:
-    """The path in use: "exact-tiles", "exact-kernels" or "exact-torch"."""
-    return _current().name
+def _of(x: torch.Tensor) -> Path:
+    """Of the device on which `x` lies."""
+    return _current() if x.device.type == "cpu" else _on_device()
+
+
+def _on_device() -> DevicePath:
+    global _device_path
+    if _device_path is None:
+        _device_path = DevicePath()
+    return _device_path
+
+
+def path_name(device: torch.device | str = "cpu") -> str:
+    """The path in use on a device: "exact-tiles", "exact-kernels", "exact-torch" or "exact-device"."""
+    return (_current() if torch.device(device).type == "cpu" else _on_device()).name
+
+
+def transposes_keys(device: torch.device | str = "cpu") -> bool:
+    """Whether the path in use on a device keeps keys in transposed blocks; see `KvPages`."""
+    return path_name(device) != DevicePath.name
 
 
 def path_names() -> tuple[str, ...]:
-    """The paths that this machine has, best first."""
+    """The paths that this machine's CPU has, best first; "exact-device" where Triton is interpreted, for tests."""
     compiled = tuple(name for name in (TILES_NAME, NAME) if compiled_path(name) is not None)
-    return (*compiled, TorchPath.name)
+    return (*compiled, TorchPath.name, *([DevicePath.name] if is_interpreted() else []))
 
 
 def use(name: str) -> None:
-    """Choose the path for this process, before anything is packed. SPARRING_KERNELS in the environment does the same, as
-    "off" (exact-torch) and "portable" (exact-kernels).
+    """Choose the CPU's path for this process, before anything is packed. SPARRING_KERNELS in the environment does the same,
+    as "off" (exact-torch) and "portable" (exact-kernels).
 
     Raises:
         BadInput: the name is unknown, or the kernels were asked for and cannot be built here.
@@ -82,8 +105,10 @@ def use(name: str) -> None:
     global _path
     if name not in path_names():
         raise refusal("numerics path", f"one of {', '.join(path_names())}", repr(name), "choose one that this machine has")
-    chosen = TorchPath() if name == TorchPath.name else compiled_path(name)
-    _path = chosen
+    if name == DevicePath.name:
+        _path = _on_device()
+    else:
+        _path = TorchPath() if name == TorchPath.name else compiled_path(name)
 
 
 class PackedWeight:
@@ -96,13 +121,13 @@ class PackedWeight:
 
     def __init__(self, *weights: torch.Tensor) -> None:
         for weight in weights:
-            if weight.dim() != 2 or weight.dtype not in (torch.float32, torch.bfloat16) or weight.device.type != "cpu":
-                got = f"{tuple(weight.shape)} {weight.dtype} on {weight.device}"
-                raise refusal("pack", "a float32 or bfloat16 matrix on the CPU", got, "cast or move it")
+            if weight.dim() != 2 or weight.dtype not in (torch.float32, torch.bfloat16):
+                got = f"{tuple(weight.shape)} {weight.dtype}"
+                raise refusal("pack", "a float32 or bfloat16 matrix", got, "cast it")
         self.num_outputs, self.num_inputs = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
         self.dtype = weights[0].dtype
         self.weights = weights
-        self.storage = _current().pack(_joined(weights), None)
+        self.storage = _of(weights[0]).pack(_joined(weights), None)
 
     def update(self, *weights: torch.Tensor) -> None:
         """Pack again after the values changed: in place, no allocation for float32. Shapes as at first."""
@@ -110,11 +135,11 @@ class PackedWeight:
             got = f"{[tuple(w.shape) for w in weights]} {weights[0].dtype}"
             raise refusal("PackedWeight.update", f"{[tuple(w.shape) for w in self.weights]} {self.dtype}", got, "pack it anew")
         self.weights = weights
-        self.storage = _current().pack(_joined(weights), self.storage)
+        self.storage = _of(weights[0]).pack(_joined(weights), self.storage)
 
     def other(self, *weights: torch.Tensor) -> torch.Tensor:
         """The storage of other values, packed beside this one."""
-        return _current().pack(_joined(weights), None)
+        return _of(weights[0]).pack(_joined(weights), None)
 
     def of(self, *weights: torch.Tensor) -> PackedWeight:
         """The same packed numbers, whose gradients flow to `weights`: the same values, out of another graph."""
@@ -128,7 +153,7 @@ def _joined(weights: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 def pack(*weights: torch.Tensor) -> PackedWeight:
-    """Pack weights[M_i, K] (float32 or bfloat16, CPU) as one. Call `update` after every in-place change of them."""
+    """Pack weights[M_i, K] (float32 or bfloat16) as one. Call `update` after every in-place change of them."""
     return PackedWeight(*weights)
 
 
@@ -147,8 +172,8 @@ def linear(
     if torch.is_grad_enabled() and (
         x.requires_grad or any(w.requires_grad for w in packed.weights) or (bias is not None and bias.requires_grad)
     ):
-        return gradients.Linear.apply(x, bias, packed, _current(), dtype, *packed.weights)
-    return _current().linear(x.contiguous(), packed.storage, bias, packed.num_outputs, dtype)
+        return gradients.Linear.apply(x, bias, packed, _of(x), dtype, *packed.weights)
+    return _of(x).linear(x.contiguous(), packed.storage, bias, packed.num_outputs, dtype)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -162,15 +187,15 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     if x.dim() != 2:
         return rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        return gradients.RmsNorm.apply(x.contiguous(), weight, eps, _current())
-    return _current().rms_norm(x.contiguous(), weight, eps)
+        return gradients.RmsNorm.apply(x.contiguous(), weight, eps, _of(x))
+    return _of(x).rms_norm(x.contiguous(), weight, eps)
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
     """x * sigmoid(x), any shape."""
     if torch.is_grad_enabled() and x.requires_grad:
-        return gradients.SiluMul.apply(x.contiguous(), None, _current())
-    return _current().silu_mul(x.contiguous(), None)
+        return gradients.SiluMul.apply(x.contiguous(), None, _of(x))
+    return _of(x).silu_mul(x.contiguous(), None)
 
 
 def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -179,8 +204,8 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         raise refusal("silu_mul", "two tensors of one shape and dtype", f"{gate.shape} and {up.shape}", "check the projections")
     gate, up = gate.contiguous(), up.contiguous()
     if torch.is_grad_enabled() and (gate.requires_grad or up.requires_grad):
-        return gradients.SiluMul.apply(gate, up, _current())
-    return _current().silu_mul(gate, up)
+        return gradients.SiluMul.apply(gate, up, _of(gate))
+    return _of(gate).silu_mul(gate, up)
 
 
 def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
@@ -198,8 +223,8 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
 def _tanh(x: torch.Tensor) -> torch.Tensor:
     x = x.contiguous()
     if torch.is_grad_enabled() and x.requires_grad:
-        return gradients.Tanh.apply(x, _current())
-    return _current().tanh(x)
+        return gradients.Tanh.apply(x, _of(x))
+    return _of(x).tanh(x)
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -215,8 +240,8 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()
     if torch.is_grad_enabled() and x.requires_grad:
-        return gradients.Rope.apply(x, cos, sin, _current())
-    return _current().rope(x, cos, sin, False)
+        return gradients.Rope.apply(x, cos, sin, _of(x))
+    return _of(x).rope(x, cos, sin, False)
 
 
 def add_rms_norm(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -226,8 +251,8 @@ def add_rms_norm(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: fl
         raise refusal("add_rms_norm", "x[N, D], y[N, D] and weight[D] of one dtype", got, "reshape or cast")
     x, y = x.contiguous(), y.contiguous()
     if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad or weight.requires_grad):
-        return gradients.AddRmsNorm.apply(x, y, weight, eps, _current())
-    return _current().add_rms_norm(x, y, weight, eps)
+        return gradients.AddRmsNorm.apply(x, y, weight, eps, _of(x))
+    return _of(x).add_rms_norm(x, y, weight, eps)
 
 
 def split_heads(
@@ -253,8 +278,8 @@ def split_heads(
     weights = (None, None) if norms is None else norms[:2]
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (qkv, *weights)):
         shape = (num_heads, num_kv_heads, 0.0 if norms is None else norms[2])
-        return gradients.SplitHeads.apply(qkv, *weights, angles, shape, _current())
-    return _current().split_heads(qkv, angles, norms, num_heads, num_kv_heads)
+        return gradients.SplitHeads.apply(qkv, *weights, angles, shape, _of(qkv))
+    return _of(qkv).split_heads(qkv, angles, norms, num_heads, num_kv_heads)
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
@@ -263,8 +288,8 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
         raise refusal("swiglu", "gate_up[N, 2 I]", str(tuple(gate_up.shape)), "check the projections")
     gate_up = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
     if torch.is_grad_enabled() and gate_up.requires_grad:
-        return gradients.SwiGlu.apply(gate_up, _current())
-    return _current().swiglu(gate_up)
+        return gradients.SwiGlu.apply(gate_up, _of(gate_up))
+    return _of(gate_up).swiglu(gate_up)
 
 
 def attention_packed(
@@ -285,7 +310,8 @@ def attention_packed(
     weighs nothing. Accumulates in float32.
     """
     _check_attention(q, k, v, sinks)
-    if cu_seqlens.dtype is not torch.int32 or cu_seqlens[-1] != q.shape[0]:
+    # not on a device, which would have to be waited for in every layer
+    if cu_seqlens.dtype is not torch.int32 or (q.device.type == "cpu" and cu_seqlens[-1] != q.shape[0]):
         got = f"{cu_seqlens.dtype} ending at {int(cu_seqlens[-1])}"
         raise refusal("cu_seqlens", f"int32 offsets that end at {q.shape[0]}", got, "see Packed.of")
     if shared is not None:
@@ -295,9 +321,9 @@ def attention_packed(
     q, k, v = _padded(q), _padded(k), _padded(v)
     sinks = None if sinks is None else sinks.float().contiguous()
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v, sinks)):
-        out = gradients.AttentionPacked.apply(q, k, v, sinks, (cu_seqlens.contiguous(), shared), form, _current())
+        out = gradients.AttentionPacked.apply(q, k, v, sinks, (cu_seqlens.contiguous(), shared), form, _of(q))
     else:
-        out, _ = _current().attention_packed(q, k, v, cu_seqlens.contiguous(), form, shared, sinks)
+        out, _ = _of(q).attention_packed(q, k, v, cu_seqlens.contiguous(), form, shared, sinks)
     return out if out.shape[2] == size else out[..., :size]
 
 
@@ -327,9 +353,9 @@ def attention_paged(
     tables, cu_rows, lengths = rows.block_tables, rows.cu_rows, rows.context_lengths
     if not (tables.dtype is cu_rows.dtype is lengths.dtype is torch.int32):
         raise refusal("attention_paged", "int32 rows", f"{tables.dtype}, {cu_rows.dtype}, {lengths.dtype}", "cast them")
-    where = (tables.contiguous(), cu_rows.contiguous(), lengths.contiguous())
+    where = PagedRows(tables.contiguous(), cu_rows.contiguous(), lengths.contiguous(), rows.most_rows)
     sinks = None if sinks is None else sinks.detach().float().contiguous()
-    out, bad = _current().attention_paged(_padded(q), _padded(k), _padded(v), pages.layers[layer], where, form, sinks)
+    out, bad = _of(q).attention_paged(_padded(q), _padded(k), _padded(v), pages.layers[layer], where, form, sinks)
     if bad >= 0:
         got = f"{tables[bad].tolist()} for {int(lengths[bad])} tokens"
         expected = f"a table over {pages.num_pages} pages of {pages.page_size} that holds its context"
@@ -357,9 +383,9 @@ def token_logprobs(
     if kept is not None:
         kept = _checked(kept, len(targets))
     if torch.is_grad_enabled() and logits.requires_grad:
-        logprob, entropy, bad = gradients.TokenLogprobs.apply(logits, targets, temperature, kept, _current())
+        logprob, entropy, bad = gradients.TokenLogprobs.apply(logits, targets, temperature, kept, _of(logits))
     else:
-        (logprob, entropy, _, _), bad = _current().token_logprobs(logits, targets, temperature, kept)
+        (logprob, entropy, _, _), bad = _of(logits).token_logprobs(logits, targets, temperature, kept)
     if bad >= 0:
         if kept is not None and 0 <= int(targets[bad]) < logits.shape[1]:
             got = f"{int(targets[bad])} and {kept[1][int(kept[0][bad]) : int(kept[0][bad + 1])].tolist()[:20]}"
@@ -399,7 +425,7 @@ def sample(
         min_p.to(torch.float32).contiguous(),
         seeds.contiguous().view(torch.int64),
         positions.to(torch.int64).contiguous(),
-        torch.zeros(len(logits), dtype=torch.uint8) if limited is None else limited.to(torch.uint8).contiguous(),
+        temperature.new_zeros(len(logits), dtype=torch.uint8) if limited is None else limited.to(torch.uint8).contiguous(),
     )
     if any(request.shape != logits.shape[:1] for request in requests):
         got = str([(tuple(r.shape), r.dtype) for r in requests])
@@ -407,7 +433,7 @@ def sample(
     _, top_k, top_p, min_p, _, _, limits = requests
     truncating = bool(((top_k > 0) | (top_p < 1) | (min_p > 0) | (limits > 0)).any())
     masks = no_masks(*logits.shape) if truncating else None
-    return *_current().sample(logits.contiguous(), requests, masks), masks
+    return *_of(logits).sample(logits.contiguous(), requests, masks), masks
 
 
 def decoder_step(plan: Any, step: Any, dtype: torch.dtype) -> int:
@@ -446,6 +472,8 @@ def _check_shared(cu_seqlens: torch.Tensor, shared: torch.Tensor) -> None:
     if shared.dtype is not torch.int32 or shared.shape != (cu_seqlens.numel() - 1,):
         got = f"{tuple(shared.shape)} {shared.dtype}"
         raise refusal("shared", f"{cu_seqlens.numel() - 1} int32 counts", got, "one for each sequence")
+    if shared.device.type != "cpu":
+        return
     lengths = torch.nn.functional.pad(shared + cu_seqlens.diff(), (1, 0))
     if bool(((shared < 0) | (shared > lengths[:-1])).any()):
         raise refusal("shared", "at most the length of the sequence before", str(shared.tolist()), "see batch.prefixes")

@@ -19,18 +19,21 @@ class PagedRows(NamedTuple):
     block_tables [B, P] int32: pages of each sequence in order; entries past its length are not read.
     cu_rows [B + 1] int32: the new rows of sequence b are cu_rows[b]:cu_rows[b + 1]; none is allowed.
     context_lengths [B] int32: tokens of each sequence after the new rows are appended.
+    most_rows: the most new rows of one sequence, which a device would have to be asked for; None: it is.
     """
 
     block_tables: torch.Tensor
     cu_rows: torch.Tensor
     context_lengths: torch.Tensor
+    most_rows: int | None = None
 
 
 class KvPages:
     """Keys and values of `num_pages` pages of `page_size` positions for every layer that attends, all by default.
 
-    keys [layers, pages, G, page_size / 16, d, 16]; values [layers, pages, G, page_size, d]; d rounded up to 16. `layers` has
-    them by the layer's index in the model, None for one that does not attend.
+    values [layers, pages, G, page_size, d], d rounded up to 16; keys [layers, pages, G, page_size / 16, d, 16], or, where
+    they are not `transposed`, like the values: see `ops.transposes_keys`. `layers` has them by the layer's index in the model,
+    None for one that does not attend.
 
     Raises:
         BadInput: the page size is not a positive multiple of 16.
@@ -46,6 +49,8 @@ class KvPages:
         head_dim: int,
         dtype: torch.dtype,
         attending: Sequence[int] | None = None,
+        device: torch.device | str = "cpu",
+        transposed: bool = True,
     ) -> None:
         if page_size <= 0 or page_size % BLOCK:
             raise refusal("page_size", f"a multiple of {BLOCK}", str(page_size), f"choose {BLOCK}, 32, 64, ...")
@@ -54,8 +59,9 @@ class KvPages:
         depth = -(-head_dim // BLOCK) * BLOCK
         attending = range(num_layers) if attending is None else attending
         per_layer = (len(attending), num_pages, num_kv_heads)
-        self.keys = torch.zeros(*per_layer, page_size // BLOCK, depth, BLOCK, dtype=dtype)
-        self.values = torch.zeros(*per_layer, page_size, depth, dtype=dtype)
+        self.values = torch.zeros(*per_layer, page_size, depth, dtype=dtype, device=device)
+        blocks = torch.zeros(*per_layer, page_size // BLOCK, depth, BLOCK, dtype=dtype, device=device) if transposed else None
+        self.keys = torch.zeros_like(self.values) if blocks is None else blocks
         stored = dict(zip(attending, zip(self.keys.unbind(0), self.values.unbind(0), strict=True), strict=True))
         self.layers = [stored.get(layer) for layer in range(num_layers)]
 

@@ -16,6 +16,7 @@ import torch
 
 from sparring.model.kernels.form import AttentionForm
 from sparring.model.kernels.kept import KeptRows
+from sparring.model.kernels.pages import PagedRows
 
 NAME = "exact-torch"
 ROWS = 16
@@ -29,7 +30,7 @@ def _lanes(x: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
     return torch.nn.functional.pad(x.float(), (0, -width % KEYS), value=fill).view(x.shape[0], -1, KEYS)
 
 
-def _row_sum(x: torch.Tensor) -> torch.Tensor:
+def row_sum(x: torch.Tensor) -> torch.Tensor:
     """Sum of each row of [N, D], halving the row again and again: elementwise additions only. -> [N]."""
     x = x.float()
     while x.shape[-1] > 1:
@@ -91,7 +92,7 @@ class TorchPath:
 
     @staticmethod
     def _inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
-        return 1.0 / torch.sqrt(_row_sum(x.float().square()) / x.shape[-1] + eps).unsqueeze(-1)
+        return 1.0 / torch.sqrt(row_sum(x.float().square()) / x.shape[-1] + eps).unsqueeze(-1)
 
     def silu_mul(self, gate: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
         """silu(gate) * up; plain silu when `up` is None."""
@@ -204,14 +205,14 @@ class TorchPath:
         k: torch.Tensor,
         v: torch.Tensor,
         pages: tuple[torch.Tensor, torch.Tensor],
-        rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        rows: PagedRows,
         form: AttentionForm,
         sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, int]:
         """Writes k, v into one layer's pages, then attends. o[N, H, d] and -1, or the first wrong sequence."""
         keys, values = pages
         num_pages, heads, size, depth = values.shape
-        tables, (offsets, lengths) = rows[0].to(torch.int64), (t.tolist() for t in rows[1:])
+        tables, (offsets, lengths) = rows[0].to(torch.int64), (t.tolist() for t in rows[1:3])
         for b, length in enumerate(lengths):
             table = tables[b, : -(-length // size)]
             fits = 0 <= offsets[b + 1] - offsets[b] <= length <= tables.shape[1] * size
@@ -245,7 +246,7 @@ class TorchPath:
         z, maximum, weights, log_sum = _statistics(logits, temperature)
         logprob = z.gather(1, targets.unsqueeze(1))[:, 0] - maximum - log_sum
         shifted = torch.where(weights > 0, z - maximum.unsqueeze(1), 0.0)
-        entropy = log_sum - _row_sum(weights * shifted) / _row_sum(weights)
+        entropy = log_sum - row_sum(weights * shifted) / row_sum(weights)
         return (logprob, entropy, maximum, log_sum), -1
 
     def _kept_logprobs(
@@ -333,13 +334,20 @@ def _heads(qkv: torch.Tensor, heads: int, kv_heads: int, size: int) -> list[torc
     return [part.reshape(qkv.shape[0], -1, size).contiguous() for part in parts]
 
 
-def _sequences(cu_seqlens: torch.Tensor, shared: torch.Tensor | None) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Of each sequence that has rows of its own: these, and the rows of its whole length [L]."""
+def walks(cu_seqlens: torch.Tensor, shared: torch.Tensor | None) -> Iterator[torch.Tensor]:
+    """Of each sequence, the rows of its whole length [L]."""
     offsets = cu_seqlens.tolist()
     counts = [0] * (len(offsets) - 1) if shared is None else shared.tolist()
     path = torch.empty(0, dtype=torch.int64)
     for begin, end, count in zip(offsets, offsets[1:], counts, strict=False):
         path = torch.cat((path[:count], torch.arange(begin, end)))
+        yield path
+
+
+def _sequences(cu_seqlens: torch.Tensor, shared: torch.Tensor | None) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Of each sequence that has rows of its own: these, and the rows of its whole length [L]."""
+    bounds = pairwise(cu_seqlens.tolist())
+    for (begin, end), path in zip(bounds, walks(cu_seqlens, shared), strict=True):
         if end > begin:
             yield slice(begin, end), path
 
@@ -384,7 +392,7 @@ def _attend_tile(
         total += _elementwise_exp(sinks - maximum[..., 0])
     for block, part in zip(blocks, scores, strict=True):
         weights = _elementwise_exp(part - maximum)
-        total += _row_sum(weights)
+        total += row_sum(weights)
         out += torch.stack([torch.mm(a, b) for a, b in zip(weights, v[block : block + KEYS].transpose(0, 1), strict=True)])
     return out / total.unsqueeze(-1), maximum[..., 0] + torch.log(total.double()).float()
 
@@ -423,7 +431,7 @@ def _statistics(logits: torch.Tensor, temperature: torch.Tensor) -> tuple[torch.
     z = logits * (1.0 / torch.where(temperature == 0, 1.0, temperature)).unsqueeze(1)
     maximum = z.amax(1)
     weights = _elementwise_exp(z - maximum.unsqueeze(1))
-    return z, maximum, weights, torch.log(_row_sum(weights).double()).float()
+    return z, maximum, weights, torch.log(row_sum(weights).double()).float()
 
 
 def _limits(kept: KeptRows) -> Iterator[tuple[int, torch.Tensor | None]]:

@@ -1,0 +1,123 @@
+"""Law 3 on the device path: what the engine samples with is, to the bit, what the trainer's packed forward finds."""
+
+import asyncio
+from array import array
+
+import pytest
+import torch
+
+from sparring.engine.config import EngineConfig
+from sparring.engine.native import NativeEngine
+from sparring.generation import GenerateRequest, Sampling
+from sparring.model.attention import Packed
+from sparring.model.device_step import DeviceStep
+from sparring.model.head import token_quantities
+from sparring.model.kernels import ops
+from sparring.model.kernels.device_path import is_interpreted
+from sparring.model.load import load
+from sparring.model.step import OperationStep, Slots, StepRows
+from sparring.testing.tiny_models import VOCABULARY, tiny_model
+
+pytestmark = pytest.mark.gpu
+
+INTERPRETED = is_interpreted()
+
+OTHERS = ["llama", "qwen2", "mistral", "mixtral", "qwen3_moe", "gemma2", "gemma3_text", "phi3", "glm4", "olmo2", "gpt_oss"]
+MODELS = [("qwen3", "bfloat16")]
+MODELS += [] if INTERPRETED else [("qwen3", "float32"), *((family, "bfloat16") for family in OTHERS)]
+LENGTHS = [3, 17, 20] if INTERPRETED else [3, 16, 17, 40, 1, 33, 9, 200]
+
+
+def requests():
+    return [
+        GenerateRequest(
+            id=str(i),
+            tokens=tuple((7 * i + 3 * j) % VOCABULARY for j in range(length)),
+            sampling=Sampling(max_tokens=4 + 3 * (i % 3), seed=i, temperature=(1.0, 0.7)[i % 2]),
+        )
+        for i, length in enumerate(LENGTHS)
+    ]
+
+
+def served(model, wanted, **settings):
+    async def serve():
+        engine = NativeEngine(model, EngineConfig(**settings), threads=1)
+        answers = await asyncio.gather(*(engine.generate(request) for request in wanted))
+        await engine.close()
+        return answers
+
+    return asyncio.run(serve())
+
+
+def trained(model, wanted, answers):
+    """Log-probabilities of the answers in one packed forward with gradients on; the backward pass runs too."""
+    rows = [(*request.tokens, *answer.tokens) for request, answer in zip(wanted, answers, strict=True)]
+    device = model.device
+    tokens = torch.tensor([token for row in rows for token in row], device=device)
+    positions = torch.cat([torch.arange(len(row)) for row in rows]).to(device)
+    begins = torch.tensor([0, *map(len, rows)]).cumsum(0).tolist()
+    pairs = list(zip(begins, wanted, answers, strict=False))
+    predicting = [torch.arange(len(answer.tokens)) + begin + len(request.tokens) - 1 for begin, request, answer in pairs]
+    heat = [torch.full((len(answer.tokens),), request.sampling.temperature) for _, request, answer in pairs]
+    places = torch.cat(predicting).to(device)
+    hidden = model.hidden(tokens, positions, Packed.of([len(row) for row in rows]).to(device))
+    quantities = token_quantities(model, hidden[places], tokens[places + 1], torch.cat(heat).to(device), {"logprob"})
+    quantities["logprob"].sum().backward()
+    gradients = [parameter.grad for parameter in model.module.parameters() if parameter.grad is not None]
+    assert gradients and all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+    return [part.tolist() for part in quantities["logprob"].detach().split([len(answer.tokens) for answer in answers])]
+
+
+@pytest.mark.parametrize(("family", "dtype"), MODELS)
+def test_engine_equals_packed_training_forward(device, family, dtype, tmp_path):
+    path, wanted = tiny_model(family, tmp_path / "model", seed=3), requests()
+    model = load(path, dtype=dtype, device=device)
+    answers = served(model, wanted, max_running=2, max_batch_tokens=24)
+    trainer = load(path, dtype=dtype, device=device)
+    assert trained(trainer, wanted, answers) == [list(answer.logprobs) for answer in answers]
+    assert trained(trainer, wanted[1:2], answers[1:2]) == [list(answers[1].logprobs)]
+
+
+def test_a_graph_gives_the_bits_of_single_operations(device, tmp_path):
+    """Three sequences in a graph for four, three steps in one call, against one operation after another."""
+    model = load(tiny_model("qwen2", tmp_path / "model", seed=4), dtype="bfloat16", device=device)
+    found = []
+    for graph in (True, False):
+        shape = {"num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim, "dtype": model.dtype, "device": device}
+        pages = ops.KvPages(num_layers=model.num_layers, num_pages=8, page_size=16, transposed=False, **shape)
+        slots = Slots.of(4, 2, model.vocab_size)
+        slots.tables[:] = [[0, 1], [2, 3], [4, 5], [6, 7]]
+        slots.seeds[:], slots.temperature[:] = range(4), [1.0, 0.7, 0.0, 1.0]
+        operations = OperationStep(model, pages, slots)
+        step = DeviceStep(model, pages, slots, operations, batches=(4,)) if graph else operations
+        tokens, given = [5, 6, 7], []
+        for length, steps in ((1, 3), (4, 1)):
+            for done in range(1 if graph else steps):
+                at = length + done
+                rows = StepRows(
+                    slots=array("i", [3, 0, 2]),
+                    cu_rows=array("i", range(4)),
+                    lengths=array("i", [at] * 3),
+                    tokens=array("q", tokens),
+                    samples=array("B", [1] * 3),
+                    independent=True,
+                    steps=steps if graph else 1,
+                    interrupt=array("i", [0]),
+                )
+                sampled = step(rows)
+                given.append((sampled.tokens, sampled.logprobs))
+                tokens = [row[-1] for row in sampled.tokens]
+        found.append([[sum((part[kind][row] for part in given), []) for row in range(3)] for kind in (0, 1)])
+    assert found[0] == found[1]
+    assert len(found[0][0][0]) == 4
+
+
+def test_a_call_ends_with_the_first_stop():
+    from sparring.model.device_step import _until_stop
+
+    tokens, stops = torch.tensor([[4, 5, 6], [7, 8, 9]]).numpy(), torch.full((2, 8), -1).numpy()
+    assert _until_stop(tokens, stops) == 3
+    stops[1, 3] = 8
+    assert _until_stop(tokens, stops) == 2
+    stops[0, 0] = 4
+    assert _until_stop(tokens, stops) == 1
