@@ -97,7 +97,7 @@ def attention_decoding(batch: int, context: int, report: dict[str, float]) -> fl
     form = ops.AttentionForm(0.125)
     per_sequence = context // page_size
     pages = ops.KvPages(
-        num_layers=1, num_pages=batch * per_sequence, page_size=page_size, num_kv_heads=groups, head_dim=size, dtype=torch.float32
+        attending=range(1), num_pages=batch * per_sequence, page_size=page_size, num_kv_heads=groups, head_dim=size, dtype=torch.float32
     )
     tables = torch.randperm(batch * per_sequence).view(batch, -1).to(torch.int32)
     rows = ops.PagedRows(tables, torch.arange(batch + 1, dtype=torch.int32), torch.full((batch,), context, dtype=torch.int32))

@@ -84,7 +84,7 @@ def test_a_graph_gives_the_bits_of_single_operations(device, tmp_path):
     found = []
     for graph in (True, False):
         shape = {"num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim, "dtype": model.dtype, "device": device}
-        pages = ops.KvPages(num_layers=model.num_layers, num_pages=8, page_size=16, transposed=False, **shape)
+        pages = ops.KvPages(attending=model.attending, num_pages=8, page_size=16, transposed=False, **shape)
         slots = Slots.of(4, 2, model.vocab_size)
         slots.tables[:] = [[0, 1], [2, 3], [4, 5], [6, 7]]
         slots.seeds[:], slots.temperature[:] = range(4), [1.0, 0.7, 0.0, 1.0]

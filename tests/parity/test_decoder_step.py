@@ -43,7 +43,7 @@ class Play:
 
     def _open(self, kind):
         model = self.model
-        shape = {"num_layers": model.num_layers, "num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
+        shape = {"attending": model.attending, "num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
         pages = ops.KvPages(num_pages=MAX_SLOTS * PAGES_PER_TABLE, page_size=PAGE, dtype=model.dtype, **shape)
         slots = Slots.of(MAX_SLOTS, PAGES_PER_TABLE, VOCABULARY)
         for slot in range(MAX_SLOTS):
@@ -281,7 +281,7 @@ def test_bad_tables_and_tokens_are_refused_before_anything_is_written(path):
 
 def test_who_takes_which_way(path, tmp_path):
     def kind(model):
-        shape = {"num_layers": 2, "num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
+        shape = {"attending": model.attending, "num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
         return type(step_of(model, ops.KvPages(num_pages=4, dtype=model.dtype, **shape), Slots.of(2, 2, VOCABULARY)))
 
     assert kind(load(path)) is DecoderStep

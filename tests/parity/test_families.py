@@ -138,7 +138,7 @@ def paged(model, *, chunk, page_size):
     """All sequences side by side, up to `chunk` tokens of each in a call, over pages that lie in no order."""
     per_sequence = -(-max(LENGTHS) // page_size)
     assert per_sequence >= 4
-    shape = {"num_layers": model.num_layers, "num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
+    shape = {"attending": model.attending, "num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
     pages = ops.KvPages(num_pages=per_sequence * len(LENGTHS), page_size=page_size, dtype=model.dtype, **shape)
     order = torch.randperm(per_sequence * len(LENGTHS), generator=torch.Generator().manual_seed(1))
     tables, out = order.view(len(LENGTHS), -1).to(torch.int32), [[] for _ in LENGTHS]

@@ -37,7 +37,6 @@ class Runner:
     def __init__(self, model: CausalModel, sizes: Sizes, *, page_size: int, max_running: int) -> None:
         self._model = model
         self._pages = ops.KvPages(
-            num_layers=model.num_layers,
             # one page, slot and state more are the probe's
             num_pages=sizes.num_pages + 1,
             page_size=page_size,

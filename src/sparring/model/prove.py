@@ -86,8 +86,8 @@ def _outputs(model: CausalModel, rows: list[torch.Tensor]) -> torch.Tensor:
 def _continued(model: CausalModel, row: torch.Tensor) -> torch.Tensor:
     """The same of one sequence in three pieces, the last of one token, which goes on from pages and states."""
     num_pages = -(-len(row) // BLOCK)
-    shape = {"num_layers": model.num_layers, "num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
-    pages = ops.KvPages(num_pages=num_pages, dtype=model.dtype, attending=model.attending, **shape)
+    shape = {"attending": model.attending, "num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
+    pages = ops.KvPages(num_pages=num_pages, dtype=model.dtype, **shape)
     states, table = States(model.recurrent, 1), torch.arange(num_pages, dtype=torch.int32)[None]
     outputs = []
     for begin, end in pairwise((0, len(row) // 2, len(row) - 1, len(row))):

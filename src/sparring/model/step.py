@@ -323,7 +323,7 @@ class DecoderStep:
         decoder, pages, slots = self._decoder, self._pages, self._slots
         layers = decoder.layers
         self._layers = (LayerPlan * len(layers))(
-            *(self._layer(layer, *at) for layer, at in zip(layers, pages.layers, strict=True))
+            *(self._layer(layer, *at) for layer, at in zip(layers, pages.layers.values(), strict=True))
         )
         self._rotary = [table.to(pages.dtype).contiguous() for table in (decoder.rotary.cos, decoder.rotary.sin)]
         vocabulary, width = decoder.embedding.weight.shape

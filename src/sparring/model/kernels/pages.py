@@ -29,11 +29,10 @@ class PagedRows(NamedTuple):
 
 
 class KvPages:
-    """Keys and values of `num_pages` pages of `page_size` positions for every layer that attends, all by default.
+    """Keys and values of `num_pages` pages of `page_size` positions for the layers of a model that attend.
 
     values [layers, pages, G, page_size, d], d rounded up to 16; keys [layers, pages, G, page_size / 16, d, 16], or, where
-    they are not `transposed`, like the values: see `ops.transposes_keys`. `layers` has them by the layer's index in the model,
-    None for one that does not attend.
+    they are not `transposed`, like the values: see `ops.transposes_keys`. `layers` has them by the layer's index in the model.
 
     Raises:
         BadInput: the page size is not a positive multiple of 16.
@@ -42,28 +41,25 @@ class KvPages:
     def __init__(
         self,
         *,
-        num_layers: int,
+        attending: Sequence[int],
         num_pages: int,
         page_size: int = BLOCK,
         num_kv_heads: int,
         head_dim: int,
         dtype: torch.dtype,
-        attending: Sequence[int] | None = None,
         device: torch.device | str = "cpu",
         transposed: bool = True,
     ) -> None:
         if page_size <= 0 or page_size % BLOCK:
             raise refusal("page_size", f"a multiple of {BLOCK}", str(page_size), f"choose {BLOCK}, 32, 64, ...")
-        self.num_layers, self.num_pages, self.page_size = num_layers, num_pages, page_size
+        self.num_pages, self.page_size = num_pages, page_size
         self.num_kv_heads, self.head_dim, self.dtype = num_kv_heads, head_dim, dtype
         depth = -(-head_dim // BLOCK) * BLOCK
-        attending = range(num_layers) if attending is None else attending
         per_layer = (len(attending), num_pages, num_kv_heads)
         self.values = torch.zeros(*per_layer, page_size, depth, dtype=dtype, device=device)
         blocks = torch.zeros(*per_layer, page_size // BLOCK, depth, BLOCK, dtype=dtype, device=device) if transposed else None
         self.keys = torch.zeros_like(self.values) if blocks is None else blocks
-        stored = dict(zip(attending, zip(self.keys.unbind(0), self.values.unbind(0), strict=True), strict=True))
-        self.layers = [stored.get(layer) for layer in range(num_layers)]
+        self.layers = dict(zip(attending, zip(self.keys.unbind(0), self.values.unbind(0), strict=True), strict=True))
 
     @property
     def num_bytes(self) -> int:
