@@ -136,7 +136,7 @@ def library_logits(module):
         ("models.policy.lora.target_modules=[]", "at least one linear layer"),
         ('models.policy.lora.target_modules=["q_proj", "lm_head"]', "expected linear layers of the model: down_proj"),
         ("models.policy.lora.dropout=0.1", "dropout"),
-        ("engine.kind=remote engine.url=http://127.0.0.1:9 models.policy.lora.rank=4", 'expected "native" for a run that trains adapters'),
+        ("engine.kind=openai engine.url=http://127.0.0.1:9 models.policy.lora.rank=4", "models.policy.lora: expected none with an OpenAI"),
     ],
 )
 def test_check_refuses_what_cannot_be_trained(tmp_path, capsys, setting, message):

@@ -103,8 +103,6 @@ def _engine(context: Context, shape: Shape) -> list[str]:
             raise refusal(f"engine.{name}", 'engine.kind = "native", which alone has it', got, do)
     if engine.kv_across_turns == "offload":
         raise refusal("engine.kv_across_turns", '"keep" or "drop" with vLLM', '"offload"', "choose one of these")
-    if context.config.models[POLICY].lora is not None:
-        raise refusal("models.policy.lora", "none with vLLM", "a table", 'leave it out, or set engine.kind = "native"')
     if rollout.constraint is not None:
         do = 'leave it out, or set engine.kind = "native"'
         raise refusal("rollout.constraint", "none with vLLM, which asks nobody between two tokens", "one", do)

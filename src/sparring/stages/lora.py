@@ -12,6 +12,9 @@ from sparring.model.config import LoraConfig
 from sparring.model.peft import base_of, is_adapter, read_config, write
 from sparring.stages.context import POLICY, Context
 
+ALONE = {"vllm": "vLLM", "openai": "an OpenAI-compatible server"}
+"""Engines that serve a model without adapters, as messages call them."""
+
 
 def trained_folder(context: Context, source: Path) -> Path:
     """What a stage trains and serves that starts from `source`: `source` itself; or, where the run trains adapters and `source`
@@ -51,9 +54,9 @@ def check_lora(context: Context) -> list[str]:
         BadInput: they cannot.
     """
     lora, given, kind = context.config.models[POLICY].lora, context.given(), context.config.engine.kind
-    if lora is not None and kind != "native":
-        do = "leave out models.policy.lora, or serve in the run's own process"
-        raise refusal("engine.kind", '"native" for a run that trains adapters', repr(kind), do)
+    if lora is not None and kind in ALONE:
+        got, do = f"rank {lora.rank}", 'leave it out, or set engine.kind = "native" or "remote"'
+        raise refusal("models.policy.lora", f"none with {ALONE[kind]}, which serves the model alone", got, do)
     if given is not None and is_adapter(given):
         found = read_config(given)
         if lora is None:
