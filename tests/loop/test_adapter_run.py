@@ -92,6 +92,7 @@ def test_a_rollout_is_sampled_again(whole, capsys):
         assert found == 0, capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_with_the_same_bits(whole, tmp_path):
     for moment in ("sft 3/6", "rl 3/6"):
         with subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import pytest
 from safetensors.numpy import load_file
 
 from sparring.weights.shared_memory import FOLDER, PREFIX
@@ -45,6 +46,7 @@ def test_a_run_on_a_served_engine_has_the_bits_of_one_on_its_own(given: Path, ch
     assert not list(FOLDER.glob(f"{PREFIX}*"))
 
 
+@pytest.mark.slow
 def test_so_has_a_run_that_trains_an_adapter(given: Path, checkpoint: Path, served: Served) -> None:
     settings = ['run.stages=["rl"]', "models.policy.lora.rank=4", "models.policy.lora.alpha=8", "rl.steps=3"]
     own = finished(given, "own", *settings)
