@@ -1,6 +1,7 @@
 # make quickstart    install, run recipes/quickstart.toml, print the result
 # make test          install, pass the tests
 # make test-slow     the long proofs
+# make test-extra    tests of optional packages, which it installs (wandb, peft)
 # make test-vllm     the engine's contract and a run against the real vLLM, which it installs into .venv-vllm
 # make test-triton   the GPU programs on a CPU, in Triton's interpreter (installs it: 1 GB)
 # make test-gpu      the same and more on a GPU; ends with status 2 without one
@@ -18,7 +19,7 @@ export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONUNBUFFERED := 1
 
-.PHONY: quickstart test test-slow test-vllm test-triton test-gpu bench bench-gpu check install clean
+.PHONY: quickstart test test-slow test-extra test-vllm test-triton test-gpu bench bench-gpu check install clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: install
@@ -32,6 +33,10 @@ test: install $(VENV)/.stamp-chromium
 
 test-slow: install $(VENV)/.stamp-chromium
 	$(BIN)/python -m pytest -m slow
+
+test-extra: install
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[wandb,peft]"
+	$(BIN)/python -m pytest -m extra
 
 # benchmarks/peers/vllm.txt is the one list of what vLLM needs
 test-vllm: install

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -42,7 +40,6 @@ def replayed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert capsys.readouterr().out.endswith("identical, bit for bit\n")
 
 
-@pytest.mark.extra
 def test_a_run_under_a_regular_expression(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
     constraint = f'rollout.constraint={{kind="regex", source="{PATTERN}"}}'
     folder, turns = trained(given, constraint, "rollout.top_p=0.9")
@@ -84,25 +81,12 @@ UNCOMPILED = {
 }
 
 
-@pytest.mark.extra
 @pytest.mark.parametrize("kind", UNCOMPILED)
 def test_a_constraint_that_does_not_compile_is_refused(given: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     source, message = UNCOMPILED[kind]
     setting = f"rollout.constraint={{kind={json.dumps(kind)}, source={json.dumps(source)}}}"
     assert main(["check", str(given), *words(('run.stages=["rl"]', setting))]) == 2
     assert message in capsys.readouterr().err
-
-
-WITHOUT_GRAMMAR = "import sys; sys.modules['llguidance'] = None; from sparring.cli.main import main; sys.exit(main(sys.argv[1:]))"
-
-
-def test_a_constraint_without_its_extra_is_refused_by_name(given: Path) -> None:
-    constraint = 'rollout.constraint={kind="regex", source="a+"}'
-    command = [sys.executable, "-c", WITHOUT_GRAMMAR, "check", str(given), *words(('run.stages=["rl"]', constraint))]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert 'rollout.constraint: constraint: expected the package llguidance' in done.stderr
-    assert 'pip install "sparring[grammar]"' in done.stderr
 
 
 ASKING = """
@@ -115,10 +99,9 @@ class Asking(Sums):
 
 
 def test_a_world_that_asks_for_what_does_not_compile_is_refused(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the extra because of the expression, without it because of the extra."""
     world = given.parent / "asking.py"
     begin, imports, rest = (Path(__file__).parent / "tiny_world.py").read_text().partition("from sparring.envs.base")
     world.write_text(f"{begin}from sparring.generation import Constraint\n{imports}{rest}{ASKING}")
     assert main(["check", str(given), *words(('run.stages=["rl"]', f"env.name={world}:Asking"))]) == 2
     said = capsys.readouterr().err
-    assert "task " in said and ": constraint: " in said
+    assert "task " in said and ": constraint: regex: expected one that compiles" in said

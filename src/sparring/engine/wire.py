@@ -32,8 +32,9 @@ STATUS: Mapping[type[SparringError], int] = {
 T = TypeVar("T")
 
 
-def _form(noun: type, *, replaced: Mapping[str, Any] = {}, without: tuple[str, ...] = ()) -> type[msgspec.Struct]:  # noqa: B006
-    """The fields of a noun, where none may be unknown: a misspelt one must not pass for a default."""
+def _form(noun: type, without: tuple[str, ...] = (), **replaced: tuple[Any, Any]) -> type[msgspec.Struct]:
+    """The fields of a noun, where none may be unknown: a misspelt one must not pass for a default. `replaced` have another type
+    and default, fields `without` are left out."""
     hints = typing.get_type_hints(noun)
     fields: list[Any] = []
     for field in dataclasses.fields(noun):
@@ -45,11 +46,9 @@ def _form(noun: type, *, replaced: Mapping[str, Any] = {}, without: tuple[str, .
 
 
 SamplingForm = _form(Sampling)
-ScoreForm = _form(ScoreRequest, replaced={"id": (str, "")})
-WeightForm = _form(WeightRef, replaced={"transport": (str, "shared_memory")})
-_Generate = _form(
-    GenerateRequest, replaced={"id": (str, ""), "sampling": (SamplingForm, SamplingForm())}, without=("ends", "allowed")
-)
+ScoreForm = _form(ScoreRequest, id=(str, ""))
+WeightForm = _form(WeightRef, transport=(str, "shared_memory"))
+_Generate = _form(GenerateRequest, ("ends", "allowed"), id=(str, ""), sampling=(SamplingForm, SamplingForm()))
 
 
 class GenerateForm(_Generate, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[misc, valid-type]

@@ -1,4 +1,4 @@
-"""Grammars that a turn keeps to, by the `llguidance` library (the extra `grammar`): which tokens may follow those so far.
+"""Grammars that a turn keeps to, by the `llguidance` library: which tokens may follow those so far.
 
 The engine knows ids only; whoever has the tokenizer hands it a `Grammar` as `GenerateRequest.allowed`. What it allows comes
 back as the kept set of each token, so training renormalises over it as over any other (law 2).
@@ -57,15 +57,12 @@ class Grammars:
         stop_ids: what ends a turn, allowed where a grammar is complete.
 
     Raises:
-        BadInput: the extra is not installed, or the library cannot read the tokenizer.
+        BadInput: the library cannot read the tokenizer.
     """
 
     def __init__(self, tokenizer: FileTokenizer, stop_ids: Sequence[int]) -> None:
-        try:
-            import llguidance
-        except ImportError as cause:
-            got = "no such package"
-            raise refusal("constraint", "the package llguidance", got, 'pip install "sparring[grammar]"') from cause
+        import llguidance  # only where a turn is constrained
+
         self._library = llguidance
         with boundary(BadInput, "constraint", "a tokenizer that llguidance reads", "use another model"):
             self._tokens = llguidance.LLTokenizer(tokenizer.as_json(), eos_token=list(stop_ids))

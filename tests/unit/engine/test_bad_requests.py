@@ -76,7 +76,6 @@ def test_scores_that_can_never_be_told_fail_alone(serve, tokens):
     assert answers == serve(lambda engine: beside(engine, None), kv_tokens=CACHE)[0]
 
 
-@pytest.mark.extra
 @pytest.mark.parametrize(("kind", "source"), [("json_schema", '{"type": "nothing"}'), ("json_schema", "{"), ("regex", "("), ("lark", "start: x")])
 def test_a_schema_that_does_not_compile_fails_alone(serve, kind, source):
     request = changed(constraint=Constraint(kind=kind, source=source))

@@ -5,13 +5,10 @@ import random
 from dataclasses import replace
 
 import pytest
-import torch
 
 from sparring.errors import EngineError
 from sparring.generation import Completion, GenerateRequest, Sampling
-from sparring.model.load import load
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
-from sparring.weights.inline import publish
 
 PAGE_BYTES = 16 * 2 * 2 * 2 * 16 * 4
 POLICIES = {
@@ -38,24 +35,13 @@ def windowed_path(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def trained(model_path):
+def trained(model_path, references):
     return references(model_path)
 
 
 @pytest.fixture(scope="module")
-def trained_windowed(windowed_path):
+def trained_windowed(windowed_path, references):
     return references(windowed_path)
-
-
-def references(path):
-    """Of the versions 1 and 2."""
-    model, refs = load(path), []
-    for version in (1, 2):
-        with torch.no_grad():
-            for name, parameter in model.state().items():
-                parameter.mul_(1.3 if "mlp" in name or "norm" in name else 1.0)
-        refs.append(publish("policy", version, model.state()))
-    return refs
 
 
 class Workload:

@@ -9,9 +9,7 @@ import torch
 from sparring.engine.config import EngineConfig
 from sparring.errors import EngineError, WeightsError
 from sparring.generation import GenerateRequest, Sampling
-from sparring.model.load import load
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
-from sparring.weights.inline import publish
 
 
 @pytest.fixture(scope="module")
@@ -21,15 +19,8 @@ def model_path(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def trained(model_path):
-    """References of the versions 1 and 2."""
-    model, refs = load(model_path), []
-    for version in (1, 2):
-        with torch.no_grad():
-            for name, parameter in model.state().items():
-                parameter.mul_(1.3 if "mlp" in name or "norm" in name else 1.0)
-        refs.append(publish("policy", version, model.state()))
-    return refs
+def trained(model_path, references):
+    return references(model_path)
 
 
 def request(number=0, tokens=None, conversation=None, **sampling):

@@ -113,7 +113,6 @@ class AskingEnv(ToyEnv):
         return replace(observation, constraint=Constraint(kind="regex", source=self.source))
 
 
-@pytest.mark.extra
 def test_a_world_says_what_the_next_reply_must_be():
     engine = ScriptedEngine(toy_script(RENDERER))
     live = episode(engine, AskingEnv())

@@ -13,8 +13,6 @@ from sparring.errors import BadInput
 from sparring.generation import Constraint
 from sparring.testing.toy import toy_renderer
 
-pytestmark = pytest.mark.extra
-
 VOCABULARY = 416
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x", "yes"]}, "b": {"type": "boolean"}}, "required": ["a", "b"], "additionalProperties": False}
 

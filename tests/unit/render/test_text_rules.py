@@ -69,7 +69,6 @@ def test_a_conversation_goes_on_behind_a_stop_string(path: Path) -> None:
     assert closed.startswith("<|im_end|>"), "the turn's end, which was not sampled, belongs to what is told next"
 
 
-@pytest.mark.extra
 def test_a_constraint_holds_for_the_one_reply(path: Path) -> None:
     words = Constraint(kind="regex", source="[a-z]{2,4}")
     sampling = Sampling(constraint=words, min_tokens=0, max_tokens=60)
@@ -79,13 +78,11 @@ def test_a_constraint_holds_for_the_one_reply(path: Path) -> None:
     assert all(re.fullmatch(pattern, reply.content) for pattern, reply in zip(patterns, replies, strict=True))
 
 
-@pytest.mark.extra
 def test_a_reply_of_its_own_constraint_needs_no_minimum(path: Path) -> None:
     segments, _ = told(path, Sampling(min_tokens=20, max_tokens=60), (DIGITS,))
     assert segments[1].sampling.min_tokens == 0 and len(segments[1].tokens) < 10
 
 
-@pytest.mark.extra
 def test_nothing_is_sampled_under_what_does_not_compile(path: Path) -> None:
     with pytest.raises(BadInput, match="regex: expected one that compiles"):
         told(path, Sampling(), (Constraint(kind="regex", source="("),))
