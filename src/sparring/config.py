@@ -142,7 +142,8 @@ def resolve(config: RunConfig) -> RunConfig:
     threads = config.run.threads or len(os.sched_getaffinity(0))
     rl = config.rl
     if rl.correction == "auto":
-        exact = config.engine.exact and all(model.numerics == "exact" for model in config.models.values())
+        policy = config.models.get("policy")
+        exact = config.engine.exact and (policy is None or policy.numerics == "exact")
         rl = msgspec.structs.replace(rl, correction="none" if exact else "token_truncate")
     return msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, device=device, threads=threads), rl=rl)
 

@@ -11,6 +11,15 @@ from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort"]
 
+COLDEST, HOTTEST = 1e-6, 1e6
+TEMPERATURE = f"a temperature of 0 or more, if not 0 from {COLDEST:g} to {HOTTEST:g}"
+
+
+def is_temperature(value: float) -> bool:
+    """Whether logits can be divided by it in float32; 0 is greedy."""
+    return value == 0 or COLDEST <= value <= HOTTEST
+
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constraint:
@@ -131,7 +140,8 @@ class Completion:
 
     `versions` is the weight version that sampled each token, `kv_versions` the oldest version among the KV entries
     it attended to; `cached_tokens` counts prompt tokens whose KV was already there. `kept` is None where nothing was truncated,
-    `top_logprobs` where they were not asked for: the likeliest tokens of each draw, best first, with their log-probabilities.
+    `top_logprobs` where they were not asked for: the likeliest tokens of each draw, best first, with their log-probabilities;
+    none that could not be drawn.
     """
 
     tokens: tuple[int, ...]

@@ -217,6 +217,27 @@ def broad_excepts(modules: list[Module]) -> Iterator[str]:
                     yield f"{module.path}:{node.lineno}: catches everything"
 
 
+def one_name_one_place(modules: list[Module]) -> Iterator[str]:
+    """A module or class says each of its names once: of two, the reader finds the one that is dead."""
+    for module in modules:
+        for scope in ast.walk(module.tree):
+            if not isinstance(scope, ast.Module | ast.ClassDef):
+                continue
+            said: set[str] = set()
+            for node in scope.body:
+                again = isinstance(node, Function) and any(_is_further(decorator) for decorator in node.decorator_list)
+                if isinstance(node, Function | ast.ClassDef) and not again:
+                    if node.name in said:
+                        yield f"{module.path}:{node.lineno}: {node.name} is defined twice"
+                    said.add(node.name)
+
+
+def _is_further(decorator: ast.expr) -> bool:
+    """Whether what it decorates belongs to a definition of the same name: a setter, an overload, a case of a dispatch."""
+    name = decorator.attr if isinstance(decorator, ast.Attribute) else decorator.id if isinstance(decorator, ast.Name) else ""
+    return name in ("setter", "overload", "register")
+
+
 def machine_paths(modules: list[Module]) -> Iterator[str]:
     """Nobody's machine is written into the source."""
     for module in modules:
@@ -247,8 +268,8 @@ def real_objects(modules: list[Module]) -> Iterator[str]:
 
 
 RULES = (
-    layer_rules, import_cycles, heavy_imports, light_inits, sizes, documentation, names, broad_excepts, machine_paths,
-    full_packages,
+    layer_rules, import_cycles, heavy_imports, light_inits, sizes, documentation, names, broad_excepts, one_name_one_place,
+    machine_paths, full_packages,
 )  # fmt: skip
 
 
@@ -301,6 +322,8 @@ BITES = [
     (broad_excepts, {"a.py": "try: ...\nexcept (KeyError, Exception): ..."}, "catches everything"),
     (broad_excepts, {"a.py": "try: ...\nexcept: ..."}, "catches everything"),
     (broad_excepts, {"a.py": "try: ...\nexcept BaseException: ..."}, "catches everything"),
+    (one_name_one_place, {"a.py": "class A:\n    def f(self): ...\n    def f(self): ..."}, "f is defined twice"),
+    (one_name_one_place, {"a.py": "def f(): ...\nclass f: ..."}, "f is defined twice"),
     (machine_paths, {"a.py": "x = '/home/me/model'"}, "exists on one machine"),
     (real_objects, {"a.py": "from unittest.mock import Mock"}, "a mock"),
     (real_objects, {"a.py": "def test_a(monkeypatch): ..."}, "monkeypatch"),

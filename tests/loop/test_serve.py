@@ -173,3 +173,9 @@ def test_what_cannot_be_served_ends_with_2(checkpoint, served, tmp_path):
     assert "an address that is free" in refused(checkpoint, "--port", "70000")
     assert "--threads: expected 0 (one a core) or more, got -1" in refused(checkpoint, "--threads", "-1")
     assert "an address that is free" in refused(checkpoint, "--host", "host.invalid")
+    assert "an address that is free" in refused(checkpoint, "--host", "h" * 70)
+    assert 'engine.kind: expected "native", which is what is served' in refused(checkpoint, "--set", "engine.kind=vllm")
+    notes = tmp_path / "notes.txt"
+    notes.write_text("mine")
+    assert "a path that is free, or a socket, got something else" in refused(checkpoint, "--unix", notes)
+    assert notes.read_text() == "mine"

@@ -17,6 +17,23 @@ REFUSED = [
     (["engine.url=http://127.0.0.1:1"], "url must be given for kinds remote and openai and no other, got native"),
     (["engine.kind=openai", "engine.url=http://127.0.0.1:1/v1"], 'engine.kind: expected an engine that takes weights while the run trains, got "openai"'),
     (["engine.kind=remote", "engine.url=http://127.0.0.1:1"], "engine at http://127.0.0.1:1: expected a running `sparring serve`, got ConnectError"),
+    (["engine.kind=remote", "engine.url=http://[::1"], "expected a running `sparring serve`, got InvalidURL"),
+    (
+        ["engine.kind=remote", "engine.url=http://127.0.0.1:1", "engine.speculation=ngram"],
+        "got 'ngram'; leave it out; give it to `sparring serve`, as --set engine.speculation=ngram",
+    ),
+    (
+        ["engine.kind=remote", "engine.url=http://127.0.0.1:1", "engine.kv_across_turns=offload"],
+        "engine.kv_across_turns: expected engine.kind = \"native\", which alone reads it, got 'offload'",
+    ),
+    (
+        ["engine.kind=openai", "engine.url=http://127.0.0.1:1/v1", "engine.kv_tokens=4096"],
+        "got 4096; leave it out; it is the server's to decide",
+    ),
+    (
+        ["engine.kind=openai", "engine.url=http://127.0.0.1:1/v1", 'rollout.constraint={kind="regex",source="a+"}'],
+        "rollout.constraint: expected none with engine.kind = \"openai\", which asks nobody between two tokens, got one, of kind regex",
+    ),
     (
         ["engine.kind=remote", "engine.url=http://127.0.0.1:1", "engine.api_key_env=NO_SUCH_KEY"],
         "environment variable NO_SUCH_KEY: expected a key, got nothing",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import signal
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from served import turn
 
+from sparring.engine.adapters.vllm import VllmEngine
 from sparring.engine.adapters.vllm_server import VllmServer
-from sparring.errors import EngineError
+from sparring.errors import EngineError, SparringError
 from sparring.testing.real_vllm import CONFIG
 
 pytestmark = pytest.mark.vllm
@@ -41,6 +44,25 @@ def test_nothing_outlives_a_kill_of_whoever_started_it(weights):
         assert ready, "a process of the server is still there"
         os.close(descriptor)
     assert not Path(folder).exists()
+
+
+def test_a_server_that_dies_before_an_update_leaves_nobody_waiting(weights):
+    async def scenario():
+        server = VllmServer(weights[0].path, CONFIG)
+        engine = VllmEngine(server, CONFIG, version=3)
+        try:
+            await engine.pull(weights[0].at(4))
+            served = set(server.folder.glob("weights-*"))
+            os.killpg(server.pid, signal.SIGKILL)
+            with pytest.raises(SparringError):
+                await engine.pull(weights[1].at(5))
+            assert set(server.folder.glob("weights-*")) == served
+            with pytest.raises(EngineError):
+                await engine.generate(turn())
+        finally:
+            await engine.close()
+
+    asyncio.run(scenario())
 
 
 def processes(group: int) -> list[int]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 from sparring.errors import RequestRefused
-from sparring.generation import GenerateRequest, ScoreRequest
+from sparring.generation import TEMPERATURE, GenerateRequest, ScoreRequest, is_temperature
 from sparring.model.kernels.decoder_step import BIASES, TOPS
 
 LARGEST_ID, LARGEST_BIAS = 1 << 31, 1e30
@@ -58,8 +57,10 @@ def check_score(request: ScoreRequest, room: Room) -> None:
         problem = f"token ids below {room.vocab_size}, got {min(tokens)} to {max(tokens)}; use the model's tokenizer"
     elif len(tokens) > most:
         problem = f"at most {most} tokens, got {len(tokens)}; cut them or raise engine.kv_tokens"
-    elif request.temperature < 0 or not 0 <= request.top_k <= room.vocab_size:
-        problem = f"temperature >= 0 and 0 <= top_k <= {room.vocab_size}, got {request}; correct it"
+    elif not is_temperature(request.temperature):
+        problem = f"{TEMPERATURE}, got {request.temperature}; correct it"
+    elif not 0 <= request.top_k <= room.vocab_size:
+        problem = f"0 <= top_k <= {room.vocab_size}, got {request.top_k}; correct it"
     if problem:
         raise RequestRefused(f"score {request.id}: expected {problem}")
 
@@ -67,8 +68,8 @@ def check_score(request: ScoreRequest, room: Room) -> None:
 def problem_of(request: GenerateRequest, vocab_size: int) -> str | None:
     """What is expected of how tokens are drawn and what was got, if that is something else. NaN and infinity are."""
     sampling = request.sampling
-    if not 0 <= sampling.temperature < math.inf:
-        return f"a temperature of 0 or more, got {sampling.temperature}; correct it"
+    if not is_temperature(sampling.temperature):
+        return f"{TEMPERATURE}, got {sampling.temperature}; correct it"
     if not 0 < sampling.top_p <= 1:
         return f"a top_p above 0 and at most 1, got {sampling.top_p}; 1 truncates nothing"
     if not 0 <= sampling.min_p <= 1:

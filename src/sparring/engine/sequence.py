@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby, pairwise
 from operator import itemgetter
@@ -150,7 +151,8 @@ class Sequence:
         if self.kept is not None:
             self.kept += [b""] * len(tokens) if kept is None else kept[: len(tokens)]
         if tops is not None and self.tops is not None:
-            self.tops += tops[: len(tokens)]
+            # what cannot be drawn (a stop token before min_tokens) is not among the likeliest
+            self.tops += [tuple(top for top in draw if top[1] > -math.inf) for draw in tops[: len(tokens)]]
         if self.finish_reason is None and len(self.logprobs) >= self.max_new:
             self.finish_reason = "length"
 

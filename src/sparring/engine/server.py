@@ -217,8 +217,10 @@ class _Events(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Tell until the end, or until nobody listens."""
-        with suppress(ClientDisconnect):
+        try:
             await _unless_left(receive, self._tell(send))
+        except ClientDisconnect:
+            self._ended("left")
 
     async def _tell(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -168,8 +168,9 @@ def status(error: SparringError) -> int:
 
 
 def raised(found: Problem, where: str) -> SparringError:
-    """The error that a server sent, of the class it had there; what this client does not know is the engine's."""
-    known = {kind.__name__: kind for kind in (WeightsError, RequestRefused)}
+    """The error that a server sent, of the class it had there; a body that is bad input to the server is a refused request here,
+    and what this client does not know is the engine's."""
+    known = {kind.__name__: kind for kind in (WeightsError, RequestRefused)} | {BadInput.__name__: RequestRefused}
     return known.get(found.type, EngineError)(f"{where}: {found.message}")
 
 

@@ -24,6 +24,7 @@ from sparring.engine.server import Bind, TokenServer
 from sparring.engine.wire import Served
 from sparring.errors import refusal
 from sparring.model.config import DType, Numerics
+from sparring.model.hub import base_folder
 from sparring.render.text_rules import TextRules
 from sparring.render.tokenizer import load_tokenizer
 from sparring.weights.shared_memory import sweep
@@ -65,7 +66,10 @@ def engine_config(settings: Sequence[str]) -> EngineConfig:
         if not setting.startswith("engine."):
             raise refusal(f"--set {setting}", "a key of [engine]", "another", "write it like engine.max_running=32")
     recipe = {"run": {"name": "serve"}, "models": {"policy": {"path": "."}}, "env": {"name": "none"}}
-    return from_data(recipe, "the engine's settings", settings).engine
+    engine = from_data(recipe, "the engine's settings", settings).engine
+    if engine.kind != "native":
+        raise refusal("engine.kind", '"native", which is what is served', repr(engine.kind), "leave it out")
+    return engine
 
 
 def serve(config: ServeConfig, ready: Callable[[str], None]) -> None:
@@ -143,7 +147,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 def text_rules(folder: Path) -> Bind:
     """What makes text rules with the tokenizer of a checkpoint folder; a request's stop tokens are what ends its turn."""
-    tokenizer = cache(lambda: load_tokenizer(folder))
+    tokenizer = cache(lambda: load_tokenizer(base_folder(folder)))
     by_stop_ids = lru_cache(REMEMBERED)(lambda stop_ids: TextRules(tokenizer(), stop_ids))
     return lambda request: by_stop_ids(request.sampling.stop).bind(request)
 
@@ -165,7 +169,7 @@ def _listen(config: ServeConfig, stack: ExitStack) -> tuple[socket.socket, str]:
     try:
         family, *_ = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
         listening = socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         raise refusal(where, "an address that is free", str(error), "choose another --host or --port") from error
     stack.callback(listening.close)
     host = f"[{config.host}]" if family == socket.AF_INET6 else config.host
@@ -174,6 +178,9 @@ def _listen(config: ServeConfig, stack: ExitStack) -> tuple[socket.socket, str]:
 
 def _listen_unix(path: Path, stack: ExitStack) -> socket.socket:
     """A socket in the file system, readable by its owner alone; one that a dead server left is taken over."""
+    # of anything else, connecting says the same as of a socket without a server
+    if path.exists() and not path.is_socket():
+        raise refusal(str(path), "a path that is free, or a socket", "something else", "choose another --unix")
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))

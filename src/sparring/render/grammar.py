@@ -57,10 +57,12 @@ class Grammars:
         stop_ids: what ends a turn, allowed where a grammar is complete.
 
     Raises:
-        BadInput: the library cannot read the tokenizer.
+        BadInput: there are no stop tokens, or the library cannot read the tokenizer.
     """
 
     def __init__(self, tokenizer: FileTokenizer, stop_ids: Sequence[int]) -> None:
+        if not stop_ids:
+            raise refusal("constraint", "stop tokens, which end what is complete", "none", "give the request stop tokens")
         import llguidance  # only where a turn is constrained
 
         self._library = llguidance

@@ -6,12 +6,12 @@ from typing import Literal
 
 import msgspec
 
-from sparring.generation import Constraint, Sampling
+from sparring.generation import TEMPERATURE, Constraint, Sampling, is_temperature
 from sparring.types import Limits
 
 
 class ConstraintConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the text of every reply must be. Needs the extra `grammar`."""
+    """What the text of every reply must be. """
 
     kind: Literal["json_schema", "regex", "lark"]
     """JSON of a schema, what a regular expression matches as a whole, or a text of a grammar in Lark's notation."""
@@ -92,8 +92,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("group_size, max_concurrent_rollouts and max_turn_tokens must be at least 1")
         if self.max_lag < 0 or self.retries < 0 or self.retry_delay_s < 0:
             raise ValueError("max_lag, retries and retry_delay_s must be 0 or more")
-        if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0 or not 0 <= self.min_p <= 1:
-            raise ValueError("temperature >= 0, 0 < top_p <= 1, top_k >= 0 and 0 <= min_p <= 1")
+        if not is_temperature(self.temperature) or not 0 < self.top_p <= 1 or self.top_k < 0 or not 0 <= self.min_p <= 1:
+            raise ValueError(f"{TEMPERATURE}, 0 < top_p <= 1, top_k >= 0 and 0 <= min_p <= 1")
         if not 0 <= self.min_turn_tokens <= self.max_turn_tokens:
             raise ValueError("min_turn_tokens must be from 0 to max_turn_tokens")
         if not all(self.stop_strings):

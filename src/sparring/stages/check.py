@@ -89,23 +89,35 @@ def _sampling(context: Context) -> None:
 
 
 def _engine(context: Context, shape: Shape) -> list[str]:
-    """Another engine than our own is there, and nothing is asked of it that it cannot do."""
+    """Nothing is asked of another engine than our own that it cannot do, or that whoever serves it decides; and vLLM is there."""
     engine, rollout = context.config.engine, context.config.rollout
-    if engine.kind != "vllm":
+    if engine.kind == "native":
         return []
+    theirs = {
+        "vllm": "leave it out; vLLM's own settings go into engine.vllm.arguments",
+        "remote": "leave it out; give it to `sparring serve`, as --set engine.{name}={value}",
+        "openai": "leave it out; it is the server's to decide",
+    }[engine.kind]
+    ours, alone = EngineConfig(), ("idle_kv_bytes", "speculation", *(() if engine.kind == "remote" else ("kv_tokens",)))
+    for name in alone if engine.kind == "vllm" else (*alone, "kv_across_turns", "live_kv"):
+        if (value := getattr(engine, name)) != getattr(ours, name):
+            expected = 'engine.kind = "native", which alone reads it'
+            raise refusal(f"engine.{name}", expected, repr(value), theirs.format(name=name, value=value))
+    if rollout.constraint is not None and engine.kind != "remote":
+        expected = f'none with engine.kind = "{engine.kind}", which asks nobody between two tokens'
+        got, do = f"one, of kind {rollout.constraint.kind}", 'leave it out, or set engine.kind = "native"'
+        raise refusal("rollout.constraint", expected, got, do)
+    return _vllm(context, shape) if engine.kind == "vllm" else []
+
+
+def _vllm(context: Context, shape: Shape) -> list[str]:
+    """vLLM is there, and keeps and samples as the recipe says."""
     from sparring.engine.adapters.vllm_server import find_vllm
     from sparring.engine.adapters.vllm_wire import WHOLE_VOCABULARY, truncates
 
-    ours = EngineConfig()
-    for name in ("kv_tokens", "idle_kv_bytes", "speculation"):
-        if getattr(engine, name) != getattr(ours, name):
-            got, do = repr(getattr(engine, name)), "leave it out; vLLM's own settings go into engine.vllm.arguments"
-            raise refusal(f"engine.{name}", 'engine.kind = "native", which alone has it', got, do)
+    engine, rollout = context.config.engine, context.config.rollout
     if engine.kv_across_turns == "offload":
         raise refusal("engine.kv_across_turns", '"keep" or "drop" with vLLM', '"offload"', "choose one of these")
-    if rollout.constraint is not None:
-        do = 'leave it out, or set engine.kind = "native"'
-        raise refusal("rollout.constraint", "none with vLLM, which asks nobody between two tokens", "one", do)
     if truncates(rollout.sampling()) and not rollout.top_k and shape.vocab_size > WHOLE_VOCABULARY:
         expected = f"one beside top_p and min_p with vLLM, whose kept tokens are known as the likeliest of {shape.vocab_size}"
         raise refusal("rollout.top_k", expected, "0", "set it, or truncate nothing")

@@ -18,6 +18,7 @@ def check_served(context: Context) -> list[str]:
     from sparring.engine.adapters.key import key_of
     from sparring.engine.adapters.openai_compatible import OpenAiEngine
     from sparring.engine.adapters.remote import RemoteEngine
+    from sparring.model.kernels import ops
 
     engine, spec = context.config.engine, context.config.models[POLICY]
     if engine.kind == "openai":
@@ -28,6 +29,7 @@ def check_served(context: Context) -> list[str]:
         return [f"engine: {engine.url} takes and tells token ids"]
     if engine.kind == "remote":
         remote = RemoteEngine(engine.url, name=POLICY, api_key=key_of(engine.api_key_env))
-        remote.check(spec.dtype, spec.numerics, engine)
+        numerics = "fast" if spec.numerics == "fast" else ops.path_name(context.config.run.device)
+        remote.check(spec.dtype, numerics, engine)
         return [f"engine: {engine.url} serves {remote.served.dtype} on {remote.served.numerics}, version {remote.version}"]
     return []

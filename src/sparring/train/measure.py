@@ -13,6 +13,9 @@ import torch
 from sparring.batch.tensors import MicroBatch
 from sparring.protocols import LossResult
 
+LARGEST_LOG_WEIGHT = 20.0
+"""Where the logarithm of an importance weight ends, as in the policy's loss."""
+
 
 class Measures:
     """Sums, counts and maxima of an update. A measure that nothing contributed to does not exist, which is not 0."""
@@ -88,8 +91,10 @@ class Measures:
 
     def _compare(self, difference: np.ndarray) -> None:
         """Add up what the mismatch of the fresh tokens is made of; float64, because an exact engine's must come out exact."""
-        weights = np.exp(difference)
-        parts = (np.abs(difference), weights - 1.0 - difference, weights, weights * weights)
+        # an engine may call impossible what it sampled: one such token must not make infinity of the others
+        bounded = np.clip(difference, -LARGEST_LOG_WEIGHT, LARGEST_LOG_WEIGHT)
+        weights = np.exp(bounded)
+        parts = (np.abs(difference), weights - 1.0 - bounded, weights, weights * weights)
         self._mismatch = self._mismatch + np.array([part.sum() for part in parts])
         self._counts["fresh"] += len(difference)
 

@@ -50,6 +50,8 @@ def test_the_loss_is_the_weighted_surrogate_in_float64_and_its_gradient_is_that_
     old, behaviour = (-1.0, -2.5, -0.25, -3.0), (-1.5, -2.0, -0.25, -5.0)
     weights = [min(math.exp(a - b), 2.0) for a, b in zip(old, behaviour, strict=True)]  # e^0.5, e^-0.5, 1, capped
     loss, gradient, metrics = loss_of(load_correction("token_truncate", cap=2.0), old, behaviour, torch.float64)
+    moved = [a - b for a, b in zip(old, behaviour, strict=True)]
+    assert metrics["approx_kl"] == (pytest.approx(sum(math.exp(d) - 1 - d for d in moved), rel=1e-5), 4.0)
     # at one step per batch the ratio to the trainer's own probabilities is 1, whatever the engine said
     assert loss.item() == pytest.approx(-sum(w * a for w, a in zip(weights, ADVANTAGES, strict=True)) / 4, rel=1e-6)
     assert gradient.tolist() == pytest.approx([-w * a / 4 for w, a in zip(weights, ADVANTAGES, strict=True)], rel=1e-6)

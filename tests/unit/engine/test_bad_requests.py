@@ -23,7 +23,12 @@ BAD = {
     "a prompt longer than the context": (replace(GOOD, tokens=(1,) * 256), "fewer than 256 tokens, got 256"),
     "a token out of the vocabulary": (replace(GOOD, tokens=(1, VOCABULARY)), f"token ids below {VOCABULARY}"),
     "a negative token": (replace(GOOD, tokens=(-1, 2)), f"token ids below {VOCABULARY}"),
-    "a negative temperature": (changed(temperature=-0.5), "a temperature of 0 or more, got -0.5"),
+    "a negative temperature": (changed(temperature=-0.5), "from 1e-06 to 1e+06, got -0.5"),
+    "a temperature that is no number": (changed(temperature=float("nan")), "a temperature of 0 or more, if not 0 from 1e-06 to 1e+06, got nan"),
+    "a temperature of endless heat": (changed(temperature=float("inf")), "from 1e-06 to 1e+06, got inf"),
+    "a temperature beyond float32": (changed(temperature=1e300), "from 1e-06 to 1e+06, got 1e+300"),
+    "a temperature below float32": (changed(temperature=1e-40), "from 1e-06 to 1e+06, got 1e-40"),
+    "a temperature beyond float32 for its prompt": (replace(changed(temperature=1e300), prompt_logprobs=True), "got 1e+300"),
     "more than the cache holds": (replace(changed(max_tokens=100), tokens=(7,) * 100), f"within the cache of {CACHE}, got 100"),
     "a stop string that nobody reads": (changed(stop_strings=("a",)), "bind the request"),
     "a constraint that nobody reads": (changed(constraint=Constraint(kind="regex", source="a")), "bind the request"),
@@ -66,10 +71,20 @@ def test_a_request_that_can_never_be_served_fails_alone(serve, name, way):
     assert (answers, failed_steps) == (alone, 0.0)
 
 
-@pytest.mark.parametrize("tokens", [(1,) * 400, (1, VOCABULARY), ()], ids=["longer than the cache", "out of the vocabulary", "none"])
-def test_scores_that_can_never_be_told_fail_alone(serve, tokens):
+BAD_SCORES = {
+    "longer than the cache": {"tokens": (1,) * 400},
+    "out of the vocabulary": {"tokens": (1, VOCABULARY)},
+    "no tokens": {"tokens": ()},
+    "no number": {"tokens": (1, 2, 3), "temperature": float("nan")},
+    "too hot": {"tokens": (1, 2, 3), "temperature": 1e300},
+    "too cold": {"tokens": (1, 2, 3), "temperature": 1e-40},
+}
+
+
+@pytest.mark.parametrize("name", BAD_SCORES)
+def test_scores_that_can_never_be_told_fail_alone(serve, name):
     async def scenario(engine):
-        return await beside(engine, lambda: engine.score(ScoreRequest(id="bad", tokens=tokens)))
+        return await beside(engine, lambda: engine.score(ScoreRequest(id="bad", **BAD_SCORES[name])))
 
     answers, error, _ = serve(scenario, kv_tokens=CACHE)
     assert isinstance(error, EngineError) and str(error).startswith("score bad: expected ")

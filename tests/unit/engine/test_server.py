@@ -14,6 +14,7 @@ from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.errors import BadInput, EngineError, RequestRefused, WeightsError
 from sparring.generation import Completion, GenerateRequest, Sampling
+from sparring.model.kernels import ops
 from sparring.model.load import load
 from sparring.model.peft import read
 from sparring.testing.served import ServerThread
@@ -141,6 +142,8 @@ def test_a_refusal_has_its_class_at_the_client_too(server):
             await anext(engine.stream(ask(tokens=(80,))))
         with pytest.raises(RequestRefused, match="say them in text"):
             await engine.generate(replace(ask(), ends=lambda tokens, new: None))
+        with pytest.raises(RequestRefused, match=r"got `null` - at `\$.sampling.temperature`"):
+            await engine.generate(ask(temperature=float("nan")))
         return await engine.generate(ask())
 
     assert len(on(server, scenario).tokens) == 8
@@ -293,15 +296,29 @@ def test_a_run_that_begins_counts_its_versions_from_zero(server, model_path):
     assert set(second.versions.values) == set(second.kv_versions.values) == {1} and second.logprobs != first.logprobs
 
 
-def test_what_does_not_fit_the_run_is_refused(server):
+def test_what_does_not_fit_the_run_is_refused(server, model_path):
+    path = ops.path_name()
+
     async def scenario(engine):
         with pytest.raises(BadInput, match="a model in bfloat16, as models.policy.dtype, got float32"):
-            engine.check("bfloat16", "exact", EngineConfig())
-        with pytest.raises(BadInput, match="numerics fast"):
+            engine.check("bfloat16", path, EngineConfig())
+        with pytest.raises(BadInput, match="numerics fast, as models.policy.numerics, got exact-"):
             engine.check("float32", "fast", EngineConfig())
-        engine.check("float32", "exact", EngineConfig())
+        with pytest.raises(BadInput, match=f"expected exact-of-another, which computes in this process, got {path}; serve it on a processor"):
+            engine.check("float32", "exact-of-another", EngineConfig())
+        engine.check("float32", path, EngineConfig())
+
+    async def small(engine):
+        with pytest.raises(BadInput, match=f"room for {LONG + 8} tokens, as engine.kv_bytes, got 64; serve it with a larger"):
+            engine.check("float32", path, EngineConfig())
+        engine.check("float32", path, EngineConfig(kv_tokens=64))
 
     on(server, scenario)
+    narrow = ServerThread(NativeEngine(load(model_path), EngineConfig(kv_tokens=64), threads=1), model_path)
+    try:
+        on(narrow, small)
+    finally:
+        narrow.stop()
 
 
 def test_no_server_and_another_server_are_refused(server):

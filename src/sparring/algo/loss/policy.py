@@ -50,8 +50,8 @@ class PolicyLoss:
             micro_batch: `batch.tensors.MicroBatch`.
 
         Returns:
-            A scalar, and the metrics clip_fraction, ratio and approx_kl (both to the anchor) and entropy as (sum, count) over the
-            policy's tokens, beside those of the correction.
+            A scalar, and the metrics clip_fraction and ratio (to the anchor), approx_kl (to what sampled) and entropy as
+            (sum, count) over the policy's tokens, beside those of the correction.
         """
         weights = micro_batch.weights[self.term]
         advantages = micro_batch.advantages
@@ -67,7 +67,8 @@ class PolicyLoss:
         with torch.no_grad():
             was_clipped = (clipped * advantages < ratio * advantages) & ours
             # k3 of http://joschu.net/blog/kl-approx.html with samples from the behaviour policy: always positive, unbiased
-            kl = (ratio - 1.0 - log_ratio)[ours]
+            moved = (quantities["logprob"] - micro_batch.behaviour_logprobs).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+            kl = (moved.exp() - 1.0 - moved)[ours]
             sums = torch.stack([was_clipped.sum(), ratio[ours].sum(), kl.sum(), quantities["entropy"][ours].sum(), ours.sum()])
             num_clipped, ratio_sum, kl_sum, entropy_sum, count = sums.double().tolist()
         metrics = {

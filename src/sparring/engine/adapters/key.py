@@ -11,9 +11,11 @@ def key_of(variable: str) -> str:
     """The key that an environment variable holds; "" where none is named.
 
     Raises:
-        BadInput: there is no such variable, or nothing in it.
+        BadInput: there is no such variable, nothing in it, or no key.
     """
     key = os.environ.get(variable, "") if variable else ""
     if variable and not key:
         raise refusal(f"environment variable {variable}", "a key", "nothing", "set it")
+    if not key.isascii():
+        raise refusal(f"environment variable {variable}", "a key in ASCII", "other characters", "correct it")
     return key

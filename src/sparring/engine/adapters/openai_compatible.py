@@ -97,11 +97,6 @@ class OpenAiEngine:
         self._live: dict[str, list[_Turn]] = defaultdict(list)
 
     @property
-    def metrics(self) -> dict[str, float]:
-        """None: the server tells its own."""
-        return {}
-
-    @property
     def version(self) -> int:
         """What its weights are called; they stay what they are."""
         return self._version
@@ -220,7 +215,7 @@ class OpenAiEngine:
         where = f"engine at {self._url}"
         try:
             answer = client.get(f"{self._url}/models")
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             got = f"{type(error).__name__}: {error}"
             raise refusal(where, "an OpenAI-compatible server", got, "start it, or correct engine.url") from error
         if answer.status_code == 401:

@@ -75,11 +75,6 @@ class RemoteEngine:
         )
 
     @property
-    def metrics(self) -> dict[str, float]:
-        """None: the server tells its own."""
-        return {}
-
-    @property
     def version(self) -> int:
         """The version of the weights that were served when the server last said so."""
         return self._version - self._offset
@@ -92,6 +87,11 @@ class RemoteEngine:
     def check(self, dtype: str, numerics: str, config: EngineConfig) -> None:
         """Whether the server computes as the run's model and takes as much as `[engine]` says.
 
+        Args:
+            dtype: of the model.
+            numerics: "fast", or the exact path of the process that trains, as `ops.path_name` has it.
+            config: the section.
+
         Raises:
             BadInput: it does not.
         """
@@ -99,12 +99,16 @@ class RemoteEngine:
         if served.dtype != dtype:
             raise refusal(where, f"a model in {dtype}, as models.{self._name}.dtype", served.dtype, "serve it with --dtype")
         if (served.numerics == "fast") != (numerics == "fast"):
-            got = served.numerics
-            raise refusal(where, f"numerics {numerics}, as models.{self._name}.numerics", got, "serve it with --numerics")
-        wanted = min(served.max_positions, config.cache_tokens(served.token_bytes))
-        if served.context < wanted:
+            wanted = "fast" if numerics == "fast" else "exact"
+            do = "serve it with --numerics"
+            raise refusal(where, f"numerics {wanted}, as models.{self._name}.numerics", served.numerics, do)
+        if served.numerics != numerics:
+            do = "serve it on a processor like this one, with the same SPARRING_KERNELS"
+            raise refusal(where, f"{numerics}, which computes in this process", served.numerics, do)
+        room = min(served.max_positions, config.cache_tokens(served.token_bytes))
+        if served.context < room:
             do = "serve it with a larger engine.kv_bytes, or lower it in the recipe"
-            raise refusal(where, f"room for {wanted} tokens, as engine.kv_bytes", str(served.context), do)
+            raise refusal(where, f"room for {room} tokens, as engine.kv_bytes", str(served.context), do)
 
     def begin(self, state: Mapping[str, torch.Tensor], adapter: Mapping[str, torch.Tensor] | None = None) -> None:
         """Have these weights served, and call them version 0 from here on, whatever number the server gives them. Blocks.
@@ -228,7 +232,7 @@ class RemoteEngine:
         try:
             with self._blocking(CONNECT_S) as client:
                 answer = client.get("/v1/model")
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             raise wire.unreachable(self._url, f"{type(error).__name__}: {error}") from error
         if answer.status_code == 401:
             raise refusal(f"engine at {self._url}", "the key that the server wants", "another or none", "set engine.api_key_env")

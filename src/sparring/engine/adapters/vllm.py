@@ -32,9 +32,10 @@ from sparring.engine.check import problem_of
 from sparring.engine.config import EngineConfig
 from sparring.engine.update import where
 from sparring.errors import EngineError, RequestRefused, SparringError, WeightsError, boundary
-from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
+from sparring.generation import TEMPERATURE, Completion, Delta, GenerateRequest, ScoreRequest, Scores, is_temperature
 from sparring.types import WeightRef
-from sparring.weights.inline import Probe, fetch
+from sparring.weights.fetch import fetch
+from sparring.weights.inline import Probe
 
 GENERATE, ABORT = "/inference/v1/generate", "/inference/v1/abort_requests"
 TOLERANCES = {"float32": 1e-2, "bfloat16": 0.25}
@@ -282,8 +283,10 @@ class VllmEngine:
             problem = f"1 <= first < number of tokens, got {got}; score tokens that follow one"
         elif len(request.tokens) >= most:
             problem = f"fewer than {most} tokens, got {len(request.tokens)}; cut them"
-        elif request.temperature < 0 or not 0 <= request.top_k <= vocab_size:
-            problem = f"temperature >= 0 and 0 <= top_k <= {vocab_size}, got {request}; correct it"
+        elif not is_temperature(request.temperature):
+            problem = f"{TEMPERATURE}, got {request.temperature}; correct it"
+        elif not 0 <= request.top_k <= vocab_size:
+            problem = f"0 <= top_k <= {vocab_size}, got {request.top_k}; correct it"
         if problem:
             raise RequestRefused(f"score {request.id}: expected {problem}")
 
@@ -368,13 +371,16 @@ class VllmEngine:
                     before = await self._probe(tokens) if tokens else ()
                 await self._commit(ref, staged, (tokens, before))
             except TimeoutError:
-                staged.unlink()
                 late = f"not in turn within {self._config.update_timeout_s} s"
                 raise WeightsError(f"{where(ref)}: {late}; the old version serves on") from None
             finally:
-                if not self._closed:
-                    await self._client.post("/resume")
-                self._open.set()
+                if str(staged) not in self._served:
+                    staged.unlink(missing_ok=True)
+                try:
+                    if not self._closed:
+                        await self._client.post("/resume")
+                finally:
+                    self._open.set()
 
     def _stage(self, ref: WeightRef) -> Path:
         """The weights as a file that vLLM's workers can read."""
@@ -403,7 +409,6 @@ class VllmEngine:
             await self._client.post("/update_weight_version", {"new_version": str(ref.version)})
         except SparringError as cause:
             await self._roll_back(before, where(ref))
-            staged.unlink(missing_ok=True)
             raise cause if isinstance(cause, WeightsError) else WeightsError(str(cause)) from cause
         for file in map(Path, self._served):
             if file.is_relative_to(self.server.folder):

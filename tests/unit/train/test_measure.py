@@ -1,0 +1,42 @@
+"""What an update measures, on hand-made log-probabilities."""
+
+import math
+
+import pytest
+import torch
+
+from sparring.batch.tensors import micro_batch
+from sparring.train.measure import Measures
+from sparring.types import Sample
+
+
+def measured(trainer, engine):
+    """The measures of a batch of one row, all sampled by the version that trains."""
+    count = len(engine)
+    row = Sample(
+        id="r",
+        group="g",
+        source="policy",
+        tokens=tuple(range(count + 1)),
+        weights={"policy": (0.0, *[1.0] * count)},
+        logprobs=(0.0, *engine),
+        versions=(-1, *[3] * count),
+        kv_versions=(-1, *[3] * count),
+    )
+    measures = Measures(3)
+    measures.add_tokens(micro_batch([row], {"policy": float(count)}), torch.tensor(trainer))
+    return measures.result()
+
+
+def test_the_mismatch_by_hand():
+    found = measured([-1.0, -2.0], [-1.5, -2.0])
+    weight = math.exp(0.5)
+    assert (found["logprob_max_abs_diff"], found["logprob_mean_abs_diff"]) == (0.5, 0.25)
+    assert found["mismatch_k3"] == pytest.approx((weight - 1.5) / 2)
+    assert found["mismatch_ess"] == pytest.approx((weight + 1) ** 2 / (2 * (weight**2 + 1)))
+
+
+def test_a_token_that_the_engine_calls_impossible_leaves_numbers():
+    found = measured([-1.0, -2.0, -1.0], [-9999.0, -2.0, -1.0])
+    assert found["logprob_max_abs_diff"] == 9998.0
+    assert found["mismatch_ess"] == pytest.approx(1 / 3) and math.isfinite(found["mismatch_k3"])
