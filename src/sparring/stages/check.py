@@ -49,7 +49,7 @@ async def check(context: Context) -> list[str]:
             engine_tokens=config.engine.kv_tokens or None,
             rollout_tokens=shape.max_positions,
         )
-        facts += ["rollouts: the window cannot deadlock", *_correction(context)]
+        facts += ["rollouts: the window cannot deadlock", correction_chosen(config)]
     facts += _held_out(context)
     tasks = _some_tasks(context)
     task = tasks[0]
@@ -122,15 +122,6 @@ def _vllm(context: Context, shape: Shape) -> list[str]:
         expected = f"one beside top_p and min_p with vLLM, whose kept tokens are known as the likeliest of {shape.vocab_size}"
         raise refusal("rollout.top_k", expected, "0", "set it, or truncate nothing")
     return [f"engine: {find_vllm(engine)} has vLLM"]
-
-
-def _correction(context: Context) -> list[str]:
-    """One bound on importance weights, not two."""
-    config = context.config
-    if config.rl.correction != "none" and config.algo.tis_cap is not None:
-        got = f"{config.algo.tis_cap} beside {correction_chosen(config)}"
-        raise refusal("algo.tis_cap", "none beside a correction", got, "leave it out, or set rl.correction_cap")
-    return [correction_chosen(config)]
 
 
 def _shape(context: Context) -> Shape:
