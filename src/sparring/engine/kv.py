@@ -314,9 +314,10 @@ class KvCache:
         resumed = len(pages)
         known = self._find(pages, kept, tokens, version, digests)
         away, restored = self._away(conversation, tokens, version, known)
+        holes = away.count(self.host.hole)
         for page in away:
             self.host.hold(page)
-        fresh = self.take(count - len(pages), spare)
+        fresh = self.take(count - len(pages) - holes, spare)
         if fresh is None:
             # of what was found only its own: the step that is being planned may still have to fill the others
             if resumed:
@@ -324,11 +325,9 @@ class KvCache:
             self.drop(pages)
             digests.clear()
         else:
-            holes = away.count(self.host.hole)
-            self.leave(fresh, 0, holes)
-            self._copies += [Copy("back", source, target) for source, target in zip(away[holes:], fresh[holes:], strict=False)]
+            self._copies += [Copy("back", source, target) for source, target in zip(away[holes:], fresh, strict=False)]
             self.counts.pages_back += len(away) - holes
-            pages += fresh
+            pages += [self.pool.hole] * holes + fresh
             self.publish(pages, tokens, known + restored, version, digests)
         for page in reversed(away):
             self.host.drop(page)
@@ -411,11 +410,11 @@ class KvCache:
 
     def _put_away(self, name: str, idle: Idle) -> bool:
         """Have a conversation copied to host memory, at the cost of those that lie there longest; False where it has no room."""
-        host = self.host
-        while host.num_free + host.num_idle >= len(idle.pages) > host.num_free:
+        host, needed = self.host, len(idle.pages) - idle.pages.count(self.pool.hole)
+        while host.num_free + host.num_idle >= needed > host.num_free:
             self._host.release(self._host.eldest()[0])
             self.counts.evictions += 1
-        if len(idle.pages) > host.num_free:
+        if needed > host.num_free:
             return False
         pages, full = [], len(idle.tokens) // self.page_size
         for index, page in enumerate(idle.pages):
