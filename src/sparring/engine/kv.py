@@ -136,10 +136,12 @@ class Shelf:
         for page in reversed(idle.pages if idle is not None else ()):
             self.pool.drop(page, idle=True)
 
-    def release_other_versions(self, version: Weights) -> None:
-        """Forget every conversation whose KV is not of `version`."""
-        for name in [name for name, idle in self._idle.items() if idle.version != version]:
+    def release_weights(self, version: Weights) -> list[str]:
+        """Forget every conversation whose KV is of `version`; their names."""
+        names = [name for name, idle in self._idle.items() if idle.version == version]
+        for name in names:
             self.release(name)
+        return names
 
     def clear(self) -> None:
         """Forget every conversation."""
@@ -283,10 +285,9 @@ class KvCache:
         self._here.release(conversation)
         self._host.release(conversation)
 
-    def release_other_versions(self, version: Weights) -> None:
-        """Forget every idle conversation whose KV is not of `version`."""
-        self._here.release_other_versions(version)
-        self._host.release_other_versions(version)
+    def release_weights(self, version: Weights) -> list[str]:
+        """Forget every idle conversation whose KV is of `version`, which serves nobody any more; their names."""
+        return self._here.release_weights(version) + self._host.release_weights(version)
 
     def distrust(self) -> None:
         """Forget all that is idle: whether it was copied where it should be is unknown."""

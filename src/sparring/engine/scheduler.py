@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from sparring.engine.kv import KvCache, Seat
+from sparring.engine.kv import KvCache, Seat, Weights
 from sparring.engine.sequence import Sequence
 from sparring.engine.states import StateSlots
 
@@ -190,6 +190,12 @@ class Scheduler:
         for sequence in self.sequences:
             if sequence.conversation == conversation:
                 sequence.keep = False
+
+    def forget(self, weights: Weights) -> None:
+        """Release the idle conversations whose keys and values are of weights that serve nobody any more."""
+        for conversation in self.cache.release_weights(weights):
+            if self.states is not None:
+                self.states.release(conversation)
 
     def clear(self) -> list[Sequence]:
         """Take every request out."""

@@ -87,11 +87,11 @@ def test_another_version_is_never_served():
     assert kv.pool.num_free == 8
 
 
-def test_release_of_other_versions_leaves_this_one():
+def test_release_of_a_version_leaves_the_others():
     kv = cache()
     for name, version in (("a", 1), ("b", 2)):
         park(kv, name, [1, 2], kv.take(1), version)
-    kv.release_other_versions(2)
+    assert kv.release_weights(1) == ["a"]
     assert kv.pool.num_free == 7
     assert resume(kv, "b", [1, 2, 3], 2, [])[1] == 2
 
@@ -322,7 +322,7 @@ def test_other_versions_and_released_conversations_leave_host_memory():
         park(kv, name, [1, 2, 3, 4, 5], kv.take(2), version)
     kv.drop(kv.take(2))
     assert hosted(kv) == 6
-    kv.release_other_versions(2)
+    assert kv.release_weights(1) == ["a"]
     kv.release("b")
     assert hosted(kv) == 2
     assert kv.admit("c", [1, 2, 3, 4, 5, 6], 2, 3, [], 0).known == 0
