@@ -285,6 +285,11 @@ class KvCache:
         self._here.release(conversation)
         self._host.release(conversation)
 
+    def evict(self, conversation: str) -> None:
+        """Give up what is kept of an idle conversation, if anything is: it has become of no use."""
+        self.counts.evictions += any(shelf.get(conversation) is not None for shelf in (self._here, self._host))
+        self.release(conversation)
+
     def release_weights(self, version: Weights) -> list[str]:
         """Forget every idle conversation whose KV is of `version`, which serves nobody any more; their names."""
         return self._here.release_weights(version) + self._host.release_weights(version)

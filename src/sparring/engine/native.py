@@ -68,7 +68,7 @@ class NativeEngine:
             idle_pages=config.idle_pages(sizes.page_bytes),
             window=model.window,
         )
-        states = StateSlots(sizes.num_states) if model.recurrent else None
+        states = StateSlots(sizes.num_states, cache.evict) if model.recurrent else None
         self._scheduler = Scheduler(cache, max_running=most, max_batch_tokens=config.max_batch_tokens, states=states)
         self._runner = Runner(model, sizes, page_size=PAGE_SIZE, max_running=most)
         self._adapters = AdapterTable(model, self._runner, name, version, self._scheduler.forget)

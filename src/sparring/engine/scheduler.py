@@ -257,6 +257,8 @@ class Scheduler:
             sequence.state = self.states.resume(sequence.conversation, seat.known)
             if sequence.state is None:
                 sequence.state, seat = self.states.take(), Seat(seat.pages, 0, 0, 0)
+            if sequence.conversation is not None:  # a copy in host memory has no state any more
+                self.cache.release(sequence.conversation)
         return seat
 
     def _publish(self, sequence: Sequence, version: int) -> None:
