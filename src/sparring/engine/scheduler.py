@@ -235,9 +235,9 @@ class Scheduler:
         sequence.pages, sequence.computed = seat.pages, seat.known
         sequence.table_length, sequence.stale, sequence.gone = 0, True, 0
         sequence.oldest = sequence.version_under(version) if seat.known else None
-        # a preempted request finds part of its own answer again: only prompt tokens count as cached
-        if not sequence.logprobs:
-            sequence.cached_tokens = seat.known
+        # a request that gave way finds again what it has computed itself: that counts as nothing
+        if not sequence.admitted:
+            sequence.admitted, sequence.cached_tokens = True, seat.known
             self.cache.counts.note(seat)
         sequence.slot = self._slots.pop()
         insort(self._running, sequence, key=_rank)
