@@ -182,7 +182,8 @@ class Credit(Protocol):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
     """What a loss asks the trainer for. A declared unit is never split across micro-batches; `statistics` costs a
-    gradient-free first pass."""
+    gradient-free first pass, in which the loss is asked for `statistics(quantities, micro_batch)`: name -> (sum, count) of what
+    it then finds, as means over the whole update, in `MicroBatch.statistics`."""
 
     quantities: frozenset[str] = frozenset({"logprob"})
     unit: str = "token"
@@ -297,12 +298,13 @@ class Cluster(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainPlan:
-    """What a stage wants of a trainer: its loss terms, how many steps the schedule spans, and the keys of `[train]`
-    that this stage replaces."""
+    """What a stage wants of a trainer: its loss terms, how many steps the schedule spans, the keys of `[train]`
+    that this stage replaces, and the head it trains (as `model.load` has it)."""
 
     losses: Sequence[Loss]
     total_steps: int
     overrides: Mapping[str, Any]
+    head: str = "tokens"
 
 
 class GroupSource(Protocol):

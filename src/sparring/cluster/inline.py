@@ -49,6 +49,7 @@ class InlineCluster:
             device=self._device,
             numerics=spec.numerics,
             gradient_checkpointing=spec.gradient_checkpointing,
+            head=plan.head,
         )
         config = msgspec.structs.replace(self._train, **plan.overrides)
         trainer = LocalTrainer(
