@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from itertools import compress
 
 from sparring.batch.denominators import denominators
 from sparring.errors import refusal
@@ -88,11 +86,11 @@ def labelled_steps(tokens: Sequence[int], ends: Mapping[int, float], *, id: str)
     )
 
 
-def mismatched(row: Sample, other: Sample) -> Sample:
-    """The prompt of `row` with the reply of `other`, for KTO's estimate of the divergence."""
+def mismatched(row: Sample, other: Sample, longest: int) -> Sample:
+    """The prompt of `row` with the reply of `other`, of at most `longest` tokens, for KTO's estimate of the divergence."""
     first, start = (next(place for place, weight in enumerate(r.weights["preference"]) if weight) for r in (row, other))
-    ours = (*(False,) * first, *(weight != 0 for weight in other.weights["preference"][start:]))
-    tokens = row.tokens[:first] + other.tokens[start:]
+    ours = (*(False,) * first, *(weight != 0 for weight in other.weights["preference"][start:]))[:longest]
+    tokens = (row.tokens[:first] + other.tokens[start:])[:longest]
     return reply(tokens, ours, id=f"{row.id} with {other.id}", group=row.group, label=MISMATCHED, share=1.0)
 
 
@@ -109,8 +107,3 @@ def preference_batch(rows: Sequence[Sample], *, step: int, model: str, imitate: 
     if "imitate" in totals:
         totals["imitate"] /= imitate
     return Batch(step=step, model=model, rows=tuple(rows), denominators=totals, publish=False)
-
-
-def reply_sum(row: Sample, values: Sequence[float], term: str = "preference") -> float:
-    """The sum of `values` over the tokens that `term` weighs."""
-    return math.fsum(compress(values, row.weights[term]))

@@ -12,6 +12,7 @@ from sparring.engine.config import EngineConfig
 from sparring.errors import EnvError, refusal
 from sparring.rollout.window import check_window
 from sparring.sandbox.check import check_sandbox
+from sparring.stages.compared import check_compared
 from sparring.stages.context import ORDER, POLICY, Context
 from sparring.stages.demonstrate import Conversation, converse, demonstrate, given_conversations
 from sparring.stages.eval import held_out
@@ -57,7 +58,9 @@ async def check(context: Context) -> list[str]:
         check_sandbox(config.sandbox)
         facts.append(f"sandbox: {config.sandbox.bwrap} isolates a command on this machine")
     found, held, shown = await _world(context, task)
-    facts += found + check_rendering(context, shape, tasks, shown, held)
+    about, compared = check_compared(context)
+    shown += compared
+    facts += about + found + check_rendering(context, shape, tasks, shown, held)
     return facts + check_model(context, shape)
 
 

@@ -102,7 +102,7 @@ def kto_batch():
     rows = [replace(r, annotations={"reference": tuple(3.0 * value for value in r.annotations["reference"])}) for r in rows]
     strangers = []
     for row, other in zip(rows, [*rows[1:], rows[0]], strict=True):
-        stranger = mismatched(row, other)
+        stranger = mismatched(row, other, 64)
         known = tuple(-12.0 if weight else 0.0 for weight in stranger.weights["preference"])
         strangers.append(replace(stranger, annotations={"reference": known}))
     return preference_batch([*rows, *strangers], step=1, model="policy")
