@@ -161,6 +161,13 @@ class Scorer(Protocol):
     async def score(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> Sequence[Score]: ...
 
 
+class Worth(Protocol):
+    """A model with a scalar head, served: what texts, as token ids, are worth."""
+
+    async def worth(self, texts: Sequence[Sequence[int]]) -> Sequence[float]: ...
+    async def close(self) -> None: ...
+
+
 class Annotator(Protocol):
     """Adds per-token values (reference, teacher, value) to flattened samples."""
 
@@ -287,12 +294,13 @@ class Store(Protocol):
 class Cluster(Protocol):
     """Which process runs where. A stage asks for parts and never builds them.
 
-    `path` is a Hugging Face checkpoint folder. A trainer and an engine of one name start from equal weights at
+    `path` is a Hugging Face checkpoint folder, for `worth` of a model with a scalar head. A trainer and an engine of one name start from equal weights at
     version 0 and never share storage (law 9).
     """
 
     def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer: ...
     def engine(self, name: str, *, path: str) -> Engine: ...
+    def worth(self, name: str, *, path: str) -> Worth: ...
     async def close(self) -> None: ...
 
 

@@ -157,3 +157,40 @@ def test_what_makes_no_sense_is_refused_by_name(given: Path, tmp_path: Path, cap
         words = [word for override in (*settings("preference", data, {}, steps=1)[:2], *overrides) for word in ("--set", override)]
         assert main(["check", str(given), *words]) == 2
         assert message in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_reward_model_of_the_run_scores_its_rollouts(given: Path, tmp_path: Path) -> None:
+    """Preferences, then the reward model, then reinforcement learning on what it says."""
+    data = written(tmp_path, pairs(60))
+    overrides = [*settings("reward_model", data, {}, steps=6), "run.stages=['reward_model', 'rl']", "reward_model.held_out=4"]
+    finished(given, *overrides, "rl.reward_model=reward_model", "rl.reward_weight=2.0", "rl.steps=2")
+    store = SqliteStore(tmp_path / "runs/tiny/store.sqlite", read_only=True)
+    scores = [score for group in store.groups(stage="rl") for score in group.scores]
+    result, input_of_rl = store.get("stage/rl"), store.get("stage/reward_model")["model"]
+    store.close()
+    assert scores and all(score.reward is not None and "reward_model" in score.parts for score in scores)
+    assert len({score.parts["reward_model"] for score in scores}) > 1
+    assert "score.weight" not in (Path(result["model"]) / "model.safetensors").read_bytes()[:20000].decode(errors="replace")
+    assert "score.weight" in (Path(input_of_rl) / "model.safetensors").read_bytes()[:20000].decode(errors="replace")
+
+
+def test_a_reward_model_is_named_and_fits(given: Path, checkpoint: Path, tmp_path: Path, capfd) -> None:
+    (tmp_path / "other").mkdir()
+    for name, text in (("config.json", "{}"), ("tokenizer.json", "{}")):
+        (tmp_path / "other" / name).write_text(text)
+    for overrides, message in (
+        (["rl.reward_model=reward_model"], "rl.reward_model: expected a stage reward_model before rl, got ['rl']"),
+        (["rl.reward_model=judge"], "rl.reward_model: expected reward_model or a model with a path (none), got 'judge'"),
+        (
+            ["rl.reward_model=judge", f"models.judge.path={tmp_path / 'other'}"],
+            "models.judge.path: expected the policy's own tokenizer.json, got another or none",
+        ),
+        (
+            ["rl.reward_model=judge", f"models.judge.path={checkpoint}"],
+            "models.judge.path: expected a checkpoint with a scalar head (ForSequenceClassification), got Qwen3ForCausalLM",
+        ),
+    ):
+        words = [word for override in ("run.stages=['rl']", *overrides) for word in ("--set", override)]
+        assert main(["check", str(given), *words]) == 2
+        assert message in capfd.readouterr().err

@@ -168,6 +168,12 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     train: dict[str, int | float | str | bool] = {}
     """Keys of `[train]` that this stage replaces, such as `learning_rate`."""
 
+    reward_model: str | None = None
+    """Who scores rollouts beside the world: `reward_model`, what that stage of this run has written, or a name in `[models]`."""
+
+    reward_weight: float = 1.0
+    """What the reward model's rewards are multiplied with before they are added to the world's."""
+
     correction: Literal["auto", "none", "token_truncate"] = "auto"
     """What is done about an engine whose probabilities are not the trainer's. none: nothing; token_truncate: each token is
     weighed by the quotient of the two, at most `correction_cap`; auto: none where engine and numerics are exact, else

@@ -23,6 +23,7 @@ from sparring.rollout.window import Window
 from sparring.stages.checkpoints import Checkpoints
 from sparring.stages.context import POLICY, Context
 from sparring.stages.lora import trained_folder
+from sparring.stages.rewarded import reward_scorer
 from sparring.stages.shape import context_room, folder_shape
 from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
 from sparring.types import Batch, StepResult, TokenAccount
@@ -47,6 +48,7 @@ async def run(context: Context) -> dict[str, Any]:
         window,
         run_seed=config.run.seed,
         engine_version=lambda: engine.version,
+        scorer=reward_scorer(context),
     )
     checkpoints = Checkpoints(
         trainer=trainer,
