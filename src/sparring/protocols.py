@@ -294,8 +294,8 @@ class Store(Protocol):
 class Cluster(Protocol):
     """Which process runs where. A stage asks for parts and never builds them.
 
-    `path` is a Hugging Face checkpoint folder, for `worth` of a model with a scalar head. A trainer and an engine of one name start from equal weights at
-    version 0 and never share storage (law 9).
+    `path` is a Hugging Face checkpoint folder, for `worth` one with a scalar head. A trainer and an engine of one name start from
+    equal weights at version 0 and never share storage (law 9).
     """
 
     def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer: ...

@@ -194,3 +194,32 @@ def test_a_reward_model_is_named_and_fits(given: Path, checkpoint: Path, tmp_pat
         words = [word for override in ("run.stages=['rl']", *overrides) for word in ("--set", override)]
         assert main(["check", str(given), *words]) == 2
         assert message in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dpo", "simpo"])
+def test_rollouts_are_compared_online(given: Path, tmp_path: Path, name: str) -> None:
+    """The world rewards by length: what is trained is the best of a group against its worst, and at the first step policy and
+    reference agree to the bit."""
+    overrides = ["run.stages=['rl']", f"rl.preference.name={name}", "rl.steps=4", "rollout.group_size=4"]
+    finished(given, *overrides)
+    result = recorded(tmp_path, "rl")
+    first, last = result["metrics"][0], result["metrics"][-1]
+    assert result["logprob_max_abs_diff"] == 0.0
+    assert ("loss_policy" in first, "loss_preference" in first) == (False, True)
+    account = result["account"]
+    assert account["trained"] > 0 and account["zero_advantage"] > 0
+    assert account["sampled"] == sum(account[name] for name in ("trained", "filtered", "zero_advantage", "failed"))
+    if name == "dpo":
+        assert first["reward_chosen"] == first["reward_rejected"] == 0.0
+    assert last["loss_preference"] != first["loss_preference"]
+
+
+def test_online_comparisons_that_make_no_sense_are_refused(given: Path, capfd) -> None:
+    for overrides, message in (
+        (["rl.preference.name=kto"], "preference.name must be dpo, robust_dpo, ipo or simpo, which compare rollouts alone, got kto"),
+        (["rl.preference.name=dpo", "rollout.top_k=5"], "[rollout]: expected rollouts whose tokens the reference of rl.preference"),
+    ):
+        words = [word for override in ("run.stages=['rl']", *overrides) for word in ("--set", override)]
+        assert main(["check", str(given), *words]) == 2
+        assert message in capfd.readouterr().err

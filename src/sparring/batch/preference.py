@@ -95,7 +95,7 @@ def mismatched(row: Sample, other: Sample, longest: int) -> Sample:
 
 
 def preference_batch(rows: Sequence[Sample], *, step: int, model: str, imitate: float = 1.0) -> Batch:
-    """One optimiser step. Rows that are judged alone (label 0) are in no denominator.
+    """One optimiser step.
 
     Args:
         rows: of this module, every pair whole.
@@ -103,7 +103,7 @@ def preference_batch(rows: Sequence[Sample], *, step: int, model: str, imitate: 
         model: the model that is trained.
         imitate: what the imitate term counts beside the preference term; it divides the denominator.
     """
-    totals = denominators(row for row in rows if row.label != MISMATCHED)
+    totals = denominators(rows)
     if "imitate" in totals:
         totals["imitate"] /= imitate
     return Batch(step=step, model=model, rows=tuple(rows), denominators=totals, publish=False)

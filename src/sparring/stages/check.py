@@ -18,6 +18,7 @@ from sparring.stages.demonstrate import Conversation, converse, demonstrate, giv
 from sparring.stages.eval import held_out
 from sparring.stages.fit import SOME, check_rendering
 from sparring.stages.lora import check_lora
+from sparring.stages.online import check_online
 from sparring.stages.rewarded import check_reward_model
 from sparring.stages.rl import correction_chosen
 from sparring.stages.servable import check_model
@@ -61,6 +62,7 @@ async def check(context: Context) -> list[str]:
     found, held, shown = await _world(context, task)
     about, compared = check_compared(context)
     shown += compared
+    about += check_online(context)
     about += check_reward_model(context, context.given())
     facts += about + found + check_rendering(context, shape, tasks, shown, held)
     return facts + check_model(context, shape)

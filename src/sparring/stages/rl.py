@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from sparring.algo.credit.load import load_credit
 from sparring.batch.batches import batches
 from sparring.config import RunConfig
 from sparring.harness.chat import ChatHarness
@@ -23,6 +22,7 @@ from sparring.rollout.window import Window
 from sparring.stages.checkpoints import Checkpoints
 from sparring.stages.context import POLICY, Context
 from sparring.stages.lora import trained_folder
+from sparring.stages.online import credit_chosen, preference_annotators
 from sparring.stages.rewarded import reward_scorer
 from sparring.stages.shape import context_room, folder_shape
 from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
@@ -72,16 +72,15 @@ async def run(context: Context) -> dict[str, Any]:
         totals.add(batch, metrics)
         context.store.metric("rl", step.version, metrics)
         context.sink.log("rl", step.version, metrics)
-        await checkpoints.after(
-            step, metrics, {"scheduler": scheduler.state(step.version), "totals": totals.as_dict()}
-        )
+        await checkpoints.after(step, metrics, {"scheduler": scheduler.state(step.version), "totals": totals.as_dict()})
 
     async with aclosing(scheduler.groups()) as groups:
         steps = batches(
             groups,
             steps=range(done + 1, config.rl.steps + 1),
             groups_per_step=config.rl.groups_per_step,
-            credit=load_credit(config.algo, seed=config.run.seed),
+            credit=credit_chosen(context),
+            annotators=preference_annotators(context, source),
             model=POLICY,
             store=context.store,
         )
@@ -120,6 +119,11 @@ def _plan(context: Context) -> TrainPlan:
     from sparring.algo.loss.policy import PolicyLoss
 
     config = context.config
+    if config.rl.preference is not None:
+        from sparring.algo.loss.preference.load import load_preference
+
+        loss = load_preference(config.rl.preference)
+        return TrainPlan(losses=[loss], total_steps=config.rl.steps, overrides=config.rl.train)
     correction = load_correction(config.rl.correction, cap=config.rl.correction_cap)
     return TrainPlan(losses=[PolicyLoss(config.algo, correction)], total_steps=config.rl.steps, overrides=config.rl.train)
 

@@ -1,0 +1,1 @@
+"""Annotators: what another model says of samples, per token. Torch-free."""

@@ -1,0 +1,50 @@
+"""Online preference optimisation: what the reinforcement-learning stage needs beside its credit and its loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sparring.algo.annotate.reference import Reference
+from sparring.algo.credit.load import load_credit
+from sparring.algo.credit.pairs import Pairs
+from sparring.algo.loss.preference.config import WITHOUT_REFERENCE
+from sparring.errors import refusal
+from sparring.protocols import Annotator, Credit
+from sparring.stages.context import POLICY, Context
+
+
+def credit_chosen(context: Context) -> Credit:
+    """What turns scores into something to learn: `[algo]`, or pairs where `[rl] preference` asks for them."""
+    config = context.config
+    return load_credit(config.algo, seed=config.run.seed) if config.rl.preference is None else Pairs()
+
+
+def preference_annotators(context: Context, source: Path) -> list[Annotator]:
+    """With a loss that has a reference: a second engine, which goes on serving what the stage begins with."""
+    loss = context.config.rl.preference
+    if loss is None or isinstance(loss, WITHOUT_REFERENCE):
+        return []
+    return [Reference(context.cluster.engine(POLICY, path=str(source)))]
+
+
+def check_online(context: Context) -> list[str]:
+    """Rollouts can be compared as `[rl] preference` asks.
+
+    Returns:
+        What was found, one sentence each.
+
+    Raises:
+        BadInput: they cannot.
+    """
+    config = context.config
+    if config.rl.preference is None or "rl" not in config.run.stages:
+        return []
+    if not isinstance(config.rl.preference, WITHOUT_REFERENCE):
+        if config.engine.kind != "native":
+            expected, do = '"native", which also serves the reference of rl.preference', "choose simpo, which has none"
+            raise refusal("engine.kind", expected, repr(config.engine.kind), do)
+        sampling = config.rollout.sampling()
+        if sampling.top_k or sampling.top_p < 1 or sampling.min_p > 0 or sampling.constraint is not None:
+            got, do = "truncated or constrained sampling", "sample from the whole vocabulary, or choose simpo"
+            raise refusal("[rollout]", "rollouts whose tokens the reference of rl.preference can judge", got, do)
+    return ["rl: the best rollout of each group against its worst"]
