@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from sparring.errors import SparringError
+from sparring.errors import InfraError, JudgeError, SparringError, boundary
 from sparring.observe.metrics import Metrics
 from sparring.protocols import Scorer, TaskSource
 from sparring.rollout.metrics import length_bias, measure
-from sparring.rollout.runner import Finished, RolloutRunner
+from sparring.rollout.runner import Finished, RolloutRunner, failure_of
 from sparring.rollout.seeds import rollout_seed
 from sparring.rollout.window import Window
 from sparring.types import Failure, Group, Outcome, Rollout, Score, Task
@@ -193,9 +193,15 @@ class Scheduler:
         finished = await asyncio.gather(*rollouts)
         kept = [(f.rollout, f.score) for f in finished if f.score is not None]
         scores: Sequence[Score] = [score for _, score in kept]
-        if self._scorer is not None and kept:
-            scores = await self._scorer.score(task, [rollout for rollout, _ in kept], scores)
         failed = [r for f in finished for r in (*f.broken, *([f.rollout] if f.score is None else []))]
+        if self._scorer is not None and kept:
+            try:
+                with boundary(JudgeError, "scorer"):
+                    scores = await self._scorer.score(task, [rollout for rollout, _ in kept], scores)
+            except InfraError as error:
+                outcome = Outcome(kind="judge_failed", reason="failure", failure=failure_of(error))
+                failed += [unscored(rollout, outcome) for rollout, _ in kept]
+                kept, scores = [], []
         usable: list[tuple[Rollout, Score]] = []
         for (rollout, _), score in zip(kept, scores, strict=True):
             if score.reward is None:
@@ -242,6 +248,6 @@ class Scheduler:
             waiting.cancel()
 
 
-def unscored(rollout: Rollout) -> Rollout:
+def unscored(rollout: Rollout, outcome: Outcome = UNSCORED) -> Rollout:
     """A rollout that nobody scored, as it leaves its group: None is not 0."""
-    return replace(rollout, trajectories=tuple(replace(t, outcome=UNSCORED) for t in rollout.trajectories))
+    return replace(rollout, trajectories=tuple(replace(t, outcome=outcome) for t in rollout.trajectories))

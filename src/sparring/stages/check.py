@@ -9,7 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from sparring.engine.config import EngineConfig
+from sparring.envs.rubrics.config import AskedPart
 from sparring.errors import EnvError, refusal
+from sparring.model.hub import local_folder
 from sparring.rollout.window import check_window
 from sparring.sandbox.check import check_sandbox
 from sparring.stages.context import ORDER, POLICY, Context
@@ -50,6 +52,7 @@ async def check(context: Context) -> list[str]:
             rollout_tokens=shape.max_positions,
         )
         facts += ["rollouts: the window cannot deadlock", *_correction(context)]
+    _judges(context)
     facts += _held_out(context)
     tasks = _some_tasks(context)
     task = tasks[0]
@@ -131,6 +134,23 @@ def _correction(context: Context) -> list[str]:
         got = f"{config.algo.tis_cap} beside {correction_chosen(config)}"
         raise refusal("algo.tis_cap", "none beside a correction", got, "leave it out, or set rl.correction_cap")
     return [correction_chosen(config)]
+
+
+def _judges(context: Context) -> None:
+    """Every model that judges stands in `[models]`, with weights to load; every model of `[engines]` does."""
+    config = context.config
+    for name in config.engines:
+        if name not in config.models or name == POLICY:
+            others = ", ".join(n for n in config.models if n != POLICY) or "none"
+            raise refusal(f"engines.{name}", f"a model beside the policy ({others})", repr(name), "add it to [models]")
+    for name, part in config.env.rubric.items():
+        if isinstance(part, AskedPart):
+            spec = config.models.get(part.model)
+            if spec is None or spec.path is None:
+                got = "none" if spec is None else "one without a path"
+                where = f"env.rubric.{name}.model"
+                raise refusal(where, f"a table [models.{part.model}] with a path", got, "add the model that judges")
+            local_folder(spec.path)
 
 
 def _shape(context: Context) -> Shape:
