@@ -3,8 +3,8 @@
     python tests/data/check_gsm8k.py path/to/gsm8k-test.jsonl [--checkpoint FOLDER]
 
 The file has a `question` and an `answer` that ends in `#### <number>` in each row (github.com/openai/grade-school-math, MIT). All
-nine other digits are tried at every place of the number. With a checkpoint, `sparring eval` runs it on the same world. Prints one
-JSON object as its last line and ends with status 1 if a figure is not what it must be.
+nine other digits are tried at every place of the number. Then `sparring eval` runs a checkpoint, a random model where none is given,
+on all rows but one. Prints one JSON object as its last line and ends with status 1 if a figure is not what it must be.
 """
 
 from __future__ import annotations
@@ -91,22 +91,35 @@ def every(source: Any) -> Iterator[Task]:
         yield task
 
 
-def evaluated(path: Path, checkpoint: Path, rows: int) -> int:
-    """Exit status of `sparring eval` on all rows but one."""
+def evaluated(path: Path, checkpoint: Path | None, rows: int) -> int:
+    """Exit status of `sparring eval` on all rows but one, which the world keeps for training."""
     from sparring.cli.main import main
 
     with tempfile.TemporaryDirectory() as folder:
+        given = checkpoint or random_model(path, Path(folder) / "model")
         recipe = Path(folder) / "gsm8k.toml"
-        recipe.write_text(RECIPE.format(folder=folder, checkpoint=checkpoint, data=path, held_out=rows - 1))
-        return main(["eval", str(recipe), str(checkpoint), "--tasks", str(rows - 1)])
+        recipe.write_text(RECIPE.format(folder=folder, checkpoint=given, data=path, held_out=rows - 1))
+        return main(["eval", str(recipe), str(given), "--tasks", str(rows - 1)])
+
+
+def random_model(path: Path, folder: Path) -> Path:
+    """A tiny one, whose tokenizer knows the file's words."""
+    from sparring.model.config import InitConfig
+    from sparring.model.create import create
+    from sparring.render.train_tokenizer import train_tokenizer
+
+    shape = InitConfig(hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16, intermediate_size=64)
+    train_tokenizer([row["prompt"] for row in read_rows(str(path), {"prompt": "question"})], shape.vocab_size, folder)
+    create(shape, shape.vocab_size, folder, seed=1)
+    return folder
 
 
 def check(path: Path, checkpoint: Path | None) -> dict[str, Any]:
     """All figures, `passed` among them."""
     found = {f"{kind}/{form}": asyncio.run(figures(path, kind, form)) for kind in ("number", "math") for form in FORMS}
     good = all(f["right_at_1"] == f["right"] and f["wrong_above_0"] == 0 for f in found.values())
-    status = None if checkpoint is None else evaluated(path, checkpoint, found["number/solution"]["right"])
-    return {"passed": good and not status, **found, "eval_status": status}
+    status = evaluated(path, checkpoint, found["number/solution"]["right"])
+    return {"passed": good and status == 0, **found, "eval_status": status}
 
 
 if __name__ == "__main__":

@@ -113,16 +113,20 @@ def reader(part: Verdict) -> Callable[[str], float | None]:
 
 
 def verdict_constraint(part: Verdict) -> Constraint:
-    """What a reply must be, so that it is a verdict."""
-    if not part.field and part.range is None:
-        return Constraint(kind="regex", source="|".join(f"({re.escape(choice)})" for choice in part.choices))
-    if part.range is None:
-        schema: dict[str, Any] = {"enum": list(part.choices)}
-    else:
-        schema = {"type": "number", "minimum": part.range[0], "maximum": part.range[1]}
-    if part.field:
-        schema = {"type": "object", "properties": {part.field: schema}, "required": [part.field], "additionalProperties": False}
+    """What a reply must be, so that it is a verdict. Of a range these are the whole numbers, where there are more than two and no
+    more than a thousand, else its hundredths: digits without end are no verdict."""
+    words: list[Any] = list(part.choices) if part.range is None else _steps(*part.range)
+    if not part.field:
+        return Constraint(kind="regex", source="|".join(f"({re.escape(str(word))})" for word in words))
+    inner = {part.field: {"enum": words}}
+    schema = {"type": "object", "properties": inner, "required": [part.field], "additionalProperties": False}
     return Constraint(kind="json_schema", source=json.dumps(schema))
+
+
+def _steps(low: float, high: float) -> list[float]:
+    if low == int(low) and high == int(high) and 2 <= high - low <= 1000:
+        return list(range(int(low), int(high) + 1))
+    return [min(high, max(low, float(f"{low + (high - low) * step / 100:.6g}"))) for step in range(101)]
 
 
 def order_reader(part: Ranking, count: int) -> Callable[[str], tuple[int, ...] | None]:

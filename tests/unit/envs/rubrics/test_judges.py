@@ -94,7 +94,13 @@ def test_a_ranking_names_each_once(reply: str, order: tuple[int, ...] | None) ->
 
 @pytest.mark.parametrize(
     "given",
-    [{"choices": {"A|B": 1.0, "(c)": 0.0}}, {"range": [2, 5]}, {"range": [2, 5], "field": "s"}, {"choices": {"y": 1.0}, "field": "s"}],
+    [
+        {"choices": {"A|B": 1.0, "(c)": 0.0}},
+        {"choices": {"y": 1.0}, "field": "s"},
+        {"range": [2, 5]},
+        {"range": [2, 5], "field": "s"},
+        {"range": [-0.5, 1]},
+    ],
 )
 def test_what_a_constraint_lets_pass_is_a_verdict(given: dict[str, Any]) -> None:
     """The constraint compiles for a tokenizer, and its first words lead somewhere."""
