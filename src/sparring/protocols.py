@@ -87,10 +87,11 @@ class EnvFactory(Protocol):
 
     `tasks(split, seed)` is an endless (train) or finite (eval) deterministic stream; no eval prompt occurs in train.
     `expert(task)` is the scripted demonstration as replies, each a function of the messages so far; None where a
-    world has no expert.
+    world has no expert. `scorer` is the second pass over its groups, None where rewards stand by themselves.
     """
 
     name: str
+    scorer: Scorer | None
 
     def make(self) -> Env: ...
     def tasks(self, split: str, seed: int) -> TaskSource: ...

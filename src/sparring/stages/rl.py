@@ -44,14 +44,7 @@ async def run(context: Context) -> dict[str, Any]:
     engine = WatchedEngine(context.cluster.engine(POLICY, path=str(source)), spans)
     trainer = WatchedTrainer(context.cluster.trainer(POLICY, path=str(source), plan=_plan(context)), spans)
     window = Window(config.rl.groups_per_step, config.rollout.max_lag, config.rl.steps)
-    scheduler = Scheduler(
-        runner(context, engine, source),
-        context.factory.tasks("train", config.run.seed),
-        window,
-        run_seed=config.run.seed,
-        engine_version=lambda: engine.version,
-        scorer=reward_scorer(context),
-    )
+    scheduler = _scheduler(context, engine, source, window)
     checkpoints = Checkpoints(
         trainer=trainer,
         store=context.store,
@@ -70,7 +63,8 @@ async def run(context: Context) -> dict[str, Any]:
     context.sink.event("rl", correction_chosen(config))
     clock = StepClock(spans)
     async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
-        metrics = {**metrics, **scheduler.metrics(), **engine.lap(), **clock.lap(batch.account.sampled)}
+        metrics = {**metrics, **scheduler.metrics(), **context.judges.metrics()}
+        metrics |= {**engine.lap(), **clock.lap(batch.account.sampled)}
         totals.add(batch, metrics)
         context.store.metric("rl", step.version, metrics)
         context.sink.log("rl", step.version, metrics)
@@ -83,6 +77,17 @@ async def run(context: Context) -> dict[str, Any]:
 
     await write_model(trainer, source, context.output("rl"))
     return {**totals.as_dict(), "model": str(context.output("rl"))}
+
+
+def _scheduler(context: Context, engine: Engine, model: Path, window: Window) -> Scheduler:
+    return Scheduler(
+        runner(context, engine, model),
+        context.factory.tasks("train", context.config.run.seed),
+        window,
+        run_seed=context.config.run.seed,
+        engine_version=lambda: engine.version,
+        scorers=[scorer for scorer in (context.factory.scorer, reward_scorer(context)) if scorer is not None],
+    )
 
 
 def _batches(
