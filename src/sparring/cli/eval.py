@@ -54,9 +54,11 @@ def run(args: argparse.Namespace) -> int:
     from sparring.cli.evaluation import print_results
     from sparring.cli.recipe import load_recipe
     from sparring.dashboard.report import write_report
-    from sparring.launch.evaluate import evaluate_subjects, evaluation_folder, write_results
+    from sparring.launch.evaluate import check_writable, evaluate_subjects, evaluation_folder, write_results
 
     gate = _gate(args)
+    if args.json is not None:
+        check_writable(args.json)
     args.overrides[:] = [*_environment(args), *args.overrides, *_settings(args)]
     config = load_recipe(args)
     subjects = [_subject(config, text, args.tokenizer) for text in args.subjects]

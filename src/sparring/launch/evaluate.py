@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -139,6 +140,16 @@ def write_results(results: Results, path: Path) -> None:
         draft.replace(path)
     except OSError as error:
         raise refusal(str(path), "a file that can be written", error.strerror or str(error), "choose another") from error
+
+
+def check_writable(path: Path) -> None:
+    """Prove that a result file can be written, before hours of work for it.
+
+    Raises:
+        BadInput: it cannot.
+    """
+    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise refusal(str(path), "a file in a folder that can be written", "none", "choose another")
 
 
 def evaluation_folder(config: RunConfig, subject: Subject) -> Path:

@@ -12,6 +12,7 @@ from sparring.engine.config import EngineConfig
 from sparring.errors import EnvError, refusal
 from sparring.rollout.window import check_window
 from sparring.sandbox.check import check_sandbox
+from sparring.stages.beside import check_beside
 from sparring.stages.context import ORDER, POLICY, Context
 from sparring.stages.demonstrate import Conversation, converse, demonstrate, given_conversations
 from sparring.stages.eval import held_out
@@ -50,7 +51,7 @@ async def check(context: Context) -> list[str]:
             rollout_tokens=shape.max_positions,
         )
         facts += ["rollouts: the window cannot deadlock", *_correction(context)]
-    facts += _held_out(context)
+    facts += _held_out(context) + check_beside(context)
     tasks = _some_tasks(context)
     task = tasks[0]
     if task.box is not None:
