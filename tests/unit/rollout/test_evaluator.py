@@ -134,10 +134,10 @@ def test_training_steps_do_not_wait_for_it(store: SqliteStore) -> None:
 
 
 def test_one_that_is_done_makes_room_for_the_next(store: SqliteStore) -> None:
-    life = Life(store, every=20, concurrent=5)
-    run_virtual(life.train(40))
-    assert [event for event in life.events if "evaluation" in event] == ["evaluation 20", "evaluation 40"]
-    assert life.results[20].versions == (20, 33) and life.results[40].versions == (40, 40)
+    life = Life(store, every=30, concurrent=5)
+    run_virtual(life.train(60))
+    assert [event for event in life.events if "evaluation" in event] == ["evaluation 30", "evaluation 60"]
+    assert life.results[30].versions == (30, 43) and life.results[60].versions == (60, 60)
 
 
 def test_training_trains_the_same_without_it(store: SqliteStore) -> None:
