@@ -54,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
     from sparring.cli.evaluation import print_results
     from sparring.cli.recipe import load_recipe
     from sparring.dashboard.report import write_report
-    from sparring.launch.evaluate import check_writable, evaluate_subjects, evaluation_folder, write_results
+    from sparring.launch.evaluate import check_writable, evaluate_subjects, evaluation_folder
+    from sparring.observe.results import write_results
 
     gate = _gate(args)
     if args.json is not None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from sparring.cli.result import table
+from sparring.observe.results import Compared, Evaluated, Results
 from sparring.observe.statistics import Estimate
-
-if TYPE_CHECKING:
-    from sparring.launch.evaluate import Compared, Evaluated, Results
 
 ONE = ("pass@1", "pass^1")
 """Two more names for success."""

@@ -15,6 +15,7 @@ import msgspec
 
 from sparring.algo.config import GrpoConfig
 from sparring.algo.credit.load import load_credit
+from sparring.dashboard.evaluations import evaluations
 from sparring.dashboard.pick import Picker
 from sparring.dashboard.pieces import Piece, load_pieces
 from sparring.dashboard.rollouts import group_advantages, group_entries
@@ -24,8 +25,8 @@ from sparring.protocols import Store
 POINTS = 600
 """Most points drawn of one curve; longer ones are averaged in equal stretches."""
 
-TRAIN_STAGES = ("sft", "rl")
-"""Stages that may have metrics."""
+TRAIN_STAGES = ("sft", "rl", "eval")
+"""Stages that may have metrics; those of eval are of evaluations beside training."""
 
 AT_THE_END = {
     "loss_imitate": "loss",
@@ -36,8 +37,8 @@ AT_THE_END = {
 }
 """Metrics whose last value stands in the stage table, and what they are called there."""
 
-GROUP_STAGES = ("rl", "eval/sft", "eval/rl", "eval/no_tool")
-"""Names under which a run may have stored groups."""
+GROUP_STAGES = ("rl", "eval/init", "eval/sft", "eval/rl", "eval/no_tool", "eval")
+"""Names under which a run or an evaluation may have stored groups."""
 
 
 def gather(run_dir: Path, store: Store, *, model: str = "policy", picks_each: int = 3) -> dict[str, Any]:
@@ -66,6 +67,7 @@ def gather(run_dir: Path, store: Store, *, model: str = "policy", picks_each: in
         "stages": _stages(summary, metrics),
         "metrics": {stage: curves for stage, curves in metrics.items() if curves["steps"]},
         "evaluation": _evaluation(summary),
+        "evaluations": evaluations(run_dir, store),
         "account": _account(summary),
         "outcomes": groups.outcomes(),
         "rollouts": groups.entries,
