@@ -19,7 +19,6 @@ from sparring.dashboard.evaluations import evaluations
 from sparring.dashboard.pick import Picker
 from sparring.dashboard.pieces import Piece, load_pieces
 from sparring.dashboard.rollouts import group_advantages, group_entries
-from sparring.observe.statistics import wilson
 from sparring.protocols import Store
 
 POINTS = 600
@@ -157,35 +156,33 @@ def _stages(summary: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[dict
 
 
 def _evaluation(summary: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Rates with 95 % intervals by dataset and over all, weighted by tasks."""
+    """Rates with 95 % intervals by dataset and over all."""
     by_dataset = summary.get("by_dataset")
     if not by_dataset:
         return None
+    before = "init" if summary.get("sft_success") is None else "sft"
     rows = [
         {
             "name": name,
             "coverage": entry.get("coverage"),
             "tasks": entry["tasks"],
-            "before": _rate(entry.get("init") if entry.get("sft") is None else entry["sft"], entry["tasks"]),
-            "after": _rate(entry.get("rl"), entry["tasks"]),
+            "before": _rate(entry.get(before), entry["intervals"].get(before)),
+            "after": _rate(entry.get("rl"), entry["intervals"].get("rl")),
         }
         for name, entry in by_dataset.items()
     ]
     tasks = summary.get("eval_tasks") or sum(row["tasks"] for row in rows)
-    total = {
-        "name": "all together",
-        "tasks": tasks,
-        "before": _rate(summary.get("init_success") if summary.get("sft_success") is None else summary["sft_success"], tasks),
-        "after": _rate(summary.get("rl_success"), tasks),
-    }
+    total = {"name": "all together", "tasks": tasks, "before": _overall(summary, before), "after": _overall(summary, "rl")}
     return {"rows": rows, "total": total}
 
 
-def _rate(rate: float | None, tasks: int) -> tuple[float, float, float] | None:
-    if rate is None or not tasks:
-        return None
-    low, high = wilson(round(rate * tasks), tasks)
-    return rate, low, high
+def _overall(summary: Mapping[str, Any], stage: str) -> tuple[float, float, float] | None:
+    ends = [summary.get(f"{stage}_success_{end}") for end in ("low", "high")]
+    return _rate(summary.get(f"{stage}_success"), None if None in ends else ends)
+
+
+def _rate(rate: float | None, interval: Sequence[float] | None) -> tuple[float, float, float] | None:
+    return None if rate is None or interval is None else (rate, interval[0], interval[1])
 
 
 def _account(summary: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -59,7 +59,7 @@ function evaluation(data) {
   };
   const heads = [["dataset"], ["0 to 100 %, with 95 % interval"], ["after SFT", 1], ["after RL", 1], ["points", 1], ["tasks", 1]];
   return [
-    node("p.note", null, "Tasks no training stream has seen, sampled at training temperature. Intervals are Wilson's, at 95 %."),
+    node("p.note", null, "Tasks no training stream has seen, sampled at training temperature. Intervals at 95 %."),
     key([["after SFT", "var(--faint)"], ["after RL", "var(--teal)"]]),
     node("div.panel.scroll", null, node("table", {id: "evaluation-table"}, node("thead", null, node("tr", null, heads.map(([h, right]) => node("th" + (right ? ".number" : ""), null, h)))),
       node("tbody", null, data.evaluation.rows.map((r) => row(r, false)), row(data.evaluation.total, true)))),

@@ -109,5 +109,5 @@ def _sentence(result: Evaluation) -> str:
     name = "solved" if result.success.tasks else "mean reward"
     low, high = shown.interval or (shown.value, shown.value)
     of = "{} {} ({} to {})".format(name, *(text.format(x) for x in (shown.value, low, high))) if shown.tasks else "nothing scored"
-    versions = "" if result.versions is None else ", weights of version {} to {}".format(*result.versions)
-    return f"{of} of {len(result.tasks)} tasks{versions}"
+    low, high = result.versions or (0, 0)
+    return f"{of} of {len(result.tasks)} tasks, weights of version {low}{'' if low == high else f' to {high}'}"

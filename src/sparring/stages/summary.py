@@ -63,6 +63,7 @@ def _by_dataset(context: Context, results: Mapping[str, Any]) -> dict[str, Any]:
         tag: {
             "coverage": coverage.get(tag),
             **{name: tags[tag]["value"] if tag in tags else None for name, tags in found.items()},
+            "intervals": {name: tags[tag]["interval"] if tag in tags else None for name, tags in found.items()},
             "tasks": max(tags[tag]["tasks"] for tags in found.values() if tag in tags),
         }
         for tag in sorted(set().union(*found.values()))
