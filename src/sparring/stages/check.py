@@ -14,6 +14,7 @@ from sparring.errors import EnvError, refusal
 from sparring.model.hub import local_folder
 from sparring.rollout.window import check_window
 from sparring.sandbox.check import check_sandbox
+from sparring.stages.beside import check_beside
 from sparring.stages.compared import check_compared
 from sparring.stages.context import ORDER, POLICY, Context
 from sparring.stages.demonstrate import Conversation, converse, demonstrate, given_conversations
@@ -57,7 +58,7 @@ async def check(context: Context) -> list[str]:
         )
         facts += ["rollouts: the window cannot deadlock", correction_chosen(config)]
     _judges(context)
-    facts += _held_out(context)
+    facts += _held_out(context) + check_beside(context)
     tasks = _some_tasks(context)
     task = tasks[0]
     if task.box is not None:

@@ -21,6 +21,7 @@ from sparring.record.recorder import Recorder
 from sparring.rollout.runner import RolloutRunner
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
+from sparring.stages.beside import beside
 from sparring.stages.checkpoints import Checkpoints
 from sparring.stages.context import POLICY, Context
 from sparring.stages.lora import trained_folder
@@ -41,7 +42,7 @@ async def run(context: Context) -> dict[str, Any]:
     config = context.config
     source = trained_folder(context, context.input("rl"))
     spans = Spans()
-    engine = WatchedEngine(context.cluster.engine(POLICY, path=str(source)), spans)
+    engine = WatchedEngine(served := context.cluster.engine(POLICY, path=str(source)), spans)
     trainer = WatchedTrainer(context.cluster.trainer(POLICY, path=str(source), plan=_plan(context)), spans)
     window = Window(config.rl.groups_per_step, config.rollout.max_lag, config.rl.steps)
     scheduler = _scheduler(context, engine, source, window)
@@ -69,8 +70,9 @@ async def run(context: Context) -> dict[str, Any]:
         context.store.metric("rl", step.version, metrics)
         context.sink.log("rl", step.version, metrics)
         await checkpoints.after(step, metrics, {"scheduler": scheduler.state(step.version), "totals": totals.as_dict()})
+        evaluator.after(step.version)
 
-    async with aclosing(scheduler.groups()) as groups:
+    async with beside(context, served, source, done=done) as evaluator, aclosing(scheduler.groups()) as groups:
         steps = _batches(context, groups, trainer, source, done)
         await run_loop(steps, {POLICY: trainer}, {POLICY: engine}, window, after_step)
     from sparring.stages.export import write_model
