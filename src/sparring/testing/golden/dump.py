@@ -1,0 +1,19 @@
+"""`python -m sparring.testing.golden.dump` writes all golden vectors to standard output, one JSON object per line."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from sparring.testing.golden import credit
+
+
+def main() -> None:
+    """Write every case of every name."""
+    for rule in sorted(credit.REFERENCES):
+        for case in credit.cases(rule):
+            sys.stdout.write(json.dumps(case) + "\n")
+
+
+if __name__ == "__main__":
+    main()
