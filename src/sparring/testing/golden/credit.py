@@ -80,7 +80,7 @@ KINDS: Mapping[str, Kind] = {
     "maxrl": Kind(rewards=_BINARY, token_rewards=False),
     "opo": Kind(),
     "optimal_token_baseline": Kind(tokens=("logprob", "probability_squares")),
-    "pass_at_k": Kind(settings=({}, {"k": 2}, {"k": 1}), rewards=_BINARY, token_rewards=False),
+    "pass_at_k": Kind(settings=({"k": 2}, {}, {"k": 1}), rewards=_BINARY, token_rewards=False),
     "prime": Kind(settings=({}, {"beta": 0.5, "discount": 0.9}), tokens=("implicit", "reference")),
     "process": Kind(token_rewards=False, roles=None),
     "rae": Kind(settings=({}, {"decay": 0.5})),
