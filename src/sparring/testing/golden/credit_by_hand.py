@@ -26,10 +26,6 @@ def _posed_and_solved() -> Plain:
     return {"members": sorted(members, key=lambda m: m["rollout"]), "failed": [], "baselines": []}
 
 
-def _with_turns(group: Plain, turns: Sequence[Sequence[int]]) -> Plain:
-    return {**group, "members": [{**m, "turns": list(of)} for m, of in zip(group["members"], turns, strict=True)]}
-
-
 _ROOT = 1 / sqrt(2)
 EXAMPLES: Mapping[str, dict[str, Any]] = {
     "gae": _case(
@@ -51,7 +47,7 @@ EXAMPLES: Mapping[str, dict[str, Any]] = {
     "grpo": _case([simple_group([3.0, 1.0])], [[_ROOT, -_ROOT]], epsilon=EPSILON),
     "hierarchical": _case([_posed_and_solved()], [[0.5, 0.5, -0.5, -0.5, 0.0, 0.0]]),
     "maxrl": _case([simple_group([1.0, 0.0, 0.0, 0.0])], [[3.0, -1.0, -1.0, -1.0]]),
-    "opo": _case([_with_turns(simple_group([1.0, 0.0]), [[3], [1]])], [[0.25, -0.75]]),
+    "opo": _case([simple_group([1.0, 0.0], lengths=(3, 1))], [[0.25, -0.75]]),
     "optimal_token_baseline": _case(
         [
             simple_group(

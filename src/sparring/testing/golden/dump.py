@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import sys
 
-from sparring.testing.golden import credit
+from sparring.testing.golden import credit, shaping
 
 
 def main() -> None:
     """Write every case of every name."""
-    for rule in sorted(credit.REFERENCES):
-        for case in credit.cases(rule):
-            sys.stdout.write(json.dumps(case) + "\n")
+    for of in (credit, shaping):
+        for rule in sorted(of.REFERENCES):
+            for case in of.cases(rule):
+                sys.stdout.write(json.dumps(case) + "\n")
 
 
 if __name__ == "__main__":

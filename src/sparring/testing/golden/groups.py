@@ -8,6 +8,7 @@ member is one trajectory:
     reward          of this role in this rollout
     turns           how many tokens each reply has, in the order of time
     follows         for each reply, the reply whose context it goes on from; -1 is the prompt. 0, 1, 2, ... less one is a chat
+    cut             whether a limit ended it, or absent
     said            members of equal `said` and `turns` sampled the same tokens
     per_turn        what of the reward each reply earned, or absent
     states          the state each reply was made in, or absent
@@ -33,6 +34,7 @@ Plain = dict[str, Any]
 FIRST_TOKEN = 1000
 _TASK = Task(id="task", env="golden", messages=())
 _DONE = Outcome(kind="completed", reason="answered")
+_CUT = Outcome(kind="truncated", reason="max_tokens")
 _BROKEN = Outcome(kind="infra_failed", reason="failure")
 _NAMES = ("reward", "value", "reference", "implicit", "logprob", "probability_squares")
 
@@ -61,8 +63,8 @@ def random_groups(
 
 def _member(draw: np.random.Generator, rollout: int, role: str, rewards: Sequence[float] | None, alone: bool) -> Plain:
     turns = draw.integers(1, 5, size=int(draw.integers(1, 5))).tolist()
-    tree = rollout % 2 and len(turns) > 1
-    follows = [int(draw.integers(-1, at)) if tree else at - 1 for at in range(len(turns))]
+    tree = rollout % 2
+    follows = [int(draw.integers(-1, at - 1)) if tree and at else at - 1 for at in range(len(turns))]
     logprobs = -draw.exponential(size=sum(turns))
     tokens: dict[str, list[float]] = {name: draw.normal(size=sum(turns)).round(3).tolist() for name in _NAMES[:4]}
     tokens["logprob"] = logprobs.round(3).tolist()
@@ -75,6 +77,7 @@ def _member(draw: np.random.Generator, rollout: int, role: str, rewards: Sequenc
         "turns": turns,
         "follows": follows,
         "said": int(draw.integers(0, 2)),
+        "cut": bool(draw.integers(0, 2)),
         "parts": {"right": round(float(draw.normal()), 3), "short": round(float(draw.normal()), 3)},
         "tokens": tokens,
     }
@@ -84,11 +87,15 @@ def _member(draw: np.random.Generator, rollout: int, role: str, rewards: Sequenc
     return member
 
 
-def simple_group(rewards: Sequence[float], *, turns: Sequence[int] = (1,), **fields: Sequence[Any]) -> Plain:
-    """A group of chats of one role; `fields` give further fields of each member in turn."""
+def simple_group(
+    rewards: Sequence[float], *, turns: Sequence[int] = (1,), lengths: Sequence[int] = (), **fields: Sequence[Any]
+) -> Plain:
+    """A group of chats of one role. Each has these `turns`, or one turn whose length is its own of `lengths`; `fields` give
+    further fields of each member.
+    """
     members = [
-        {"rollout": at, "role": "policy", "reward": reward, "turns": list(turns), "follows": list(range(-1, len(turns) - 1))}
-        | {"said": at, "tokens": {}}
+        {"rollout": at, "role": "policy", "reward": reward, "turns": [lengths[at]] if lengths else list(turns)}
+        | {"follows": list(range(-1, len(turns) - 1)), "said": at, "tokens": {}}
         | {name: values[at] for name, values in fields.items()}
         for at, reward in enumerate(rewards)
     ]
@@ -184,7 +191,9 @@ def _rollout(group: str, roles: Sequence[Plain], outcome: Outcome) -> Rollout:
         index=roles[0]["rollout"],
         attempt=0,
         purpose="train",
-        trajectories=tuple(_trajectory(_trajectory_id(group, member), member, outcome) for member in roles),
+        trajectories=tuple(
+            _trajectory(_trajectory_id(group, m), m, _CUT if m.get("cut") else outcome) for m in roles
+        ),
     )
 
 
