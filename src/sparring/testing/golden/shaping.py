@@ -89,7 +89,12 @@ REFERENCES: Mapping[str, Reference] = {
 """By rule."""
 
 _SETTINGS: Mapping[str, Sequence[Mapping[str, Any]]] = {
-    "difficulty": ({"lowest": 0.5, "inclusive": True}, {"highest": 0.8}, {"lowest": 0.25, "highest": 0.75, "inclusive": True}, {"lowest": 0.25, "highest": 0.75}),
+    "difficulty": (
+        {"lowest": 0.5, "inclusive": True},
+        {"highest": 0.8},
+        {"lowest": 0.25, "highest": 0.75, "inclusive": True},
+        {"lowest": 0.25, "highest": 0.75},
+    ),
     "kl_reward": ({}, *({"coefficient": 0.5, "estimator": name} for name in ("k1", "k2", "k3", "abs"))),
     "linear_length": ({"price": 0.1}, {"price": 0.2, "per": "turn", "free": 1, "by_success": False}),
     "overlong": ({"limit": 10, "buffer": 6}, {"limit": 8, "buffer": 8, "weight": 0.5}),
