@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import msgspec
@@ -27,7 +27,7 @@ class Gdpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     least_members: ClassVar[int] = 2
 
-    weights: Mapping[str, float]
+    weights: dict[str, float]
     """The parts of the score that count, and how much each does."""
 
     epsilon: float = 1e-6
