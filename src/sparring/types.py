@@ -110,8 +110,9 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """What the world says after a reply. `state_key` marks equal states for anchor-state credit. `constraint` is what the text of
-    the next reply must be, in the place of the run's."""
+    """What the world says after a reply. `reward` is what that reply earned of the score's reward, None for nothing to say;
+    `state_key` names the state that the next reply is made in, so that turns taken in equal states can be compared. `constraint`
+    is what the text of the next reply must be, in the place of the run's."""
 
     messages: tuple[Message, ...] = ()
     reward: float | None = None
