@@ -12,7 +12,7 @@ from sparring.testing.golden.credit import REFERENCES, cases
 from sparring.testing.golden.credit_by_hand import EXAMPLES
 from sparring.testing.golden.groups import by_member, nouns
 
-RULES = sorted(set(REFERENCES) - {"grpo"})
+RULES = sorted(REFERENCES)
 
 
 def credited(case):
@@ -63,8 +63,7 @@ def test_rule_and_reference_agree_with_the_example_worked_by_hand(name):
         for group, of in zip(case["groups"], case["advantages"], strict=True)
     ]
     assert not differs(credit.plain(REFERENCES[name](case["groups"], case["settings"], 1.0)), expected), REFERENCES[name].__doc__
-    if name in RULES:
-        assert not differs(credited(case)[0], expected)
+    assert not differs(credited(case)[0], expected)
 
 
 @pytest.mark.parametrize("name", sorted(REFERENCES))

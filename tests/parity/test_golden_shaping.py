@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from sparring.algo.filter.difficulty import Difficulty
-from sparring.algo.shaping.amounts import earned
 from sparring.algo.shaping.kl_reward import KlReward
 from sparring.algo.shaping.rules import ShapingRule
 from sparring.testing.golden.groups import by_member, nouns
@@ -30,11 +29,11 @@ def acted(case):
     for group, was in zip(after, groups, strict=True):
         assert (group.rollouts, group.failed) == (was.rollouts, was.failed)
         for score, before, rollout in zip(group.scores, was.scores, group.rollouts, strict=True):
-            changed = sum(earned(score, t.role) - earned(before, t.role) for t in rollout.trajectories)
+            changed = sum(score.of(t.role) - before.of(t.role) for t in rollout.trajectories)
             parts = [value for name, value in score.parts.items() if name.split("/")[0] == case["rule"]]
             assert sum(parts) == pytest.approx(changed) and len(parts) == len(rollout.trajectories)
     return [
-        [earned(score, t.role) for score, rollout in zip(g.scores, g.rollouts, strict=True) for t in rollout.trajectories]
+        [score.of(t.role) for score, rollout in zip(g.scores, g.rollouts, strict=True) for t in rollout.trajectories]
         for g in after
     ]
 

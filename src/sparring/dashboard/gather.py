@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from sparring.algo.config import GrpoConfig
+from sparring.algo.config import AlgoConfig, named
 from sparring.algo.credit.load import load_credit
 from sparring.dashboard.pick import Picker
 from sparring.dashboard.pieces import Piece, load_pieces
@@ -79,9 +79,9 @@ class _Groups:
     """What one pass over the stored groups leaves behind."""
 
     def __init__(self, config: Mapping[str, Any], *, model: str, picks_each: int) -> None:
-        algo = msgspec.convert(config.get("algo", {}), GrpoConfig)
-        # the shuffled control permutes rewards over a whole update, so one group alone does not tell its advantages
-        self._credit = load_credit(algo, seed=0) if algo.control == "none" else None
+        algo = msgspec.convert(named(config.get("algo", {})), AlgoConfig)
+        # where an advantage depends on more than its group as it is stored, the report does not know it
+        self._credit = load_credit(algo, seed=0) if algo.sees_one_group else None
         self._model = model
         self._picks_each = picks_each
         self._kinds: Counter[str] = Counter()

@@ -1,21 +1,22 @@
-"""Group-relative reinforcement learning over live multi-turn rollouts."""
+"""Reinforcement learning over live multi-turn rollouts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from sparring.algo.annotate.forwarded import Forwarded
 from sparring.algo.credit.load import load_credit
-from sparring.batch.batches import batches
+from sparring.batch.batches import Plan, batches
 from sparring.config import RunConfig
 from sparring.harness.chat import ChatHarness
 from sparring.loop import run_loop
 from sparring.observe.spans import Spans
-from sparring.protocols import Engine, TrainPlan
+from sparring.protocols import Annotator, Credit, Engine, Trainer, TrainPlan
 from sparring.record.recorder import Recorder
 from sparring.rollout.runner import RolloutRunner
 from sparring.rollout.scheduler import Scheduler
@@ -25,7 +26,10 @@ from sparring.stages.context import POLICY, Context
 from sparring.stages.lora import trained_folder
 from sparring.stages.shape import context_room, folder_shape
 from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
-from sparring.types import Batch, StepResult, TokenAccount
+from sparring.types import Batch, Group, StepResult, TokenAccount
+
+ANNOTATIONS = frozenset({"reference"})
+"""What the stage's annotators can write for a credit rule."""
 
 
 async def run(context: Context) -> dict[str, Any]:
@@ -41,6 +45,7 @@ async def run(context: Context) -> dict[str, Any]:
     engine = WatchedEngine(context.cluster.engine(POLICY, path=str(source)), spans)
     trainer = WatchedTrainer(context.cluster.trainer(POLICY, path=str(source), plan=_plan(context)), spans)
     window = Window(config.rl.groups_per_step, config.rollout.max_lag, config.rl.steps)
+    credit = load_credit(config.algo, seed=config.run.seed, max_tokens=config.rollout.max_turn_tokens)
     scheduler = Scheduler(
         runner(context, engine, source),
         context.factory.tasks("train", config.run.seed),
@@ -61,6 +66,7 @@ async def run(context: Context) -> dict[str, Any]:
     totals = _Totals(state.get("totals"))
     if done:
         scheduler.restore(state["scheduler"], context.store.groups(stage="rl"))
+        credit.restore(state.get("credit", {}))
         await engine.pull(await trainer.push())
     context.sink.start("rl", config.rl.steps)
     context.sink.event("rl", correction_chosen(config))
@@ -70,24 +76,38 @@ async def run(context: Context) -> dict[str, Any]:
         totals.add(batch, metrics)
         context.store.metric("rl", step.version, metrics)
         context.sink.log("rl", step.version, metrics)
-        await checkpoints.after(
-            step, metrics, {"scheduler": scheduler.state(step.version), "totals": totals.as_dict()}
-        )
+        kept = {"scheduler": scheduler.state(step.version), "totals": totals.as_dict(), "credit": credit.state()}
+        await checkpoints.after(step, metrics, kept)
 
     async with aclosing(scheduler.groups()) as groups:
-        steps = batches(
-            groups,
-            steps=range(done + 1, config.rl.steps + 1),
-            groups_per_step=config.rl.groups_per_step,
-            credit=load_credit(config.algo, seed=config.run.seed),
-            model=POLICY,
-            store=context.store,
-        )
+        steps = _batches(context, groups, credit, _annotators(context, trainer, source), done)
         await run_loop(steps, {POLICY: trainer}, {POLICY: engine}, window, after_step)
     from sparring.stages.export import write_model
 
     await write_model(trainer, source, context.output("rl"))
     return {**totals.as_dict(), "model": str(context.output("rl"))}
+
+
+def _batches(
+    context: Context, groups: AsyncIterator[Group], credit: Credit, annotators: Sequence[Annotator], done: int
+) -> AsyncIterator[Batch]:
+    """The stage's batches after `done` updates."""
+    config = context.config
+    return batches(
+        groups,
+        steps=range(done + 1, config.rl.steps + 1),
+        groups_per_step=config.rl.groups_per_step,
+        credit=credit,
+        model=POLICY,
+        annotators=annotators,
+        store=context.store,
+        plan=Plan(
+            minibatches=config.rl.minibatches,
+            passes=config.rl.passes,
+            seed=config.run.seed,
+            idle_tokens=config.algo.needs_idle_tokens,
+        ),
+    )
 
 
 def runner(context: Context, engine: Engine, model: Path) -> RolloutRunner:
@@ -109,17 +129,28 @@ def correction_chosen(config: RunConfig) -> str:
     engine = f"engine {config.engine.kind} in {numerics} numerics"
     exact = config.engine.exact and numerics == "exact"
     agrees = "samples with the trainer's own probabilities" if exact else "does not agree with the trainer to the bit"
-    cap = f", weights of at most {config.rl.correction_cap:g}" if config.rl.correction != "none" else ""
-    return f"correction {config.rl.correction}{cap}: {engine} {agrees}"
+    return f"correction {config.algo.correction_rule.in_words()}: {engine} {agrees}"
 
 
 def _plan(context: Context) -> TrainPlan:
-    from sparring.algo.correction.load import load_correction
     from sparring.algo.loss.policy import PolicyLoss
 
     config = context.config
-    correction = load_correction(config.rl.correction, cap=config.rl.correction_cap)
-    return TrainPlan(losses=[PolicyLoss(config.algo, correction)], total_steps=config.rl.steps, overrides=config.rl.train)
+    total = config.rl.steps * config.rl.passes * config.rl.minibatches
+    return TrainPlan(losses=[PolicyLoss(config.algo)], total_steps=total, overrides=config.rl.train)
+
+
+def _annotators(context: Context, trainer: Trainer, source: Path) -> list[Annotator]:
+    """What the algorithm asks for beside what was recorded."""
+    config, found = context.config, list[Annotator]()
+    if config.algo.needs_proximal and config.rl.passes * config.rl.minibatches > 1:
+        found.append(Forwarded(trainer.forward, "proximal"))
+    if config.algo.needs_reference:
+        frozen = context.cluster.trainer(POLICY, path=str(source), plan=TrainPlan(losses=[], total_steps=1, overrides={}))
+        found.append(Forwarded(frozen.forward, "reference"))
+    if config.algo.kl_reward is not None:
+        found.append(config.algo.kl_reward)
+    return found
 
 
 class _Totals:

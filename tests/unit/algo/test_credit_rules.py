@@ -15,7 +15,7 @@ from sparring.testing.golden.credit import KINDS, REFERENCES, cases
 from sparring.testing.golden.groups import by_member, nouns, simple_group
 from sparring.types import Score
 
-RULES = sorted(set(REFERENCES) - {"grpo"})
+RULES = sorted(REFERENCES)
 
 
 def rule(name, **settings):
@@ -77,12 +77,13 @@ def test_equal_rewards_without_a_difference_give_exact_zeros_or_leave(name):
 def test_groups_too_small_to_compare_are_refused_by_name_before_the_run(name):
     least = rule(name).least_members
     refuse_group_size(rule(name), least)
-    with pytest.raises(BadInput, match=rf"\[algo\] credit: .*at least {least} rollouts for '{name}', got group_size = {least - 1}"):
+    with pytest.raises(BadInput, match=rf"rollout.group_size: .*at least {least} rollouts .*'{name}', got {least - 1}"):
         refuse_group_size(rule(name), least - 1)
     if least > 1:
         [case] = [case for case in cases(name) if case["name"] == f"{name}/0/only_one_member"]
-        # a state that one member visits twice can be compared
-        assert case["advantages"] == [None] or name == "gigpo"
+        # grpo keeps a lone member, at zero; and a state that one member visits twice can be compared
+        zeros = [[[0.0] * sum(m["turns"]) for m in group["members"]] for group in case["groups"]]
+        assert case["advantages"] == zeros if name == "grpo" else case["advantages"] == [None] or name == "gigpo"
 
 
 def test_every_rule_has_vectors_and_a_name():
@@ -96,9 +97,11 @@ def test_a_config_names_a_rule_with_its_settings():
     for wrong in ({"name": "glae"}, {"name": "rloo", "epsilon": 1.0}, {"name": "gae", "discount": 2.0}, {"name": "gdpo", "weights": {}}):
         with pytest.raises(msgspec.ValidationError):
             msgspec.convert(wrong, CreditRule)
-    for wrong in ({"name": "rae", "decay": 1.0}, {"name": "pass_at_k", "k": 0}, {"name": "raft", "best": 0}):
+    bounds = ("rae", "decay", 1.0), ("pass_at_k", "k", 0), ("raft", "best", 0), ("gae", "length_alpha", 0.0), ("rejection", "at_most", 0)
+    for name, key, value in bounds:
         with pytest.raises(msgspec.ValidationError):
-            msgspec.convert(wrong, CreditRule)
+            msgspec.convert({"name": name, key: value}, CreditRule)
+    assert msgspec.convert({"name": "rejection", "at_most": 1}, CreditRule).at_most == 1
 
 
 @pytest.mark.parametrize(

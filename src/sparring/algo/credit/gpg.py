@@ -38,7 +38,7 @@ class Gpg(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
         def advantages(role: Sequence[Member]) -> list[float] | None:
             rewards = [m.reward for m in role]
-            scale = (deviation(rewards) if self.divide and len(role) > 1 else 1.0) or 1.0
+            scale = (deviation(rewards) or 1.0) if self.divide else 1.0
             return [alpha * c / scale for c in centred(rewards)] if len(role) > 1 else None
 
         return per_trajectory(groups, samples, advantages)

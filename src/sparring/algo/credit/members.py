@@ -48,7 +48,7 @@ class Member:
         Raises:
             ValueError: it is not a finite number.
         """
-        reward = (self.score.per_role or {}).get(self.trajectory.role, self.score.reward)
+        reward = self.score.of(self.trajectory.role)
         if reward is None or not math.isfinite(reward):
             raise ValueError(f"rollout {self.rollout}: reward {reward} is not a finite number")
         return reward
@@ -104,7 +104,7 @@ class Member:
 
     def logprobs(self) -> list[float]:
         """The recorded log-probability of each step."""
-        recorded = [row.logprobs or (0.0,) * len(row.tokens) for row in self.rows]
+        recorded = [row.logprobs or () for row in self.rows]
         return [recorded[row][at] for turn in self.steps() for row, at in turn]
 
     def step_rewards(self) -> list[float]:

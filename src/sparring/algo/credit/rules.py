@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from sparring.algo.credit.gae import Gae
 from sparring.algo.credit.gdpo import Gdpo
 from sparring.algo.credit.gigpo import Gigpo
 from sparring.algo.credit.gpg import Gpg
+from sparring.algo.credit.grpo import Grpo
 from sparring.algo.credit.hierarchical import Hierarchical
 from sparring.algo.credit.maxrl import MaxRl
 from sparring.algo.credit.opo import Opo
@@ -28,7 +31,8 @@ from sparring.errors import refusal
 from sparring.protocols import Credit
 
 CreditRule = (
-    Gae
+    Grpo
+    | Gae
     | Gdpo
     | Gigpo
     | Gpg
@@ -52,6 +56,33 @@ CreditRule = (
     | TurnLevel
 )
 
+COMPARING = (Grpo, MaxRl, Opo, PassAtK, Rloo)
+"""The rules to which a group of equal rewards says nothing: its advantages are zero, and no other group's change without it."""
+
+OF_ONE_GROUP = (
+    *COMPARING,
+    Gigpo,
+    Hierarchical,
+    Process,
+    Raft,
+    RaftPlusPlus,
+    Reinforce,
+    Rejection,
+    Remax,
+    Topr,
+    TurnLevel,
+)
+"""The rules whose advantages depend on one group alone, as it is recorded; the others look at the whole update, at annotations
+or at what came before."""
+
+READS = {
+    Gae: ("value",),
+    OptimalTokenBaseline: ("probability_squares",),
+    Prime: ("implicit", "reference"),
+    Remax: ("baseline",),
+}
+"""What rules read beside scores and what was recorded: annotations of samples, and rollouts with the purpose "baseline"."""
+
 
 def name_of(rule: CreditRule) -> str:
     """The rule's name in a config."""
@@ -70,6 +101,22 @@ def refuse_group_size(rule: CreditRule, group_size: int) -> None:
         BadInput: every group of this size would leave the update.
     """
     if group_size < rule.least_members:
-        expected = f"groups of at least {rule.least_members} rollouts for {name_of(rule)!r}"
-        do = "set [rollout] group_size, or choose a credit that compares nobody, such as 'reinforce_plus_plus'"
-        raise refusal("[algo] credit", expected, f"group_size = {group_size}", do)
+        expected = f"at least {rule.least_members} rollouts to compare, for credit {name_of(rule)!r}"
+        do = "raise it, or choose a credit that needs no siblings, such as 'reinforce_plus_plus'"
+        raise refusal("rollout.group_size", expected, str(group_size), do)
+
+
+def refuse_annotations(rule: CreditRule, written: Set[str]) -> None:
+    """Refuse a rule that reads what no part of its stage writes.
+
+    Args:
+        rule: the rule.
+        written: what the stage's annotators write; "baseline" for rollouts of that purpose.
+
+    Raises:
+        BadInput: something is missing.
+    """
+    missing = [name for name in READS.get(type(rule), ()) if name not in written]
+    if missing:
+        expected = f"a credit that can do without {missing[0]!r}, which no part of this stage writes"
+        raise refusal("algo.credit", expected, repr(name_of(rule)), "choose another; docs/algorithms.md lists them")

@@ -21,11 +21,6 @@ def sampled_turns(trajectory: Trajectory) -> int:
     return sum(segment.model is not None and bool(segment.tokens) for segment in trajectory.segments)
 
 
-def earned(score: Score, role: str) -> float:
-    """What a role earned; see `Score`."""
-    return (score.per_role or {}).get(role, score.reward or 0.0)
-
-
 def shaped(group: Group, name: str, amounts: Amounts) -> Group:
     """The group with amounts added to rewards, role by role.
 
@@ -36,7 +31,7 @@ def shaped(group: Group, name: str, amounts: Amounts) -> Group:
     by_role: dict[str, list[tuple[Trajectory, float]]] = {}
     for rollout, score in zip(group.rollouts, group.scores, strict=True):
         for trajectory in rollout.trajectories:
-            by_role.setdefault(trajectory.role, []).append((trajectory, earned(score, trajectory.role)))
+            by_role.setdefault(trajectory.role, []).append((trajectory, score.of(trajectory.role) or 0.0))
     for of in by_role.values():
         trajectories = [trajectory for trajectory, _ in of]
         for trajectory, amount in zip(trajectories, amounts(trajectories, [reward for _, reward in of]), strict=True):
@@ -49,8 +44,8 @@ def _score(score: Score, trajectories: Sequence[Trajectory], added: dict[str, fl
     if len(trajectories) == 1:
         [trajectory] = trajectories
         amount = added[trajectory.id]
-        reward = earned(score, trajectory.role) + amount
+        reward = (score.of(trajectory.role) or 0.0) + amount
         return replace(score, reward=reward, per_role=None, parts={**score.parts, name: amount})
-    per_role = {t.role: earned(score, t.role) + added[t.id] for t in trajectories}
+    per_role = {t.role: (score.of(t.role) or 0.0) + added[t.id] for t in trajectories}
     parts = {f"{name}/{t.role}": added[t.id] for t in trajectories}
     return replace(score, per_role=per_role, parts={**score.parts, **parts})

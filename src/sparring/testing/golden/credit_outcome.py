@@ -64,7 +64,7 @@ def grpo(groups: Sequence[Plain], settings: dict[str, Any], sign: float) -> Cred
     def rule(members: list[Plain], r: np.ndarray) -> Values:
         if np.ptp(r) == 0:
             return np.zeros_like(r)
-        scale = r.std(ddof=1) + settings.get("epsilon", 1e-6) if settings.get("divide", True) else 1.0
+        scale = r.std(ddof=1) + settings.get("epsilon", 1e-6) if settings.get("normalise", True) else 1.0
         return (r - sign * r.mean()) / scale
 
     return _per_role(groups, rule)
