@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from sparring.algo.annotate.forwarded import Forwarded
-from sparring.algo.credit.load import load_credit
+from sparring.algo.loss.preference.config import WITHOUT_REFERENCE
 from sparring.batch.batches import Plan, batches
 from sparring.config import RunConfig
 from sparring.harness.chat import ChatHarness
@@ -24,6 +24,8 @@ from sparring.rollout.window import Window
 from sparring.stages.checkpoints import Checkpoints
 from sparring.stages.context import POLICY, Context
 from sparring.stages.lora import trained_folder
+from sparring.stages.online import credit_chosen
+from sparring.stages.rewarded import reward_scorer
 from sparring.stages.shape import context_room, folder_shape
 from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
 from sparring.types import Batch, Group, StepResult, TokenAccount
@@ -45,13 +47,14 @@ async def run(context: Context) -> dict[str, Any]:
     engine = WatchedEngine(context.cluster.engine(POLICY, path=str(source)), spans)
     trainer = WatchedTrainer(context.cluster.trainer(POLICY, path=str(source), plan=_plan(context)), spans)
     window = Window(config.rl.groups_per_step, config.rollout.max_lag, config.rl.steps)
-    credit = load_credit(config.algo, seed=config.run.seed, max_tokens=config.rollout.max_turn_tokens)
+    credit = credit_chosen(context)
     scheduler = Scheduler(
         runner(context, engine, source),
         context.factory.tasks("train", config.run.seed),
         window,
         run_seed=config.run.seed,
         engine_version=lambda: engine.version,
+        scorer=reward_scorer(context),
     )
     checkpoints = Checkpoints(
         trainer=trainer,
@@ -134,21 +137,27 @@ def correction_chosen(config: RunConfig) -> str:
 
 def _plan(context: Context) -> TrainPlan:
     from sparring.algo.loss.policy import PolicyLoss
+    from sparring.algo.loss.preference.load import load_preference
 
     config = context.config
     total = config.rl.steps * config.rl.passes * config.rl.minibatches
-    return TrainPlan(losses=[PolicyLoss(config.algo)], total_steps=total, overrides=config.rl.train)
+    loss = PolicyLoss(config.algo) if config.rl.preference is None else load_preference(config.rl.preference)
+    return TrainPlan(losses=[loss], total_steps=total, overrides=config.rl.train)
 
 
 def _annotators(context: Context, trainer: Trainer, source: Path) -> list[Annotator]:
-    """What the algorithm asks for beside what was recorded."""
+    """What is asked for beside what was recorded."""
     config, found = context.config, list[Annotator]()
-    if config.algo.needs_proximal and config.rl.passes * config.rl.minibatches > 1:
-        found.append(Forwarded(trainer.forward, "proximal"))
-    if config.algo.needs_reference:
+    if config.rl.preference is None:
+        if config.algo.needs_proximal and config.rl.passes * config.rl.minibatches > 1:
+            found.append(Forwarded(trainer.forward, "proximal"))
+        refers = config.algo.needs_reference
+    else:
+        refers = not isinstance(config.rl.preference, WITHOUT_REFERENCE)
+    if refers:
         frozen = context.cluster.trainer(POLICY, path=str(source), plan=TrainPlan(losses=[], total_steps=1, overrides={}))
         found.append(Forwarded(frozen.forward, "reference"))
-    if config.algo.kl_reward is not None:
+    if config.rl.preference is None and config.algo.kl_reward is not None:
         found.append(config.algo.kl_reward)
     return found
 

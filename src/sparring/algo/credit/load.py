@@ -10,6 +10,7 @@ from sparring.algo.config import AlgoConfig
 from sparring.algo.credit.rae import RaeCredit
 from sparring.algo.credit.rules import open_rule
 from sparring.algo.credit.shuffled import Shuffled
+from sparring.protocols import Credit
 from sparring.types import Group, Sample
 
 
@@ -60,7 +61,7 @@ class Assigned:
         return kept and not (self._config.filters_flat_groups and _is_flat(shaped))
 
 
-def load_credit(config: AlgoConfig, *, seed: int, max_tokens: int = 1) -> Assigned | Shuffled:
+def load_credit(config: AlgoConfig, *, seed: int, max_tokens: int = 1) -> Credit:
     """The credit of `config`; `seed` is the run's and matters for the shuffled control only."""
     credit = Assigned(config, max_tokens=max_tokens)
     return Shuffled(credit, seed=seed) if config.control == "shuffled" else credit

@@ -37,7 +37,7 @@ class Rae(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
 
 class RaeCredit:
-    """The averages of a run; implements `protocols.Credit`. `restore` takes what `state` gave: a resumed run goes on exactly."""
+    """The averages of a run; `restore` takes what `state` gave: a resumed run goes on exactly."""
 
     def __init__(self, decay: float) -> None:
         self._decay = decay

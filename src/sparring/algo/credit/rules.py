@@ -16,7 +16,7 @@ from sparring.algo.credit.optimal_token_baseline import OptimalTokenBaseline
 from sparring.algo.credit.pass_at_k import PassAtK
 from sparring.algo.credit.prime import Prime
 from sparring.algo.credit.process import Process
-from sparring.algo.credit.rae import Rae
+from sparring.algo.credit.rae import Rae, RaeCredit
 from sparring.algo.credit.raft import Raft
 from sparring.algo.credit.raft_plus_plus import RaftPlusPlus
 from sparring.algo.credit.reinforce import Reinforce
@@ -28,7 +28,6 @@ from sparring.algo.credit.rloo import Rloo
 from sparring.algo.credit.topr import Topr
 from sparring.algo.credit.turn_level import TurnLevel
 from sparring.errors import refusal
-from sparring.protocols import Credit
 
 CreditRule = (
     Grpo
@@ -89,8 +88,8 @@ def name_of(rule: CreditRule) -> str:
     return str(rule.__struct_config__.tag)
 
 
-def open_rule(rule: CreditRule) -> Credit:
-    """The credit of a rule, with fresh state where it keeps any (it then has `state` and `restore`)."""
+def open_rule(rule: CreditRule) -> CreditRule | RaeCredit:
+    """The rule itself; where it keeps state, what keeps it."""
     return rule.open() if isinstance(rule, Rae) else rule
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import xxhash
 
+from sparring.protocols import Credit
 from sparring.types import Group, Sample, Score
-
-if TYPE_CHECKING:
-    from sparring.algo.credit.load import Assigned
 
 
 class Shuffled:
@@ -22,7 +20,7 @@ class Shuffled:
     where they were; what turns earned goes to the end.
     """
 
-    def __init__(self, credit: Assigned, *, seed: int) -> None:
+    def __init__(self, credit: Credit, *, seed: int) -> None:
         self._credit = credit
         self._seed = seed
 
