@@ -180,13 +180,16 @@ class Credit(Protocol):
 
     `samples[i]` are the branches of groups[i]. `credit` returns, per group, its samples with advantages and weights set; an
     empty sequence where the group leaves the update (zero variance). `denominator` is what the policy term over some of these
-    rows is divided by; None: by the sum of its weights.
+    rows is divided by; None: by the sum of its weights. `state` is what it remembers of earlier updates; a resumed run gives it
+    to `restore`.
     """
 
     def credit(
         self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]
     ) -> Sequence[Sequence[Sample]]: ...
     def denominator(self, rows: Iterable[Sample]) -> float | None: ...
+    def state(self) -> Mapping[str, Any]: ...
+    def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

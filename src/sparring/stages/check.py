@@ -24,7 +24,7 @@ from sparring.stages.lora import check_lora
 from sparring.stages.memory import Held
 from sparring.stages.online import check_online
 from sparring.stages.rewarded import check_reward_model
-from sparring.stages.rl import correction_chosen
+from sparring.stages.rl import ANNOTATIONS, correction_chosen
 from sparring.stages.servable import check_model
 from sparring.stages.served import check_served
 from sparring.stages.shape import Shape, folder_shape
@@ -50,6 +50,8 @@ async def check(context: Context) -> list[str]:
     _sampling(context)
     facts += check_served(context)
     if "rl" in config.run.stages:
+        if config.rl.preference is None:
+            config.algo.check(config.rollout.group_size, ANNOTATIONS)
         check_window(
             config.rollout,
             groups_per_step=config.rl.groups_per_step,
