@@ -30,12 +30,12 @@ from sparring.model.config import ModelConfig
 from sparring.observe.config import ObserveConfig
 from sparring.rollout.config import RolloutConfig
 from sparring.sandbox.config import SandboxConfig
-from sparring.stages.config import EvalConfig, ExportConfig, RlConfig, RunSection, SftConfig
+from sparring.stages.config import DistillConfig, EvalConfig, ExportConfig, RlConfig, RunSection, SftConfig
 from sparring.train.config import TrainConfig
 
 Key = str | int
 
-OVERRIDES = (("sft", "train"), ("rl", "train"))
+OVERRIDES = (("sft", "train"), ("rl", "train"), ("distill", "train"))
 """Tables that hold any keys of `[train]`."""
 
 
@@ -71,6 +71,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     rl: RlConfig = RlConfig()
     """The reinforcement-learning stage."""
+
+    distill: DistillConfig = DistillConfig()
+    """The distillation stage."""
 
     eval: EvalConfig = EvalConfig()
     """The evaluation stage."""

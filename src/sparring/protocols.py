@@ -6,8 +6,8 @@ Whoever implements a protocol passes its contract suite in `tests/contract`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from sparring.generation import Completion, Constraint, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.types import (
@@ -180,13 +180,26 @@ class Credit(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Divergence:
+    """How far the model's distribution q is from a teacher's p, and over what. `reverse` is KL(q || p), `forward` KL(p || q);
+    `jensen_shannon` is beta KL(p || m) + (1 - beta) KL(q || m) with m = beta p + (1 - beta) q. `top_k`: over the teacher's
+    likeliest tokens (`Sample.tops`), all others being one; `vocabulary`: over all tokens, the teacher (`Sample.teacher`) computed
+    beside the model."""
+
+    kind: Literal["reverse", "forward", "jensen_shannon"] = "reverse"
+    over: Literal["top_k", "vocabulary"] = "vocabulary"
+    beta: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
     """What a loss asks the trainer for. A declared unit is never split across micro-batches; `statistics` costs a
-    gradient-free first pass."""
+    gradient-free first pass. `divergence` is what the quantity of that name is."""
 
     quantities: frozenset[str] = frozenset({"logprob"})
     unit: str = "token"
     statistics: bool = False
+    divergence: Divergence | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -298,11 +311,12 @@ class Cluster(Protocol):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainPlan:
     """What a stage wants of a trainer: its loss terms, how many steps the schedule spans, and the keys of `[train]`
-    that this stage replaces."""
+    that this stage replaces. `teachers`, the checkpoint folders of models by name, are computed beside it, without gradients."""
 
     losses: Sequence[Loss]
     total_steps: int
     overrides: Mapping[str, Any]
+    teachers: Mapping[str, str] = field(default_factory=dict)
 
 
 class GroupSource(Protocol):

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sparring.generation import Constraint, KeptSets, Runs, Sampling
+from sparring.generation import Constraint, KeptSets, Runs, Sampling, TopRows
 
 Role = Literal["system", "user", "assistant", "tool"]
 Source = Literal["policy", "prompt", "tool", "harness", "expert", "teacher"]
@@ -291,6 +291,8 @@ class Sample:
     `weights` maps a loss term (policy, imitate, ...) to its per-token weights; a term that is absent touches nothing.
     `kept` has an empty row where nothing was sampled or nothing truncated; it is None where that is so everywhere. `bias` is
     likewise, per token, what was added to logits before it was drawn: (id, value), minus infinity for what was impossible.
+    `teacher` names the model that the distill term compares with; `tops` is what that one finds likeliest in the place of each
+    token, where no more of its distribution is asked for.
     """
 
     id: str
@@ -306,6 +308,8 @@ class Sample:
     kept: KeptSets | None = None
     bias: tuple[tuple[tuple[int, float], ...], ...] | None = None
     annotations: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    teacher: str | None = None
+    tops: TopRows | None = None
 
     def __post_init__(self) -> None:
         for name, values in (*self.weights.items(), *self.annotations.items()):
@@ -313,6 +317,8 @@ class Sample:
                 raise ValueError(f"sample {self.id}: {name} has {len(values)} values for {len(self.tokens)} tokens")
         if self.kept is not None and len(self.kept) != len(self.tokens):
             raise ValueError(f"sample {self.id}: {len(self.kept)} kept sets for {len(self.tokens)} tokens")
+        if self.tops is not None and len(self.tops) != len(self.tokens):
+            raise ValueError(f"sample {self.id}: {len(self.tops)} rows of a teacher for {len(self.tokens)} tokens")
         if self.bias is not None and len(self.bias) != len(self.tokens):
             raise ValueError(f"sample {self.id}: {len(self.bias)} biases for {len(self.tokens)} tokens")
         if any(values and values[0] for values in self.weights.values()):

@@ -107,16 +107,18 @@ def _account(group: Group, before: Sequence[Sample], after: Sequence[Sample], mo
 
 
 def _policy_tokens(row: Sample) -> int:
-    """Tokens with weight in the policy term."""
-    weights = row.weights.get("policy", ())
+    """Tokens with weight in the term that trains what the policy sampled: the policy's own, or the distill term in its place."""
+    weights = row.weights.get("policy") or row.weights.get("distill", ())
     return len(weights) - weights.count(0.0)
 
 
 def _trained_tokens(row: Sample) -> int:
-    """Of these, the ones whose advantage is not exactly zero."""
+    """Of these, all that the distill term weighs, or those whose advantage is not exactly zero."""
+    if "policy" not in row.weights and "distill" in row.weights:
+        return _policy_tokens(row)
     if row.advantages is None:
         raise SparringError(f"sample {row.id}: expected advantages from the credit, got none; set them or drop the whole group")
-    weighted = list(compress(row.advantages, row.weights.get("policy", ())))
+    weighted = list(compress(row.advantages, row.weights["policy"]))
     return len(weighted) - weighted.count(0.0)
 
 

@@ -52,7 +52,13 @@ class InlineCluster:
         )
         config = msgspec.structs.replace(self._train, **plan.overrides)
         trainer = LocalTrainer(
-            model, config, plan.losses, name=name, total_steps=plan.total_steps, threads=self._threads
+            model,
+            config,
+            plan.losses,
+            name=name,
+            total_steps=plan.total_steps,
+            threads=self._threads,
+            teachers={teacher: self._model(teacher, folder) for teacher, folder in plan.teachers.items()},
         )
         self._trainers.append(trainer)
         return trainer

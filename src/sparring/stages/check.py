@@ -14,6 +14,7 @@ from sparring.rollout.window import check_window
 from sparring.sandbox.check import check_sandbox
 from sparring.stages.context import ORDER, POLICY, Context
 from sparring.stages.demonstrate import Conversation, converse, demonstrate, given_conversations
+from sparring.stages.distill import check_distill
 from sparring.stages.eval import held_out
 from sparring.stages.fit import SOME, check_rendering
 from sparring.stages.lora import check_lora
@@ -50,7 +51,7 @@ async def check(context: Context) -> list[str]:
             rollout_tokens=shape.max_positions,
         )
         facts += ["rollouts: the window cannot deadlock", *_correction(context)]
-    facts += _held_out(context)
+    facts += check_distill(context) + _held_out(context)
     tasks = _some_tasks(context)
     task = tasks[0]
     if task.box is not None:
@@ -77,7 +78,7 @@ def _stages(context: Context) -> list[str]:
 
 def _sampling(context: Context) -> None:
     """Rollouts differ, or they teach nothing."""
-    if "rl" not in context.config.run.stages:
+    if not {"rl", "distill"} & set(context.config.run.stages):
         return
     rollout = context.config.rollout
     if rollout.temperature == 0:

@@ -11,7 +11,7 @@ from sparring.train.config import TrainConfig
 MAX_THREADS = 1024
 """More than any one machine has a use for; the threading library ends the process where it cannot start them."""
 
-StageName = Literal["init", "sft", "rl", "eval", "export"]
+StageName = Literal["init", "sft", "rl", "distill", "eval", "export"]
 
 
 class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,6 +96,71 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         _check_overrides(self.train)
 
 
+class DistillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[distill]`: on-policy distillation. The policy samples, and becomes what its teachers make of what it sampled."""
+
+    steps: int = 100
+    """Optimiser steps."""
+
+    groups_per_step: int = 16
+    """Tasks per step; `[rollout] group_size` rollouts of each."""
+
+    train: dict[str, int | float | str | bool] = {}
+    """Keys of `[train]` that this stage replaces, such as `learning_rate`."""
+
+    teachers: dict[str, str] = {}
+    """Teachers by domain: the tag of a task, else its environment, else "*" for all that no other is for; each the name of a model,
+    as in { "*" = "teacher" } with [models.teacher]."""
+
+    over: Literal["token", "top_k", "vocabulary"] = "token"
+    """What is compared in the place of each sampled token: the log-probabilities of that token alone; the teacher's `top_k`
+    likeliest tokens and the rest as one; or the whole distributions, the teachers computed beside the trainer."""
+
+    divergence: Literal["reverse", "forward", "jensen_shannon"] = "reverse"
+    """reverse: KL(student || teacher); forward: KL(teacher || student); jensen_shannon: of `beta` (GKD, arXiv 2306.13649). The
+    sampled token alone knows the reverse one only."""
+
+    beta: float = 0.5
+    """jensen_shannon = beta KL(teacher || mixture) + (1 - beta) KL(student || mixture), of which beta is the teacher's share."""
+
+    top_k: int = 32
+    """Likeliest tokens of the teacher, under `over` = "top_k"."""
+
+    estimator: Literal["policy_gradient", "squared"] = "policy_gradient"
+    """Under `over` = "token": the teacher's log-probability minus the student's as the advantage of each token; or half its square
+    as a loss. Their gradients are equal where the weights that are trained sampled the token."""
+
+    ratio_cap: float = 2.0
+    """Largest weight of a token that older weights sampled, under `estimator` = "policy_gradient"."""
+
+    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
+    """token_mean: every token counts the same; sequence_mean: every trajectory does."""
+
+    max_concurrent_scores: int = 64
+    """Requests to teachers under way at once."""
+
+    retries: int = 2
+    """How often a request is repeated that a teacher failed to answer."""
+
+    retry_delay_s: float = 0.5
+    """Pause before the first repetition; doubles with each."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.groups_per_step < 1 or self.max_concurrent_scores < 1:
+            raise ValueError("steps, groups_per_step and max_concurrent_scores must be at least 1")
+        if not 0 < self.beta < 1:
+            raise ValueError(f"beta must lie between 0 and 1, got {self.beta}; its ends are forward and reverse")
+        if self.over == "token" and self.divergence != "reverse":
+            raise ValueError(f'divergence must be reverse where over is "token", got {self.divergence}; or compare over top_k')
+        if self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1, got {self.top_k}")
+        if not self.ratio_cap >= 1:
+            raise ValueError(f"ratio_cap must be at least 1, the weight of equal probabilities, got {self.ratio_cap}")
+        if self.retries < 0 or self.retry_delay_s < 0:
+            raise ValueError("retries and retry_delay_s must be 0 or more")
+        _check_overrides(self.train)
+
+
 class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[eval]`: held-out tasks, sampled at training temperature."""
 
@@ -105,7 +170,7 @@ class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     no_tool_tasks: int = 0
     """Of these, how many are also tried with the tool host switched off; 0 leaves that out."""
 
-    checkpoints: tuple[Literal["init", "sft", "rl"], ...] = ("sft", "rl")
+    checkpoints: tuple[Literal["init", "sft", "rl", "distill"], ...] = ("sft", "rl", "distill")
     """The stages whose final weights are evaluated, where the run has them."""
 
     max_concurrent_rollouts: int = 128

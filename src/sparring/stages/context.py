@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sparring.protocols import Renderer
 
 POLICY = "policy"
-ORDER = ("init", "sft", "rl", "eval", "export")
+ORDER = ("init", "sft", "rl", "distill", "eval", "export")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

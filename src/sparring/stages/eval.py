@@ -62,7 +62,7 @@ def check_held_out(context: Context, tasks: Sequence[Task]) -> None:
         BadInput: one was.
     """
     texts = {_text(task): task.id for task in tasks}
-    trained = [group.task for group in context.store.groups(stage="rl")]
+    trained = [group.task for stage in ("rl", "distill") for group in context.store.groups(stage=stage)]
     source = context.factory.tasks("demonstration", context.config.run.seed)
     while context.done("sft") is not None and (task := source.next()) is not None:
         trained.append(task)

@@ -58,7 +58,7 @@ async def run(context: Context) -> dict[str, Any]:
     )
     done, state = await checkpoints.resume()
     context.store.truncate("rl", done, first_group=done * config.rl.groups_per_step)
-    totals = _Totals(state.get("totals"))
+    totals = Totals(state.get("totals"))
     if done:
         scheduler.restore(state["scheduler"], context.store.groups(stage="rl"))
         await engine.pull(await trainer.push())
@@ -122,7 +122,7 @@ def _plan(context: Context) -> TrainPlan:
     return TrainPlan(losses=[PolicyLoss(config.algo, correction)], total_steps=config.rl.steps, overrides=config.rl.train)
 
 
-class _Totals:
+class Totals:
     """What the stage's result says about all its steps; saved with every checkpoint so that a resume loses none."""
 
     def __init__(self, saved: Mapping[str, Any] | None) -> None:

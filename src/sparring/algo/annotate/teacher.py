@@ -1,0 +1,149 @@
+"""Asks teachers what they make of what the policy sampled: an engine each, chosen by the domain of the task."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sparring.errors import EngineError, RequestRefused, refusal
+from sparring.generation import ScoreRequest, Scores, TopRows
+from sparring.protocols import Engine
+from sparring.types import Group, Sample, Task
+
+TEACHER = "teacher"
+"""The annotation with the teacher's log-probability of each token."""
+
+ANY = "*"
+"""The domain of a teacher for every task that no other one is for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """What a teacher reads in the place of a row: `tokens`, in which the row's token t stands at t + `shift`."""
+
+    tokens: tuple[int, ...]
+    shift: int
+
+
+class TeacherRows:
+    """Implements `Annotator`: every row gets its teacher's name, and what that one says of the tokens that the policy term weighs,
+    at the temperature they were sampled at: the annotation `teacher` and, where `top_k` is asked for, `Sample.tops`.
+
+    What a failed engine was asked is asked again after `retry_delay_s`, which doubles; what it refuses is not. Scores of a
+    teacher that does not change are a function of the row, so a resumed run hears the same.
+
+    Args:
+        teachers: names of models by domain: the tag of a task, else its environment, else `*`.
+        engines: by model name; a teacher that has none is computed elsewhere, and only named.
+        top_k: how many of the likeliest tokens are asked for.
+        reading: what the teacher reads instead of the row, if it is something else; None where there is nothing for it to
+            read: the row is then compared with the policy as it sampled.
+        max_concurrent: requests under way at once.
+        retries: how often one is repeated.
+        retry_delay_s: pause before the first repetition.
+    """
+
+    def __init__(
+        self,
+        teachers: Mapping[str, str],
+        engines: Mapping[str, Engine],
+        *,
+        top_k: int = 0,
+        reading: Callable[[Sample, Group], Reading | None] | None = None,
+        max_concurrent: int = 64,
+        retries: int = 2,
+        retry_delay_s: float = 0.5,
+    ) -> None:
+        self._teachers, self._engines = dict(teachers), dict(engines)
+        self._top_k = top_k
+        self._reading = reading
+        self._gate = asyncio.Semaphore(max_concurrent)
+        self._retries, self._retry_delay_s = retries, retry_delay_s
+        self._groups: dict[str, Group] = {}
+
+    async def watch(self, groups: AsyncIterator[Group]) -> AsyncIterator[Group]:
+        """The same groups, remembered until their rows are annotated: a row knows only its group's name."""
+        async for group in groups:
+            self._groups[group.id] = group
+            yield group
+
+    async def annotate(self, samples: Sequence[Sample]) -> list[Sample]:
+        """The rows, in order, with what their teachers say.
+
+        Raises:
+            BadInput: there is no teacher for a task.
+            EngineError: a teacher refuses, or fails more often than it is asked again.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(self._row(row)) for row in samples]
+        for row in samples:
+            self._groups.pop(row.group, None)
+        return [task.result() for task in asked]
+
+    async def _row(self, row: Sample) -> Sample:
+        group = self._groups[row.group]
+        row = replace(row, teacher=teacher_of(self._teachers, group.task))
+        engine = self._engines.get(str(row.teacher))
+        if engine is None:
+            return row
+        weighed = [place for place, weight in enumerate(row.weights["policy"]) if weight]
+        reading = Reading(tokens=row.tokens, shift=0) if self._reading is None else self._reading(row, group)
+        if reading is None:
+            return _silent(row, self._top_k)
+        first, end = weighed[0] + reading.shift, weighed[-1] + reading.shift + 1
+        request = ScoreRequest(
+            id=f"{row.id}/{row.teacher}",
+            tokens=reading.tokens[:end],
+            first=first,
+            temperature=row.temperature,
+            top_k=self._top_k,
+        )
+        return _annotated(row, weighed, weighed[0], await self._score(engine, request))
+
+    async def _score(self, engine: Engine, request: ScoreRequest) -> Scores:
+        async with self._gate:
+            delay_s = self._retry_delay_s
+            for _ in range(self._retries):
+                try:
+                    return await engine.score(request)
+                except RequestRefused:
+                    raise
+                except EngineError:
+                    await asyncio.sleep(delay_s)
+                    delay_s *= 2
+            return await engine.score(request)
+
+
+def teacher_of(teachers: Mapping[str, str], task: Task) -> str:
+    """The name of the model that teaches `task`.
+
+    Raises:
+        BadInput: none does.
+    """
+    for domain in (task.tag, task.env, ANY):
+        if domain in teachers:
+            return teachers[domain]
+    where, got = f"task {task.id}", f"teachers for {', '.join(sorted(teachers))}"
+    raise refusal(where, f"a teacher for {task.tag or task.env!r}", got, f"add it to distill.teachers, or one for {ANY!r}")
+
+
+def _annotated(row: Sample, weighed: Sequence[int], first: int, scores: Scores) -> Sample:
+    """The row with the scores of its tokens from `first` on."""
+    said = [0.0] * len(row.tokens)
+    tops: list[tuple[tuple[int, float], ...]] = [()] * len(row.tokens)
+    for place in weighed:
+        said[place] = scores.logprobs[place - first]
+        if scores.top_ids:
+            tops[place] = tuple(zip(scores.top_ids[place - first], scores.top_logprobs[place - first], strict=True))
+    return replace(
+        row,
+        annotations={**row.annotations, TEACHER: tuple(said)},
+        tops=TopRows.of(tops) if any(tops) else None,
+    )
+
+
+def _silent(row: Sample, top_k: int) -> Sample:
+    """A row that its teacher has nothing to say of: compared with the policy as it sampled, which is no difference."""
+    nobody = TopRows(rows=(b"",) * len(row.tokens)) if top_k else None
+    return replace(row, annotations={**row.annotations, TEACHER: row.logprobs or ()}, tops=nobody)
