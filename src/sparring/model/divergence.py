@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from sparring.model.causal import CausalModel
 from sparring.protocols import Divergence
 
 CHUNK_ROWS = 256
@@ -21,11 +21,17 @@ LEAST_REST = 2.0**-24
 """Least probability of all that is not among a teacher's likeliest tokens: below, float32 log-probabilities cannot tell."""
 
 
+class Head(Protocol):
+    """What makes logits [M, V] of a model's output [M, D]; a `CausalModel` does."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+
 def from_teacher(
-    model: CausalModel,
+    model: Head,
     hidden: torch.Tensor,
     temperature: torch.Tensor,
-    teacher: CausalModel,
+    teacher: Head,
     teacher_hidden: torch.Tensor,
     form: Divergence,
 ) -> torch.Tensor:
@@ -56,7 +62,7 @@ def from_teacher(
 
 
 def from_tops(
-    model: CausalModel, hidden: torch.Tensor, temperature: torch.Tensor, tops: tuple[torch.Tensor, torch.Tensor], form: Divergence
+    model: Head, hidden: torch.Tensor, temperature: torch.Tensor, tops: tuple[torch.Tensor, torch.Tensor], form: Divergence
 ) -> torch.Tensor:
     """Over a teacher's likeliest tokens and, as one outcome more, all the others together. See `outcomes`.
 
