@@ -60,8 +60,8 @@ class MicroBatch:
     """Offsets [M + 1] int64, ids [A] int64 and values [A] float32: what was added to which logits before token m was drawn. None
     where that is nothing for all."""
     tops: tuple[torch.Tensor, torch.Tensor] | None
-    """ids [M, K] int64 and log-probabilities [M, K] float32 of what a teacher finds likeliest; a row that has fewer than K ends in
-    -1 and minus infinity. None where no teacher was asked."""
+    """ids [M, K] int64 and log-probabilities [M, K] float32 of what a teacher finds likeliest; a row that has fewer than K ends
+    in -1 and minus infinity. None where no teacher was asked."""
     teachers: Mapping[str, torch.Tensor]
     """Per teacher that a row names, which of the M tokens are of its rows: [M] bool."""
     annotations: Mapping[str, torch.Tensor]

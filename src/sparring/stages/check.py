@@ -14,7 +14,6 @@ from sparring.rollout.window import check_window
 from sparring.sandbox.check import check_sandbox
 from sparring.stages.context import ORDER, POLICY, Context
 from sparring.stages.demonstrate import Conversation, converse, demonstrate, given_conversations
-from sparring.stages.distill import check_distill
 from sparring.stages.eval import held_out
 from sparring.stages.fit import SOME, check_rendering
 from sparring.stages.lora import check_lora
@@ -22,6 +21,7 @@ from sparring.stages.rl import correction_chosen
 from sparring.stages.servable import check_model
 from sparring.stages.served import check_served
 from sparring.stages.shape import Shape, folder_shape
+from sparring.stages.teachers import check_distill
 from sparring.types import Message, Task
 
 GIB = 1 << 30

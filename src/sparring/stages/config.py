@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
@@ -88,9 +89,14 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     correction_cap: float = 2.0
     """Largest weight of a token under `token_truncate`."""
 
+    observations: float = 0.0
+    """Scale of a cross-entropy loss on the tokens that tools answered (ECHO, arXiv 2605.24517); 0: none."""
+
     def __post_init__(self) -> None:
         if self.steps < 1 or self.groups_per_step < 1:
             raise ValueError("steps and groups_per_step must be at least 1")
+        if not 0 <= self.observations < math.inf:
+            raise ValueError(f"observations must be 0 or more, got {self.observations}")
         if not self.correction_cap >= 1:
             raise ValueError(f"correction_cap must be at least 1, the weight of equal probabilities, got {self.correction_cap}")
         _check_overrides(self.train)
@@ -109,8 +115,8 @@ class DistillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Keys of `[train]` that this stage replaces, such as `learning_rate`."""
 
     teachers: dict[str, str] = {}
-    """Teachers by domain: the tag of a task, else its environment, else "*" for all that no other is for; each the name of a model,
-    as in { "*" = "teacher" } with [models.teacher]."""
+    """Teachers by domain: the tag of a task, else its environment, else "*" for all that no other is for; each the name of a
+    model, as in { "*" = "teacher" } with [models.teacher]."""
 
     over: Literal["token", "top_k", "vocabulary"] = "token"
     """What is compared in the place of each sampled token: the log-probabilities of that token alone; the teacher's `top_k`
@@ -127,11 +133,23 @@ class DistillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Likeliest tokens of the teacher, under `over` = "top_k"."""
 
     estimator: Literal["policy_gradient", "squared"] = "policy_gradient"
-    """Under `over` = "token": the teacher's log-probability minus the student's as the advantage of each token; or half its square
-    as a loss. Their gradients are equal where the weights that are trained sampled the token."""
+    """Under `over` = "token": the teacher's log-probability minus the student's as the advantage of each token; or half its
+    square as a loss. Their gradients are equal where the weights that are trained sampled the token."""
 
     ratio_cap: float = 2.0
     """Largest weight of a token that older weights sampled, under `estimator` = "policy_gradient"."""
+
+    tokenizers: Literal["same", "any"] = "same"
+    """any: what the student said is said to a teacher in the teacher's own tokens, and compared wherever a token of both ends;
+    for `over` = "token"."""
+
+    feedback: Literal["none", "sibling"] = "none"
+    """sibling: the teacher is shown a successful rollout of the same task and reads what the student wrote without it (SDPO,
+    arXiv 2601.20802); it may then be the policy itself, as its engine serves it at that time. A rollout whose group has no other
+    success teaches nothing."""
+
+    observations: float = 0.0
+    """Scale of a cross-entropy loss on the tokens that tools answered (ECHO, arXiv 2605.24517); 0: none."""
 
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
     """token_mean: every token counts the same; sequence_mean: every trajectory does."""
@@ -152,6 +170,12 @@ class DistillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError(f"beta must lie between 0 and 1, got {self.beta}; its ends are forward and reverse")
         if self.over == "token" and self.divergence != "reverse":
             raise ValueError(f'divergence must be reverse where over is "token", got {self.divergence}; or compare over top_k')
+        if self.tokenizers == "any" and (self.over != "token" or self.feedback != "none"):
+            raise ValueError('tokenizers = "any" needs over = "token" and feedback = "none": only text is the same for both')
+        if self.feedback != "none" and self.over == "vocabulary":
+            raise ValueError('feedback needs over = "token" or "top_k": the teacher reads another text than the student')
+        if not 0 <= self.observations < math.inf:
+            raise ValueError(f"observations must be 0 or more, got {self.observations}")
         if self.top_k < 1:
             raise ValueError(f"top_k must be at least 1, got {self.top_k}")
         if not self.ratio_cap >= 1:

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from sparring.algo.annotate.teacher import TeacherRows
+from sparring.algo.annotate.observed import observing
+from sparring.algo.annotate.watch import Watch
 from sparring.algo.credit.distilled import Distilled
 from sparring.batch.batches import batches
-from sparring.errors import refusal
 from sparring.loop import run_loop
-from sparring.model.hub import base_folder, local_folder
 from sparring.observe.spans import Spans
-from sparring.protocols import Divergence, Engine, Loss, TrainPlan
+from sparring.protocols import Annotator, Divergence, Loss, TrainPlan
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
 from sparring.stages.checkpoints import Checkpoints
 from sparring.stages.context import POLICY, Context
 from sparring.stages.lora import trained_folder
 from sparring.stages.rl import Totals, runner
+from sparring.stages.teachers import annotator, teacher_folder
 from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
-from sparring.types import Batch, StepResult
+from sparring.types import Batch, Group, StepResult
 
 STAGE = "distill"
 
@@ -43,7 +42,8 @@ async def run(context: Context) -> dict[str, Any]:
     spans = Spans()
     engine = WatchedEngine(context.cluster.engine(POLICY, path=str(source)), spans)
     trainer = WatchedTrainer(context.cluster.trainer(POLICY, path=str(source), plan=_plan(context)), spans)
-    teachers = _teachers(context)
+    watch = Watch()
+    teachers = annotator(context, watch, engine, source)
     window = Window(stage.groups_per_step, config.rollout.max_lag, stage.steps)
     scheduler = Scheduler(
         runner(context, engine, source),
@@ -78,99 +78,31 @@ async def run(context: Context) -> dict[str, Any]:
         await checkpoints.after(step, metrics, {"scheduler": scheduler.state(step.version), "totals": totals.as_dict()})
 
     async with aclosing(scheduler.groups()) as groups:
-        steps = batches(
-            teachers.watch(groups),
-            steps=range(done + 1, stage.steps + 1),
-            groups_per_step=stage.groups_per_step,
-            annotators=(teachers,),
-            credit=Distilled(stage.aggregation),
-            model=POLICY,
-            store=context.store,
-            stage=STAGE,
-        )
+        steps = _batches(context, watch.groups(groups), done, (teachers, *observing(watch, stage.observations), watch))
         await run_loop(steps, {POLICY: trainer}, {POLICY: engine}, window, after_step)
     await write_model(trainer, source, context.output(STAGE))
     return {**totals.as_dict(), "model": str(context.output(STAGE))}
 
 
-def check_distill(context: Context) -> list[str]:
-    """Every teacher is there, reads the student's tokens, and judges the distribution that the student samples from.
-
-    Returns:
-        What was found, one sentence each.
-
-    Raises:
-        BadInput: it is not so.
-    """
-    config = context.config
-    if STAGE not in config.run.stages:
-        return []
-    teachers, rollout = config.distill.teachers, config.rollout
-    if not teachers:
-        raise refusal("distill.teachers", "at least one teacher", "none", 'write { "*" = "teacher" } and [models.teacher]')
-    for domain, name in teachers.items():
-        if name not in config.models:
-            got = f"one of {', '.join(sorted(config.models))}"
-            raise refusal(f"distill.teachers.{domain}", f"a model of the recipe, {got}", repr(name), f"add [models.{name}]")
-        if config.models[name].path is None:
-            raise refusal(f"models.{name}.path", "the checkpoint of a teacher", "none", "name one")
-        teacher_folder(context, name)
-    changes = {
-        "top_p": rollout.top_p < 1,
-        "top_k": rollout.top_k > 0,
-        "min_p": rollout.min_p > 0,
-        "logit_bias": bool(rollout.logit_bias),
-        "min_turn_tokens": rollout.min_turn_tokens > 0,
-        "constraint": rollout.constraint is not None,
-    }
-    for key, changed in changes.items():
-        if changed:
-            expected = "its default while the run distils: a teacher judges its whole distribution, of which this leaves a part"
-            raise refusal(f"rollout.{key}", expected, str(getattr(rollout, key)), "leave it out")
-    names = ", ".join(f"{name} for {domain}" for domain, name in sorted(teachers.items()))
-    return [f"distill: {config.distill.divergence} over {config.distill.over}; teachers: {names}"]
-
-
-def teacher_folder(context: Context, name: str) -> Path:
-    """The checkpoint folder of a teacher, or its adapter's.
-
-    Raises:
-        BadInput: there is none, or its tokenizer is not the student's.
-    """
-    folder = local_folder(str(context.config.models[name].path))
-    given = context.given()
-    student = given if given is not None else context.output("init")
-    if (student / "tokenizer.json").exists() or given is not None:
-        if _vocabulary(base_folder(folder)) != _vocabulary(base_folder(student)):
-            expected = f"a teacher with the student's tokenizer, that of {student}"
-            raise refusal(f"models.{name}.path", expected, f"another in {folder}", "take a student that has the teacher's tokenizer")
-    return folder
-
-
-def _vocabulary(folder: Path) -> dict[str, int]:
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
-
-
-def _teachers(context: Context) -> TeacherRows:
+def _batches(
+    context: Context, groups: AsyncIterator[Group], done: int, annotators: Sequence[Annotator]
+) -> AsyncIterator[Batch]:
     stage = context.config.distill
-    engines: dict[str, Engine] = {}
-    if stage.over != "vocabulary":
-        for name in sorted(set(stage.teachers.values())):
-            engines[name] = context.cluster.engine(name, path=str(teacher_folder(context, name)))
-    return TeacherRows(
-        stage.teachers,
-        engines,
-        top_k=stage.top_k if stage.over == "top_k" else 0,
-        max_concurrent=stage.max_concurrent_scores,
-        retries=stage.retries,
-        retry_delay_s=stage.retry_delay_s,
+    return batches(
+        groups,
+        steps=range(done + 1, stage.steps + 1),
+        groups_per_step=stage.groups_per_step,
+        annotators=annotators,
+        credit=Distilled(stage.aggregation),
+        model=POLICY,
+        store=context.store,
+        stage=STAGE,
     )
 
 
 def _plan(context: Context) -> TrainPlan:
     from sparring.algo.loss.distill import DistillLoss, SampledDistillLoss
+    from sparring.algo.loss.imitate import ImitateLoss
 
     stage = context.config.distill
     teachers: dict[str, str] = {}
@@ -181,4 +113,5 @@ def _plan(context: Context) -> TrainPlan:
         loss = DistillLoss(Divergence(kind=stage.divergence, over=stage.over, beta=stage.beta))
         if stage.over == "vocabulary":
             teachers = {name: str(teacher_folder(context, name)) for name in sorted(set(stage.teachers.values()))}
-    return TrainPlan(losses=[loss], total_steps=stage.steps, overrides=stage.train, teachers=teachers)
+    losses = [loss, *([ImitateLoss(scale=stage.observations)] if stage.observations else [])]
+    return TrainPlan(losses=losses, total_steps=stage.steps, overrides=stage.train, teachers=teachers)

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from sparring.algo.annotate.observed import observing
+from sparring.algo.annotate.watch import Watch
 from sparring.algo.credit.load import load_credit
 from sparring.batch.batches import batches
 from sparring.config import RunConfig
@@ -64,21 +66,21 @@ async def run(context: Context) -> dict[str, Any]:
         await engine.pull(await trainer.push())
     context.sink.start("rl", config.rl.steps)
     context.sink.event("rl", correction_chosen(config))
-    clock = StepClock(spans)
+    clock, watch = StepClock(spans), Watch()
+
     async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
         metrics = {**metrics, **scheduler.metrics(), **engine.lap(), **clock.lap(batch.account.sampled)}
         totals.add(batch, metrics)
         context.store.metric("rl", step.version, metrics)
         context.sink.log("rl", step.version, metrics)
-        await checkpoints.after(
-            step, metrics, {"scheduler": scheduler.state(step.version), "totals": totals.as_dict()}
-        )
+        await checkpoints.after(step, metrics, {"scheduler": scheduler.state(step.version), "totals": totals.as_dict()})
 
     async with aclosing(scheduler.groups()) as groups:
         steps = batches(
-            groups,
+            watch.groups(groups),
             steps=range(done + 1, config.rl.steps + 1),
             groups_per_step=config.rl.groups_per_step,
+            annotators=(*observing(watch, config.rl.observations), watch),
             credit=load_credit(config.algo, seed=config.run.seed),
             model=POLICY,
             store=context.store,
@@ -115,11 +117,14 @@ def correction_chosen(config: RunConfig) -> str:
 
 def _plan(context: Context) -> TrainPlan:
     from sparring.algo.correction.load import load_correction
+    from sparring.algo.loss.imitate import ImitateLoss
     from sparring.algo.loss.policy import PolicyLoss
 
     config = context.config
     correction = load_correction(config.rl.correction, cap=config.rl.correction_cap)
-    return TrainPlan(losses=[PolicyLoss(config.algo, correction)], total_steps=config.rl.steps, overrides=config.rl.train)
+    imitate = [ImitateLoss(scale=config.rl.observations)] if config.rl.observations else []
+    losses = [PolicyLoss(config.algo, correction), *imitate]
+    return TrainPlan(losses=losses, total_steps=config.rl.steps, overrides=config.rl.train)
 
 
 class Totals:
@@ -135,6 +140,7 @@ class Totals:
         self.steps = int(saved.get("steps", 0))
 
     def add(self, batch: Batch, metrics: Mapping[str, float]) -> None:
+        """One step."""
         self.account += batch.account
         self.logprob_max_abs_diff = _larger(self.logprob_max_abs_diff, metrics.get("logprob_max_abs_diff"))
         self.lag_max = max(self.lag_max, metrics.get("rollout/lag_max", 0.0))
@@ -143,6 +149,7 @@ class Totals:
         self.steps += 1
 
     def as_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps, and the stage's result says."""
         import dataclasses
 
         return {

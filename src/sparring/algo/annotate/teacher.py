@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from sparring.algo.annotate.watch import Watch
 from sparring.errors import EngineError, RequestRefused, refusal
 from sparring.generation import ScoreRequest, Scores, TopRows
 from sparring.protocols import Engine
-from sparring.types import Group, Sample, Task
+from sparring.types import Sample, Task
 
 TEACHER = "teacher"
 """The annotation with the teacher's log-probability of each token."""
@@ -26,82 +27,25 @@ class Reading:
     shift: int
 
 
-class TeacherRows:
-    """Implements `Annotator`: every row gets its teacher's name, and what that one says of the tokens that the policy term weighs,
-    at the temperature they were sampled at: the annotation `teacher` and, where `top_k` is asked for, `Sample.tops`.
-
-    What a failed engine was asked is asked again after `retry_delay_s`, which doubles; what it refuses is not. Scores of a
-    teacher that does not change are a function of the row, so a resumed run hears the same.
+class Asker:
+    """Asks engines for scores: so many at once, and again when one fails.
 
     Args:
-        teachers: names of models by domain: the tag of a task, else its environment, else `*`.
-        engines: by model name; a teacher that has none is computed elsewhere, and only named.
-        top_k: how many of the likeliest tokens are asked for.
-        reading: what the teacher reads instead of the row, if it is something else; None where there is nothing for it to
-            read: the row is then compared with the policy as it sampled.
         max_concurrent: requests under way at once.
-        retries: how often one is repeated.
-        retry_delay_s: pause before the first repetition.
+        retries: how often one is repeated that an engine failed to answer; what it refuses is not.
+        retry_delay_s: pause before the first repetition; doubles with each.
     """
 
-    def __init__(
-        self,
-        teachers: Mapping[str, str],
-        engines: Mapping[str, Engine],
-        *,
-        top_k: int = 0,
-        reading: Callable[[Sample, Group], Reading | None] | None = None,
-        max_concurrent: int = 64,
-        retries: int = 2,
-        retry_delay_s: float = 0.5,
-    ) -> None:
-        self._teachers, self._engines = dict(teachers), dict(engines)
-        self._top_k = top_k
-        self._reading = reading
+    def __init__(self, *, max_concurrent: int = 64, retries: int = 2, retry_delay_s: float = 0.5) -> None:
         self._gate = asyncio.Semaphore(max_concurrent)
         self._retries, self._retry_delay_s = retries, retry_delay_s
-        self._groups: dict[str, Group] = {}
 
-    async def watch(self, groups: AsyncIterator[Group]) -> AsyncIterator[Group]:
-        """The same groups, remembered until their rows are annotated: a row knows only its group's name."""
-        async for group in groups:
-            self._groups[group.id] = group
-            yield group
-
-    async def annotate(self, samples: Sequence[Sample]) -> list[Sample]:
-        """The rows, in order, with what their teachers say.
+    async def score(self, engine: Engine, request: ScoreRequest) -> Scores:
+        """What `engine` says.
 
         Raises:
-            BadInput: there is no teacher for a task.
-            EngineError: a teacher refuses, or fails more often than it is asked again.
+            EngineError: it refuses, or failed once more than it is asked again.
         """
-        async with asyncio.TaskGroup() as tasks:
-            asked = [tasks.create_task(self._row(row)) for row in samples]
-        for row in samples:
-            self._groups.pop(row.group, None)
-        return [task.result() for task in asked]
-
-    async def _row(self, row: Sample) -> Sample:
-        group = self._groups[row.group]
-        row = replace(row, teacher=teacher_of(self._teachers, group.task))
-        engine = self._engines.get(str(row.teacher))
-        if engine is None:
-            return row
-        weighed = [place for place, weight in enumerate(row.weights["policy"]) if weight]
-        reading = Reading(tokens=row.tokens, shift=0) if self._reading is None else self._reading(row, group)
-        if reading is None:
-            return _silent(row, self._top_k)
-        first, end = weighed[0] + reading.shift, weighed[-1] + reading.shift + 1
-        request = ScoreRequest(
-            id=f"{row.id}/{row.teacher}",
-            tokens=reading.tokens[:end],
-            first=first,
-            temperature=row.temperature,
-            top_k=self._top_k,
-        )
-        return _annotated(row, weighed, weighed[0], await self._score(engine, request))
-
-    async def _score(self, engine: Engine, request: ScoreRequest) -> Scores:
         async with self._gate:
             delay_s = self._retry_delay_s
             for _ in range(self._retries):
@@ -113,6 +57,76 @@ class TeacherRows:
                     await asyncio.sleep(delay_s)
                     delay_s *= 2
             return await engine.score(request)
+
+
+class TeacherRows:
+    """Implements `Annotator`: every row gets its teacher's name, and what that one says of the tokens that the policy term
+    weighs, at the temperature they were sampled at: the annotation `teacher` and, where `top_k` is asked for, `Sample.tops`.
+
+    Scores of a teacher that does not change are a function of the row, so a resumed run hears the same.
+
+    Args:
+        watch: knows the rows' groups.
+        teachers: names of models by domain: the tag of a task, else its environment, else `*`.
+        engines: by model name; a teacher that has none is computed elsewhere, and only named.
+        asker: asks them.
+        top_k: how many of the likeliest tokens are asked for.
+        reading: what the teacher reads instead of the row, if it is something else; None where there is nothing for it to
+            read: the row is then compared with the policy as it sampled.
+    """
+
+    def __init__(
+        self,
+        watch: Watch,
+        teachers: Mapping[str, str],
+        engines: Mapping[str, Engine],
+        asker: Asker,
+        *,
+        top_k: int = 0,
+        reading: Callable[[Sample], Reading | None] | None = None,
+    ) -> None:
+        self._watch, self._asker = watch, asker
+        self._teachers, self._engines = dict(teachers), dict(engines)
+        self._top_k = top_k
+        self._reading = reading
+
+    async def annotate(self, samples: Sequence[Sample]) -> list[Sample]:
+        """The rows, in order, with what their teachers say.
+
+        Raises:
+            BadInput: there is no teacher for a task.
+            EngineError: a teacher refuses, or fails more often than it is asked again.
+        """
+        return await each(self._row, samples)
+
+    async def _row(self, row: Sample) -> Sample:
+        row = replace(row, teacher=teacher_of(self._teachers, self._watch.group(row).task))
+        engine = self._engines.get(str(row.teacher))
+        if engine is None:
+            return row
+        weighed = [place for place, weight in enumerate(row.weights["policy"]) if weight]
+        reading = Reading(tokens=row.tokens, shift=0) if self._reading is None else self._reading(row)
+        if reading is None:
+            return _silent(row, self._top_k)
+        request = ScoreRequest(
+            id=f"{row.id}/{row.teacher}",
+            tokens=reading.tokens[: weighed[-1] + reading.shift + 1],
+            first=weighed[0] + reading.shift,
+            temperature=row.temperature,
+            top_k=self._top_k,
+        )
+        return _annotated(row, weighed, weighed[0], await self._asker.score(engine, request))
+
+
+async def each(one: Callable[[Sample], Awaitable[Sample]], samples: Sequence[Sample]) -> list[Sample]:
+    """`one` of every row, side by side, in order; the first error ends the others and is raised as it is."""
+    tasks = [asyncio.ensure_future(one(row)) for row in samples]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def teacher_of(teachers: Mapping[str, str], task: Task) -> str:

@@ -32,7 +32,7 @@ class SampledDistillLoss:
     distillation: Lu and Thinking Machines Lab, 2025; a discount of 0); ratio_t = exp(logprob_t - behaviour_t) is exactly 1
     where the weights that are trained have sampled, and truncated as in V-trace (arXiv 1802.01561, section 4.1) its gradient
     stays. `squared` is k2 of http://joschu.net/blog/kl-approx.html: the estimate that may be differentiated directly, because its
-    gradient, gap_t * grad logprob_t, is the same, while that of E[gap_t] itself is 0 in expectation (arXiv 2506.09477, section 3).
+    gradient, gap_t * grad logprob_t, is the same, while that of E[gap_t] itself is 0 in expectation (arXiv 2506.09477).
     """
 
     term = "distill"
