@@ -30,7 +30,7 @@ from sparring.model.config import ModelConfig
 from sparring.observe.config import ObserveConfig
 from sparring.rollout.config import RolloutConfig
 from sparring.sandbox.config import SandboxConfig
-from sparring.stages.config import DistillConfig, EvalConfig, ExportConfig, RlConfig, RunSection, SftConfig
+from sparring.stages.config import CollectConfig, DistillConfig, EvalConfig, ExportConfig, RlConfig, RunSection, SftConfig
 from sparring.train.config import TrainConfig
 
 Key = str | int
@@ -65,6 +65,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     algo: GrpoConfig = GrpoConfig()
     """How scores become advantages and losses."""
+
+    collect: CollectConfig = CollectConfig()
+    """The stage that gathers a teacher's traces."""
 
     sft: SftConfig = SftConfig()
     """The supervised stage."""

@@ -93,8 +93,9 @@ class LoraConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class ServedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A server that answers for a model; its checkpoint is still named, for tokenizer and chat format."""
 
-    kind: Literal["openai", "remote"] = "openai"
-    """openai: an OpenAI-compatible server that takes and tells token ids, such as vLLM; remote: `sparring serve`."""
+    kind: Literal["openai", "remote", "chat"] = "openai"
+    """openai: an OpenAI-compatible server that takes and tells token ids, such as vLLM; remote: `sparring serve`; chat: any
+    server of chat completions, text alone, which can be collected from and nothing else."""
     url: str
     """`http://host:port`, or `unix:path` of a socket; for openai with the path up to `/v1`."""
     api_key_env: str = ""
@@ -105,6 +106,8 @@ class ServedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         if not self.url:
             raise ValueError("url must be given, got none")
+        if self.kind == "chat" and not self.served_model:
+            raise ValueError("served_model must be given for a chat server, got none")
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -130,6 +133,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Train adapters beside frozen weights; None: train the weights."""
 
     def __post_init__(self) -> None:
+        if self.served is not None and self.served.kind == "chat" and self.path is None and self.init is None:
+            return  # text alone: it needs no tokenizer here
         if (self.path is None) == (self.init is None):
             got = "neither" if self.path is None else "both"
             raise ValueError(f"exactly one of `path` and `init` (the shape of a fresh model), got {got}")

@@ -21,7 +21,7 @@ from sparring.stages.rl import correction_chosen
 from sparring.stages.servable import check_model
 from sparring.stages.served import check_served
 from sparring.stages.shape import Shape, folder_shape
-from sparring.stages.teachers import check_distill
+from sparring.stages.teachers import check_collect, check_distill
 from sparring.types import Message, Task
 
 GIB = 1 << 30
@@ -51,7 +51,7 @@ async def check(context: Context) -> list[str]:
             rollout_tokens=shape.max_positions,
         )
         facts += ["rollouts: the window cannot deadlock", *_correction(context)]
-    facts += check_distill(context) + _held_out(context)
+    facts += check_collect(context) + check_distill(context) + _held_out(context)
     tasks = _some_tasks(context)
     task = tasks[0]
     if task.box is not None:
@@ -201,7 +201,7 @@ async def _world(context: Context, task: Task) -> tuple[list[str], list[Conversa
     """
     config = context.config
     fresh = "init" in config.run.stages and context.given() is None
-    if not fresh and "sft" not in config.run.stages:
+    if not fresh and ("sft" not in config.run.stages or "collect" in config.run.stages and config.sft.data is None):
         silent = await _empty(context, task)
         return [f"env: {context.factory.name} opens and does not reward an empty answer"], [silent], []
     if config.sft.data is not None:

@@ -12,7 +12,7 @@ from sparring.train.config import TrainConfig
 MAX_THREADS = 1024
 """More than any one machine has a use for; the threading library ends the process where it cannot start them."""
 
-StageName = Literal["init", "sft", "rl", "distill", "eval", "export"]
+StageName = Literal["init", "collect", "sft", "rl", "distill", "eval", "export"]
 
 
 class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,6 +48,32 @@ class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError(f"threads must be 0 (all) to {MAX_THREADS}, got {self.threads}")
 
 
+class CollectConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[collect]`: traces of a teacher on the environment's training tasks, sampled as `[rollout]` says, for the sft stage."""
+
+    model: str = "teacher"
+    """Who is asked: a name of `[models]`."""
+
+    tasks: int = 100
+    """Training tasks, the first ones of the stream."""
+
+    attempts: int = 1
+    """Rollouts of each task."""
+
+    min_reward: float = 1.0
+    """Least reward of a rollout that is kept."""
+
+    keep: int = 1
+    """Most rollouts of one task that are kept, the first ones."""
+
+    max_concurrent_rollouts: int = 32
+    """Rollouts in flight."""
+
+    def __post_init__(self) -> None:
+        if min(self.tasks, self.attempts, self.keep, self.max_concurrent_rollouts) < 1:
+            raise ValueError("tasks, attempts, keep and max_concurrent_rollouts must be at least 1")
+
+
 class SftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[sft]`: supervised fine-tuning on demonstrations, loss on assistant tokens only."""
 
@@ -61,7 +87,8 @@ class SftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Keys of `[train]` that this stage replaces, such as `learning_rate`."""
 
     data: str | None = None
-    """A file of conversations (JSON Lines, Parquet, a datasets folder) with a `messages` column; None asks the world's expert."""
+    """A file of conversations (JSON Lines, Parquet, a datasets folder) with a `messages` column; None takes what the run's
+    collect stage has gathered, or, where it has none, asks the world's expert."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.rows_per_step < 1:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sparring.protocols import Renderer
 
 POLICY = "policy"
-ORDER = ("init", "sft", "rl", "distill", "eval", "export")
+ORDER = ("init", "collect", "sft", "rl", "distill", "eval", "export")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +53,7 @@ class Context:
             BadInput: no stage before it has run, and no checkpoint is named.
         """
         for before in reversed(ORDER[: ORDER.index(stage)]):
-            if before != "eval" and self.done(before) is not None:
+            if before not in ("eval", "collect") and self.done(before) is not None:
                 return self.output(before)
         given = self.given()
         if given is not None:

@@ -59,6 +59,29 @@ def teacher_folder(context: Context, name: str) -> Path:
     return local_folder(str(context.config.models[name].path))
 
 
+def check_collect(context: Context) -> list[str]:
+    """The model that is collected from is in the recipe and can be asked.
+
+    Returns:
+        What was found, one sentence each.
+
+    Raises:
+        BadInput: it is not so.
+    """
+    name, models = context.config.collect.model, context.config.models
+    if "collect" not in context.config.run.stages:
+        return []
+    if name not in models:
+        known = ", ".join(sorted(models))
+        raise refusal("collect.model", f"a model of the recipe, one of {known}", repr(name), f"add [models.{name}]")
+    spec = models[name]
+    if spec.served is not None and spec.served.kind == "chat":
+        return [f"collect: from {spec.served.served_model} at {spec.served.url}"]
+    if spec.path is None:
+        raise refusal(f"models.{name}.path", "the checkpoint that is collected from", "none", "name one")
+    return [f"collect: from {teacher_folder(context, name)}"]
+
+
 def check_distill(context: Context) -> list[str]:
     """Every teacher is there, reads the student's tokens, and judges the distribution that the student samples from.
 
@@ -93,6 +116,9 @@ def _check_teacher(context: Context, where: str, name: str) -> None:
     spec = models[name]
     if spec.path is None:
         raise refusal(f"models.{name}.path", "the checkpoint of a teacher", "none", "name one")
+    if spec.served is not None and spec.served.kind == "chat":
+        got, do = '"chat", which tells text alone', 'serve it by "openai" or "remote", or collect from it'
+        raise refusal(f"models.{name}.served.kind", "a server that judges token ids", got, do)
     if spec.served is not None and stage.over == "vocabulary":
         got, do = "one that is served elsewhere", 'set distill.over = "top_k" or "token", or leave out served'
         raise refusal(f"models.{name}.served", "a teacher whose whole distribution is computed here", got, do)
