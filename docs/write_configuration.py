@@ -53,9 +53,19 @@ def page() -> str:
 def _section(kind: type[msgspec.Struct], name: str, lead: str = "") -> Iterator[str]:
     docs = _field_docs(kind)
     summary = lead or textwrap.dedent(inspect.getdoc(kind) or "")
-    yield f"## `[{name}]`\n\n{summary}\n\n| key | type | default | |\n| --- | --- | --- | --- |"
+    yield f"## `[{name}{'' if ']' in name else ']'}`\n\n{summary}\n"
+    if not msgspec.structs.fields(kind):
+        return
+    yield "| key | type | default | |\n| --- | --- | --- | --- |"
     inner = []
     for field in msgspec.structs.fields(kind):
+        rules = _rules(field.type)
+        if rules:
+            names = ", ".join(f"`\"{name}\"`" for name in rules)
+            default = msgspec.to_builtins(field.default)["name"]
+            yield f"| `{field.name}` | {names}, or a table | `\"{default}\"` | {_cell(docs[field.name])} |"
+            inner += [(rule, f"{name}.{field.name}] name = \"{tag}\"", _summary(rule)) for tag, rule in rules.items()]
+            continue
         below = _struct(field.type)
         if below is not None:
             inner.append((below, f"{name}.{field.name}", docs[field.name]))
@@ -64,6 +74,17 @@ def _section(kind: type[msgspec.Struct], name: str, lead: str = "") -> Iterator[
     yield ""
     for below, path, doc in inner:
         yield from _section(below, path, doc)
+
+
+def _rules(kind: object) -> dict[str, type[msgspec.Struct]]:
+    """The structs of a field that are chosen by name; none where that is not how they are chosen."""
+    options = [o for o in (kind, *typing.get_args(kind)) if isinstance(o, type) and issubclass(o, msgspec.Struct)]
+    return {str(o.__struct_config__.tag): o for o in options if o.__struct_config__.tag is not None}
+
+
+def _summary(kind: type[msgspec.Struct]) -> str:
+    """The first paragraph of a struct's docstring, on one line."""
+    return " ".join(textwrap.dedent(inspect.getdoc(kind) or "").split("\n\n")[0].split())
 
 
 def _struct(kind: object) -> type[msgspec.Struct] | None:

@@ -97,10 +97,10 @@ class SftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[rl]`: group-relative reinforcement learning over live rollouts."""
+    """`[rl]`: reinforcement learning over live rollouts."""
 
     steps: int = 100
-    """Optimiser steps."""
+    """Updates: each is made of fresh groups and publishes weights."""
 
     groups_per_step: int = 16
     """Tasks per step."""
@@ -108,13 +108,11 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     train: dict[str, int | float | str | bool] = {}
     """Keys of `[train]` that this stage replaces, such as `learning_rate`."""
 
-    correction: Literal["auto", "none", "token_truncate"] = "auto"
-    """What is done about an engine whose probabilities are not the trainer's. none: nothing; token_truncate: each token is
-    weighed by the quotient of the two, at most `correction_cap`; auto: none where engine and numerics are exact, else
-    token_truncate."""
+    minibatches: int = 1
+    """Optimiser steps that a pass over a step's groups is made of; weights are published after the last."""
 
-    correction_cap: float = 2.0
-    """Largest weight of a token under `token_truncate`."""
+    passes: int = 1
+    """How often every sampled token is trained before its weights are published."""
 
     observations: float = 0.0
     """Scale of a cross-entropy loss on the tokens that tools answered (ECHO, arXiv 2605.24517); 0: none."""
@@ -122,10 +120,10 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         if self.steps < 1 or self.groups_per_step < 1:
             raise ValueError("steps and groups_per_step must be at least 1")
+        if self.minibatches < 1 or self.passes < 1:
+            raise ValueError("minibatches and passes must be at least 1")
         if not 0 <= self.observations < math.inf:
             raise ValueError(f"observations must be 0 or more, got {self.observations}")
-        if not self.correction_cap >= 1:
-            raise ValueError(f"correction_cap must be at least 1, the weight of equal probabilities, got {self.correction_cap}")
         _check_overrides(self.train)
 
 

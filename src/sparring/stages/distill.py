@@ -11,7 +11,7 @@ import msgspec
 from sparring.algo.annotate.observed import observing
 from sparring.algo.annotate.watch import Watch
 from sparring.algo.credit.distilled import Distilled
-from sparring.batch.batches import batches
+from sparring.batch.batches import Plan, batches
 from sparring.loop import run_loop
 from sparring.observe.spans import Spans
 from sparring.protocols import Annotator, Divergence, Loss, TrainPlan
@@ -96,7 +96,7 @@ def _batches(
         credit=Distilled(stage.aggregation),
         model=POLICY,
         store=context.store,
-        stage=STAGE,
+        plan=Plan(stage=STAGE),
     )
 
 

@@ -1,23 +1,24 @@
-"""Group-relative reinforcement learning over live multi-turn rollouts."""
+"""Reinforcement learning over live multi-turn rollouts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from sparring.algo.annotate.forwarded import Forwarded
 from sparring.algo.annotate.observed import observing
 from sparring.algo.annotate.watch import Watch
 from sparring.algo.credit.load import load_credit
-from sparring.batch.batches import batches
+from sparring.batch.batches import Plan, batches
 from sparring.config import RunConfig
 from sparring.harness.chat import ChatHarness
 from sparring.loop import run_loop
 from sparring.observe.spans import Spans
-from sparring.protocols import Engine, TrainPlan
+from sparring.protocols import Annotator, Engine, Trainer, TrainPlan
 from sparring.record.recorder import Recorder
 from sparring.rollout.runner import RolloutRunner
 from sparring.rollout.scheduler import Scheduler
@@ -27,7 +28,7 @@ from sparring.stages.context import POLICY, Context
 from sparring.stages.lora import trained_folder
 from sparring.stages.shape import context_room, folder_shape
 from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
-from sparring.types import Batch, StepResult, TokenAccount
+from sparring.types import Batch, Group, StepResult, TokenAccount
 
 
 async def run(context: Context) -> dict[str, Any]:
@@ -66,30 +67,45 @@ async def run(context: Context) -> dict[str, Any]:
         await engine.pull(await trainer.push())
     context.sink.start("rl", config.rl.steps)
     context.sink.event("rl", correction_chosen(config))
-    clock, watch = StepClock(spans), Watch()
-
+    clock = StepClock(spans)
     async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
         metrics = {**metrics, **scheduler.metrics(), **engine.lap(), **clock.lap(batch.account.sampled)}
         totals.add(batch, metrics)
         context.store.metric("rl", step.version, metrics)
         context.sink.log("rl", step.version, metrics)
-        await checkpoints.after(step, metrics, {"scheduler": scheduler.state(step.version), "totals": totals.as_dict()})
+        await checkpoints.after(
+            step, metrics, {"scheduler": scheduler.state(step.version), "totals": totals.as_dict()}
+        )
 
     async with aclosing(scheduler.groups()) as groups:
-        steps = batches(
-            watch.groups(groups),
-            steps=range(done + 1, config.rl.steps + 1),
-            groups_per_step=config.rl.groups_per_step,
-            annotators=(*observing(watch, config.rl.observations), watch),
-            credit=load_credit(config.algo, seed=config.run.seed),
-            model=POLICY,
-            store=context.store,
-        )
+        steps = _batches(context, groups, trainer, source, done)
         await run_loop(steps, {POLICY: trainer}, {POLICY: engine}, window, after_step)
     from sparring.stages.export import write_model
 
     await write_model(trainer, source, context.output("rl"))
     return {**totals.as_dict(), "model": str(context.output("rl"))}
+
+
+def _batches(
+    context: Context, groups: AsyncIterator[Group], trainer: Trainer, source: Path, done: int
+) -> AsyncIterator[Batch]:
+    """The stage's batches after `done` updates."""
+    config, watch = context.config, Watch()
+    return batches(
+        watch.groups(groups),
+        steps=range(done + 1, config.rl.steps + 1),
+        groups_per_step=config.rl.groups_per_step,
+        credit=load_credit(config.algo, seed=config.run.seed, max_tokens=config.rollout.max_turn_tokens),
+        model=POLICY,
+        annotators=[*_annotators(context, trainer, source), *observing(watch, config.rl.observations), watch],
+        store=context.store,
+        plan=Plan(
+            minibatches=config.rl.minibatches,
+            passes=config.rl.passes,
+            seed=config.run.seed,
+            idle_tokens=config.algo.needs_idle_tokens,
+        ),
+    )
 
 
 def runner(context: Context, engine: Engine, model: Path) -> RolloutRunner:
@@ -111,20 +127,28 @@ def correction_chosen(config: RunConfig) -> str:
     engine = f"engine {config.engine.kind} in {numerics} numerics"
     exact = config.engine.exact and numerics == "exact"
     agrees = "samples with the trainer's own probabilities" if exact else "does not agree with the trainer to the bit"
-    cap = f", weights of at most {config.rl.correction_cap:g}" if config.rl.correction != "none" else ""
-    return f"correction {config.rl.correction}{cap}: {engine} {agrees}"
+    return f"correction {config.algo.correction_rule.in_words()}: {engine} {agrees}"
 
 
 def _plan(context: Context) -> TrainPlan:
-    from sparring.algo.correction.load import load_correction
     from sparring.algo.loss.imitate import ImitateLoss
     from sparring.algo.loss.policy import PolicyLoss
 
     config = context.config
-    correction = load_correction(config.rl.correction, cap=config.rl.correction_cap)
+    total = config.rl.steps * config.rl.passes * config.rl.minibatches
     imitate = [ImitateLoss(scale=config.rl.observations)] if config.rl.observations else []
-    losses = [PolicyLoss(config.algo, correction), *imitate]
-    return TrainPlan(losses=losses, total_steps=config.rl.steps, overrides=config.rl.train)
+    return TrainPlan(losses=[PolicyLoss(config.algo), *imitate], total_steps=total, overrides=config.rl.train)
+
+
+def _annotators(context: Context, trainer: Trainer, source: Path) -> list[Annotator]:
+    """What the algorithm asks for beside what was recorded."""
+    config, found = context.config, list[Annotator]()
+    if config.algo.needs_proximal and config.rl.passes * config.rl.minibatches > 1:
+        found.append(Forwarded(trainer.forward, "proximal"))
+    if config.algo.kl.coefficient:
+        frozen = context.cluster.trainer(POLICY, path=str(source), plan=TrainPlan(losses=[], total_steps=1, overrides={}))
+        found.append(Forwarded(frozen.forward, "reference"))
+    return found
 
 
 class Totals:

@@ -63,7 +63,7 @@ class LocalTrainer:
         config: `[train]`.
         losses: the terms that are trained; a batch may carry any of them and no other.
         name: which model of the run this is.
-        total_steps: how many steps the learning rate's schedule spans.
+        total_steps: how many optimiser steps the learning rate's schedule spans.
         version: of the weights that `model` holds.
         threads: CPU threads of the worker; 0 keeps torch's number.
         teachers: models by name that a loss compares with over the whole vocabulary; nobody else may compute with them.
@@ -95,7 +95,8 @@ class LocalTrainer:
         self._name = name
         self._total_steps = total_steps
         self._version = version
-        self._steps = 0
+        self._steps = self._updates = 0
+        self._pristine = True  # whether the weights are those of the version
         self._has_gradients = False
         self._trained = model.adapters.everywhere or model
         if self._trained is not model:
@@ -108,6 +109,7 @@ class LocalTrainer:
             xxhash.xxh3_64_intdigest(f"probe/{place}".encode()) % model.vocab_size
             for place in range(min(_PROBE_TOKENS, model.max_positions))
         )
+        self._idle_tokens = any(loss.needs.idle_tokens for loss in losses)
         self._lanes = _LANES if model.device.type == "cpu" else 1
         self._threads = threads or torch.get_num_threads()
         # torch keeps its number of threads per calling thread, so it is set where the work is done
@@ -151,13 +153,14 @@ class LocalTrainer:
         """
         return await self._work(self._forward_backward, batch)
 
-    async def step(self) -> StepResult:
-        """Apply the gradients and count the version up. Without any (all groups filtered) the weights stay as they are.
+    async def step(self, *, ends_update: bool = True) -> StepResult:
+        """Apply the gradients and, at the end of an update, count the version up. Without any gradients (all groups filtered) the
+        weights stay as they are. Within an update no token counts as fresh after its first step.
 
         Metrics: learning_rate, step_s and updated (1 when weights changed); grad_norm (before clipping) where there were
         gradients. A gradient that is not finite is dropped, and updated is 0.
         """
-        return await self._work(self._step)
+        return await self._work(self._step, ends_update)
 
     async def push(self) -> WeightRef:
         """Publish a copy of what is trained with a probe: a fixed row of tokens and its log-probabilities under them."""
@@ -210,7 +213,7 @@ class LocalTrainer:
         unknown = batch.denominators.keys() - self._losses.keys()
         if unknown:
             raise ValueError(f"batch {batch.step} carries terms {sorted(unknown)}, this trainer has {sorted(self._losses)}")
-        measures = Measures(self._version)
+        measures = Measures(self._version, pristine=self._pristine)
         for rows in pack(batch.rows, self._config.token_budget):
             for part in self._side_by_side(cut(rows, self._lanes), batch.denominators):
                 measures.add_tokens(part.micro, part.logprobs)
@@ -236,7 +239,7 @@ class LocalTrainer:
         return [part for part in found if part is not None]
 
     def _micro_batch(self, rows: Sequence[Sample], denominators: Mapping[str, float]) -> _Part | None:
-        micro = micro_batch(rows, denominators, self._model.device)
+        micro = micro_batch(rows, denominators, self._model.device, idle_tokens=self._idle_tokens)
         if not len(micro.targets):
             return None
         losses = [self._losses[term] for term in micro.weights]
@@ -271,7 +274,7 @@ class LocalTrainer:
             found = found.index_put((its,), from_teacher(self._model, hidden[its], micro.temperature[its], teacher, theirs, form))
         return found
 
-    def _step(self) -> StepResult:
+    def _step(self, ends_update: bool) -> StepResult:
         started = time.perf_counter()
         rate = learning_rate(self._config, self._steps, self._total_steps)
         metrics = {"learning_rate": rate, "updated": 0.0}
@@ -281,7 +284,10 @@ class LocalTrainer:
             self._write_back()
             self._has_gradients = False
         self._steps += 1
-        self._version += 1
+        self._pristine = ends_update
+        if ends_update:
+            self._updates += 1
+            self._version += 1
         return StepResult(version=self._version, metrics={**metrics, "step_s": time.perf_counter() - started})
 
     def _write_back(self) -> None:
@@ -316,14 +322,15 @@ class LocalTrainer:
         manifest = {
             "model": self._name,
             "stage": stage,
-            "step": self._steps,
+            "step": self._updates,
+            "optimiser_steps": self._steps,
             "version": self._version,
             "config": self._config_digest(),
             "metrics": dict(metrics),
         }
         tensors = {checkpoint.MODEL: self._trained.state(), checkpoint.OPTIMISER: self._optimiser.state()}
         checkpoint.write(Path(path), tensors, manifest)
-        return CheckpointRef(model=self._name, stage=stage, step=self._steps, path=path, metrics=dict(metrics))
+        return CheckpointRef(model=self._name, stage=stage, step=self._updates, path=path, metrics=dict(metrics))
 
     def _restore(self, ref: CheckpointRef) -> None:
         manifest, tensors = checkpoint.read(Path(ref.path))
@@ -337,7 +344,8 @@ class LocalTrainer:
         self._optimiser.load_state(tensors[checkpoint.OPTIMISER])
         self._trained.load_state(tensors[checkpoint.MODEL])
         self._has_gradients = False
-        self._steps, self._version = manifest["step"], manifest["version"]
+        self._steps, self._updates = manifest["optimiser_steps"], manifest["step"]
+        self._version, self._pristine = manifest["version"], True
 
     def _config_digest(self) -> str:
         """What decides the numbers: two runs with equal digests (and equal data) make equal weights."""

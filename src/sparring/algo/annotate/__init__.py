@@ -1,1 +1,1 @@
-"""Annotators: what other models say of the rows of an update, before credit. Torch-free."""
+"""Annotators: values per token that a credit rule or a loss asks for. Torch-free."""

@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from sparring.algo.aggregation import aggregated
 from sparring.types import Group, Sample
-
-Aggregation = Literal["token_mean", "sequence_mean"]
 
 
 class Distilled:
-    """Weights of the distill term: 1 per sampled token (`token_mean`), or 1 / (sampled tokens of the trajectory)
-    (`sequence_mean`). Every row stays, whatever its reward."""
+    """The policy's weights, as `aggregation` makes them, become those of the distill term. Every row stays, whatever its
+    reward."""
 
-    def __init__(self, aggregation: Aggregation = "token_mean") -> None:
+    def __init__(self, aggregation: Literal["token_mean", "sequence_mean"] = "token_mean") -> None:
         self._aggregation = aggregation
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Move the weights of every group's rows."""
-        return [self._group(rows) for rows in samples]
+        return [[_moved(row) for row in aggregated(rows, self._aggregation, 1)] for rows in samples]
 
-    def _group(self, rows: Sequence[Sample]) -> list[Sample]:
-        lengths: Counter[str] = Counter()
-        for row in rows:
-            lengths[_trajectory(row)] += len(row.tokens) - row.weights["policy"].count(0.0)
-        return [self._sample(row, lengths[_trajectory(row)]) for row in rows]
-
-    def _sample(self, row: Sample, length: int) -> Sample:
-        others = {term: values for term, values in row.weights.items() if term != "policy"}
-        share = 1.0 if self._aggregation == "token_mean" else 1.0 / length
-        return replace(row, weights={**others, "distill": tuple(share * weight for weight in row.weights["policy"])})
+    def denominator(self, rows: Iterable[Sample]) -> float | None:
+        """The sum of the weights."""
+        return None
 
 
-def _trajectory(row: Sample) -> str:
-    """The trajectory a sample was flattened from: its id is `<trajectory id>#<branch>`."""
-    return row.id.rpartition("#")[0]
+def _moved(row: Sample) -> Sample:
+    others = {term: values for term, values in row.weights.items() if term != "policy"}
+    return replace(row, weights={**others, "distill": row.weights["policy"]})
