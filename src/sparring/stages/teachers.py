@@ -15,6 +15,7 @@ from sparring.render.demonstrate import reply_tokens
 from sparring.render.load import load_renderer
 from sparring.render.tokenizer import load_tokenizer
 from sparring.stages.context import POLICY, Context
+from sparring.stages.shape import context_room, folder_shape
 from sparring.types import Message
 
 
@@ -39,6 +40,7 @@ def annotator(context: Context, watch: Watch, policy: Engine, source: Path) -> A
         asker,
         top_k=stage.top_k if stage.over == "top_k" else 0,
         reading=sibling_reading(watch, student, tools) if stage.feedback == "sibling" else None,
+        room=min(_room(context, name, source if name == POLICY else None) for name in stage.teachers.values()),
     )
 
 
@@ -47,7 +49,13 @@ def tongue(context: Context, name: str) -> Tongue:
     spec, folder = context.config.models[name], base_folder(teacher_folder(context, name))
     renderer = load_renderer(folder, spec.renderer, spec.thinking)
     end = reply_tokens(renderer, Message(role="assistant", content="."))[-1]
-    return Tongue(renderer=renderer, encode=load_tokenizer(folder).encode, end=end)
+    return Tongue(renderer=renderer, encode=load_tokenizer(folder).encode, end=end, room=_room(context, name))
+
+
+def _room(context: Context, name: str, folder: Path | None = None) -> int:
+    """Most tokens that the model `name`, in `folder` or where the recipe says, reads at once."""
+    spec, shape = context.config.models[name], folder_shape(folder or teacher_folder(context, name))
+    return shape.max_positions if spec.served is not None else context_room(shape, context.config.engine, spec.dtype)
 
 
 def teacher_folder(context: Context, name: str) -> Path:
@@ -127,7 +135,14 @@ def _check_teacher(context: Context, where: str, name: str) -> None:
         raise refusal(f"models.{name}", "an engine of its own", got, do)
     folder = teacher_folder(context, name)
     student = _student_folder(context)
-    if stage.tokenizers == "any" or student is not None and _vocabulary(folder) == _vocabulary(student):
+    if stage.tokenizers == "any":
+        return
+    if student is not None and _vocabulary(folder) == _vocabulary(student):
+        init = models[POLICY].init
+        longest = folder_shape(student).max_positions if init is None else init.max_positions
+        if (most := folder_shape(folder).max_positions) < longest:
+            do = "take a student of fewer positions (models.policy.init.max_positions), or another teacher"
+            raise refusal(f"models.{name}.path", f"a teacher that reads the student's {longest} tokens", f"{most}", do)
         return
     do = "take a student that has its tokenizer (models.policy.init.tokenizer), or set distill.tokenizers = \"any\""
     raise refusal(f"models.{name}.path", "a teacher with the student's tokenizer", f"another in {folder}", do)

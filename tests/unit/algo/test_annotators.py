@@ -86,12 +86,13 @@ class Uniform:
         return Scores(logprobs=(-1.0,) * count, entropies=(0.0,) * count, top_ids=(), top_logprobs=(), version=0)
 
 
-def across(folders, renderers, rollouts, engine, student=0):
+def across(folders, renderers, rollouts, engine, student=0, room=999):
     teacher = 1 - student
     tongue = Tongue(
         renderer=renderers[teacher],
         encode=load_tokenizer(folders[teacher]).encode,
         end=reply_tokens(renderers[teacher], Message(role="assistant", content="."))[-1],
+        room=room,
     )
     watch, rows = watched([group(rollouts, [True] * len(rollouts))])
     annotator = AcrossTokenizers(
@@ -134,6 +135,16 @@ def test_the_gap_of_a_span_is_the_gap_of_each_of_its_tokens(folders, renderers, 
     total = sum(-1.0 for _ in range(len(request.tokens) - request.first))
     told = math.fsum(found.annotations["teacher"][start + ours[0]] - row.logprobs[start + ours[0]] for ours, _ in spans)
     assert told + found.annotations["teacher"][-1] + math.fsum(row.logprobs[start:-1]) == pytest.approx(total), "nothing is lost"
+
+
+def test_what_is_too_long_for_the_teacher_is_left_alone(folders, renderers):
+    engine = Uniform()
+    rows = [answering(renderers[0], 0, "the answer is five")]
+    [row], [found] = across(folders, renderers, rows, engine)
+    longest = len(engine.asked[0].tokens)
+    assert across(folders, renderers, rows, engine, room=longest)[1] == [found]
+    [row], [silent] = across(folders, renderers, rows, engine, room=longest - 1)
+    assert silent.annotations["teacher"] == row.logprobs and len(engine.asked) == 2
 
 
 def test_the_same_tokenizer_gives_the_teachers_own_numbers(folders, renderers):

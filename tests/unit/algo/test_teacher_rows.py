@@ -110,5 +110,8 @@ def test_a_teacher_may_read_something_else():
     [found] = annotated([row("g")], [group("g")], {"*": "t"}, {"t": judge}, reading=lambda row: longer)
     assert judge.asked[0].first == 3
     assert found.annotations["teacher"] == (0.0, 0.0, -3.0, -4.0, 0.0, -6.0, 0.0)
+    for room, asked in ((8, 2), (7, 2)):
+        annotated([row("g")], [group("g")], {"*": "t"}, {"t": judge}, reading=lambda row: longer, room=room)
+        assert len(judge.asked) == asked
     [silent] = annotated([row("g")], [group("g")], {"*": "t"}, {"t": judge}, top_k=1, reading=lambda row: None)
     assert silent.annotations["teacher"] == silent.logprobs and not any(silent.tops.rows)

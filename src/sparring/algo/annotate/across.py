@@ -30,16 +30,19 @@ Span = tuple[range, range]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tongue:
-    """How a model's tokens are written: its renderer, its tokenizer, and the token that ends its turn."""
+    """How a model's tokens are written: its renderer, its tokenizer, the token that ends its turn, and how many of them it
+    reads at most."""
 
     renderer: Renderer
     encode: Callable[[str], Sequence[int]]
     end: int
+    room: int
 
 
 class AcrossTokenizers:
     """Implements `Annotator`: the annotation `teacher` by the formula above. A turn that cannot be said to the teacher (text that
-    does not survive its tokenizer, or that follows several tool calls at once) is compared with the policy as it sampled.
+    does not survive its tokenizer, that is too long for it, or that follows several tool calls at once) is compared with the
+    policy as it sampled.
 
     Args:
         watch: knows the rows' groups.
@@ -111,12 +114,11 @@ class AcrossTokenizers:
         if not spans:
             return behaviour
         prompt = tongue.renderer.render(messages, self._tools).tokens
-        request = ScoreRequest(
-            id=f"{row.id}/{segment.index}/{name}",
-            tokens=prompt + theirs + ((tongue.end,) if ended else ()),
-            first=len(prompt),
-            temperature=row.temperature,
-        )
+        whole = prompt + theirs + ((tongue.end,) if ended else ())
+        if len(whole) > tongue.room:
+            return behaviour
+        id = f"{row.id}/{segment.index}/{name}"
+        request = ScoreRequest(id=id, tokens=whole, first=len(prompt), temperature=row.temperature)
         scores = await self._asker.score(self._engines[name], request)
         found = list(behaviour)
         for ours, given in spans:

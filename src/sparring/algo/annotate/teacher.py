@@ -73,6 +73,7 @@ class TeacherRows:
         top_k: how many of the likeliest tokens are asked for.
         reading: what the teacher reads instead of the row, if it is something else; None where there is nothing for it to
             read: the row is then compared with the policy as it sampled.
+        room: most tokens of such a reading; a longer one is none.
     """
 
     def __init__(
@@ -84,11 +85,12 @@ class TeacherRows:
         *,
         top_k: int = 0,
         reading: Callable[[Sample], Reading | None] | None = None,
+        room: int = 1 << 62,
     ) -> None:
         self._watch, self._asker = watch, asker
         self._teachers, self._engines = dict(teachers), dict(engines)
         self._top_k = top_k
-        self._reading = reading
+        self._reading, self._room = reading, room
 
     async def annotate(self, samples: Sequence[Sample]) -> list[Sample]:
         """The rows, in order, with what their teachers say.
@@ -106,7 +108,7 @@ class TeacherRows:
             return row
         weighed = [place for place, weight in enumerate(row.weights["policy"]) if weight]
         reading = Reading(tokens=row.tokens, shift=0) if self._reading is None else self._reading(row)
-        if reading is None:
+        if reading is None or len(reading.tokens) > self._room:
             return _silent(row, self._top_k)
         request = ScoreRequest(
             id=f"{row.id}/{row.teacher}",
