@@ -19,6 +19,7 @@ from sparring.sandbox.check import check_sandbox
 from sparring.stages.beside import check_beside
 from sparring.stages.compared import check_compared
 from sparring.stages.context import ORDER, POLICY, Context
+from sparring.stages.critic import check_critic
 from sparring.stages.demonstrate import Conversation, converse, demonstrate, given_conversations
 from sparring.stages.eval import held_out
 from sparring.stages.fit import SOME, check_rendering
@@ -52,6 +53,7 @@ async def check(context: Context) -> list[str]:
     facts += _memory(context, shape) + _engine(context, shape)
     _sampling(context)
     facts += check_served(context)
+    facts += check_critic(context)
     if "rl" in config.run.stages and config.rl.preference is None:
         config.algo.check(config.rollout.group_size, ANNOTATIONS)
     for stage in {"rl", "distill"} & set(config.run.stages):
