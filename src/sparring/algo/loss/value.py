@@ -25,8 +25,8 @@ class ValueLoss:
         V_t' = V_t(old) + clamp(V_t - V_t(old), -clip, clip)
 
     The squared error is that of Schulman et al. (arXiv 1707.06347, equation 9), its clipped form is described by Engstrom et al.
-    (arXiv 2005.12729, section 3); with clip 0 nothing is clipped. V_t is the value of the text before token t. R_t, the target,
-    is the annotation `return` that the credit rule wrote; V_t(old), the critic's value before the update, is the annotation `value`.
+    (arXiv 2005.12729, section 3). V_t is the value of the text before token t. R_t, the target, is the annotation `return`, which
+    the credit rule wrote; V_t(old), the critic's value before the update, is the annotation `value`.
 
     Args:
         clip: how far a value moves from the old one before it stops being trained, in units of reward; 0: any.
