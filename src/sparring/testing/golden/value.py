@@ -9,7 +9,7 @@ and 1.0, where 1.0, 1.0 and 0.0 was earned:
 
     0.6    moved by 0.1, not held                                   1/2 (0.6 - 1)^2                     = 0.08
     1.0    held at 0.7: worse than the 0 without it                 1/2 (0.7 - 1)^2                     = 0.045, no gradient
-    1.0    held at 0.7: better than without it, which counts        1/2 max((1 - 0)^2, (0.7 - 0)^2)     = 0.5
+    1.0    held at 0.7: better than without it, which counts     1/2 max((1 - 0)^2, (0.7 - 0)^2)     = 0.5
            the mean of the three                                                                        = 0.2083333
            its gradient: (0.6 - 1, 0, 1) / 3                                                            = (-0.1333333, 0, 0.3333333)
 
