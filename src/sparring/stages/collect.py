@@ -17,8 +17,7 @@ from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.rollout.seeds import rollout_seed
 from sparring.stages.context import Context
 from sparring.stages.heard import ChatSessions, Heard
-from sparring.stages.shape import context_room, folder_shape
-from sparring.stages.teachers import teacher_folder
+from sparring.stages.teachers import room_of, teacher_folder
 from sparring.types import Task
 
 FILE = "traces.jsonl"
@@ -102,22 +101,20 @@ def _kept(task: Task, finished: Sequence[Finished], heard: Heard, least: float, 
 async def _rollouts(context: Context) -> AsyncIterator[tuple[RolloutRunner, Heard]]:
     """What runs one rollout of the teacher, and who hears what is said."""
     config = context.config
-    name = config.collect.model
-    spec, sampling = config.models[name], config.rollout.sampling()
-    if spec.served is not None and spec.served.kind == "chat":
+    name, sampling = config.collect.model, config.rollout.sampling()
+    if config.collect.endpoint is not None:
         from sparring.engine.adapters.chat_endpoint import ChatEndpoint
         from sparring.engine.adapters.key import key_of
 
-        served = spec.served
-        endpoint = ChatEndpoint(served.url, model=served.served_model, api_key=key_of(served.api_key_env))
+        asked = config.collect.endpoint
+        endpoint = ChatEndpoint(asked.url, model=asked.model, api_key=key_of(asked.api_key_env))
         heard = Heard(ChatSessions(endpoint, sampling))
         close = endpoint.close
     else:
-        folder = teacher_folder(context, name)
+        spec, folder = config.models[name], teacher_folder(context, name)
         engine = context.cluster.engine(name, path=str(folder))
         renderer = load_renderer(folder, spec.renderer, spec.thinking)
-        room = context_room(folder_shape(folder), config.engine, spec.dtype)
-        heard = Heard(Recorder(engine, renderer, sampling=sampling, model=name, max_context=room))
+        heard = Heard(Recorder(engine, renderer, sampling=sampling, model=name, max_context=room_of(context, name)))
         close = engine.close
     try:
         yield RolloutRunner(context.factory, context.boxes, heard, ChatHarness(), config.rollout), heard

@@ -7,12 +7,13 @@ from typing import Literal
 
 import msgspec
 
+from sparring.algo.loss.preference.config import DpoConfig, KtoConfig, OrpoConfig, PreferenceLoss
 from sparring.train.config import TrainConfig
 
 MAX_THREADS = 1024
 """More than any one machine has a use for; the threading library ends the process where it cannot start them."""
 
-StageName = Literal["init", "collect", "sft", "rl", "distill", "eval", "export"]
+StageName = Literal["init", "collect", "sft", "preference", "reward_model", "rl", "distill", "eval", "export"]
 
 
 class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,11 +49,27 @@ class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError(f"threads must be 0 (all) to {MAX_THREADS}, got {self.threads}")
 
 
+class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A server of chat completions: text in and text out."""
+
+    url: str
+    """`http://host:port`, with the path up to `/v1`."""
+
+    model: str
+    """What it calls the model."""
+
+    api_key_env: str = ""
+    """Environment variable with the key that it wants; empty: none."""
+
+
 class CollectConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[collect]`: traces of a teacher on the environment's training tasks, sampled as `[rollout]` says, for the sft stage."""
 
     model: str = "teacher"
-    """Who is asked: a name of `[models]`."""
+    """Who is asked: a name of `[models]`, served as `[engines.<name>]` says."""
+
+    endpoint: EndpointConfig | None = None
+    """Who is asked instead: any server of chat completions; its replies need no tokens."""
 
     tasks: int = 100
     """Training tasks, the first ones of the stream."""
@@ -96,6 +113,93 @@ class SftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         _check_overrides(self.train)
 
 
+class PreferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[preference]`: the policy learns from replies that somebody compared or labelled."""
+
+    data: str | None = None
+    """A file (JSON Lines, Parquet, a datasets folder) of {prompt or messages, chosen, rejected}; with kto also of {prompt or
+    messages, completion, label}."""
+
+    held_out: int = 0
+    """At least that many rows, whole prompts, are not trained but judged at the end; 0: none."""
+
+    loss: PreferenceLoss = DpoConfig()
+    """The algorithm, by `name`."""
+
+    imitate: float | None = None
+    """What the negative log-likelihood of chosen replies counts beside the loss; None: as papers have it, 1 with orpo, else 0."""
+
+    steps: int = 100
+    """Optimiser steps."""
+
+    rows_per_step: int = 64
+    """Pairs per step; labelled replies with kto."""
+
+    train: dict[str, int | float | str | bool] = {}
+    """Keys of `[train]` that this stage replaces, such as `learning_rate`."""
+
+    @property
+    def imitates(self) -> float:
+        """`imitate`, decided."""
+        return float(isinstance(self.loss, OrpoConfig)) if self.imitate is None else self.imitate
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.rows_per_step < 1 or self.held_out < 0:
+            raise ValueError("steps and rows_per_step must be at least 1, held_out not below 0")
+        if self.imitates < 0:
+            raise ValueError(f"imitate must be 0 or more, got {self.imitate}")
+        if isinstance(self.loss, OrpoConfig) and not self.imitates:
+            raise ValueError("imitate must be above 0 with orpo, which by itself only compares; leave it out")
+        _check_overrides(self.train)
+
+
+class BradleyTerryConfig(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="bradley_terry"
+):
+    """The chosen text is worth more (arXiv 2203.02155)."""
+
+    centre: float = 0.0
+    """What the square of the sum of a pair's rewards counts: holds rewards near zero (arXiv 2312.09244)."""
+
+    def __post_init__(self) -> None:
+        if self.centre < 0:
+            raise ValueError(f"centre must be 0 or more, got {self.centre}")
+
+
+class StepsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="steps"):
+    """Each step of a solution is right or not (arXiv 2305.20050)."""
+
+    separator: str = "\n"
+    """What stands between two steps."""
+
+
+class RewardModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[reward_model]`: a scalar head on the policy's weights learns what replies, or their steps, are worth."""
+
+    data: str | None = None
+    """A file of {prompt or messages, chosen, rejected, margin?}; with `steps` of {prompt or messages, steps, labels}."""
+
+    held_out: int = 0
+    """At least that many rows, whole prompts, are not trained but judged at the end; 0: none."""
+
+    loss: BradleyTerryConfig | StepsConfig = BradleyTerryConfig()
+    """What is learned, by `name`."""
+
+    steps: int = 100
+    """Optimiser steps."""
+
+    rows_per_step: int = 64
+    """Pairs or solutions per step."""
+
+    train: dict[str, int | float | str | bool] = {}
+    """Keys of `[train]` that this stage replaces, such as `learning_rate`."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.rows_per_step < 1 or self.held_out < 0:
+            raise ValueError("steps and rows_per_step must be at least 1, held_out not below 0")
+        _check_overrides(self.train)
+
+
 class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[rl]`: reinforcement learning over live rollouts."""
 
@@ -114,6 +218,16 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     passes: int = 1
     """How often every sampled token is trained before its weights are published."""
 
+    preference: PreferenceLoss | None = None
+    """Online preference optimisation in the place of `[algo]`: the best rollout of each group against its worst, with dpo,
+    robust_dpo, ipo or simpo; the reference is what the stage begins with."""
+
+    reward_model: str | None = None
+    """Who scores rollouts beside the world: `reward_model`, what that stage of this run has written, or a name in `[models]`."""
+
+    reward_weight: float = 1.0
+    """What the reward model's rewards are multiplied with before they are added to the world's."""
+
     observations: float = 0.0
     """Scale of a cross-entropy loss on the tokens that tools answered (ECHO, arXiv 2605.24517); 0: none."""
 
@@ -122,8 +236,11 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError("steps and groups_per_step must be at least 1")
         if self.minibatches < 1 or self.passes < 1:
             raise ValueError("minibatches and passes must be at least 1")
-        if not 0 <= self.observations < math.inf:
-            raise ValueError(f"observations must be 0 or more, got {self.observations}")
+        if isinstance(self.preference, (KtoConfig, OrpoConfig)):
+            name = "kto" if isinstance(self.preference, KtoConfig) else "orpo"
+            raise ValueError(f"preference.name must be dpo, robust_dpo, ipo or simpo, which compare rollouts alone, got {name}")
+        if not 0 <= self.observations < math.inf or self.observations and self.preference is not None:
+            raise ValueError(f"observations must be 0 or more, and 0 beside preference, got {self.observations}")
         _check_overrides(self.train)
 
 
@@ -219,15 +336,36 @@ class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     no_tool_tasks: int = 0
     """Of these, how many are also tried with the tool host switched off; 0 leaves that out."""
 
-    checkpoints: tuple[Literal["init", "sft", "rl", "distill"], ...] = ("sft", "rl", "distill")
+    checkpoints: tuple[Literal["init", "sft", "preference", "rl", "distill"], ...] = ("sft", "preference", "rl", "distill")
     """The stages whose final weights are evaluated, where the run has them."""
+
+    samples: int = 1
+    """Of each task. Several tell pass@k and pass^k, and make intervals narrower where luck matters more than the task."""
+
+    ks: tuple[int, ...] = ()
+    """For which k pass@k and pass^k are told; at most `samples`."""
+
+    every: int = 0
+    """Evaluate after every so many steps of the rl stage too, beside training and without holding it up; 0: never."""
+
+    every_tasks: int = 100
+    """Held-out tasks of an evaluation beside training, the first of `tasks`; one sample each. 0 takes all of them."""
+
+    max_lost: float = 0.05
+    """Share of rollouts that infrastructure or judge may break, retries included; with more of them the evaluation has failed."""
 
     max_concurrent_rollouts: int = 128
     """Rollouts in flight."""
 
     def __post_init__(self) -> None:
-        if min(self.tasks, self.no_tool_tasks) < 0 or self.max_concurrent_rollouts < 1:
-            raise ValueError("tasks and no_tool_tasks must be 0 or more, max_concurrent_rollouts at least 1")
+        if min(self.tasks, self.no_tool_tasks, self.every, self.every_tasks) < 0:
+            raise ValueError("tasks, no_tool_tasks, every and every_tasks must be 0 or more")
+        if min(self.samples, self.max_concurrent_rollouts) < 1:
+            raise ValueError("samples and max_concurrent_rollouts must be at least 1")
+        if not all(1 <= k <= self.samples for k in self.ks) or len(set(self.ks)) != len(self.ks):
+            raise ValueError(f"ks must be different numbers from 1 to samples = {self.samples}, got {list(self.ks)}")
+        if not 0 <= self.max_lost <= 1:
+            raise ValueError(f"max_lost must be a share from 0 to 1, got {self.max_lost}")
 
 
 class ExportConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,1 +1,4 @@
-"""Losses by their equations, in float64 NumPy, with vectors that anyone can hold against a framework."""
+"""Golden vectors: references of every algorithm, written from the papers' equations in float64 NumPy, and what they give.
+
+`python -m sparring.testing.golden.dump` writes them as JSON, for anyone's framework.
+"""
