@@ -42,6 +42,26 @@ def run_recipe(config: RunConfig) -> Path:
     return block(_run(resolve(config)))
 
 
+def run_with_earlier(config: RunConfig, begun: tuple[str, ...] = ()) -> Path:
+    """Run the recipes of `[run] after`, and theirs, and then this one.
+
+    Args:
+        config: of the last run.
+        begun: recipes that wait for it.
+
+    Returns:
+        Its folder.
+
+    Raises:
+        BadInput: as `run_recipe`, for any of them, or a recipe waits for itself.
+    """
+    for recipe in config.run.after:
+        if recipe in begun:
+            raise refusal("run.after", "recipes that do not wait for each other", " -> ".join((*begun, recipe)), "leave one out")
+        run_with_earlier(load(recipe), (*begun, recipe))
+    return run_recipe(config)
+
+
 async def _run(config: RunConfig) -> Path:
     from sparring.stages.check import check
 

@@ -31,6 +31,10 @@ class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     stages: tuple[StageName, ...] = ("init", "sft", "rl", "eval", "export")
     """In this order; a stage that is already done in the run's folder is not repeated."""
 
+    after: tuple[str, ...] = ()
+    """Recipes whose runs come first, in this order, but for those that are done: files, relative to where you stand. This one may
+    name what they have written, such as teachers."""
+
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`, `cpu` or `cuda`."""
 

@@ -13,9 +13,9 @@ from sparring.stages.context import Context
 def write_summary(context: Context) -> dict[str, Any]:
     """Write `<run>/summary.json` from what the stages recorded, and return it. Rates are numbers from 0 to 1."""
     results = context.done("eval") or {}
-    rl = context.done("rl") or {}
+    rl = context.done("rl") or context.done("distill") or {}
     account = rl.get("account", {})
-    init, sft, after, off = (_overall(results.get(name)) for name in ("init", "sft", "rl", "no_tool"))
+    init, sft, after, distilled, off = (_overall(results.get(n)) for n in ("init", "sft", "rl", "distill", "no_tool"))
     summary = {
         "name": context.config.run.name,
         "init_success": init["success"],
@@ -27,9 +27,12 @@ def write_summary(context: Context) -> dict[str, Any]:
         "rl_success": after["success"],
         "rl_success_low": after["low"],
         "rl_success_high": after["high"],
+        "distill_success": distilled["success"],
+        "distill_success_low": distilled["low"],
+        "distill_success_high": distilled["high"],
         "no_tool_success": off["success"],
-        "eval_tasks": max(init["tasks"], sft["tasks"], after["tasks"]),
-        "turns_successful": (results.get("rl") or results.get("sft") or {}).get("mean_turns_successful"),
+        "eval_tasks": max(init["tasks"], sft["tasks"], after["tasks"], distilled["tasks"]),
+        "turns_successful": _last(results).get("mean_turns_successful"),
         "by_dataset": _by_dataset(context, results),
         "logprob_max_abs_diff": rl.get("logprob_max_abs_diff"),
         "correction": context.config.algo.correction_rule.in_words(),
@@ -47,6 +50,11 @@ def write_summary(context: Context) -> dict[str, Any]:
     return summary
 
 
+def _last(results: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The evaluation of the weights that were trained last."""
+    return results.get("distill") or results.get("rl") or results.get("sft") or {}
+
+
 def _overall(result: Mapping[str, Any] | None) -> dict[str, Any]:
     return _rate(result["success"]) if result else {"success": None, "low": None, "high": None, "tasks": 0}
 
@@ -57,7 +65,7 @@ def _rate(rate: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _by_dataset(context: Context, results: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: (results.get(name) or {}).get("by_tag", {}) for name in ("init", "sft", "rl")}
+    found = {name: (results.get(name) or {}).get("by_tag", {}) for name in ("init", "sft", "rl", "distill")}
     coverage = getattr(context.factory, "coverage", {})
     return {
         tag: {
