@@ -67,8 +67,8 @@ def _section(kind: type[msgspec.Struct], name: str, lead: str = "") -> Iterator[
         rules = _rules(field.type)
         if rules:
             names = ", ".join(f"`\"{name}\"`" for name in rules)
-            default = msgspec.to_builtins(field.default)["name"]
-            yield f"| `{field.name}` | {names}, or a table | `\"{default}\"` | {_cell(docs[field.name])} |"
+            default = "–" if field.default is None else f'`"{msgspec.to_builtins(field.default)["name"]}"`'
+            yield f"| `{field.name}` | {names}, or a table | {default} | {_cell(docs[field.name])} |"
             inner += [(rule, f"{name}.{field.name}] name = \"{tag}\"", _summary(rule)) for tag, rule in rules.items()]
             continue
         kinds = _kinds(field.type)

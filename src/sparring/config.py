@@ -30,12 +30,20 @@ from sparring.model.config import ModelConfig
 from sparring.observe.config import ObserveConfig
 from sparring.rollout.config import RolloutConfig
 from sparring.sandbox.config import SandboxConfig
-from sparring.stages.config import EvalConfig, ExportConfig, RlConfig, RunSection, SftConfig
+from sparring.stages.config import (
+    EvalConfig,
+    ExportConfig,
+    PreferenceConfig,
+    RewardModelConfig,
+    RlConfig,
+    RunSection,
+    SftConfig,
+)
 from sparring.train.config import TrainConfig
 
 Key = str | int
 
-OVERRIDES = (("sft", "train"), ("rl", "train"))
+OVERRIDES = (("sft", "train"), ("preference", "train"), ("reward_model", "train"), ("rl", "train"))
 """Tables that hold any keys of `[train]`."""
 
 
@@ -71,6 +79,12 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     sft: SftConfig = SftConfig()
     """The supervised stage."""
+
+    preference: PreferenceConfig = PreferenceConfig()
+    """The stage that learns from compared replies."""
+
+    reward_model: RewardModelConfig = RewardModelConfig()
+    """The stage that trains a reward model."""
 
     rl: RlConfig = RlConfig()
     """The reinforcement-learning stage."""

@@ -162,6 +162,13 @@ class Scorer(Protocol):
     async def score(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> Sequence[Score]: ...
 
 
+class Worth(Protocol):
+    """A model with a scalar head, served: what texts, as token ids, are worth."""
+
+    async def worth(self, texts: Sequence[Sequence[int]]) -> Sequence[float]: ...
+    async def close(self) -> None: ...
+
+
 class Annotator(Protocol):
     """Adds per-token values (reference, teacher, value) to flattened samples."""
 
@@ -185,7 +192,9 @@ class Credit(Protocol):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
     """What a loss asks the trainer for. A declared unit is never split across micro-batches; `statistics` costs a
-    gradient-free first pass. `idle_tokens`: the policy's tokens of zero advantage matter too; else they are not computed."""
+    gradient-free first pass, in which the loss is asked for `statistics(quantities, micro_batch)`: name -> (sum, count) of what
+    it then finds, as means over the whole update, in `MicroBatch.statistics`. `idle_tokens`: the policy's tokens of zero
+    advantage matter too; else they are not computed."""
 
     quantities: frozenset[str] = frozenset({"logprob"})
     unit: str = "token"
@@ -280,23 +289,25 @@ class Store(Protocol):
 class Cluster(Protocol):
     """Which process runs where. A stage asks for parts and never builds them.
 
-    `path` is a Hugging Face checkpoint folder. A trainer and an engine of one name start from equal weights at
-    version 0 and never share storage (law 9).
+    `path` is a Hugging Face checkpoint folder, for `worth` one with a scalar head. A trainer and an engine of one name start from
+    equal weights at version 0 and never share storage (law 9).
     """
 
     def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer: ...
     def engine(self, name: str, *, path: str) -> Engine: ...
+    def worth(self, name: str, *, path: str) -> Worth: ...
     async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainPlan:
-    """What a stage wants of a trainer: its loss terms, how many steps the schedule spans, and the keys of `[train]`
-    that this stage replaces."""
+    """What a stage wants of a trainer: its loss terms, how many steps the schedule spans, the keys of `[train]`
+    that this stage replaces, and the head it trains (as `model.load` has it)."""
 
     losses: Sequence[Loss]
     total_steps: int
     overrides: Mapping[str, Any]
+    head: str = "tokens"
 
 
 class GroupSource(Protocol):

@@ -291,6 +291,9 @@ class Sample:
     `weights` maps a loss term (policy, imitate, ...) to its per-token weights; a term that is absent touches nothing.
     `kept` has an empty row where nothing was sampled or nothing truncated; it is None where that is so everywhere. `bias` is
     likewise, per token, what was added to logits before it was drawn: (id, value), minus infinity for what was impossible.
+
+    `label` is what the preference term is told of the row: 1 chosen or wanted, -1 rejected or unwanted; 0: judged for a batch
+    statistic alone, never trained. The chosen and the rejected rows of one `group` are a pair.
     """
 
     id: str
@@ -306,6 +309,7 @@ class Sample:
     kept: KeptSets | None = None
     bias: tuple[tuple[tuple[int, float], ...], ...] | None = None
     annotations: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    label: float | None = None
 
     def __post_init__(self) -> None:
         for name, values in (*self.weights.items(), *self.annotations.items()):

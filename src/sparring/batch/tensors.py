@@ -1,14 +1,14 @@
 """Rows -> tensors of one micro-batch.
 
-Shapes: N tokens, one for each distinct prefix of a row; B rows; M weighted tokens (those that some term trains);
-K kept ids in all; A logits in all that something was added to.
+Shapes: N tokens, one for each distinct prefix of a row; R rows given; B rows of the walk; M weighted tokens (those that some
+term trains); K kept ids in all; A logits in all that something was added to.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ class MicroBatch:
     targets: torch.Tensor
     """[M] int64: the weighted tokens' ids."""
     rows: torch.Tensor
-    """[M] int64: the row that the token is in, from 0 in the order of the rows given."""
+    """[M] int64: which of the R rows the token is of, in the order given."""
     turns: torch.Tensor
     """[M] int64: the turn that the token is in, from 0 over all rows: a stretch of weighted tokens without context between."""
     weights: Mapping[str, torch.Tensor]
@@ -67,6 +67,12 @@ class MicroBatch:
     """Per annotation that every row carries, [M] float32."""
     denominators: Mapping[str, float]
     """Per term, over the whole update."""
+    group: torch.Tensor
+    """[R] int64: rows of one group have one number, from 0."""
+    label: torch.Tensor
+    """[R] float32: see `Sample.label`; 0 where there is none."""
+    statistics: Mapping[str, float] = field(default_factory=dict)
+    """What a first pass over the whole update found, for losses that declare it; by name, without gradient."""
 
 
 def micro_batch(
@@ -117,7 +123,15 @@ def micro_batch(
         bias=_bias(flat, chosen, device),
         annotations={name: column(row.annotations[name] for row in rows) for name in names},
         denominators=dict(denominators),
+        group=integers(_numbered([row.group for row in rows])),
+        label=torch.tensor([row.label or 0.0 for row in rows], dtype=torch.float32, device=device),
     )
+
+
+def _numbered(names: Sequence[str]) -> np.ndarray:
+    """Equal names as equal numbers, in the order of their first."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return np.array([numbers[name] for name in names], np.int64)
 
 
 class _Flat:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sparring.engine.config import EngineConfig
 from sparring.model.config import ModelConfig
-from sparring.protocols import Engine, Trainer, TrainPlan
+from sparring.protocols import Engine, Trainer, TrainPlan, Worth
 from sparring.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class InlineCluster:
         self._threads = threads
         self._engines: list[Engine] = []
         self._trainers: list[Trainer] = []
+        self._rewards: list[Worth] = []
 
     def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer:
         """A trainer of model `name` that starts from the checkpoint folder `path` at version 0."""
@@ -60,6 +61,7 @@ class InlineCluster:
             device=self._device,
             numerics=spec.numerics,
             gradient_checkpointing=spec.gradient_checkpointing,
+            head=plan.head,
         )
         config = msgspec.structs.replace(self._train, **plan.overrides)
         trainer = LocalTrainer(
@@ -74,6 +76,17 @@ class InlineCluster:
         engine = kinds[self._engine_of[name].kind](name, path)
         self._engines.append(engine)
         return engine
+
+    def worth(self, name: str, *, path: str) -> Worth:
+        """What serves the reward model in the checkpoint folder `path`, in the numerics of model `name`."""
+        from sparring.engine.reward import RewardModel
+        from sparring.model.load import load
+
+        spec = self._models[name]
+        model = load(path, dtype=spec.dtype, device=self._device, numerics=spec.numerics, head="scalar")
+        reward = RewardModel(model, token_budget=self._train.token_budget, threads=self._threads)
+        self._rewards.append(reward)
+        return reward
 
     def _native(self, name: str, path: str) -> Engine:
         from sparring.engine.native import NativeEngine
@@ -119,3 +132,5 @@ class InlineCluster:
             await self._engines.pop().close()
         while self._trainers:
             await self._trainers.pop().close()
+        while self._rewards:
+            await self._rewards.pop().close()

@@ -24,7 +24,7 @@ from sparring.protocols import Store
 POINTS = 600
 """Most points drawn of one curve; longer ones are averaged in equal stretches."""
 
-TRAIN_STAGES = ("sft", "rl")
+TRAIN_STAGES = ("sft", "preference", "reward_model", "rl")
 """Stages that may have metrics."""
 
 AT_THE_END = {

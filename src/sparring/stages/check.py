@@ -14,12 +14,15 @@ from sparring.errors import EnvError, refusal
 from sparring.model.hub import local_folder
 from sparring.rollout.window import check_window
 from sparring.sandbox.check import check_sandbox
+from sparring.stages.compared import check_compared
 from sparring.stages.context import ORDER, POLICY, Context
 from sparring.stages.demonstrate import Conversation, converse, demonstrate, given_conversations
 from sparring.stages.eval import held_out
 from sparring.stages.fit import SOME, check_rendering
 from sparring.stages.lora import check_lora
 from sparring.stages.memory import Held
+from sparring.stages.online import check_online
+from sparring.stages.rewarded import check_reward_model
 from sparring.stages.rl import correction_chosen
 from sparring.stages.servable import check_model
 from sparring.stages.served import check_served
@@ -61,7 +64,11 @@ async def check(context: Context) -> list[str]:
         check_sandbox(config.sandbox)
         facts.append(f"sandbox: {config.sandbox.bwrap} isolates a command on this machine")
     found, held, shown = await _world(context, task)
-    facts += found + check_rendering(context, shape, tasks, shown, held)
+    about, compared = check_compared(context)
+    shown += compared
+    about += check_online(context)
+    about += check_reward_model(context, context.given())
+    facts += about + found + check_rendering(context, shape, tasks, shown, held)
     return facts + check_model(context, shape)
 
 

@@ -6,12 +6,13 @@ from typing import Literal
 
 import msgspec
 
+from sparring.algo.loss.preference.config import DpoConfig, KtoConfig, OrpoConfig, PreferenceLoss
 from sparring.train.config import TrainConfig
 
 MAX_THREADS = 1024
 """More than any one machine has a use for; the threading library ends the process where it cannot start them."""
 
-StageName = Literal["init", "sft", "rl", "eval", "export"]
+StageName = Literal["init", "sft", "preference", "reward_model", "rl", "eval", "export"]
 
 
 class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,6 +69,93 @@ class SftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         _check_overrides(self.train)
 
 
+class PreferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[preference]`: the policy learns from replies that somebody compared or labelled."""
+
+    data: str | None = None
+    """A file (JSON Lines, Parquet, a datasets folder) of {prompt or messages, chosen, rejected}; with kto also of {prompt or
+    messages, completion, label}."""
+
+    held_out: int = 0
+    """At least that many rows, whole prompts, are not trained but judged at the end; 0: none."""
+
+    loss: PreferenceLoss = DpoConfig()
+    """The algorithm, by `name`."""
+
+    imitate: float | None = None
+    """What the negative log-likelihood of chosen replies counts beside the loss; None: as papers have it, 1 with orpo, else 0."""
+
+    steps: int = 100
+    """Optimiser steps."""
+
+    rows_per_step: int = 64
+    """Pairs per step; labelled replies with kto."""
+
+    train: dict[str, int | float | str | bool] = {}
+    """Keys of `[train]` that this stage replaces, such as `learning_rate`."""
+
+    @property
+    def imitates(self) -> float:
+        """`imitate`, decided."""
+        return float(isinstance(self.loss, OrpoConfig)) if self.imitate is None else self.imitate
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.rows_per_step < 1 or self.held_out < 0:
+            raise ValueError("steps and rows_per_step must be at least 1, held_out not below 0")
+        if self.imitates < 0:
+            raise ValueError(f"imitate must be 0 or more, got {self.imitate}")
+        if isinstance(self.loss, OrpoConfig) and not self.imitates:
+            raise ValueError("imitate must be above 0 with orpo, which by itself only compares; leave it out")
+        _check_overrides(self.train)
+
+
+class BradleyTerryConfig(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="bradley_terry"
+):
+    """The chosen text is worth more (arXiv 2203.02155)."""
+
+    centre: float = 0.0
+    """What the square of the sum of a pair's rewards counts: holds rewards near zero (arXiv 2312.09244)."""
+
+    def __post_init__(self) -> None:
+        if self.centre < 0:
+            raise ValueError(f"centre must be 0 or more, got {self.centre}")
+
+
+class StepsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="steps"):
+    """Each step of a solution is right or not (arXiv 2305.20050)."""
+
+    separator: str = "\n"
+    """What stands between two steps."""
+
+
+class RewardModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[reward_model]`: a scalar head on the policy's weights learns what replies, or their steps, are worth."""
+
+    data: str | None = None
+    """A file of {prompt or messages, chosen, rejected, margin?}; with `steps` of {prompt or messages, steps, labels}."""
+
+    held_out: int = 0
+    """At least that many rows, whole prompts, are not trained but judged at the end; 0: none."""
+
+    loss: BradleyTerryConfig | StepsConfig = BradleyTerryConfig()
+    """What is learned, by `name`."""
+
+    steps: int = 100
+    """Optimiser steps."""
+
+    rows_per_step: int = 64
+    """Pairs or solutions per step."""
+
+    train: dict[str, int | float | str | bool] = {}
+    """Keys of `[train]` that this stage replaces, such as `learning_rate`."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.rows_per_step < 1 or self.held_out < 0:
+            raise ValueError("steps and rows_per_step must be at least 1, held_out not below 0")
+        _check_overrides(self.train)
+
+
 class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[rl]`: reinforcement learning over live rollouts."""
 
@@ -86,11 +174,24 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     passes: int = 1
     """How often every sampled token is trained before its weights are published."""
 
+    preference: PreferenceLoss | None = None
+    """Online preference optimisation in the place of `[algo]`: the best rollout of each group against its worst, with dpo,
+    robust_dpo, ipo or simpo; the reference is what the stage begins with."""
+
+    reward_model: str | None = None
+    """Who scores rollouts beside the world: `reward_model`, what that stage of this run has written, or a name in `[models]`."""
+
+    reward_weight: float = 1.0
+    """What the reward model's rewards are multiplied with before they are added to the world's."""
+
     def __post_init__(self) -> None:
         if self.steps < 1 or self.groups_per_step < 1:
             raise ValueError("steps and groups_per_step must be at least 1")
         if self.minibatches < 1 or self.passes < 1:
             raise ValueError("minibatches and passes must be at least 1")
+        if isinstance(self.preference, (KtoConfig, OrpoConfig)):
+            name = "kto" if isinstance(self.preference, KtoConfig) else "orpo"
+            raise ValueError(f"preference.name must be dpo, robust_dpo, ipo or simpo, which compare rollouts alone, got {name}")
         _check_overrides(self.train)
 
 
@@ -103,7 +204,7 @@ class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     no_tool_tasks: int = 0
     """Of these, how many are also tried with the tool host switched off; 0 leaves that out."""
 
-    checkpoints: tuple[Literal["init", "sft", "rl"], ...] = ("sft", "rl")
+    checkpoints: tuple[Literal["init", "sft", "preference", "rl"], ...] = ("sft", "preference", "rl")
     """The stages whose final weights are evaluated, where the run has them."""
 
     max_concurrent_rollouts: int = 128

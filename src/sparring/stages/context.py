@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from sparring.protocols import Renderer
 
 POLICY = "policy"
-ORDER = ("init", "sft", "rl", "eval", "export")
+ORDER = ("init", "sft", "preference", "reward_model", "rl", "eval", "export")
+APART = ("reward_model", "eval")
+"""Stages whose output is not the policy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +57,7 @@ class Context:
             BadInput: no stage before it has run, and no checkpoint is named.
         """
         for before in reversed(ORDER[: ORDER.index(stage)]):
-            if before != "eval" and self.done(before) is not None:
+            if before not in APART and self.done(before) is not None:
                 return self.output(before)
         given = self.given()
         if given is not None:

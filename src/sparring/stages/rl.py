@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from sparring.algo.annotate.forwarded import Forwarded
-from sparring.algo.credit.load import load_credit
+from sparring.algo.loss.preference.config import WITHOUT_REFERENCE
 from sparring.batch.batches import Plan, batches
 from sparring.config import RunConfig
 from sparring.harness.chat import ChatHarness
@@ -20,10 +20,13 @@ from sparring.protocols import Annotator, Engine, Trainer, TrainPlan
 from sparring.record.recorder import Recorder
 from sparring.rollout.runner import RolloutRunner
 from sparring.rollout.scheduler import Scheduler
+from sparring.rollout.scorers import InTurn
 from sparring.rollout.window import Window
 from sparring.stages.checkpoints import Checkpoints
 from sparring.stages.context import POLICY, Context
 from sparring.stages.lora import trained_folder
+from sparring.stages.online import credit_chosen
+from sparring.stages.rewarded import reward_scorer
 from sparring.stages.shape import context_room, folder_shape
 from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
 from sparring.types import Batch, Group, StepResult, TokenAccount
@@ -66,9 +69,7 @@ async def run(context: Context) -> dict[str, Any]:
         totals.add(batch, metrics)
         context.store.metric("rl", step.version, metrics)
         context.sink.log("rl", step.version, metrics)
-        await checkpoints.after(
-            step, metrics, {"scheduler": scheduler.state(step.version), "totals": totals.as_dict()}
-        )
+        await checkpoints.after(step, metrics, {"scheduler": scheduler.state(step.version), "totals": totals.as_dict()})
 
     async with aclosing(scheduler.groups()) as groups:
         steps = _batches(context, groups, trainer, source, done)
@@ -86,7 +87,7 @@ def _scheduler(context: Context, engine: Engine, model: Path, window: Window) ->
         window,
         run_seed=context.config.run.seed,
         engine_version=lambda: engine.version,
-        scorer=context.factory.scorer,
+        scorer=InTurn.of(context.factory.scorer, reward_scorer(context)),
     )
 
 
@@ -99,7 +100,7 @@ def _batches(
         groups,
         steps=range(done + 1, config.rl.steps + 1),
         groups_per_step=config.rl.groups_per_step,
-        credit=load_credit(config.algo, seed=config.run.seed, max_tokens=config.rollout.max_turn_tokens),
+        credit=credit_chosen(context),
         model=POLICY,
         annotators=_annotators(context, trainer, source),
         store=context.store,
@@ -136,18 +137,24 @@ def correction_chosen(config: RunConfig) -> str:
 
 def _plan(context: Context) -> TrainPlan:
     from sparring.algo.loss.policy import PolicyLoss
+    from sparring.algo.loss.preference.load import load_preference
 
     config = context.config
     total = config.rl.steps * config.rl.passes * config.rl.minibatches
-    return TrainPlan(losses=[PolicyLoss(config.algo)], total_steps=total, overrides=config.rl.train)
+    loss = PolicyLoss(config.algo) if config.rl.preference is None else load_preference(config.rl.preference)
+    return TrainPlan(losses=[loss], total_steps=total, overrides=config.rl.train)
 
 
 def _annotators(context: Context, trainer: Trainer, source: Path) -> list[Annotator]:
-    """What the algorithm asks for beside what was recorded."""
+    """What is asked for beside what was recorded."""
     config, found = context.config, list[Annotator]()
-    if config.algo.needs_proximal and config.rl.passes * config.rl.minibatches > 1:
-        found.append(Forwarded(trainer.forward, "proximal"))
-    if config.algo.kl.coefficient:
+    if config.rl.preference is None:
+        if config.algo.needs_proximal and config.rl.passes * config.rl.minibatches > 1:
+            found.append(Forwarded(trainer.forward, "proximal"))
+        refers = bool(config.algo.kl.coefficient)
+    else:
+        refers = not isinstance(config.rl.preference, WITHOUT_REFERENCE)
+    if refers:
         frozen = context.cluster.trainer(POLICY, path=str(source), plan=TrainPlan(losses=[], total_steps=1, overrides={}))
         found.append(Forwarded(frozen.forward, "reference"))
     return found
