@@ -118,11 +118,18 @@ def test_the_rubric_is_evaluated_by_the_command(
         ("engines.nobody.kind=native", "engines.nobody: expected a model beside the policy (judge), got 'nobody'"),
         ('models.judge.path="./nowhere"', "model ./nowhere: expected a Hugging Face checkpoint folder or a hub name"),
         ("env.rubric.liked.prompt=Well?", "prompt must say where {completion} stands"),
-        ("env.rubric.right.kind=wishful", "wishful"),
-        ("env.rubric.right.colum=a", "env.rubric.right"),
+        ('engines={judge={kind="openai", url="http://127.0.0.1:9/v1"}}', "env.rubric.liked.constrain: expected false, got true with"),
+        ("env.rubric={r={kind='ranking', model='judge', prompt='{answers}'}}", "env.rubric: expected a part that says what one"),
     ],
 )
 def test_what_cannot_work_is_refused(recipe: Path, change: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", str(recipe), *words("run.stages=['rl']", change)]) == 2
+    assert main(["check", str(recipe), *words("run.stages=['rl', 'eval']", change)]) == 2
     assert said in capsys.readouterr().err
 
+
+
+def test_a_judge_that_cannot_be_reached_is_refused(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe.write_text(recipe.read_text().replace("constrain = true\n", ""))
+    unreached = 'engines={judge={kind="openai", url="http://127.0.0.1:9/v1"}}'
+    assert main(["check", str(recipe), *words("run.stages=['rl']", unreached)]) == 2
+    assert "http://127.0.0.1:9/v1: expected" in capsys.readouterr().err
