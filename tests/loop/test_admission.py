@@ -105,7 +105,7 @@ def make_run(
     window = Window(groups_per_step, settings.max_lag, total_steps)
     source = world.tasks("train", 0)
     scheduler = Scheduler(
-        runner, source, window, run_seed=5, engine_version=lambda: engine.version, stage="rl", scorer=scorer
+        runner, source, window, run_seed=5, engine_version=lambda: engine.version, stage="rl", scorers=[] if scorer is None else [scorer]
     )
     return Run(scheduler, window, engine, runner, source)
 

@@ -200,31 +200,6 @@ def check_recipe(config: RunConfig) -> list[str]:
     return block(checked())
 
 
-def evaluate_checkpoint(config: RunConfig, checkpoint: Path) -> dict[str, Any]:
-    """A checkpoint on a recipe's held-out tasks: `success`, `low`, `high`, `tasks` and `by_dataset` of the same.
-
-    Raises:
-        BadInput: the recipe or the checkpoint is refused.
-    """
-    import tempfile
-
-    from sparring.sandbox.check import check_sandbox
-    from sparring.stages.eval import evaluate_folder, held_out
-    from sparring.stages.summary import rates
-
-    async def evaluated() -> dict[str, Any]:
-        with tempfile.TemporaryDirectory() as folder:
-            run = msgspec.structs.replace(config.run, directory=folder)
-            quiet = msgspec.structs.replace(config.observe, sinks=())
-            async with opened(resolve(msgspec.structs.replace(config, run=run, observe=quiet))) as context:
-                tasks = held_out(context, config.eval.tasks)
-                if tasks[0].box is not None:
-                    check_sandbox(config.sandbox)
-                return rates(await evaluate_folder(context, str(checkpoint), tasks, "checkpoint"))
-
-    return block(evaluated())
-
-
 def export_checkpoint(checkpoint: Path, out: Path, dtype: str) -> None:
     """Write a checkpoint as a plain Hugging Face folder of `dtype` weights.
 

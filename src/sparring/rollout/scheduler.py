@@ -36,7 +36,7 @@ class Scheduler:
         run_seed: everything sampled derives from it.
         engine_version: the version that the engine serves now.
         stage: first part of every id: group 12 of stage rl is `rl/12`, its rollout 3 is `rl/12/3`.
-        scorer: second pass over whole groups.
+        scorers: further passes over whole groups, in this order.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Scheduler:
         run_seed: int,
         engine_version: Callable[[], int],
         stage: str = "rl",
-        scorer: Scorer | None = None,
+        scorers: Sequence[Scorer] = (),
     ) -> None:
         self._runner = runner
         self._source = source
@@ -56,7 +56,7 @@ class Scheduler:
         self._run_seed = run_seed
         self._engine_version = engine_version
         self._stage = stage
-        self._scorer = scorer
+        self._scorers = scorers
         self._slots = asyncio.Semaphore(runner.config.max_concurrent_rollouts)
         self._pending: asyncio.Queue[asyncio.Task[Group] | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -194,10 +194,11 @@ class Scheduler:
         kept = [(f.rollout, f.score) for f in finished if f.score is not None]
         scores: Sequence[Score] = [score for _, score in kept]
         failed = [r for f in finished for r in (*f.broken, *([f.rollout] if f.score is None else []))]
-        if self._scorer is not None and kept:
+        if kept:
             try:
                 with boundary(JudgeError, "scorer"):
-                    scores = await self._scorer.score(task, [rollout for rollout, _ in kept], scores)
+                    for scorer in self._scorers:
+                        scores = await scorer.score(task, [rollout for rollout, _ in kept], scores)
             except InfraError as error:
                 outcome = Outcome(kind="judge_failed", reason="failure", failure=failure_of(error))
                 failed += [unscored(rollout, outcome) for rollout, _ in kept]

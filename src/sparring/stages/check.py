@@ -12,6 +12,7 @@ from sparring.engine.config import EngineConfig
 from sparring.errors import EnvError, refusal
 from sparring.rollout.window import check_window
 from sparring.sandbox.check import check_sandbox
+from sparring.stages.beside import check_beside
 from sparring.stages.compared import check_compared
 from sparring.stages.context import ORDER, POLICY, Context
 from sparring.stages.demonstrate import Conversation, converse, demonstrate, given_conversations
@@ -22,7 +23,7 @@ from sparring.stages.lora import check_lora
 from sparring.stages.memory import Held
 from sparring.stages.online import check_online
 from sparring.stages.rewarded import check_reward_model
-from sparring.stages.rl import correction_chosen
+from sparring.stages.rl import ANNOTATIONS, correction_chosen
 from sparring.stages.servable import check_model
 from sparring.stages.served import check_served
 from sparring.stages.shape import Shape, folder_shape
@@ -48,6 +49,8 @@ async def check(context: Context) -> list[str]:
     _sampling(context)
     facts += check_served(context)
     if "rl" in config.run.stages:
+        if config.rl.preference is None:
+            config.algo.check(config.rollout.group_size, ANNOTATIONS)
         check_window(
             config.rollout,
             groups_per_step=config.rl.groups_per_step,
@@ -56,7 +59,7 @@ async def check(context: Context) -> list[str]:
         )
         facts += ["rollouts: the window cannot deadlock", correction_chosen(config)]
     facts += await check_judges(context)
-    facts += _held_out(context)
+    facts += _held_out(context) + check_beside(context)
     tasks = _some_tasks(context)
     task = tasks[0]
     if task.box is not None:

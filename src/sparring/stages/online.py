@@ -28,6 +28,9 @@ def check_online(context: Context) -> list[str]:
     config = context.config
     if config.rl.preference is None or "rl" not in config.run.stages:
         return []
+    if config.rollout.group_size < 2:
+        got, do = str(config.rollout.group_size), "raise it: a rollout is preferred to another of its group"
+        raise refusal("rollout.group_size", "at least 2 rollouts to compare", got, do)
     sampling = config.rollout.sampling()
     truncates = sampling.top_k or sampling.top_p < 1 or sampling.min_p > 0 or sampling.constraint is not None
     if truncates and not isinstance(config.rl.preference, WITHOUT_REFERENCE):

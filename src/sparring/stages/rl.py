@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,12 @@ from sparring.config import RunConfig
 from sparring.harness.chat import ChatHarness
 from sparring.loop import run_loop
 from sparring.observe.spans import Spans
-from sparring.protocols import Annotator, Engine, Trainer, TrainPlan
+from sparring.protocols import Annotator, Credit, Engine, Trainer, TrainPlan
 from sparring.record.recorder import Recorder
 from sparring.rollout.runner import RolloutRunner
 from sparring.rollout.scheduler import Scheduler
-from sparring.rollout.scorers import InTurn
 from sparring.rollout.window import Window
+from sparring.stages.beside import beside
 from sparring.stages.checkpoints import Checkpoints
 from sparring.stages.context import POLICY, Context
 from sparring.stages.lora import trained_folder
@@ -30,6 +30,9 @@ from sparring.stages.rewarded import reward_scorer
 from sparring.stages.shape import context_room, folder_shape
 from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
 from sparring.types import Batch, Group, StepResult, TokenAccount
+
+ANNOTATIONS = frozenset({"reference"})
+"""What the stage's annotators can write for a credit rule."""
 
 
 async def run(context: Context) -> dict[str, Any]:
@@ -42,9 +45,10 @@ async def run(context: Context) -> dict[str, Any]:
     config = context.config
     source = trained_folder(context, context.input("rl"))
     spans = Spans()
-    engine = WatchedEngine(context.cluster.engine(POLICY, path=str(source)), spans)
+    engine = WatchedEngine(served := context.cluster.engine(POLICY, path=str(source)), spans)
     trainer = WatchedTrainer(context.cluster.trainer(POLICY, path=str(source), plan=_plan(context)), spans)
     window = Window(config.rl.groups_per_step, config.rollout.max_lag, config.rl.steps)
+    credit = credit_chosen(context)
     scheduler = _scheduler(context, engine, source, window)
     checkpoints = Checkpoints(
         trainer=trainer,
@@ -59,6 +63,7 @@ async def run(context: Context) -> dict[str, Any]:
     totals = _Totals(state.get("totals"))
     if done:
         scheduler.restore(state["scheduler"], context.store.groups(stage="rl"))
+        credit.restore(state.get("credit", {}))
         await engine.pull(await trainer.push())
     context.sink.start("rl", config.rl.steps)
     context.sink.event("rl", correction_chosen(config))
@@ -69,10 +74,12 @@ async def run(context: Context) -> dict[str, Any]:
         totals.add(batch, metrics)
         context.store.metric("rl", step.version, metrics)
         context.sink.log("rl", step.version, metrics)
-        await checkpoints.after(step, metrics, {"scheduler": scheduler.state(step.version), "totals": totals.as_dict()})
+        kept = {"scheduler": scheduler.state(step.version), "totals": totals.as_dict(), "credit": credit.state()}
+        await checkpoints.after(step, metrics, kept)
+        evaluator.after(step.version)
 
-    async with aclosing(scheduler.groups()) as groups:
-        steps = _batches(context, groups, trainer, source, done)
+    async with beside(context, served, source, done=done) as evaluator, aclosing(scheduler.groups()) as groups:
+        steps = _batches(context, groups, credit, _annotators(context, trainer, source), done)
         await run_loop(steps, {POLICY: trainer}, {POLICY: engine}, window, after_step)
     from sparring.stages.export import write_model
 
@@ -87,12 +94,12 @@ def _scheduler(context: Context, engine: Engine, model: Path, window: Window) ->
         window,
         run_seed=context.config.run.seed,
         engine_version=lambda: engine.version,
-        scorer=InTurn.of(context.factory.scorer, reward_scorer(context)),
+        scorers=[scorer for scorer in (context.factory.scorer, reward_scorer(context)) if scorer is not None],
     )
 
 
 def _batches(
-    context: Context, groups: AsyncIterator[Group], trainer: Trainer, source: Path, done: int
+    context: Context, groups: AsyncIterator[Group], credit: Credit, annotators: Sequence[Annotator], done: int
 ) -> AsyncIterator[Batch]:
     """The stage's batches after `done` updates."""
     config = context.config
@@ -100,9 +107,9 @@ def _batches(
         groups,
         steps=range(done + 1, config.rl.steps + 1),
         groups_per_step=config.rl.groups_per_step,
-        credit=credit_chosen(context),
+        credit=credit,
         model=POLICY,
-        annotators=_annotators(context, trainer, source),
+        annotators=annotators,
         store=context.store,
         plan=Plan(
             minibatches=config.rl.minibatches,
@@ -151,12 +158,14 @@ def _annotators(context: Context, trainer: Trainer, source: Path) -> list[Annota
     if config.rl.preference is None:
         if config.algo.needs_proximal and config.rl.passes * config.rl.minibatches > 1:
             found.append(Forwarded(trainer.forward, "proximal"))
-        refers = bool(config.algo.kl.coefficient)
+        refers = config.algo.needs_reference
     else:
         refers = not isinstance(config.rl.preference, WITHOUT_REFERENCE)
     if refers:
         frozen = context.cluster.trainer(POLICY, path=str(source), plan=TrainPlan(losses=[], total_steps=1, overrides={}))
         found.append(Forwarded(frozen.forward, "reference"))
+    if config.rl.preference is None and config.algo.kl_reward is not None:
+        found.append(config.algo.kl_reward)
     return found
 
 
