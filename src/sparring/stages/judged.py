@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparring.envs.rubrics.config import RELATIVE, AskedPart
+from sparring.envs.rubrics.config import RELATIVE, AskedPart, judging
 from sparring.errors import InfraError, refusal
 from sparring.model.hub import local_folder
 from sparring.stages.context import POLICY, Context
@@ -32,7 +32,7 @@ async def check_judges(context: Context) -> list[str]:
     if asked and not by_itself and "eval" in config.run.stages:
         expected, got = "a part that says what one answer is worth, for the stage eval", "parts that compare a group's"
         raise refusal("env.rubric", expected, got, "add one, or leave eval out of run.stages")
-    models = sorted({part.model for part in asked.values()})
+    models = sorted(judging(config.env.rubric))
     for model in models:
         try:
             await context.judges.check(model)
@@ -46,11 +46,12 @@ def _check_model(context: Context, where: str, part: AskedPart) -> None:
     """The model stands in `[models]`, with weights or at least a tokenizer to load, and its engine can do what the part says."""
     config = context.config
     spec = config.models.get(part.model)
-    if spec is None or spec.path is None:
-        got = "none" if spec is None else "one without a path"
-        raise refusal(f"{where}.model", f"a table [models.{part.model}] with a path", got, "add the model that judges")
+    if spec is None or spec.path is None or part.model == POLICY:
+        got = "the policy" if part.model == POLICY else "none" if spec is None else "one without a path"
+        do = "add a model that judges, under a name of its own"
+        raise refusal(f"{where}.model", f"a table [models.{part.model}] with a path", got, do)
     local_folder(spec.path)
-    engine = config.engine if part.model == POLICY else config.engines.get(part.model)
+    engine = config.engines.get(part.model)
     if part.constrain and engine is not None and engine.kind not in ABLE:
         got = f'true with an engine of kind "{engine.kind}", which asks nobody between two tokens'
         raise refusal(f"{where}.constrain", "false", got, "leave it out, and let find pick the verdict")
