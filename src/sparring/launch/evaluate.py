@@ -14,6 +14,7 @@ import xxhash
 
 from sparring.config import RunConfig, dump, resolve
 from sparring.engine.config import EngineConfig
+from sparring.envs.rubrics.config import Function, judging
 from sparring.errors import refusal
 from sparring.launch.block import block
 from sparring.launch.run import CONFIG, opened
@@ -113,6 +114,7 @@ async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
     from sparring.sandbox.check import check_sandbox
     from sparring.stages.check import check_directory
     from sparring.stages.eval import evaluate_folder, held_out
+    from sparring.stages.judged import check_judges
     from sparring.stages.served import check_served
 
     check_directory(Path(config.run.directory))
@@ -126,6 +128,7 @@ async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
             check_sandbox(config.sandbox)
         if subject.endpoint:
             check_served(context)
+        await check_judges(context)
         plan = EvalPlan(tasks=tasks, run_seed=config.run.seed, samples=config.eval.samples)
         evaluation = await evaluate_folder(context, str(subject.folder), plan)
         result = _told(context, subject, evaluation)
@@ -157,14 +160,16 @@ def _recipe(config: RunConfig, subject: Subject, directory: str, name: str) -> R
     """Those parts of a recipe that an evaluation reads, and nothing that only says how much of it is done or told."""
     spec = msgspec.structs.replace(config.models[POLICY], path=str(subject.folder), init=None, lora=None)
     run = config.run
+    judges = sorted(judging(config.env.rubric) & config.models.keys() - {POLICY})
     return RunConfig(
         run=RunSection(
             name=name or "-", directory=directory, seed=run.seed, stages=("eval",), device=run.device, threads=run.threads
         ),
-        models={POLICY: spec},
+        models={POLICY: spec, **{name: config.models[name] for name in judges}},
         env=config.env,
         sandbox=config.sandbox,
         engine=_endpoint(config.engine, subject.endpoint) if subject.endpoint else config.engine,
+        engines={name: config.engines[name] for name in judges if name in config.engines},
         rollout=config.rollout,
         eval=EvalConfig(tasks=config.eval.tasks),
         observe=ObserveConfig(sinks=(), progress=config.observe.progress, lines_every_s=config.observe.lines_every_s),
@@ -185,5 +190,7 @@ def _deciding(config: RunConfig, subject: Subject) -> list[Path]:
     folders = dict.fromkeys((subject.folder, base_folder(subject.folder)))
     files = [file for folder in folders for file in sorted(folder.iterdir()) if file.suffix in CONTENT]
     env = config.env
-    named = [Path(part) for part in (env.name.rpartition(":")[0], env.reward.rpartition(":")[0], env.data, env.eval_data) if part]
+    functions = [part.function for part in env.rubric.values() if isinstance(part, Function)]
+    sources = [name.rpartition(":")[0] for name in (env.name, env.reward, *functions)]
+    named = [Path(part) for part in (*sources, env.data, env.eval_data) if part]
     return files + [path for path in named if path.is_file()]
