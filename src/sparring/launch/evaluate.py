@@ -128,15 +128,16 @@ async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
             check_served(context)
         plan = EvalPlan(tasks=tasks, run_seed=config.run.seed, samples=config.eval.samples)
         evaluation = await evaluate_folder(context, str(subject.folder), plan)
-        result = _told(context, subject, evaluation)
+        result = _told(context, subject, evaluation, folder)
         write_results(Results(evaluations=(result,)), folder / RESULT)
         return result
 
 
-def _told(context: Context, subject: Subject, evaluation: Evaluation) -> Evaluated:
+def _told(context: Context, subject: Subject, evaluation: Evaluation, folder: Path) -> Evaluated:
     config = context.config
     return Evaluated(
         name=subject.name,
+        folder=str(folder),
         environment=context.factory.name,
         seed=config.run.seed,
         temperature=config.rollout.temperature,

@@ -38,7 +38,7 @@ async def beside(context: Context, engine: Engine, model: Path, *, done: int) ->
     evaluator = Evaluator(
         runner(context, engine, model),
         EvalPlan(
-            tasks=held_out(context, config.eval.every_tasks) if every else (), run_seed=config.run.seed, stage="rl/eval"
+            tasks=held_out(context, config.eval.every_tasks, "eval.every_tasks") if every else (), run_seed=config.run.seed, stage="rl/eval"
         ),
         every=every,
         max_concurrent_rollouts=config.eval.max_concurrent_rollouts,
@@ -71,7 +71,7 @@ def check_beside(context: Context) -> list[str]:
         got = f'{config.eval.every}, with engine.live_kv = "drain"'
         do = 'set engine.live_kv to "keep" or "recompute", or leave eval.every out'
         raise refusal("eval.every", "0 where an update waits for every request, evaluation's too", got, do)
-    tasks = len(held_out(context, config.eval.every_tasks))
+    tasks = len(held_out(context, config.eval.every_tasks, "eval.every_tasks"))
     return [f"eval: {tasks} held-out tasks after every {config.eval.every} steps, beside training"]
 
 

@@ -44,8 +44,8 @@ async def run(context: Context) -> dict[str, Any]:
     return results
 
 
-def held_out(context: Context, count: int) -> list[Task]:
-    """The first `count` tasks of the environment's evaluation split; 0 takes all.
+def held_out(context: Context, count: int, key: str = "eval.tasks") -> list[Task]:
+    """The first `count` tasks of the environment's evaluation split; 0 takes all. `key` is where the count stands.
 
     Raises:
         BadInput: there are fewer.
@@ -55,7 +55,7 @@ def held_out(context: Context, count: int) -> list[Task]:
     while (not count or len(tasks) < count) and (task := source.next()) is not None:
         tasks.append(task)
     if len(tasks) < max(1, count):
-        raise refusal("eval.tasks", f"at most {len(tasks)}, the held-out tasks", str(count), "lower it, or raise env.held_out")
+        raise refusal(key, f"at most {len(tasks)}, the held-out tasks", str(count), "lower it, or raise env.held_out")
     return tasks
 
 

@@ -32,6 +32,8 @@ def check_served(context: Context) -> list[str]:
         raise refusal("engine.as_served", expected, "true", "leave it out; `sparring eval` takes the URL of an endpoint")
     if engine.kind == "remote":
         remote = RemoteEngine(engine.url, name=POLICY, api_key=key_of(engine.api_key_env))
+        if engine.as_served:
+            return [f"engine: {engine.url} serves {remote.served.model}, version {remote.version}, as it is"]
         numerics = "fast" if spec.numerics == "fast" else ops.path_name(context.config.run.device)
         remote.check(spec.dtype, numerics, engine)
         return [f"engine: {engine.url} serves {remote.served.dtype} on {remote.served.numerics}, version {remote.version}"]
