@@ -38,7 +38,7 @@ def evaluation_lines(evaluated: Evaluated) -> Iterator[str]:
     turns = "" if found.mean_turns is None else f", {found.mean_turns:.2f} turns each"
     how = f"temperature {evaluated.temperature:g}, seed {evaluated.seed}"
     yield f"{found.rollouts} rollouts, {found.samples} of each task{turns}, {how}"
-    if found.versions is not None and found.versions != (0, 0):
+    if found.versions is not None and found.versions[0] != found.versions[1]:
         yield "weight versions {} to {}".format(*found.versions)
     if found.lost:
         some = [f"{lost.rollout} ({lost.failure})" for lost in found.lost]

@@ -34,12 +34,11 @@ async def beside(context: Context, engine: Engine, model: Path, *, done: int) ->
 
     config = context.config
     every = config.eval.every
+    tasks = held_out(context, config.eval.every_tasks, "eval.every_tasks") if every else ()
     context.store.truncate(STAGE, done)
     evaluator = Evaluator(
         runner(context, engine, model),
-        EvalPlan(
-            tasks=held_out(context, config.eval.every_tasks, "eval.every_tasks") if every else (), run_seed=config.run.seed, stage="rl/eval"
-        ),
+        EvalPlan(tasks=tasks, run_seed=config.run.seed, stage="rl/eval"),
         every=every,
         max_concurrent_rollouts=config.eval.max_concurrent_rollouts,
         store=context.store,
