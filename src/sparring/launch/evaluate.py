@@ -97,7 +97,8 @@ def check_writable(path: Path) -> None:
 def evaluation_folder(config: RunConfig, subject: Subject) -> Path:
     """Where the record of an evaluation lies: named by the subject and by a digest of what decides what is sampled."""
     told = _recipe(config, subject, "", "")
-    settings = msgspec.to_builtins(msgspec.structs.replace(told, run=RunSection(name="-", seed=told.run.seed, device=told.run.device)))
+    run = RunSection(name="-", seed=told.run.seed, device=told.run.device)
+    settings = msgspec.to_builtins(msgspec.structs.replace(told, run=run, observe=ObserveConfig()))
     found = xxhash.xxh3_64(msgspec.json.encode(settings, order="sorted"))
     for path in _deciding(config, subject):
         found.update(path.name.encode())
