@@ -30,12 +30,22 @@ from sparring.model.config import ModelConfig
 from sparring.observe.config import ObserveConfig
 from sparring.rollout.config import RolloutConfig
 from sparring.sandbox.config import SandboxConfig
-from sparring.stages.config import EvalConfig, ExportConfig, RlConfig, RunSection, SftConfig
+from sparring.stages.config import (
+    CollectConfig,
+    DistillConfig,
+    EvalConfig,
+    ExportConfig,
+    PreferenceConfig,
+    RewardModelConfig,
+    RlConfig,
+    RunSection,
+    SftConfig,
+)
 from sparring.train.config import TrainConfig
 
 Key = str | int
 
-OVERRIDES = (("sft", "train"), ("rl", "train"))
+OVERRIDES = tuple((stage, "train") for stage in ("sft", "preference", "reward_model", "rl", "distill"))
 """Tables that hold any keys of `[train]`."""
 
 
@@ -57,6 +67,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     engine: EngineConfig = EngineConfig()
     """How tokens are sampled."""
 
+    engines: dict[str, EngineConfig] = {}
+    """How tokens of the other models are sampled, by their names in `[models]`; one that is not here has a native engine."""
+
     rollout: RolloutConfig = RolloutConfig()
     """How tasks become scored groups."""
 
@@ -66,11 +79,23 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     algo: AlgoConfig = AlgoConfig()
     """How scores become advantages and losses."""
 
+    collect: CollectConfig = CollectConfig()
+    """The stage that gathers a teacher's traces."""
+
     sft: SftConfig = SftConfig()
     """The supervised stage."""
 
+    preference: PreferenceConfig = PreferenceConfig()
+    """The stage that learns from compared replies."""
+
+    reward_model: RewardModelConfig = RewardModelConfig()
+    """The stage that trains a reward model."""
+
     rl: RlConfig = RlConfig()
     """The reinforcement-learning stage."""
+
+    distill: DistillConfig = DistillConfig()
+    """The distillation stage."""
 
     eval: EvalConfig = EvalConfig()
     """The evaluation stage."""

@@ -24,7 +24,7 @@ from sparring.protocols import Store
 POINTS = 600
 """Most points drawn of one curve; longer ones are averaged in equal stretches."""
 
-TRAIN_STAGES = ("sft", "rl", "eval")
+TRAIN_STAGES = ("sft", "preference", "reward_model", "rl", "eval")
 """Stages that may have metrics; those of eval are of evaluations beside training."""
 
 AT_THE_END = {
@@ -81,8 +81,8 @@ class _Groups:
 
     def __init__(self, config: Mapping[str, Any], *, model: str, picks_each: int) -> None:
         algo = msgspec.convert(named(config.get("algo", {})), AlgoConfig)
-        # the shuffled control permutes rewards over a whole update, so one group alone does not tell its advantages
-        self._credit = load_credit(algo, seed=0) if algo.control == "none" else None
+        # where an advantage depends on more than its group as it is stored, the report does not know it
+        self._credit = load_credit(algo, seed=0) if algo.sees_one_group else None
         self._model = model
         self._picks_each = picks_each
         self._kinds: Counter[str] = Counter()
