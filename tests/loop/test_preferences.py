@@ -163,14 +163,21 @@ def test_what_makes_no_sense_is_refused_by_name(given: Path, tmp_path: Path, cap
 def test_a_reward_model_of_the_run_scores_its_rollouts(given: Path, tmp_path: Path) -> None:
     """Preferences, then the reward model, then reinforcement learning on what it says."""
     data = written(tmp_path, pairs(60))
-    overrides = [*settings("reward_model", data, {}, steps=6), "run.stages=['reward_model', 'rl']", "reward_model.held_out=4"]
-    finished(given, *overrides, "rl.reward_model=reward_model", "rl.reward_weight=2.0", "rl.steps=2")
+    overrides = [*settings("reward_model", data, {}, steps=6), "run.stages=['reward_model', 'rl', 'eval']"]
+    overrides += ["reward_model.held_out=4", "rl.reward_model=reward_model", "rl.reward_weight=2.0", "rl.steps=2"]
+    finished(given, *overrides)
     store = SqliteStore(tmp_path / "runs/tiny/store.sqlite", read_only=True)
     scores = [score for group in store.groups(stage="rl") for score in group.scores]
+    held_out = store.get("eval/rl")
     result, input_of_rl = store.get("stage/rl"), store.get("stage/reward_model")["model"]
     store.close()
     assert scores and all(score.reward is not None and "reward_model" in score.parts for score in scores)
     assert len({score.parts["reward_model"] for score in scores}) > 1
+    words = [word for override in overrides for word in ("--set", override)]
+    assert main(["eval", str(given), str(tmp_path / "runs/tiny/rl/model"), *words, "--json", str(tmp_path / "found.json")]) == 0
+    [again] = json.loads((tmp_path / "found.json").read_text())["evaluations"]
+    assert again["evaluation"]["reward"] == {**held_out["reward"], "interval": list(held_out["reward"]["interval"])}
+    assert held_out["reward"]["value"] != held_out["success"]["value"]
     assert "score.weight" not in (Path(result["model"]) / "model.safetensors").read_bytes()[:20000].decode(errors="replace")
     assert "score.weight" in (Path(input_of_rl) / "model.safetensors").read_bytes()[:20000].decode(errors="replace")
 
