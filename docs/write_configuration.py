@@ -43,8 +43,7 @@ def page() -> str:
     """The whole page."""
     sections = [HEAD]
     for field in msgspec.structs.fields(RunConfig):
-        kind = _struct(field.type)
-        assert kind is not None
+        (kind,) = _structs(field.type)
         name = f"{field.name}.<name>" if typing.get_origin(field.type) is dict else field.name
         sections += _section(kind, name, _field_docs(RunConfig)[field.name])
     return "\n".join(sections)
@@ -53,12 +52,16 @@ def page() -> str:
 def _section(kind: type[msgspec.Struct], name: str, lead: str = "") -> Iterator[str]:
     docs = _field_docs(kind)
     summary = lead or textwrap.dedent(inspect.getdoc(kind) or "")
-    yield f"## `[{name}]`\n\n{summary}\n\n| key | type | default | |\n| --- | --- | --- | --- |"
+    tag = msgspec.inspect.type_info(kind)
+    which = f" with `{tag.tag_field} = {json.dumps(tag.tag)}`" if tag.tag_field else ""
+    yield f"## `[{name}]`{which}\n\n{summary}\n\n| key | type | default | |\n| --- | --- | --- | --- |"
     inner = []
     for field in msgspec.structs.fields(kind):
-        below = _struct(field.type)
-        if below is not None:
-            inner.append((below, f"{name}.{field.name}", docs[field.name]))
+        below = _structs(field.type)
+        if below:
+            # of several kinds each also says itself what it is
+            itself = ["" if len(below) == 1 else f" {inspect.cleandoc(kind.__doc__ or '')}" for kind in below]
+            inner += [(kind, f"{name}.{field.name}", docs[field.name] + own) for kind, own in zip(below, itself, strict=True)]
             continue
         yield f"| `{field.name}` | {_type(field.type)} | {_default(field)} | {_cell(docs[field.name])} |"
     yield ""
@@ -66,10 +69,10 @@ def _section(kind: type[msgspec.Struct], name: str, lead: str = "") -> Iterator[
         yield from _section(below, path, doc)
 
 
-def _struct(kind: object) -> type[msgspec.Struct] | None:
-    """The struct that a field holds, by itself, optionally or by name."""
+def _structs(kind: object) -> list[type[msgspec.Struct]]:
+    """The structs that a field may hold, by itself, optionally or by name."""
     options = [kind, *typing.get_args(kind)]
-    return next((o for o in options if isinstance(o, type) and issubclass(o, msgspec.Struct)), None)
+    return [o for o in options if isinstance(o, type) and issubclass(o, msgspec.Struct)]
 
 
 def _field_docs(kind: type[msgspec.Struct]) -> dict[str, str]:

@@ -259,8 +259,11 @@ def _translated(complaint: str, data: dict[str, Any], source: str) -> BadInput:
     what = _AT.split(complaint)[0]
     quoted = re.search(r"`(\w+)`", what)
     name = quoted[1] if quoted else ""
+    if tags := _tags((*keys, name) if name else keys):
+        got = "nothing" if name else json.dumps(_value(data, keys), default=str)[:80]
+        return refusal(_join(source, (*keys, name) if name else keys), f"one of {', '.join(tags)}", got, "write one of them")
     if "unknown field" in what:
-        where, known = _join(source, (*keys, name)), _fields(keys)
+        where, known = _join(source, (*keys, name)), _fields(keys, _value(data, keys))
         return refusal(where, f"one of {', '.join(sorted(known))}", "an unknown key", _advice(name, keys, known))
     if "missing required field" in what:
         table = f"[{_dotted(keys)}]" if keys else "the recipe"
@@ -312,7 +315,8 @@ def _type_at(keys: Sequence[Key]) -> msgspec.inspect.Type:
     """The declared type at a path; `AnyType` where the path leaves what is declared."""
     at: msgspec.inspect.Type = msgspec.inspect.type_info(RunConfig)
     for depth, key in enumerate(keys, 1):
-        at = next((t for t in getattr(at, "types", ()) if not isinstance(t, msgspec.inspect.NoneType)), at)
+        options = [t for t in getattr(at, "types", (at,)) if not isinstance(t, msgspec.inspect.NoneType)]
+        at = next((t for t in options if any(f.encode_name == key for f in getattr(t, "fields", ()))), options[0])
         if isinstance(at, msgspec.inspect.StructType):
             at = next((f.type for f in at.fields if f.encode_name == key), msgspec.inspect.AnyType())
         elif isinstance(at, msgspec.inspect.DictType):
@@ -324,11 +328,22 @@ def _type_at(keys: Sequence[Key]) -> msgspec.inspect.Type:
     return at
 
 
-def _fields(keys: Sequence[Key]) -> set[str]:
-    """The keys that the table at a path may have."""
+def _fields(keys: Sequence[Key], table: Any = None) -> set[str]:
+    """The keys that the table at a path may have; where it is one of several kinds, those of the kind that `table` names."""
+    kinds = _kinds(keys)
+    named = [t for t in kinds if t.tag_field and isinstance(table, dict) and table.get(t.tag_field) == t.tag]
+    return {f.encode_name for t in named or kinds for f in t.fields} | {str(t.tag_field) for t in kinds if t.tag_field}
+
+
+def _kinds(keys: Sequence[Key]) -> list[msgspec.inspect.StructType]:
+    """The structs that may stand at a path."""
     at = _type_at(keys)
-    options = getattr(at, "types", (at,))
-    return {f.encode_name for t in options if isinstance(t, msgspec.inspect.StructType) for f in t.fields}
+    return [t for t in getattr(at, "types", (at,)) if isinstance(t, msgspec.inspect.StructType)]
+
+
+def _tags(keys: Sequence[Key]) -> list[str]:
+    """Where a path ends with the key that says which of several kinds a table is: their names."""
+    return [str(t.tag) for t in (_kinds(keys[:-1]) if keys else ()) if t.tag_field == keys[-1]]
 
 
 _WORDS = {

@@ -217,7 +217,7 @@ def test_rollouts_are_compared_online(given: Path, tmp_path: Path, name: str) ->
 
 def test_online_comparisons_that_make_no_sense_are_refused(given: Path, capfd) -> None:
     for overrides, message in (
-        (["rl.preference.name=kto"], "preference.name must be dpo, robust_dpo, ipo or simpo, which compare rollouts alone, got kto"),
+        (["rl.preference.name=kto"], "rl.preference.name: expected one of dpo, robust_dpo, ipo, simpo, got \"kto\""),
         (["rl.preference.name=dpo", "rollout.top_k=5"], "[rollout]: expected rollouts whose tokens the reference of rl.preference"),
     ):
         words = [word for override in ("run.stages=['rl']", *overrides) for word in ("--set", override)]

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from sparring.algo.loss.preference.config import DpoConfig, KtoConfig, OrpoConfig, PreferenceLoss
+from sparring.algo.loss.preference.config import ComparingLoss, DpoConfig, OrpoConfig, PreferenceLoss
 from sparring.train.config import TrainConfig
 
 MAX_THREADS = 1024
@@ -168,9 +168,9 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     train: dict[str, int | float | str | bool] = {}
     """Keys of `[train]` that this stage replaces, such as `learning_rate`."""
 
-    preference: PreferenceLoss | None = None
-    """Online preference optimisation in the place of `[algo]`: the best rollout of each group against its worst, with dpo,
-    robust_dpo, ipo or simpo; the reference is what the stage begins with."""
+    preference: ComparingLoss | None = None
+    """Online preference optimisation in the place of `[algo]`: the best rollout of each group against its worst; the reference is
+    what the stage begins with."""
 
     reward_model: str | None = None
     """Who scores rollouts beside the world: `reward_model`, what that stage of this run has written, or a name in `[models]`."""
@@ -189,9 +189,6 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         if self.steps < 1 or self.groups_per_step < 1:
             raise ValueError("steps and groups_per_step must be at least 1")
-        if isinstance(self.preference, (KtoConfig, OrpoConfig)):
-            name = "kto" if isinstance(self.preference, KtoConfig) else "orpo"
-            raise ValueError(f"preference.name must be dpo, robust_dpo, ipo or simpo, which compare rollouts alone, got {name}")
         if not self.correction_cap >= 1:
             raise ValueError(f"correction_cap must be at least 1, the weight of equal probabilities, got {self.correction_cap}")
         _check_overrides(self.train)

@@ -85,6 +85,9 @@ class OrpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 PreferenceLoss = DpoConfig | RobustDpoConfig | IpoConfig | KtoConfig | SimPoConfig | OrpoConfig
 
+ComparingLoss = DpoConfig | RobustDpoConfig | IpoConfig | SimPoConfig
+"""Those that need nothing but two replies to one prompt."""
+
 WITHOUT_REFERENCE = (SimPoConfig, OrpoConfig)
 """Those that ask no reference model."""
 
