@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from sparring.algo.config import GrpoConfig
+from sparring.algo.config import AlgoConfig
 from sparring.algo.loss.imitate import ImitateLoss
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.batch.denominators import denominators
@@ -81,7 +81,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     size = load_recipe(RECIPE).models["policy"].init
     assert size is not None
-    losses = [PolicyLoss(GrpoConfig()), ImitateLoss()]
+    losses = [PolicyLoss(AlgoConfig()), ImitateLoss()]
     claims = []
     with tempfile.TemporaryDirectory() as folder:
         model = load(create(size, VOCABULARY, Path(folder) / "model", 7))

@@ -43,7 +43,8 @@ def page() -> str:
     """The whole page."""
     sections = [HEAD]
     for field in msgspec.structs.fields(RunConfig):
-        (kind,) = _structs(field.type)
+        kind = _struct(field.type)
+        assert kind is not None
         name = f"{field.name}.<name>" if typing.get_origin(field.type) is dict else field.name
         sections += _section(kind, name, _field_docs(RunConfig)[field.name])
     return "\n".join(sections)
@@ -52,16 +53,22 @@ def page() -> str:
 def _section(kind: type[msgspec.Struct], name: str, lead: str = "") -> Iterator[str]:
     docs = _field_docs(kind)
     summary = lead or textwrap.dedent(inspect.getdoc(kind) or "")
-    tag = msgspec.inspect.type_info(kind)
-    which = f" with `{tag.tag_field} = {json.dumps(tag.tag)}`" if tag.tag_field else ""
-    yield f"## `[{name}]`{which}\n\n{summary}\n\n| key | type | default | |\n| --- | --- | --- | --- |"
+    yield f"## `[{name}{'' if ']' in name else ']'}`\n\n{summary}\n"
+    if not msgspec.structs.fields(kind):
+        return
+    yield "| key | type | default | |\n| --- | --- | --- | --- |"
     inner = []
     for field in msgspec.structs.fields(kind):
-        below = _structs(field.type)
-        if below:
-            # of several kinds each also says itself what it is
-            itself = ["" if len(below) == 1 else f" {inspect.cleandoc(kind.__doc__ or '')}" for kind in below]
-            inner += [(kind, f"{name}.{field.name}", docs[field.name] + own) for kind, own in zip(below, itself, strict=True)]
+        rules = _rules(field.type)
+        if rules:
+            names = ", ".join(f"`\"{name}\"`" for name in rules)
+            default = "–" if field.default is None else f"`\"{msgspec.to_builtins(field.default)['name']}\"`"
+            yield f"| `{field.name}` | {names}, or a table | {default} | {_cell(docs[field.name])} |"
+            inner += [(rule, f"{name}.{field.name}] name = \"{tag}\"", _summary(rule)) for tag, rule in rules.items()]
+            continue
+        below = _struct(field.type)
+        if below is not None:
+            inner.append((below, f"{name}.{field.name}", docs[field.name]))
             continue
         yield f"| `{field.name}` | {_type(field.type)} | {_default(field)} | {_cell(docs[field.name])} |"
     yield ""
@@ -69,10 +76,21 @@ def _section(kind: type[msgspec.Struct], name: str, lead: str = "") -> Iterator[
         yield from _section(below, path, doc)
 
 
-def _structs(kind: object) -> list[type[msgspec.Struct]]:
-    """The structs that a field may hold, by itself, optionally or by name."""
+def _rules(kind: object) -> dict[str, type[msgspec.Struct]]:
+    """The structs of a field that are chosen by name; none where that is not how they are chosen."""
+    options = [o for o in (kind, *typing.get_args(kind)) if isinstance(o, type) and issubclass(o, msgspec.Struct)]
+    return {str(o.__struct_config__.tag): o for o in options if o.__struct_config__.tag is not None}
+
+
+def _summary(kind: type[msgspec.Struct]) -> str:
+    """The first paragraph of a struct's docstring, on one line."""
+    return " ".join(textwrap.dedent(inspect.getdoc(kind) or "").split("\n\n")[0].split())
+
+
+def _struct(kind: object) -> type[msgspec.Struct] | None:
+    """The struct that a field holds, by itself, optionally or by name."""
     options = [kind, *typing.get_args(kind)]
-    return [o for o in options if isinstance(o, type) and issubclass(o, msgspec.Struct)]
+    return next((o for o in options if isinstance(o, type) and issubclass(o, msgspec.Struct)), None)
 
 
 def _field_docs(kind: type[msgspec.Struct]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import tomli_w
 
-from sparring.algo.config import GrpoConfig
+from sparring.algo.config import INEXACT, AlgoConfig, Correction, named
 from sparring.engine.config import EngineConfig
 from sparring.envs.config import EnvConfig
 from sparring.errors import BadInput, refusal
@@ -31,6 +31,7 @@ from sparring.observe.config import ObserveConfig
 from sparring.rollout.config import RolloutConfig
 from sparring.sandbox.config import SandboxConfig
 from sparring.stages.config import (
+    NAMED,
     EvalConfig,
     ExportConfig,
     PreferenceConfig,
@@ -71,7 +72,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     train: TrainConfig = TrainConfig()
     """How weights are updated."""
 
-    algo: GrpoConfig = GrpoConfig()
+    algo: AlgoConfig = AlgoConfig()
     """How scores become advantages and losses."""
 
     sft: SftConfig = SftConfig()
@@ -130,7 +131,7 @@ def from_data(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -
     for override in overrides:
         states.append((f"--set {override}", _overridden(states[-1][1], override)))
     try:
-        config = msgspec.convert(states[-1][1], RunConfig, strict=True)
+        config = _converted(states[-1][1])
     except msgspec.ValidationError as error:
         source, culprit = next(s for s in states if _complaint(s[1]) == str(error))
         raise _translated(str(error), culprit, source) from error
@@ -154,12 +155,12 @@ def resolve(config: RunConfig) -> RunConfig:
             raise refusal("run.device", "a GPU and a torch built for it", "none that can be used", 'write "cpu" or "auto"')
         device = "cuda" if usable else "cpu"
     threads = config.run.threads or len(os.sched_getaffinity(0))
-    rl = config.rl
-    if rl.correction == "auto":
+    algo = config.algo
+    if algo.correction == "auto":
         policy = config.models.get("policy")
         exact = config.engine.exact and (policy is None or policy.numerics == "exact")
-        rl = msgspec.structs.replace(rl, correction="none" if exact else "token_truncate")
-    return msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, device=device, threads=threads), rl=rl)
+        algo = msgspec.structs.replace(algo, **({"correction": Correction()} if exact else INEXACT))
+    return msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, device=device, threads=threads), algo=algo)
 
 
 def dump(config: RunConfig) -> str:
@@ -242,10 +243,20 @@ def _no_numbers(data: Any, keys: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[K
 def _complaint(data: dict[str, Any]) -> str | None:
     """What msgspec says against `data`, None if nothing."""
     try:
-        msgspec.convert(data, RunConfig, strict=True)
+        _converted(data)
     except msgspec.ValidationError as error:
         return str(error)
     return None
+
+
+def _converted(data: dict[str, Any]) -> RunConfig:
+    whole = {**data, "algo": named(data["algo"])} if "algo" in data else dict(data)
+    for (section, key), name in NAMED.items():
+        value = whole[section].get(key) if isinstance(whole.get(section), dict) else None
+        if isinstance(value, (str, dict)):
+            table = {"name": value} if isinstance(value, str) else {"name": name, **value}
+            whole[section] = {**whole[section], key: table}
+    return msgspec.convert(whole, RunConfig, strict=True)
 
 
 _AT = re.compile(r" - at (?:key in )?`\$([^`]*)`")
@@ -299,7 +310,7 @@ def _narrowed(data: dict[str, Any], keys: Sequence[Key], only: str) -> dict[str,
 
 def _value(data: Any, keys: Sequence[Key]) -> Any:
     for key in keys:
-        data = data[key]
+        data = data if isinstance(data, str) else data[key]  # a name alone stands for its table
     return data
 
 

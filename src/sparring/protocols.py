@@ -177,24 +177,28 @@ class Annotator(Protocol):
 class Credit(Protocol):
     """Turns scores into advantages, over all groups of one update.
 
-    `samples[i]` are the branches of groups[i]. Returns, per group, its samples with advantages set; an empty sequence
-    where the group leaves the update (zero variance).
+    `samples[i]` are the branches of groups[i]. `credit` returns, per group, its samples with advantages and weights set; an
+    empty sequence where the group leaves the update (zero variance). `denominator` is what the policy term over some of these
+    rows is divided by; None: by the sum of its weights.
     """
 
     def credit(
         self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]
     ) -> Sequence[Sequence[Sample]]: ...
+    def denominator(self, rows: Iterable[Sample]) -> float | None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
     """What a loss asks the trainer for. A declared unit is never split across micro-batches; `statistics` costs a
     gradient-free first pass, in which the loss is asked for `statistics(quantities, micro_batch)`: name -> (sum, count) of what
-    it then finds, as means over the whole update, in `MicroBatch.statistics`."""
+    it then finds, as means over the whole update, in `MicroBatch.statistics`. `idle_tokens`: the policy's tokens of zero
+    advantage matter too; else they are not computed."""
 
     quantities: frozenset[str] = frozenset({"logprob"})
     unit: str = "token"
     statistics: bool = False
+    idle_tokens: bool = False
 
 
 @dataclass(kw_only=True, slots=True)
@@ -217,33 +221,23 @@ class Loss(Protocol):
 
 @dataclass(kw_only=True, slots=True)
 class Corrected:
-    """What a `Correction` says of M tokens: the log-probabilities that the ratio is to, and what each token's share of the loss
-    is multiplied with, both [M] without gradient. `metrics` as in `LossResult`."""
+    """What a correction says of M tokens: what each one's share of the loss is multiplied with, [M] without gradient. `metrics`
+    as in `LossResult`."""
 
-    anchor: torch.Tensor
     weights: torch.Tensor
     metrics: dict[str, tuple[float, float]]
 
 
-class Correction(Protocol):
-    """What the policy term makes of the difference between `old`, the trainer's log-probabilities before the update, and
-    `behaviour`, those recorded by the engine that sampled; both [M] float32. `ours` [M] says which tokens the term weighs:
-    metrics are about those."""
-
-    name: str
-
-    def __call__(self, old: torch.Tensor, behaviour: torch.Tensor, ours: torch.Tensor) -> Corrected: ...
-
-
 class Trainer(Protocol):
-    """Knows terms, not algorithms. One `step` per `Batch`, after one or more `forward_backward`. `forward` is for annotators:
+    """Knows terms, not algorithms. One `step` per `Batch`, after one or more `forward_backward`. One that does not
+    end its update leaves the version, which counts updates. `forward` is for annotators:
     quantities of the tokens that some term weighs, per row and aligned with its tokens, without gradients."""
 
     @property
     def version(self) -> int: ...
     async def forward(self, rows: Sequence[Sample], needs: Set[str]) -> Sequence[Mapping[str, tuple[float, ...]]]: ...
     async def forward_backward(self, batch: Batch) -> Mapping[str, float]: ...
-    async def step(self) -> StepResult: ...
+    async def step(self, *, ends_update: bool = True) -> StepResult: ...
     async def push(self) -> WeightRef: ...
     async def save(self, path: str, *, stage: str, metrics: Mapping[str, float]) -> CheckpointRef: ...
     async def restore(self, ref: CheckpointRef) -> None: ...

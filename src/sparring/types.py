@@ -350,13 +350,15 @@ class TokenAccount:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """The rows of one optimiser step and the model they train. `denominators` are global, one per loss term."""
+    """The rows of one optimiser step and the model they train. `denominators` are global, one per loss term. An update may take
+    several; the last one `ends_update`, and if it says `publish`, the engine is given the weights."""
 
     step: int
     model: str
     rows: tuple[Sample, ...]
     denominators: Mapping[str, float]
     publish: bool = True
+    ends_update: bool = True
     account: TokenAccount = TokenAccount()
     groups: tuple[str, ...] = ()
 

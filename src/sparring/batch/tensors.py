@@ -41,6 +41,10 @@ class MicroBatch:
     """[M] int64: the place among the N whose output predicts the token, which is one before it."""
     targets: torch.Tensor
     """[M] int64: the weighted tokens' ids."""
+    rows: torch.Tensor
+    """[M] int64: the row that the token is in, from 0 in the order of the rows given."""
+    turns: torch.Tensor
+    """[M] int64: the turn that the token is in, from 0 over all rows: a stretch of weighted tokens without context between."""
     weights: Mapping[str, torch.Tensor]
     """Per term [M] float32; 0 where the term does not touch the token."""
     behaviour_logprobs: torch.Tensor
@@ -63,8 +67,6 @@ class MicroBatch:
     """Per annotation that every row carries, [M] float32."""
     denominators: Mapping[str, float]
     """Per term, over the whole update."""
-    row: torch.Tensor
-    """[M] int64: which of the R rows the token is of."""
     group: torch.Tensor
     """[R] int64: rows of one group have one number, from 0."""
     label: torch.Tensor
@@ -74,9 +76,10 @@ class MicroBatch:
 
 
 def micro_batch(
-    rows: Sequence[Sample], denominators: Mapping[str, float], device: torch.device | str = "cpu"
+    rows: Sequence[Sample], denominators: Mapping[str, float], device: torch.device | str = "cpu", *, idle_tokens: bool = False
 ) -> MicroBatch:
-    """Lay rows out as tensors on `device`, with the terms of `denominators`.
+    """Lay rows out as tensors on `device`, with the terms of `denominators`. With `idle_tokens` the policy's tokens of zero
+    advantage stay.
 
     Rows without a weighted token are left out; all may be (then N = B = M = 0).
     """
@@ -84,7 +87,12 @@ def micro_batch(
     names = sorted(set.intersection(*(set(row.annotations) for row in rows))) if rows else []
     flat = _Flat(rows)
     weights = _weights(flat, terms)
-    chosen = np.flatnonzero(weights.any(axis=0))
+    marked = weights.any(axis=0)
+    turns = _turns(flat, marked)
+    if not idle_tokens:
+        weights = _without_idle(flat, terms, weights)
+        marked = weights.any(axis=0)
+    chosen = np.flatnonzero(marked)
     layout, predicting = _predicting(flat, chosen)
 
     def integers(values: np.ndarray) -> torch.Tensor:
@@ -103,6 +111,8 @@ def micro_batch(
         shared=torch.from_numpy(layout.shared).to(device),
         predicting=integers(predicting),
         targets=integers(flat.tokens[chosen]),
+        rows=integers(flat.of_each(range(len(rows)), np.int64)[chosen]),
+        turns=integers(turns[chosen]),
         weights={term: torch.from_numpy(values[chosen]).to(device) for term, values in zip(terms, weights, strict=True)},
         behaviour_logprobs=column(row.logprobs for row in rows),
         advantages=column(row.advantages for row in rows),
@@ -113,7 +123,6 @@ def micro_batch(
         bias=_bias(flat, chosen, device),
         annotations={name: column(row.annotations[name] for row in rows) for name in names},
         denominators=dict(denominators),
-        row=integers(flat.of_each(range(len(rows)), np.int64)[chosen]),
         group=integers(_numbered([row.group for row in rows])),
         label=torch.tensor([row.label or 0.0 for row in rows], dtype=torch.float32, device=device),
     )
@@ -142,19 +151,31 @@ class _Flat:
             packed += struct.pack(f"{length}{code}", *((absent,) * length if of_row is None else of_row))
         return np.frombuffer(packed, code).astype(dtype)
 
-    def of_each(self, values: Sequence[float], dtype: type) -> np.ndarray:
+    def of_each(self, values: Sequence[float] | range, dtype: type) -> np.ndarray:
         """[T]: one value per row, for each of its tokens."""
         return np.repeat(np.array(values, dtype), self.lengths)
 
 
 def _weights(flat: _Flat, terms: Sequence[str]) -> np.ndarray:
-    """[terms, T] float32. A policy token whose advantage is exactly zero has none."""
+    """[terms, T] float32."""
     weights = np.zeros((len(terms), len(flat.tokens)), np.float32)
     for place, term in enumerate(terms):
         weights[place] = flat.column((row.weights.get(term) for row in flat.rows), 0.0, np.float32)
-        if term == "policy":
-            weights[place] *= flat.column((row.advantages for row in flat.rows), 1.0, np.float64) != 0
     return weights
+
+
+def _without_idle(flat: _Flat, terms: Sequence[str], weights: np.ndarray) -> np.ndarray:
+    """A policy token whose advantage is exactly zero has none."""
+    if "policy" in terms:
+        weights[terms.index("policy")] *= flat.column((row.advantages for row in flat.rows), 1.0, np.float64) != 0
+    return weights
+
+
+def _turns(flat: _Flat, marked: np.ndarray) -> np.ndarray:
+    """[T]: the number of the stretch of `marked` tokens [T] that a token is in; no stretch goes beyond its row."""
+    begins = marked & ~np.concatenate(([False], marked[:-1]))
+    begins[flat.offsets[:-1][flat.lengths > 0]] |= marked[flat.offsets[:-1][flat.lengths > 0]]
+    return begins.cumsum() - 1
 
 
 def _kept(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from sparring.algo.config import GrpoConfig
+from sparring.algo.config import AlgoConfig, named
 from sparring.algo.credit.load import load_credit
 from sparring.dashboard.pick import Picker
 from sparring.dashboard.pieces import Piece, load_pieces
@@ -79,7 +79,7 @@ class _Groups:
     """What one pass over the stored groups leaves behind."""
 
     def __init__(self, config: Mapping[str, Any], *, model: str, picks_each: int) -> None:
-        algo = msgspec.convert(config.get("algo", {}), GrpoConfig)
+        algo = msgspec.convert(named(config.get("algo", {})), AlgoConfig)
         # the shuffled control permutes rewards over a whole update, so one group alone does not tell its advantages
         self._credit = load_credit(algo, seed=0) if algo.control == "none" else None
         self._model = model

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from sparring.engine.kv import KvCache, Seat
+from sparring.engine.kv import KvCache, Seat, Weights
 from sparring.engine.sequence import Sequence
 from sparring.engine.states import StateSlots
 
@@ -191,6 +191,12 @@ class Scheduler:
             if sequence.conversation == conversation:
                 sequence.keep = False
 
+    def forget(self, weights: Weights) -> None:
+        """Release the idle conversations whose keys and values are of weights that serve nobody any more."""
+        for conversation in self.cache.release_weights(weights):
+            if self.states is not None:
+                self.states.release(conversation)
+
     def clear(self) -> list[Sequence]:
         """Take every request out."""
         sequences = list(self.sequences)
@@ -229,9 +235,9 @@ class Scheduler:
         sequence.pages, sequence.computed = seat.pages, seat.known
         sequence.table_length, sequence.stale, sequence.gone = 0, True, 0
         sequence.oldest = sequence.version_under(version) if seat.known else None
-        # a preempted request finds part of its own answer again: only prompt tokens count as cached
-        if not sequence.logprobs:
-            sequence.cached_tokens = seat.known
+        # a request that gave way finds again what it has computed itself: that counts as nothing
+        if not sequence.admitted:
+            sequence.admitted, sequence.cached_tokens = True, seat.known
             self.cache.counts.note(seat)
         sequence.slot = self._slots.pop()
         insort(self._running, sequence, key=_rank)
@@ -251,6 +257,8 @@ class Scheduler:
             sequence.state = self.states.resume(sequence.conversation, seat.known)
             if sequence.state is None:
                 sequence.state, seat = self.states.take(), Seat(seat.pages, 0, 0, 0)
+            if sequence.conversation is not None:  # a copy in host memory has no state any more
+                self.cache.release(sequence.conversation)
         return seat
 
     def _publish(self, sequence: Sequence, version: int) -> None:

@@ -18,6 +18,7 @@ from sparring.stages.demonstrate import Conversation, converse, demonstrate, giv
 from sparring.stages.eval import held_out
 from sparring.stages.fit import SOME, check_rendering
 from sparring.stages.lora import check_lora
+from sparring.stages.memory import Held
 from sparring.stages.online import check_online
 from sparring.stages.rewarded import check_reward_model
 from sparring.stages.rl import correction_chosen
@@ -52,7 +53,7 @@ async def check(context: Context) -> list[str]:
             engine_tokens=config.engine.kv_tokens or None,
             rollout_tokens=shape.max_positions,
         )
-        facts += ["rollouts: the window cannot deadlock", *_correction(context)]
+        facts += ["rollouts: the window cannot deadlock", correction_chosen(config)]
     facts += _held_out(context)
     tasks = _some_tasks(context)
     task = tasks[0]
@@ -62,7 +63,7 @@ async def check(context: Context) -> list[str]:
     found, held, shown = await _world(context, task)
     about, compared = check_compared(context)
     shown += compared
-    about += check_online(context)
+    about += check_online(config)
     about += check_reward_model(context, context.given())
     facts += about + found + check_rendering(context, shape, tasks, shown, held)
     return facts + check_model(context, shape)
@@ -131,15 +132,6 @@ def _vllm(context: Context, shape: Shape) -> list[str]:
     return [f"engine: {find_vllm(engine)} has vLLM"]
 
 
-def _correction(context: Context) -> list[str]:
-    """One bound on importance weights, not two."""
-    config = context.config
-    if config.rl.correction != "none" and config.algo.tis_cap is not None:
-        got = f"{config.algo.tis_cap} beside {correction_chosen(config)}"
-        raise refusal("algo.tis_cap", "none beside a correction", got, "leave it out, or set rl.correction_cap")
-    return [correction_chosen(config)]
-
-
 def _shape(context: Context) -> Shape:
     """The sizes of the policy, from its checkpoint or from `[models.policy.init]`."""
     spec, given = context.config.models[POLICY], context.given()
@@ -150,37 +142,28 @@ def _shape(context: Context) -> Shape:
 
 
 def _memory(context: Context, shape: Shape) -> list[str]:
-    """A bound on memory: weights (and adapters), gradients and AdamW in float32 of what is trained, the engine's copy, its cache,
-    a micro-batch's activations."""
-    config = context.config
-    width, layers = shape.hidden_size, shape.num_layers
-    per_layer = width * (2 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    parameters = layers * (per_layer + 3 * width * shape.intermediate_size) + 2 * shape.vocab_size * width
-    lora = config.models[POLICY].lora
-    # an adapter has a row for each input and each output of seven linear layers, at the most
-    ends = 7 * width + 2 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim + 3 * shape.intermediate_size
-    trained = parameters if lora is None else layers * lora.rank * ends
-    trainer = (0 if lora is None else parameters * 4) + trained * (4 + 4 + 8)
-    per_token = layers * (12 * width + 4 * shape.intermediate_size) + 2 * shape.vocab_size
-    activations = config.train.token_budget * per_token * 4
-    # a model with recurrent state holds as much again in states
-    cache = config.engine.kv_bytes * (1 if shape.num_attending == layers else 2)
-    needed = trainer + 3 * parameters * 4 + (0 if lora is None else 3 * trained * 4) + cache + activations
+    """What the run holds at the most is there, in memory and on disk."""
+    config, held = context.config, Held.of(context.config, shape)
     here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if config.run.device == "cpu" and needed > here:
-        raise refusal(
-            "memory",
-            f"{needed / GIB:.1f} GiB (weights and optimiser {trainer / GIB:.1f}, activations {activations / GIB:.1f})",
-            f"{here / GIB:.1f} GiB on this machine",
-            "lower train.token_budget or engine.kv_bytes, or take a smaller model",
-        )
+    if config.run.device == "cpu" and held.total > here:
+        parts = {
+            "weights and optimiser": held.trainer,
+            "the engine's and packed weights": held.engine + held.packed,
+            "an update": held.update,
+            "the engine's cache": held.cache,
+            "activations": held.activations,
+        }
+        expected = f"{held.total / GIB:.1f} GiB ({', '.join(f'{name} {size / GIB:.1f}' for name, size in parts.items())})"
+        do = "lower train.token_budget, engine.kv_bytes or engine.offload_bytes, or take a smaller model"
+        raise refusal("memory", expected, f"{here / GIB:.1f} GiB on this machine", do)
     free = shutil.disk_usage(context.folder).free
-    disk = trained * 12 * (config.train.keep_last + 1) * 2
+    disk = held.trained * 12 * (config.train.keep_last + 1) * 2
     if disk > free:
         raise refusal(
             str(context.folder), f"{disk / GIB:.1f} GiB of disk for checkpoints", f"{free / GIB:.1f} GiB", "free disk space"
         )
-    return [f"memory: about {needed / GIB:.2f} GiB of {here / GIB:.0f} GiB for {parameters / 1e6:.2f} million parameters"]
+    millions = held.parameters / 1e6
+    return [f"memory: about {held.total / GIB:.2f} GiB of {here / GIB:.0f} GiB for {millions:.2f} million parameters"]
 
 
 def _held_out(context: Context) -> list[str]:

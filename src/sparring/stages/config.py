@@ -12,6 +12,9 @@ from sparring.train.config import TrainConfig
 MAX_THREADS = 1024
 """More than any one machine has a use for; the threading library ends the process where it cannot start them."""
 
+NAMED = {("preference", "loss"): "dpo", ("reward_model", "loss"): "bradley_terry", ("rl", "preference"): "dpo"}
+"""Tables of several kinds, and the kind of one that does not say its name; a name alone stands for a table of defaults."""
+
 StageName = Literal["init", "sft", "preference", "reward_model", "rl", "eval", "export"]
 
 
@@ -157,10 +160,10 @@ class RewardModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[rl]`: group-relative reinforcement learning over live rollouts."""
+    """`[rl]`: reinforcement learning over live rollouts."""
 
     steps: int = 100
-    """Optimiser steps."""
+    """Updates: each is made of fresh groups and publishes weights."""
 
     groups_per_step: int = 16
     """Tasks per step."""
@@ -178,19 +181,17 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     reward_weight: float = 1.0
     """What the reward model's rewards are multiplied with before they are added to the world's."""
 
-    correction: Literal["auto", "none", "token_truncate"] = "auto"
-    """What is done about an engine whose probabilities are not the trainer's. none: nothing; token_truncate: each token is
-    weighed by the quotient of the two, at most `correction_cap`; auto: none where engine and numerics are exact, else
-    token_truncate."""
+    minibatches: int = 1
+    """Optimiser steps that a pass over a step's groups is made of; weights are published after the last."""
 
-    correction_cap: float = 2.0
-    """Largest weight of a token under `token_truncate`."""
+    passes: int = 1
+    """How often every sampled token is trained before its weights are published."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.groups_per_step < 1:
             raise ValueError("steps and groups_per_step must be at least 1")
-        if not self.correction_cap >= 1:
-            raise ValueError(f"correction_cap must be at least 1, the weight of equal probabilities, got {self.correction_cap}")
+        if self.minibatches < 1 or self.passes < 1:
+            raise ValueError("minibatches and passes must be at least 1")
         _check_overrides(self.train)
 
 

@@ -1,33 +1,37 @@
-"""Online preference optimisation: what the reinforcement-learning stage needs beside its credit and its loss."""
+"""Online preference optimisation: what the reinforcement-learning stage does in the place of `[algo]`."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from sparring.algo.annotate.reference import Reference
 from sparring.algo.credit.load import load_credit
 from sparring.algo.credit.pairs import Pairs
 from sparring.algo.loss.preference.config import WITHOUT_REFERENCE
+from sparring.config import RunConfig
 from sparring.errors import refusal
-from sparring.protocols import Annotator, Credit
-from sparring.stages.context import POLICY, Context
+from sparring.protocols import Credit, Loss
 
 
-def credit_chosen(context: Context) -> Credit:
+def credit_chosen(config: RunConfig) -> Credit:
     """What turns scores into something to learn: `[algo]`, or pairs where `[rl] preference` asks for them."""
-    config = context.config
-    return load_credit(config.algo, seed=config.run.seed) if config.rl.preference is None else Pairs()
+    if config.rl.preference is not None:
+        return Pairs()
+    return load_credit(config.algo, seed=config.run.seed, max_tokens=config.rollout.max_turn_tokens)
 
 
-def preference_annotators(context: Context, source: Path) -> list[Annotator]:
-    """With a loss that has a reference: a second engine, which goes on serving what the stage begins with."""
-    loss = context.config.rl.preference
-    if loss is None or isinstance(loss, WITHOUT_REFERENCE):
-        return []
-    return [Reference(context.cluster.engine(POLICY, path=str(source)))]
+def preference_loss(config: RunConfig) -> Loss | None:
+    """The loss of `[rl] preference`; None where there is none."""
+    if config.rl.preference is None:
+        return None
+    from sparring.algo.loss.preference.load import load_preference
+
+    return load_preference(config.rl.preference)
 
 
-def check_online(context: Context) -> list[str]:
+def has_reference(config: RunConfig) -> bool:
+    """Whether that loss compares with what the stage begins with."""
+    return config.rl.preference is not None and not isinstance(config.rl.preference, WITHOUT_REFERENCE)
+
+
+def check_online(config: RunConfig) -> list[str]:
     """Rollouts can be compared as `[rl] preference` asks.
 
     Returns:
@@ -36,15 +40,11 @@ def check_online(context: Context) -> list[str]:
     Raises:
         BadInput: they cannot.
     """
-    config = context.config
     if config.rl.preference is None or "rl" not in config.run.stages:
         return []
-    if not isinstance(config.rl.preference, WITHOUT_REFERENCE):
-        if config.engine.kind != "native":
-            expected, do = '"native", which also serves the reference of rl.preference', "choose simpo, which has none"
-            raise refusal("engine.kind", expected, repr(config.engine.kind), do)
-        sampling = config.rollout.sampling()
-        if sampling.top_k or sampling.top_p < 1 or sampling.min_p > 0 or sampling.constraint is not None:
-            got, do = "truncated or constrained sampling", "sample from the whole vocabulary, or choose simpo"
-            raise refusal("[rollout]", "rollouts whose tokens the reference of rl.preference can judge", got, do)
+    if config.rl.minibatches > 1:
+        got, do = str(config.rl.minibatches), "leave it out, or raise rl.passes"
+        raise refusal("rl.minibatches", "1 with rl.preference, whose pairs stay together", got, do)
+    if config.algo.kl.coefficient or config.algo.entropy_bonus:
+        raise refusal("[algo]", "neither kl nor entropy_bonus with rl.preference, which replaces it", "one", "leave it out")
     return ["rl: the best rollout of each group against its worst"]

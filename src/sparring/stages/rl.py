@@ -1,20 +1,21 @@
-"""Group-relative reinforcement learning over live multi-turn rollouts."""
+"""Reinforcement learning over live multi-turn rollouts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from sparring.batch.batches import batches
+from sparring.algo.annotate.forwarded import Forwarded
+from sparring.batch.batches import Plan, batches
 from sparring.config import RunConfig
 from sparring.harness.chat import ChatHarness
 from sparring.loop import run_loop
 from sparring.observe.spans import Spans
-from sparring.protocols import Engine, TrainPlan
+from sparring.protocols import Annotator, Engine, Trainer, TrainPlan
 from sparring.record.recorder import Recorder
 from sparring.rollout.runner import RolloutRunner
 from sparring.rollout.scheduler import Scheduler
@@ -22,11 +23,11 @@ from sparring.rollout.window import Window
 from sparring.stages.checkpoints import Checkpoints
 from sparring.stages.context import POLICY, Context
 from sparring.stages.lora import trained_folder
-from sparring.stages.online import credit_chosen, preference_annotators
+from sparring.stages.online import credit_chosen, has_reference, preference_loss
 from sparring.stages.rewarded import reward_scorer
 from sparring.stages.shape import context_room, folder_shape
 from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
-from sparring.types import Batch, StepResult, TokenAccount
+from sparring.types import Batch, Group, StepResult, TokenAccount
 
 
 async def run(context: Context) -> dict[str, Any]:
@@ -75,20 +76,34 @@ async def run(context: Context) -> dict[str, Any]:
         await checkpoints.after(step, metrics, {"scheduler": scheduler.state(step.version), "totals": totals.as_dict()})
 
     async with aclosing(scheduler.groups()) as groups:
-        steps = batches(
-            groups,
-            steps=range(done + 1, config.rl.steps + 1),
-            groups_per_step=config.rl.groups_per_step,
-            credit=credit_chosen(context),
-            annotators=preference_annotators(context, source),
-            model=POLICY,
-            store=context.store,
-        )
+        steps = _batches(context, groups, trainer, source, done)
         await run_loop(steps, {POLICY: trainer}, {POLICY: engine}, window, after_step)
     from sparring.stages.export import write_model
 
     await write_model(trainer, source, context.output("rl"))
     return {**totals.as_dict(), "model": str(context.output("rl"))}
+
+
+def _batches(
+    context: Context, groups: AsyncIterator[Group], trainer: Trainer, source: Path, done: int
+) -> AsyncIterator[Batch]:
+    """The stage's batches after `done` updates."""
+    config = context.config
+    return batches(
+        groups,
+        steps=range(done + 1, config.rl.steps + 1),
+        groups_per_step=config.rl.groups_per_step,
+        credit=credit_chosen(config),
+        model=POLICY,
+        annotators=_annotators(context, trainer, source),
+        store=context.store,
+        plan=Plan(
+            minibatches=config.rl.minibatches,
+            passes=config.rl.passes,
+            seed=config.run.seed,
+            idle_tokens=config.algo.needs_idle_tokens,
+        ),
+    )
 
 
 def runner(context: Context, engine: Engine, model: Path) -> RolloutRunner:
@@ -110,22 +125,27 @@ def correction_chosen(config: RunConfig) -> str:
     engine = f"engine {config.engine.kind} in {numerics} numerics"
     exact = config.engine.exact and numerics == "exact"
     agrees = "samples with the trainer's own probabilities" if exact else "does not agree with the trainer to the bit"
-    cap = f", weights of at most {config.rl.correction_cap:g}" if config.rl.correction != "none" else ""
-    return f"correction {config.rl.correction}{cap}: {engine} {agrees}"
+    return f"correction {config.algo.correction_rule.in_words()}: {engine} {agrees}"
 
 
 def _plan(context: Context) -> TrainPlan:
-    from sparring.algo.correction.load import load_correction
     from sparring.algo.loss.policy import PolicyLoss
 
     config = context.config
-    if config.rl.preference is not None:
-        from sparring.algo.loss.preference.load import load_preference
+    total = config.rl.steps * config.rl.passes * config.rl.minibatches
+    loss = preference_loss(config) or PolicyLoss(config.algo)
+    return TrainPlan(losses=[loss], total_steps=total, overrides=config.rl.train)
 
-        loss = load_preference(config.rl.preference)
-        return TrainPlan(losses=[loss], total_steps=config.rl.steps, overrides=config.rl.train)
-    correction = load_correction(config.rl.correction, cap=config.rl.correction_cap)
-    return TrainPlan(losses=[PolicyLoss(config.algo, correction)], total_steps=config.rl.steps, overrides=config.rl.train)
+
+def _annotators(context: Context, trainer: Trainer, source: Path) -> list[Annotator]:
+    """What the algorithm asks for beside what was recorded."""
+    config, found = context.config, list[Annotator]()
+    if config.algo.needs_proximal and config.rl.passes * config.rl.minibatches > 1:
+        found.append(Forwarded(trainer.forward, "proximal"))
+    if config.algo.kl.coefficient or has_reference(config):
+        frozen = context.cluster.trainer(POLICY, path=str(source), plan=TrainPlan(losses=[], total_steps=1, overrides={}))
+        found.append(Forwarded(frozen.forward, "reference"))
+    return found
 
 
 class _Totals:

@@ -32,7 +32,7 @@ def write_summary(context: Context) -> dict[str, Any]:
         "turns_successful": (results.get("rl") or results.get("sft") or {}).get("mean_turns_successful"),
         "by_dataset": _by_dataset(context, results),
         "logprob_max_abs_diff": rl.get("logprob_max_abs_diff"),
-        "correction": context.config.rl.correction,
+        "correction": context.config.algo.correction_rule.in_words(),
         "tokens_sampled": account.get("sampled"),
         "tokens_trained": account.get("trained"),
         "tokens": account,

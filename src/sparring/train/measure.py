@@ -18,10 +18,16 @@ LARGEST_LOG_WEIGHT = 20.0
 
 
 class Measures:
-    """Sums, counts and maxima of an update. A measure that nothing contributed to does not exist, which is not 0."""
+    """Sums, counts and maxima of an update. A measure that nothing contributed to does not exist, which is not 0.
 
-    def __init__(self, version: int) -> None:
+    Args:
+        version: of the weights that are trained.
+        pristine: whether they are those that were published as that version; after an optimiser step they are not.
+    """
+
+    def __init__(self, version: int, *, pristine: bool = True) -> None:
         self._version = version
+        self._pristine = pristine
         self._losses: dict[str, float] = defaultdict(float)
         self._sums: dict[str, tuple[float, float]] = {}
         self._maxima: dict[str, float] = {}
@@ -64,7 +70,7 @@ class Measures:
             return
         versions, kv_versions = micro.versions.cpu().numpy(), micro.kv_versions.cpu().numpy()
         sampled = versions >= 0
-        fresh = sampled & (versions == self._version) & (kv_versions == self._version)
+        fresh = sampled & (versions == self._version) & (kv_versions == self._version) & self._pristine
         stale = sampled & ~fresh
         difference = (logprobs.detach() - micro.behaviour_logprobs).abs().cpu().numpy()
         self._maximum("logprob_max_abs_diff", difference[fresh])

@@ -64,7 +64,7 @@ class LocalTrainer:
         config: `[train]`.
         losses: the terms that are trained; a batch may carry any of them and no other.
         name: which model of the run this is.
-        total_steps: how many steps the learning rate's schedule spans.
+        total_steps: how many optimiser steps the learning rate's schedule spans.
         version: of the weights that `model` holds.
         threads: CPU threads of the worker; 0 keeps torch's number.
     """
@@ -93,7 +93,8 @@ class LocalTrainer:
         self._name = name
         self._total_steps = total_steps
         self._version = version
-        self._steps = 0
+        self._steps = self._updates = 0
+        self._pristine = True  # whether the weights are those of the version
         self._has_gradients = False
         self._trained = model.adapters.everywhere or model
         if self._trained is not model:
@@ -106,6 +107,7 @@ class LocalTrainer:
             xxhash.xxh3_64_intdigest(f"probe/{place}".encode()) % model.vocab_size
             for place in range(min(_PROBE_TOKENS, model.max_positions))
         )
+        self._idle_tokens = any(loss.needs.idle_tokens for loss in losses)
         self._lanes = _LANES if model.device.type == "cpu" else 1
         self._threads = threads or torch.get_num_threads()
         # torch keeps its number of threads per calling thread, so it is set where the work is done
@@ -149,13 +151,14 @@ class LocalTrainer:
         """
         return await self._work(self._forward_backward, batch)
 
-    async def step(self) -> StepResult:
-        """Apply the gradients and count the version up. Without any (all groups filtered) the weights stay as they are.
+    async def step(self, *, ends_update: bool = True) -> StepResult:
+        """Apply the gradients and, at the end of an update, count the version up. Without any gradients (all groups filtered) the
+        weights stay as they are. Within an update no token counts as fresh after its first step.
 
         Metrics: learning_rate, step_s and updated (1 when weights changed); grad_norm (before clipping) where there were
         gradients. A gradient that is not finite is dropped, and updated is 0.
         """
-        return await self._work(self._step)
+        return await self._work(self._step, ends_update)
 
     async def push(self) -> WeightRef:
         """Publish a copy of what is trained with a probe: a fixed row of tokens and its log-probabilities under them. What has a
@@ -209,7 +212,7 @@ class LocalTrainer:
         unknown = batch.denominators.keys() - self._losses.keys()
         if unknown:
             raise ValueError(f"batch {batch.step} carries terms {sorted(unknown)}, this trainer has {sorted(self._losses)}")
-        measures = Measures(self._version)
+        measures = Measures(self._version, pristine=self._pristine)
         whole = self._statistics(batch)
         trained = [row for row in batch.rows if row.label != 0]
         for rows in pack_units(trained, self._config.token_budget, self._paired):
@@ -257,7 +260,8 @@ class LocalTrainer:
     def _micro_batch(
         self, rows: Sequence[Sample], denominators: Mapping[str, float], whole: Mapping[str, float]
     ) -> _Part | None:
-        micro = replace(micro_batch(rows, denominators, self._model.device), statistics=whole)
+        micro = micro_batch(rows, denominators, self._model.device, idle_tokens=self._idle_tokens)
+        micro = replace(micro, statistics=whole)
         if not len(micro.targets):
             return None
         losses = [self._losses[term] for term in micro.weights]
@@ -273,7 +277,7 @@ class LocalTrainer:
         hidden = self._model.hidden(micro.tokens, micro.positions, where, micro.predicting)
         return token_quantities(self._model, hidden, micro.targets, micro.temperature, needs, micro.kept, micro.bias)
 
-    def _step(self) -> StepResult:
+    def _step(self, ends_update: bool) -> StepResult:
         started = time.perf_counter()
         rate = learning_rate(self._config, self._steps, self._total_steps)
         metrics = {"learning_rate": rate, "updated": 0.0}
@@ -283,7 +287,10 @@ class LocalTrainer:
             self._write_back()
             self._has_gradients = False
         self._steps += 1
-        self._version += 1
+        self._pristine = ends_update
+        if ends_update:
+            self._updates += 1
+            self._version += 1
         return StepResult(version=self._version, metrics={**metrics, "step_s": time.perf_counter() - started})
 
     def _write_back(self) -> None:
@@ -319,14 +326,15 @@ class LocalTrainer:
         manifest = {
             "model": self._name,
             "stage": stage,
-            "step": self._steps,
+            "step": self._updates,
+            "optimiser_steps": self._steps,
             "version": self._version,
             "config": self._config_digest(),
             "metrics": dict(metrics),
         }
         tensors = {checkpoint.MODEL: self._trained.state(), checkpoint.OPTIMISER: self._optimiser.state()}
         checkpoint.write(Path(path), tensors, manifest)
-        return CheckpointRef(model=self._name, stage=stage, step=self._steps, path=path, metrics=dict(metrics))
+        return CheckpointRef(model=self._name, stage=stage, step=self._updates, path=path, metrics=dict(metrics))
 
     def _restore(self, ref: CheckpointRef) -> None:
         manifest, tensors = checkpoint.read(Path(ref.path))
@@ -340,7 +348,8 @@ class LocalTrainer:
         self._optimiser.load_state(tensors[checkpoint.OPTIMISER])
         self._trained.load_state(tensors[checkpoint.MODEL])
         self._has_gradients = False
-        self._steps, self._version = manifest["step"], manifest["version"]
+        self._steps, self._updates = manifest["optimiser_steps"], manifest["step"]
+        self._version, self._pristine = manifest["version"], True
 
     def _config_digest(self) -> str:
         """What decides the numbers: two runs with equal digests (and equal data) make equal weights."""

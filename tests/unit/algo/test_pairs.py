@@ -39,7 +39,8 @@ def group_of(rewards, *, answers=None):
 
 
 def made(group):
-    return assemble([group], flatten(group, "policy"), credit=Pairs(), model="policy", step=1)
+    (batch,) = assemble([group], flatten(group, "policy"), credit=Pairs(), model="policy", step=1)
+    return batch
 
 
 def test_the_best_is_compared_with_the_worst_and_no_token_is_lost():

@@ -20,6 +20,11 @@ def test_a_kind_is_what_its_name_says_and_survives_a_dump():
     assert from_data(tomllib.loads(dump(config)), "again") == config
 
 
+def test_a_name_alone_is_a_table_and_a_table_without_one_is_the_defaults():
+    assert made(loss="kto") == made(loss={"name": "kto"})
+    assert made(loss={"beta": 0.2}) == made(loss={"name": "dpo", "beta": 0.2})
+
+
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
@@ -27,7 +32,7 @@ def test_a_kind_is_what_its_name_says_and_survives_a_dump():
             {"name": "zpo"},
             'r: preference.loss.name: expected one of dpo, robust_dpo, ipo, kto, simpo, orpo, got "zpo"; write one of them',
         ),
-        ({"beta": 0.2}, "r: preference.loss.name: expected one of dpo, robust_dpo, ipo, kto, simpo, orpo, got nothing; write one of them"),
+        ("zpo", 'r: preference.loss.name: expected one of dpo, robust_dpo, ipo, kto, simpo, orpo, got "zpo"; write one of them'),
         (
             {"name": "simpo", "gama": 1.0},
             "r: preference.loss.gama: expected one of beta, gamma, name, got an unknown key; do you mean preference.loss.gamma?",
@@ -35,7 +40,7 @@ def test_a_kind_is_what_its_name_says_and_survives_a_dump():
         ({"name": "simpo", "gamma": "a"}, 'r: preference.loss.gamma: expected a number, got "a"; write a value of that kind'),
         ({"name": "kto", "gamma": 1.0}, "r: preference.loss.gamma: expected one of beta, name, unwanted, wanted, got an unknown key"),
     ],
-    ids=["name", "nameless", "typo", "type", "stranger"],
+    ids=["name", "alone", "typo", "type", "stranger"],
 )
 def test_what_is_wrong_is_said_of_its_kind(loss, message):
     with pytest.raises(BadInput) as refused:

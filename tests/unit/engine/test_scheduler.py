@@ -87,6 +87,18 @@ def test_a_preempted_request_computes_its_own_answer_again():
     assert len(second.logprobs) > 1
 
 
+def test_what_a_request_finds_is_counted_once_and_not_what_it_has_computed_itself():
+    work = Scheduler(KvCache(64, PAGE, share_prefixes=True), max_running=8, max_batch_tokens=9)
+    one = sequence(1, prompt=20)
+    work.add(one)
+    for _ in range(2):
+        work.plan(0)
+        work.recompute(None, all_of_them=True)  # it has to give way before it has read all of its prompt
+    work.plan(0)
+    counts = work.cache.counts
+    assert (counts.hits, counts.misses, counts.shared_tokens, one.cached_tokens) == (0, 1, 0, 0) and one.computed > 9
+
+
 def test_removed_requests_give_everything_back():
     work = scheduler(num_pages=8, max_running=1)
     running, waiting = sequence(1), sequence(2)

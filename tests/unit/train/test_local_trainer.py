@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sparring.algo.config import GrpoConfig
+from sparring.algo.config import AlgoConfig
 from sparring.algo.loss.imitate import ImitateLoss
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.batch.demonstration import demonstration, demonstration_batch
@@ -24,7 +24,7 @@ from sparring.weights.inline import fetch
 
 def make_trainer(model, threads=1, **settings):
     config = TrainConfig(**{"learning_rate": 1e-2, "token_budget": 64, **settings})
-    losses = [PolicyLoss(GrpoConfig()), ImitateLoss()]
+    losses = [PolicyLoss(AlgoConfig()), ImitateLoss()]
     return LocalTrainer(model, config, losses, name="policy", total_steps=20, threads=threads)
 
 

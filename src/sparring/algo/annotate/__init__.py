@@ -1,1 +1,1 @@
-"""Annotators: what another model says of samples, per token. Torch-free."""
+"""Annotators: values per token that a credit rule or a loss asks for. Torch-free."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from sparring.types import Group, Sample
@@ -28,6 +28,10 @@ class Pairs:
             ValueError: a reward is not finite.
         """
         return [self._group(group, rows) for group, rows in zip(groups, samples, strict=True)]
+
+    def denominator(self, rows: Iterable[Sample]) -> float | None:
+        """There is no policy term."""
+        return None
 
     def _group(self, group: Group, rows: Sequence[Sample]) -> list[Sample]:
         rewards = [math.nan if score.reward is None else score.reward for score in group.scores]

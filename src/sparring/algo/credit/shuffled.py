@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import xxhash
@@ -29,6 +29,10 @@ class Shuffled:
         permuted = iter([scores[place] for place in order])
         shuffled = [replace(group, scores=tuple(next(permuted) for _ in group.scores)) for group in groups]
         return self._credit.credit(shuffled, samples)
+
+    def denominator(self, rows: Iterable[Sample]) -> float | None:
+        """The wrapped credit's."""
+        return self._credit.denominator(rows)
 
     def _key(self, update: int, place: int) -> int:
         return xxhash.xxh3_64_intdigest(f"shuffled/{self._seed}/{update}/{place}".encode())

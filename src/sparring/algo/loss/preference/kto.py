@@ -56,7 +56,7 @@ class Kto:
         scale = torch.full_like(reward, self.unwanted).masked_fill(label > 0, self.wanted)
         value = scale * torch.sigmoid(self.beta * label * (reward - shift))
         weights = micro_batch.weights[self.term]
-        of_row = weights.new_zeros(len(label)).index_add(0, micro_batch.row, weights)
+        of_row = weights.new_zeros(len(label)).index_add(0, micro_batch.rows, weights)
         loss = (of_row * (scale - value))[there].sum() / micro_batch.denominators[self.term]
         metrics = {"kto_shift": (shift * int(there.sum()), int(there.sum()))}
         for name, ours in (("reward_chosen", there & (label > 0)), ("reward_rejected", there & (label < 0))):
@@ -65,6 +65,6 @@ class Kto:
 
     def _rewards(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """r of every row [R], and whether the term weighs it [R]."""
-        which = torch.where(micro_batch.weights[self.term] != 0, micro_batch.row, -1)
+        which = torch.where(micro_batch.weights[self.term] != 0, micro_batch.rows, -1)
         found = replies(quantities["logprob"], micro_batch.annotations[REFERENCE], which, len(micro_batch.label))
         return found.logprob - found.reference, found.length > 0

@@ -83,9 +83,9 @@ def sides(micro_batch: Any, weights: torch.Tensor) -> tuple[torch.Tensor, torch.
         ValueError: a pair lacks a side.
     """
     ours = weights != 0
-    label = micro_batch.label[micro_batch.row]
-    _, pair = micro_batch.group[micro_batch.row[ours]].unique(return_inverse=True)
-    everywhere = torch.full_like(micro_batch.row, -1)
+    label = micro_batch.label[micro_batch.rows]
+    _, pair = micro_batch.group[micro_batch.rows[ours]].unique(return_inverse=True)
+    everywhere = torch.full_like(micro_batch.rows, -1)
     everywhere[ours] = pair
     side = (label < 0).long()
     if len((everywhere * 2 + side)[ours].unique()) != 2 * _count(everywhere):
