@@ -62,7 +62,7 @@ def _section(kind: type[msgspec.Struct], name: str, lead: str = "") -> Iterator[
         rules = _rules(field.type)
         if rules:
             names = ", ".join(f"`\"{name}\"`" for name in rules)
-            default = "–" if field.default is None else f"`\"{msgspec.to_builtins(field.default)['name']}\"`"
+            default = "–" if field.default is None else f'`"{msgspec.to_builtins(field.default)["name"]}"`'
             yield f"| `{field.name}` | {names}, or a table | {default} | {_cell(docs[field.name])} |"
             inner += [(rule, f"{name}.{field.name}] name = \"{tag}\"", _summary(rule)) for tag, rule in rules.items()]
             continue

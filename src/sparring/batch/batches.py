@@ -123,7 +123,8 @@ def _parts(rows: Sequence[Sample], plan: Plan, step: int) -> list[list[Sample]]:
         return [list(rows)]
     whole: dict[str, list[Sample]] = {}
     for row in rows:
-        whole.setdefault(row.id.rpartition("#")[0], []).append(row)
+        # the two of a pair are compared with each other
+        whole.setdefault(row.id.rpartition("#")[0] if row.label is None else row.group, []).append(row)
     parts = []
     for number in range(plan.passes):
         order = sorted(whole, key=lambda id: xxhash.xxh3_64_intdigest(f"parts/{plan.seed}/{step}/{number}/{id}".encode()))

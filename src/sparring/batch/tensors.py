@@ -42,7 +42,7 @@ class MicroBatch:
     targets: torch.Tensor
     """[M] int64: the weighted tokens' ids."""
     rows: torch.Tensor
-    """[M] int64: the row that the token is in, from 0 in the order of the rows given."""
+    """[M] int64: which of the R rows the token is of, in the order given."""
     turns: torch.Tensor
     """[M] int64: the turn that the token is in, from 0 over all rows: a stretch of weighted tokens without context between."""
     weights: Mapping[str, torch.Tensor]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from sparring.engine.config import EngineConfig
@@ -19,17 +22,25 @@ class InlineCluster:
     Args:
         models: `[models]` by name.
         train: `[train]`.
-        engine: `[engine]`.
+        engine: `[engine]`, the policy's.
+        engines: `[engines]`, by the name of the model; one that is not there has a native engine.
         device: a resolved device, `cpu` or `cuda`.
         threads: CPU threads of the trainer and of the engine each, at least 1.
     """
 
     def __init__(
-        self, *, models: dict[str, ModelConfig], train: TrainConfig, engine: EngineConfig, device: str, threads: int
+        self,
+        *,
+        models: dict[str, ModelConfig],
+        train: TrainConfig,
+        engine: EngineConfig,
+        engines: Mapping[str, EngineConfig] = MappingProxyType({}),
+        device: str,
+        threads: int,
     ) -> None:
         self._models = models
         self._train = train
-        self._engine = engine
+        self._engine_of = defaultdict(EngineConfig, engines, policy=engine)
         self._device = device
         self._threads = threads
         self._engines: list[Engine] = []
@@ -62,7 +73,7 @@ class InlineCluster:
     def engine(self, name: str, *, path: str) -> Engine:
         """An engine that serves the checkpoint folder `path` as version 0."""
         kinds = {"native": self._native, "vllm": self._vllm, "remote": self._remote, "openai": self._openai}
-        engine = kinds[self._engine.kind](name, path)
+        engine = kinds[self._engine_of[name].kind](name, path)
         self._engines.append(engine)
         return engine
 
@@ -80,22 +91,24 @@ class InlineCluster:
     def _native(self, name: str, path: str) -> Engine:
         from sparring.engine.native import NativeEngine
 
-        return NativeEngine(self._model(name, path), self._engine, name=name, threads=self._threads)
+        return NativeEngine(self._model(name, path), self._engine_of[name], name=name, threads=self._threads)
 
     def _vllm(self, name: str, path: str) -> Engine:
         from sparring.engine.adapters.vllm import VllmEngine
         from sparring.engine.adapters.vllm_server import VllmServer
 
         spec = self._models[name]
-        server = VllmServer(path, self._engine, dtype=spec.dtype, threads=self._threads)
-        return VllmEngine(server, self._engine, name=name, dtype=spec.dtype)
+        server = VllmServer(path, self._engine_of[name], dtype=spec.dtype, threads=self._threads)
+        return VllmEngine(server, self._engine_of[name], name=name, dtype=spec.dtype)
 
     def _remote(self, name: str, path: str) -> Engine:
         from sparring.engine.adapters.key import key_of
         from sparring.engine.adapters.remote import RemoteEngine
 
-        spec, config = self._models[name], self._engine
+        spec, config = self._models[name], self._engine_of[name]
         engine = RemoteEngine(config.url, name=name, api_key=key_of(config.api_key_env))
+        if config.as_served:
+            return engine
         model = self._model(name, path)
         engine.check(spec.dtype, model.path_name, config)
         own = model.adapters.everywhere
@@ -106,7 +119,8 @@ class InlineCluster:
         from sparring.engine.adapters.key import key_of
         from sparring.engine.adapters.openai_compatible import OpenAiEngine
 
-        return OpenAiEngine(self._engine.url, model=self._engine.served_model, api_key=key_of(self._engine.api_key_env))
+        config = self._engine_of[name]
+        return OpenAiEngine(config.url, model=config.served_model, api_key=key_of(config.api_key_env))
 
     def _model(self, name: str, path: str) -> CausalModel:
         from sparring.model.load import load

@@ -171,6 +171,12 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     train: dict[str, int | float | str | bool] = {}
     """Keys of `[train]` that this stage replaces, such as `learning_rate`."""
 
+    minibatches: int = 1
+    """Optimiser steps that a pass over a step's groups is made of; weights are published after the last."""
+
+    passes: int = 1
+    """How often every sampled token is trained before its weights are published."""
+
     preference: ComparingLoss | None = None
     """Online preference optimisation in the place of `[algo]`: the best rollout of each group against its worst; the reference is
     what the stage begins with."""
@@ -180,12 +186,6 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     reward_weight: float = 1.0
     """What the reward model's rewards are multiplied with before they are added to the world's."""
-
-    minibatches: int = 1
-    """Optimiser steps that a pass over a step's groups is made of; weights are published after the last."""
-
-    passes: int = 1
-    """How often every sampled token is trained before its weights are published."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.groups_per_step < 1:
@@ -207,12 +207,33 @@ class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     checkpoints: tuple[Literal["init", "sft", "preference", "rl"], ...] = ("sft", "preference", "rl")
     """The stages whose final weights are evaluated, where the run has them."""
 
+    samples: int = 1
+    """Of each task. Several tell pass@k and pass^k, and make intervals narrower where luck matters more than the task."""
+
+    ks: tuple[int, ...] = ()
+    """For which k pass@k and pass^k are told; at most `samples`."""
+
+    every: int = 0
+    """Evaluate after every so many steps of the rl stage too, beside training and without holding it up; 0: never."""
+
+    every_tasks: int = 100
+    """Held-out tasks of an evaluation beside training, the first of `tasks`; one sample each. 0 takes all of them."""
+
+    max_lost: float = 0.05
+    """Share of rollouts that infrastructure or judge may break, retries included; with more of them the evaluation has failed."""
+
     max_concurrent_rollouts: int = 128
     """Rollouts in flight."""
 
     def __post_init__(self) -> None:
-        if min(self.tasks, self.no_tool_tasks) < 0 or self.max_concurrent_rollouts < 1:
-            raise ValueError("tasks and no_tool_tasks must be 0 or more, max_concurrent_rollouts at least 1")
+        if min(self.tasks, self.no_tool_tasks, self.every, self.every_tasks) < 0:
+            raise ValueError("tasks, no_tool_tasks, every and every_tasks must be 0 or more")
+        if min(self.samples, self.max_concurrent_rollouts) < 1:
+            raise ValueError("samples and max_concurrent_rollouts must be at least 1")
+        if not all(1 <= k <= self.samples for k in self.ks) or len(set(self.ks)) != len(self.ks):
+            raise ValueError(f"ks must be different numbers from 1 to samples = {self.samples}, got {list(self.ks)}")
+        if not 0 <= self.max_lost <= 1:
+            raise ValueError(f"max_lost must be a share from 0 to 1, got {self.max_lost}")
 
 
 class ExportConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

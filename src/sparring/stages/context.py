@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparring.config import RunConfig
+from sparring.envs.rubrics.judges import Judges
 from sparring.errors import refusal
 from sparring.model.hub import base_folder, local_folder
 from sparring.observe.sinks.sink import Sink
@@ -32,6 +33,7 @@ class Context:
     cluster: Cluster
     boxes: Boxes
     factory: EnvFactory
+    judges: Judges
 
     def output(self, stage: str) -> Path:
         """The Hugging Face or adapter folder that `stage` writes (whether or not it exists yet)."""

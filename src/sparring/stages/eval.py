@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from sparring.errors import refusal
-from sparring.rollout.runner import Finished
+from sparring.errors import EvaluationFailed, refusal
+from sparring.observe.evaluation import Evaluation
+from sparring.protocols import Engine
+from sparring.rollout.evaluate import EvalPlan, Finding, evaluate, recorded, summarize
 from sparring.stages.context import POLICY, Context
 from sparring.types import Task
 
@@ -18,8 +20,10 @@ async def run(context: Context) -> dict[str, Any]:
     """Evaluate the final weights of every stage that `[eval] checkpoints` names and the run has.
 
     Returns:
-        Per checkpoint, and for `no_tool` (the last one with the tool host switched off): success, its interval, the same by
-        dataset, turns and outcomes.
+        Per checkpoint, and for `no_tool` (the last one with the tool host switched off), an `Evaluation` as plain data.
+
+    Raises:
+        EvaluationFailed: infrastructure or judge broke too many rollouts of one.
     """
     config = context.config.eval
     tasks = held_out(context, config.tasks)
@@ -76,35 +80,61 @@ def check_held_out(context: Context, tasks: Sequence[Task]) -> None:
             )
 
 
-async def evaluate_folder(context: Context, folder: str, tasks: Sequence[Task], label: str) -> dict[str, Any]:
-    """Evaluate one checkpoint folder on `tasks`; as in `run`, without recording the result."""
-    from pathlib import Path
+async def evaluate_folder(context: Context, folder: str, plan: EvalPlan) -> Evaluation:
+    """Evaluate one checkpoint folder, going on from what the store has. Where that is everything, no engine is made.
 
-    from sparring.rollout.evaluate import evaluate
+    Raises:
+        EvaluationFailed: more than `[eval] max_lost` of the rollouts were broken by infrastructure or judge.
+        BadInput: the store has it of other tasks.
+    """
+    found = recorded(plan, context.store)
+    if len(found) < len(plan):
+        engine = context.cluster.engine(POLICY, path=folder)
+        try:
+            found = await _sampled(context, engine, Path(folder), plan)
+        finally:
+            await engine.close()
+    result = summarize(plan, found, context.config.eval.ks)
+    check_lost(result, context.config.eval.max_lost, plan.stage)
+    return result
+
+
+def check_lost(result: Evaluation, most: float, name: str) -> None:
+    """Whether enough is left to speak of a result.
+
+    Raises:
+        EvaluationFailed: too many rollouts were broken by infrastructure or judge; which and how.
+    """
+    if result.lost_share <= most:
+        return
+    some = "; ".join(f"{lost.rollout} ({lost.failure})" for lost in result.lost[:3])
+    raise EvaluationFailed(
+        f"{name}: expected at most {most:.1%} of rollouts broken by infrastructure or judge (eval.max_lost), got "
+        f"{len(result.lost)} of {result.rollouts}: {some}{'; ...' if len(result.lost) > 3 else ''}; "
+        "the same command runs only these again"
+    )
+
+
+async def _sampled(context: Context, engine: Engine, folder: Path, plan: EvalPlan) -> dict[int, Finding]:
+    """Run what is missing, told to the sink under the plan's stage."""
     from sparring.stages.rl import runner
 
-    successes = 0
+    name, successes = plan.stage.replace("/", " "), 0
 
-    def done(number: int, finished: Finished) -> None:
-        nonlocal successes
-        successes += bool(finished.score is not None and finished.score.success)
-        context.sink.log(f"eval {label}", number, {"rollout/success": successes / number})
+    def done(number: int, finding: Finding) -> None:
+        nonlocal successes, ours
+        successes, ours = successes + bool(finding.success), ours + 1
+        context.sink.log(name, number, {"rollout/success": successes / ours})
 
-    context.sink.start(f"eval {label}", len(tasks))
-    engine = context.cluster.engine(POLICY, path=folder)
-    try:
-        result = await evaluate(
-            runner(context, engine, Path(folder)),
-            tasks,
-            run_seed=context.config.run.seed,
-            store=context.store,
-            stage=f"eval/{label}",
-            max_concurrent_rollouts=context.config.eval.max_concurrent_rollouts,
-            done=done,
-        )
-    finally:
-        await engine.close()
-    return dataclasses.asdict(result)
+    ours = 0
+    context.sink.start(name, len(plan))
+    return await evaluate(
+        runner(context, engine, folder),
+        plan,
+        store=context.store,
+        max_concurrent_rollouts=context.config.eval.max_concurrent_rollouts,
+        done=done,
+    )
 
 
 async def _once(context: Context, label: str, stage: str, tasks: Sequence[Task]) -> dict[str, Any]:
@@ -112,8 +142,9 @@ async def _once(context: Context, label: str, stage: str, tasks: Sequence[Task])
     found = context.store.get(f"eval/{label}")
     if found is not None:
         return found
-    context.store.truncate(f"eval/{label}", 0)
-    result = await evaluate_folder(context, str(context.output(stage)), tasks, label)
+    config = context.config
+    plan = EvalPlan(tasks=tasks, run_seed=config.run.seed, samples=config.eval.samples, stage=f"eval/{label}")
+    result = msgspec.to_builtins(await evaluate_folder(context, str(context.output(stage)), plan))
     context.store.put(f"eval/{label}", result)
     return result
 

@@ -20,6 +20,7 @@ from sparring.record.recorder import Recorder
 from sparring.rollout.runner import RolloutRunner
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
+from sparring.stages.beside import beside
 from sparring.stages.checkpoints import Checkpoints
 from sparring.stages.context import POLICY, Context
 from sparring.stages.lora import trained_folder
@@ -40,17 +41,10 @@ async def run(context: Context) -> dict[str, Any]:
     config = context.config
     source = trained_folder(context, context.input("rl"))
     spans = Spans()
-    engine = WatchedEngine(context.cluster.engine(POLICY, path=str(source)), spans)
+    engine = WatchedEngine(served := context.cluster.engine(POLICY, path=str(source)), spans)
     trainer = WatchedTrainer(context.cluster.trainer(POLICY, path=str(source), plan=_plan(context)), spans)
     window = Window(config.rl.groups_per_step, config.rollout.max_lag, config.rl.steps)
-    scheduler = Scheduler(
-        runner(context, engine, source),
-        context.factory.tasks("train", config.run.seed),
-        window,
-        run_seed=config.run.seed,
-        engine_version=lambda: engine.version,
-        scorer=reward_scorer(context),
-    )
+    scheduler = _scheduler(context, engine, source, window)
     checkpoints = Checkpoints(
         trainer=trainer,
         store=context.store,
@@ -69,19 +63,32 @@ async def run(context: Context) -> dict[str, Any]:
     context.sink.event("rl", correction_chosen(config))
     clock = StepClock(spans)
     async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
-        metrics = {**metrics, **scheduler.metrics(), **engine.lap(), **clock.lap(batch.account.sampled)}
+        metrics = {**metrics, **scheduler.metrics(), **context.judges.metrics()}
+        metrics |= {**engine.lap(), **clock.lap(batch.account.sampled)}
         totals.add(batch, metrics)
         context.store.metric("rl", step.version, metrics)
         context.sink.log("rl", step.version, metrics)
         await checkpoints.after(step, metrics, {"scheduler": scheduler.state(step.version), "totals": totals.as_dict()})
+        evaluator.after(step.version)
 
-    async with aclosing(scheduler.groups()) as groups:
+    async with beside(context, served, source, done=done) as evaluator, aclosing(scheduler.groups()) as groups:
         steps = _batches(context, groups, trainer, source, done)
         await run_loop(steps, {POLICY: trainer}, {POLICY: engine}, window, after_step)
     from sparring.stages.export import write_model
 
     await write_model(trainer, source, context.output("rl"))
     return {**totals.as_dict(), "model": str(context.output("rl"))}
+
+
+def _scheduler(context: Context, engine: Engine, model: Path, window: Window) -> Scheduler:
+    return Scheduler(
+        runner(context, engine, model),
+        context.factory.tasks("train", context.config.run.seed),
+        window,
+        run_seed=context.config.run.seed,
+        engine_version=lambda: engine.version,
+        scorers=[scorer for scorer in (context.factory.scorer, reward_scorer(context)) if scorer is not None],
+    )
 
 
 def _batches(
@@ -130,6 +137,7 @@ def correction_chosen(config: RunConfig) -> str:
 
 def _plan(context: Context) -> TrainPlan:
     from sparring.algo.loss.policy import PolicyLoss
+    from sparring.algo.loss.preference.load import load_preference
 
     config = context.config
     total = config.rl.steps * config.rl.passes * config.rl.minibatches
@@ -138,9 +146,9 @@ def _plan(context: Context) -> TrainPlan:
 
 
 def _annotators(context: Context, trainer: Trainer, source: Path) -> list[Annotator]:
-    """What the algorithm asks for beside what was recorded."""
+    """What is asked for beside what was recorded."""
     config, found = context.config, list[Annotator]()
-    if config.algo.needs_proximal and config.rl.passes * config.rl.minibatches > 1:
+    if config.rl.preference is None and config.algo.needs_proximal and config.rl.passes * config.rl.minibatches > 1:
         found.append(Forwarded(trainer.forward, "proximal"))
     if config.algo.kl.coefficient or has_reference(config):
         frozen = context.cluster.trainer(POLICY, path=str(source), plan=TrainPlan(losses=[], total_steps=1, overrides={}))

@@ -231,7 +231,7 @@ class LocalTrainer:
         losses = [loss for term, loss in self._losses.items() if loss.needs.statistics and term in batch.denominators]
         sums: dict[str, tuple[float, float]] = {}
         for rows in pack(batch.rows, self._config.token_budget) if losses else ():
-            micro = micro_batch(rows, batch.denominators, self._model.device)
+            micro = micro_batch(rows, batch.denominators, self._model.device, idle_tokens=self._idle_tokens)
             if not len(micro.targets):
                 continue
             quantities = self._quantities(micro, frozenset().union(*(loss.needs.quantities for loss in losses)))

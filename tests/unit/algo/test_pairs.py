@@ -39,7 +39,7 @@ def group_of(rewards, *, answers=None):
 
 
 def made(group):
-    (batch,) = assemble([group], flatten(group, "policy"), credit=Pairs(), model="policy", step=1)
+    [batch] = assemble([group], flatten(group, "policy"), credit=Pairs(), model="policy", step=1)
     return batch
 
 

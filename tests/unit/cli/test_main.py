@@ -83,7 +83,7 @@ def test_a_refused_recipe_ends_with_2_and_one_line(verb: str, tmp_path: Path) ->
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.splitlines() == [
-        f"{recipe}: rl.stepps: expected one of groups_per_step, minibatches, passes, steps, train, got an unknown key; do you mean rl.steps?"
+        f"{recipe}: rl.stepps: expected one of groups_per_step, minibatches, passes, preference, reward_model, reward_weight, steps, train, got an unknown key; do you mean rl.steps?"
     ]
 
 

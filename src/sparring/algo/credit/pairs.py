@@ -30,7 +30,7 @@ class Pairs:
         return [self._group(group, rows) for group, rows in zip(groups, samples, strict=True)]
 
     def denominator(self, rows: Iterable[Sample]) -> float | None:
-        """There is no policy term."""
+        """None: weights add up to one a pair."""
         return None
 
     def _group(self, group: Group, rows: Sequence[Sample]) -> list[Sample]:
