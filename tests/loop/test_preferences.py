@@ -68,6 +68,7 @@ def test_the_policy_learns_to_prefer(given: Path, tmp_path: Path, name: str) -> 
     result = recorded(tmp_path, "preference")
     assert result["rows"] == 80 and result["held_out"]["count"] == (80 if name == "kto" else 40)
     assert result["held_out"]["accuracy"] > 0.9 and result["held_out"]["low"] > 0.8
+    assert json.loads((tmp_path / "runs/tiny/summary.json").read_text())["held_out"] == {"preference": result["held_out"]}
     first, last = result["metrics"][0], result["metrics"][-1]
     assert last["loss_preference"] < first["loss_preference"]
     if name not in ("simpo", "orpo"):

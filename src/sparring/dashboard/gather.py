@@ -36,7 +36,7 @@ AT_THE_END = {
 }
 """Metrics whose last value stands in the stage table, and what they are called there."""
 
-GROUP_STAGES = ("rl", "eval/init", "eval/sft", "eval/rl", "eval/no_tool", "eval")
+GROUP_STAGES = ("rl", "eval/init", "eval/sft", "eval/preference", "eval/rl", "eval/no_tool", "eval")
 """Names under which a run or an evaluation may have stored groups."""
 
 
