@@ -60,7 +60,7 @@ def _section(kind: type[msgspec.Struct], name: str, lead: str = "") -> Iterator[
     inner = []
     for field in msgspec.structs.fields(kind):
         rules = _rules(field.type)
-        if rules:
+        if len(rules) > 1 or rules and field.default is not None:
             names = ", ".join(f"`\"{name}\"`" for name in rules)
             default = "–" if field.default is None else f'`"{msgspec.to_builtins(field.default)["name"]}"`'
             yield f"| `{field.name}` | {names}, or a table | {default} | {_cell(docs[field.name])} |"
@@ -112,6 +112,8 @@ def _type(kind: object) -> str:
         return ", ".join(f"`{json.dumps(value)}`" for value in args)
     if origin in (tuple, list):
         return f"list of {_type(args[0])}"
+    if _struct(kind):
+        return "table"
     if origin is dict or kind is dict:
         return "table"
     if args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, Literal
 
 import msgspec
@@ -11,11 +11,16 @@ import msgspec
 from sparring.algo.aggregation import Aggregation
 from sparring.algo.correction.rule import PRESETS as CORRECTIONS
 from sparring.algo.correction.rule import Correction
-from sparring.algo.credit.rules import CreditRule, Grpo
+from sparring.algo.credit.rules import COMPARING, OF_ONE_GROUP, CreditRule, Grpo, refuse_annotations, refuse_group_size
+from sparring.algo.filter.difficulty import Difficulty
 from sparring.algo.gate.rules import Clip, GateRule
 from sparring.algo.kl import Kl
 from sparring.algo.presets import ALGORITHMS
 from sparring.algo.ratio.rules import RatioRule, TokenRatio
+from sparring.algo.shaping.kl_reward import KlReward
+from sparring.algo.shaping.rules import ShapingRule
+from sparring.errors import refusal
+
 
 def rules(union: Any) -> tuple[type[msgspec.Struct], ...]:
     """The rules of a part, in the order of their union."""
@@ -71,8 +76,18 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     entropy_bonus: float = 0.0
     """Coefficient of the mean entropy in what is maximised."""
 
-    zero_variance_filter: bool = True
-    """Leave out groups whose rewards are all equal, which carry no signal, so that the mean is over signal only (DAPO)."""
+    shaping: tuple[ShapingRule, ...] = ()
+    """What is added to rewards before credit, in this order: a list of tables, each with the name of a rule and its settings."""
+
+    kl_reward: KlReward | None = None
+    """A price per token for leaving the reference, in the reward."""
+
+    difficulty: Difficulty | None = None
+    """Train only groups of which this share of rollouts succeeded."""
+
+    zero_variance_filter: bool | None = None
+    """Leave out groups whose rewards are all equal, so that the mean is over signal only (DAPO). None: where such a group says
+    nothing to the credit rule."""
 
     control: Literal["none", "shuffled"] = "none"
     """`shuffled` permutes the rewards over all rollouts of an update: an experiment's control, which must learn nothing."""
@@ -95,6 +110,21 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return Correction() if isinstance(self.correction, str) else self.correction
 
     @property
+    def filters_flat_groups(self) -> bool:
+        """Whether groups of equal rewards are left out."""
+        return isinstance(self.credit, COMPARING) if self.zero_variance_filter is None else self.zero_variance_filter
+
+    @property
+    def sees_one_group(self) -> bool:
+        """Whether an advantage depends on its group alone, as it is recorded."""
+        return isinstance(self.credit, OF_ONE_GROUP) and self.control == "none" and self.kl_reward is None
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a reference's log-probabilities have a part in the update."""
+        return bool(self.kl.coefficient or self.kl_reward or self.credit.__struct_config__.tag == "prime")
+
+    @property
     def needs_proximal(self) -> bool:
         """Whether the trainer's log-probabilities before an update have a part in it."""
         rule = self.correction_rule
@@ -104,6 +134,18 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def needs_idle_tokens(self) -> bool:
         """Whether tokens of no advantage have a part in the gradient, or in others' ratios."""
         return bool(self.kl.coefficient or self.entropy_bonus or self.ratio.unit != "token")
+
+    def check(self, group_size: int, annotations: Set[str]) -> None:
+        """Refuse a credit rule that could not work in a stage with groups of this size which writes these annotations.
+
+        Raises:
+            BadInput: it compares more members than there are, or reads what nobody writes; or every group would be filtered.
+        """
+        refuse_group_size(self.credit, group_size)
+        refuse_annotations(self.credit, annotations)
+        if group_size < 2 and self.filters_flat_groups:
+            got, do = "a filter that drops every group of one", "leave zero_variance_filter out, or raise rollout.group_size"
+            raise refusal("algo.zero_variance_filter", "groups that can differ", got, do)
 
 
 def named(algo: Any) -> Any:

@@ -81,8 +81,8 @@ class _Groups:
 
     def __init__(self, config: Mapping[str, Any], *, model: str, picks_each: int) -> None:
         algo = msgspec.convert(named(config.get("algo", {})), AlgoConfig)
-        # the shuffled control permutes rewards over a whole update, so one group alone does not tell its advantages
-        self._credit = load_credit(algo, seed=0) if algo.control == "none" else None
+        # where an advantage depends on more than its group as it is stored, the report does not know it
+        self._credit = load_credit(algo, seed=0) if algo.sees_one_group else None
         self._model = model
         self._picks_each = picks_each
         self._kinds: Counter[str] = Counter()

@@ -190,7 +190,8 @@ class RolloutRunner:
             if not limit.expired():
                 raise
             raise JudgeError(f"env.score: no answer after {self.config.score_timeout_s} s") from None
-        return Score(reward=None) if score is None else score
+        score = score or Score(reward=None)
+        return episode.env.with_turns(score, rollout.trajectories[0]) if len(rollout.trajectories) == 1 else score
 
 
 def failure_of(error: InfraError) -> Failure:

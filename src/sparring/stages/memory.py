@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from sparring.config import RunConfig
 from sparring.stages.context import POLICY
-from sparring.stages.online import has_reference
+from sparring.stages.online import needs_reference
 from sparring.stages.shape import Shape, token_bytes
 
 NUMBER_BYTES = 4
@@ -73,7 +73,7 @@ def _frozen(config: RunConfig) -> int:
     """Models of the policy's size that the reinforcement-learning stage only asks: a reference, a reward model."""
     if "rl" not in config.run.stages:
         return 0
-    return bool(config.algo.kl.coefficient or has_reference(config)) + (config.rl.reward_model is not None)
+    return needs_reference(config) + (config.rl.reward_model is not None)
 
 
 def _cache(config: RunConfig, shape: Shape) -> int:

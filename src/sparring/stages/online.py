@@ -26,9 +26,11 @@ def preference_loss(config: RunConfig) -> Loss | None:
     return load_preference(config.rl.preference)
 
 
-def has_reference(config: RunConfig) -> bool:
-    """Whether that loss compares with what the stage begins with."""
-    return config.rl.preference is not None and not isinstance(config.rl.preference, WITHOUT_REFERENCE)
+def needs_reference(config: RunConfig) -> bool:
+    """Whether something compares the policy with what the stage begins with: that loss or, where there is none, `[algo]`."""
+    if config.rl.preference is None:
+        return config.algo.needs_reference
+    return not isinstance(config.rl.preference, WITHOUT_REFERENCE)
 
 
 def check_online(config: RunConfig) -> list[str]:
@@ -45,6 +47,9 @@ def check_online(config: RunConfig) -> list[str]:
     if config.rl.minibatches > 1:
         got, do = str(config.rl.minibatches), "leave it out, or raise rl.passes"
         raise refusal("rl.minibatches", "1 with rl.preference, whose pairs stay together", got, do)
-    if config.algo.kl.coefficient or config.algo.entropy_bonus:
+    if config.algo.needs_reference or config.algo.entropy_bonus:
         raise refusal("[algo]", "neither kl nor entropy_bonus with rl.preference, which replaces it", "one", "leave it out")
+    if config.rollout.group_size < 2:
+        got, do = str(config.rollout.group_size), "raise it: a rollout is preferred to another of its group"
+        raise refusal("rollout.group_size", "at least 2 rollouts to compare", got, do)
     return ["rl: the best rollout of each group against its worst"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,14 @@ from typing import Any
 import msgspec
 
 from sparring.algo.annotate.forwarded import Forwarded
+from sparring.algo.annotate.observed import observing
+from sparring.algo.annotate.watch import Watch
 from sparring.batch.batches import Plan, batches
 from sparring.config import RunConfig
 from sparring.harness.chat import ChatHarness
 from sparring.loop import run_loop
 from sparring.observe.spans import Spans
-from sparring.protocols import Annotator, Engine, Trainer, TrainPlan
+from sparring.protocols import Annotator, Credit, Engine, Trainer, TrainPlan
 from sparring.record.recorder import Recorder
 from sparring.rollout.runner import RolloutRunner
 from sparring.rollout.scheduler import Scheduler
@@ -24,11 +26,14 @@ from sparring.stages.beside import beside
 from sparring.stages.checkpoints import Checkpoints
 from sparring.stages.context import POLICY, Context
 from sparring.stages.lora import trained_folder
-from sparring.stages.online import credit_chosen, has_reference, preference_loss
+from sparring.stages.online import credit_chosen, needs_reference, preference_loss
 from sparring.stages.rewarded import reward_scorer
 from sparring.stages.shape import context_room, folder_shape
 from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
 from sparring.types import Batch, Group, StepResult, TokenAccount
+
+ANNOTATIONS = frozenset({"reference"})
+"""What the stage's annotators can write for a credit rule."""
 
 
 async def run(context: Context) -> dict[str, Any]:
@@ -44,6 +49,7 @@ async def run(context: Context) -> dict[str, Any]:
     engine = WatchedEngine(served := context.cluster.engine(POLICY, path=str(source)), spans)
     trainer = WatchedTrainer(context.cluster.trainer(POLICY, path=str(source), plan=_plan(context)), spans)
     window = Window(config.rl.groups_per_step, config.rollout.max_lag, config.rl.steps)
+    credit = credit_chosen(config)
     scheduler = _scheduler(context, engine, source, window)
     checkpoints = Checkpoints(
         trainer=trainer,
@@ -55,9 +61,10 @@ async def run(context: Context) -> dict[str, Any]:
     )
     done, state = await checkpoints.resume()
     context.store.truncate("rl", done, first_group=done * config.rl.groups_per_step)
-    totals = _Totals(state.get("totals"))
+    totals = Totals(state.get("totals"))
     if done:
         scheduler.restore(state["scheduler"], context.store.groups(stage="rl"))
+        credit.restore(state.get("credit", {}))
         await engine.pull(await trainer.push())
     context.sink.start("rl", config.rl.steps)
     context.sink.event("rl", correction_chosen(config))
@@ -68,11 +75,12 @@ async def run(context: Context) -> dict[str, Any]:
         totals.add(batch, metrics)
         context.store.metric("rl", step.version, metrics)
         context.sink.log("rl", step.version, metrics)
-        await checkpoints.after(step, metrics, {"scheduler": scheduler.state(step.version), "totals": totals.as_dict()})
+        kept = {"scheduler": scheduler.state(step.version), "totals": totals.as_dict(), "credit": credit.state()}
+        await checkpoints.after(step, metrics, kept)
         evaluator.after(step.version)
 
     async with beside(context, served, source, done=done) as evaluator, aclosing(scheduler.groups()) as groups:
-        steps = _batches(context, groups, trainer, source, done)
+        steps = _batches(context, groups, credit, _annotators(context, trainer, source), done)
         await run_loop(steps, {POLICY: trainer}, {POLICY: engine}, window, after_step)
     from sparring.stages.export import write_model
 
@@ -92,17 +100,17 @@ def _scheduler(context: Context, engine: Engine, model: Path, window: Window) ->
 
 
 def _batches(
-    context: Context, groups: AsyncIterator[Group], trainer: Trainer, source: Path, done: int
+    context: Context, groups: AsyncIterator[Group], credit: Credit, annotators: Sequence[Annotator], done: int
 ) -> AsyncIterator[Batch]:
     """The stage's batches after `done` updates."""
-    config = context.config
+    config, watch = context.config, Watch()
     return batches(
-        groups,
+        watch.groups(groups),
         steps=range(done + 1, config.rl.steps + 1),
         groups_per_step=config.rl.groups_per_step,
-        credit=credit_chosen(config),
+        credit=credit,
         model=POLICY,
-        annotators=_annotators(context, trainer, source),
+        annotators=[*annotators, *observing(watch, config.rl.observations), watch],
         store=context.store,
         plan=Plan(
             minibatches=config.rl.minibatches,
@@ -136,13 +144,14 @@ def correction_chosen(config: RunConfig) -> str:
 
 
 def _plan(context: Context) -> TrainPlan:
+    from sparring.algo.loss.imitate import ImitateLoss
     from sparring.algo.loss.policy import PolicyLoss
-    from sparring.algo.loss.preference.load import load_preference
 
     config = context.config
     total = config.rl.steps * config.rl.passes * config.rl.minibatches
     loss = preference_loss(config) or PolicyLoss(config.algo)
-    return TrainPlan(losses=[loss], total_steps=total, overrides=config.rl.train)
+    imitate = [ImitateLoss(scale=config.rl.observations)] if config.rl.observations else []
+    return TrainPlan(losses=[loss, *imitate], total_steps=total, overrides=config.rl.train)
 
 
 def _annotators(context: Context, trainer: Trainer, source: Path) -> list[Annotator]:
@@ -150,13 +159,15 @@ def _annotators(context: Context, trainer: Trainer, source: Path) -> list[Annota
     config, found = context.config, list[Annotator]()
     if config.rl.preference is None and config.algo.needs_proximal and config.rl.passes * config.rl.minibatches > 1:
         found.append(Forwarded(trainer.forward, "proximal"))
-    if config.algo.kl.coefficient or has_reference(config):
+    if needs_reference(config):
         frozen = context.cluster.trainer(POLICY, path=str(source), plan=TrainPlan(losses=[], total_steps=1, overrides={}))
         found.append(Forwarded(frozen.forward, "reference"))
+    if config.rl.preference is None and config.algo.kl_reward is not None:
+        found.append(config.algo.kl_reward)
     return found
 
 
-class _Totals:
+class Totals:
     """What the stage's result says about all its steps; saved with every checkpoint so that a resume loses none."""
 
     def __init__(self, saved: Mapping[str, Any] | None) -> None:
@@ -169,6 +180,7 @@ class _Totals:
         self.steps = int(saved.get("steps", 0))
 
     def add(self, batch: Batch, metrics: Mapping[str, float]) -> None:
+        """One step."""
         self.account += batch.account
         self.logprob_max_abs_diff = _larger(self.logprob_max_abs_diff, metrics.get("logprob_max_abs_diff"))
         self.lag_max = max(self.lag_max, metrics.get("rollout/lag_max", 0.0))
@@ -177,6 +189,7 @@ class _Totals:
         self.steps += 1
 
     def as_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps, and the stage's result says."""
         import dataclasses
 
         return {

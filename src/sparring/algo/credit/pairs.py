@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from sparring.types import Group, Sample
 
@@ -32,6 +33,13 @@ class Pairs:
     def denominator(self, rows: Iterable[Sample]) -> float | None:
         """None: weights add up to one a pair."""
         return None
+
+    def state(self) -> Mapping[str, Any]:
+        """Nothing: every update is for itself."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Nothing to go on from."""
 
     def _group(self, group: Group, rows: Sequence[Sample]) -> list[Sample]:
         rewards = [math.nan if score.reward is None else score.reward for score in group.scores]

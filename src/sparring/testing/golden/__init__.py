@@ -1,1 +1,4 @@
-"""References of every algorithm, written from the papers' equations in float64 NumPy, and vectors that anyone can run."""
+"""Golden vectors: references of every algorithm, written from the papers' equations in float64 NumPy, and what they give.
+
+`python -m sparring.testing.golden.dump` writes them as JSON, for anyone's framework.
+"""
