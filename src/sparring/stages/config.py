@@ -143,7 +143,12 @@ class PreferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class BradleyTerryConfig(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="bradley_terry"
 ):
-    """The chosen text is worth more (arXiv 2203.02155)."""
+    """The chosen text is worth more (arXiv 2203.02155, equation 1).
+
+        loss = -log sigmoid(r(chosen) - r(rejected) - margin) + centre * (r(chosen) + r(rejected))^2
+
+    A reward model for whole replies, from compared ones.
+    """
 
     centre: float = 0.0
     """What the square of the sum of a pair's rewards counts: holds rewards near zero (arXiv 2312.09244)."""
@@ -154,7 +159,12 @@ class BradleyTerryConfig(
 
 
 class StepsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="steps"):
-    """Each step of a solution is right or not (arXiv 2305.20050)."""
+    """Each step of a solution is right or not (arXiv 2305.20050).
+
+        loss = -y * log sigmoid(v) - (1 - y) * log sigmoid(-v),    v the value behind the step, y its label
+
+    A process reward model, from solutions whose steps were judged.
+    """
 
     separator: str = "\n"
     """What stands between two steps."""

@@ -1,9 +1,7 @@
 """References of the preference losses: float64 NumPy, one function per name, each the paper's equation and nothing else.
 
-    python -m sparring.testing.golden.preference > vectors.json
-
-writes inputs, settings, losses and gradients for any other implementation to be held against. Gradients are taken by a complex
-step (Squire and Trapp 1998): imag(f(x + ih)) / h has no cancellation, so that they are right to the last digits.
+Gradients are taken by a complex step (Squire and Trapp 1998): imag(f(x + ih)) / h has no cancellation, so that they are right to
+the last digits.
 
 Worked example, by hand. One pair. The chosen reply has two tokens of log-probability -0.5 and -0.7, under the reference -0.8 and
 -0.8; the rejected one has one token of -2.0, under the reference -1.6. Log-ratios are -1.2 + 1.6 = 0.4 and -2.0 + 1.6 = -0.4:
@@ -21,7 +19,6 @@ Worked example, by hand. One pair. The chosen reply has two tokens of log-probab
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -226,7 +223,3 @@ def _of_values(
     inputs = {key: value.tolist() for key, value in given.items()}
     parts = {key: gradient.tolist() for key, gradient in zip(given, found, strict=False)}
     return Vector(name, setting, inputs, float(loss(*values)), parts)
-
-
-if __name__ == "__main__":
-    print(json.dumps([vector._asdict() for vector in vectors()], indent=1))
