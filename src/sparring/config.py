@@ -31,6 +31,7 @@ from sparring.observe.config import ObserveConfig
 from sparring.rollout.config import RolloutConfig
 from sparring.sandbox.config import SandboxConfig
 from sparring.stages.config import (
+    NAMED,
     CollectConfig,
     DistillConfig,
     EvalConfig,
@@ -267,7 +268,13 @@ def _complaint(data: dict[str, Any]) -> str | None:
 
 
 def _converted(data: dict[str, Any]) -> RunConfig:
-    return msgspec.convert({**data, "algo": named(data["algo"])} if "algo" in data else data, RunConfig, strict=True)
+    whole = {**data, "algo": named(data["algo"])} if "algo" in data else dict(data)
+    for (section, key), name in NAMED.items():
+        value = whole[section].get(key) if isinstance(whole.get(section), dict) else None
+        if isinstance(value, (str, dict)):
+            table = {"name": value} if isinstance(value, str) else {"name": name, **value}
+            whole[section] = {**whole[section], key: table}
+    return msgspec.convert(whole, RunConfig, strict=True)
 
 
 _AT = re.compile(r" - at (?:key in )?`\$([^`]*)`")
@@ -318,7 +325,7 @@ def _narrowed(data: dict[str, Any], keys: Sequence[Key], only: str) -> dict[str,
 
 def _value(data: Any, keys: Sequence[Key]) -> Any:
     for key in keys:
-        data = data[key]
+        data = data if isinstance(data, str) else data[key]  # a name alone stands for its table
     return data
 
 

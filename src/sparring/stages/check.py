@@ -74,7 +74,7 @@ async def check(context: Context) -> list[str]:
     found, held, shown = await _world(context, task)
     about, compared = check_compared(context)
     shown += compared
-    about += check_online(context)
+    about += check_online(config)
     about += check_reward_model(context, context.given())
     facts += about + found + check_rendering(context, shape, tasks, shown, held)
     return facts + check_model(context, shape)
