@@ -209,8 +209,7 @@ class Needs:
     """What a loss asks the trainer for. A declared unit is never split across micro-batches; `statistics` costs a
     gradient-free first pass, in which the loss is asked for `statistics(quantities, micro_batch)`: name -> (sum, count) of what
     it then finds, as means over the whole update, in `MicroBatch.statistics`. `idle_tokens`: the policy's tokens of zero
-    advantage matter too; else they are not computed. `divergence` is what the quantity of
-    that name is."""
+    advantage matter too; else they are not computed. `divergence` is what the quantity of that name is."""
 
     quantities: frozenset[str] = frozenset({"logprob"})
     unit: str = "token"
@@ -319,9 +318,9 @@ class Cluster(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainPlan:
-    """What a stage wants of a trainer: its loss terms, how many steps the schedule spans, the keys of `[train]`
-    that this stage replaces, and the head it trains (as `model.load` has it). `teachers`, the checkpoint folders of models by
-    name, are computed beside it, without gradients."""
+    """What a stage wants of a trainer: its loss terms, how many steps the schedule spans, the keys of `[train]` that this stage
+    replaces, and the head it trains (as `model.load` has it). `teachers`, the checkpoint folders of models by name, are computed
+    beside it, without gradients."""
 
     losses: Sequence[Loss]
     total_steps: int

@@ -305,11 +305,11 @@ class Sample:
     `weights` maps a loss term (policy, imitate, ...) to its per-token weights; a term that is absent touches nothing.
     `kept` has an empty row where nothing was sampled or nothing truncated; it is None where that is so everywhere. `bias` is
     likewise, per token, what was added to logits before it was drawn: (id, value), minus infinity for what was impossible.
-    `teacher` names the model that the distill term compares with; `tops` is what that one finds likeliest in the place of each
-    token, where no more of its distribution is asked for.
 
     `label` is what the preference term is told of the row: 1 chosen or wanted, -1 rejected or unwanted; 0: judged for a batch
     statistic alone, never trained. The chosen and the rejected rows of one `group` are a pair.
+    `teacher` names the model that the distill term compares with; `tops` is what that one finds likeliest in the place of each
+    token, where no more of its distribution is asked for.
     """
 
     id: str

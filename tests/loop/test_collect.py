@@ -24,9 +24,9 @@ def solves(body: dict) -> tuple[int, dict]:
 
 def collecting(given: Path, server: ChatServer, stages: str, *settings: str) -> int:
     recipe = given.with_name("collect.toml")
+    served = f'\n[models.teacher]\nserved = {{ kind = "chat", url = "{server.url}", served_model = "big" }}\n'
     text = given.read_text().replace("[models.policy]\n", "[models.policy]\nthinking = true\n")
-    endpoint = f'{{ url = "{server.url}", model = "big" }}'
-    recipe.write_text(text + f"\n[collect]\ntasks = 12\nattempts = 2\nendpoint = {endpoint}\n")
+    recipe.write_text(text + served + '\n[collect]\ntasks = 12\nattempts = 2\n')
     words = [word for setting in (f"run.stages={stages}", "observe.progress=off", *settings) for word in ("--set", setting)]
     return main(["run", str(recipe), *words])
 

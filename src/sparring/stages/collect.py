@@ -101,17 +101,18 @@ def _kept(task: Task, finished: Sequence[Finished], heard: Heard, least: float, 
 async def _rollouts(context: Context) -> AsyncIterator[tuple[RolloutRunner, Heard]]:
     """What runs one rollout of the teacher, and who hears what is said."""
     config = context.config
-    name, sampling = config.collect.model, config.rollout.sampling()
-    if config.collect.endpoint is not None:
+    name = config.collect.model
+    spec, sampling = config.models[name], config.rollout.sampling()
+    if spec.served is not None and spec.served.kind == "chat":
         from sparring.engine.adapters.chat_endpoint import ChatEndpoint
         from sparring.engine.adapters.key import key_of
 
-        asked = config.collect.endpoint
-        endpoint = ChatEndpoint(asked.url, model=asked.model, api_key=key_of(asked.api_key_env))
+        served = spec.served
+        endpoint = ChatEndpoint(served.url, model=served.served_model, api_key=key_of(served.api_key_env))
         heard = Heard(ChatSessions(endpoint, sampling))
         close = endpoint.close
     else:
-        spec, folder = config.models[name], teacher_folder(context, name)
+        folder = teacher_folder(context, name)
         engine = context.cluster.engine(name, path=str(folder))
         renderer = load_renderer(folder, spec.renderer, spec.thinking)
         heard = Heard(Recorder(engine, renderer, sampling=sampling, model=name, max_context=room_of(context, name)))

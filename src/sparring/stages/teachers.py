@@ -55,9 +55,11 @@ def tongue(context: Context, name: str) -> Tongue:
 
 def room_of(context: Context, name: str, folder: Path | None = None) -> int:
     """Most tokens that the model `name`, in `folder` or where the recipe says, reads at once."""
-    config, shape = context.config, folder_shape(folder or teacher_folder(context, name))
+    config, spec = context.config, context.config.models[name]
+    shape = folder_shape(folder or teacher_folder(context, name))
     engine = config.engine if name == POLICY else config.engines.get(name, EngineConfig())
-    return context_room(shape, engine, config.models[name].dtype) if engine.kind == "native" else shape.max_positions
+    alone = spec.served is None and engine.kind == "native"
+    return context_room(shape, engine, spec.dtype) if alone else shape.max_positions
 
 
 def teacher_folder(context: Context, name: str) -> Path:
@@ -81,12 +83,13 @@ def check_collect(context: Context) -> list[str]:
     name, models = context.config.collect.model, context.config.models
     if "collect" not in context.config.run.stages:
         return []
-    if (asked := context.config.collect.endpoint) is not None:
-        return [f"collect: from {asked.model} at {asked.url}"]
     if name not in models:
         known = ", ".join(sorted(models))
         raise refusal("collect.model", f"a model of the recipe, one of {known}", repr(name), f"add [models.{name}]")
-    if models[name].path is None:
+    spec = models[name]
+    if spec.served is not None and spec.served.kind == "chat":
+        return [f"collect: from {spec.served.served_model} at {spec.served.url}"]
+    if spec.path is None:
         raise refusal(f"models.{name}.path", "the checkpoint that is collected from", "none", "name one")
     return [f"collect: from {teacher_folder(context, name)}"]
 
@@ -125,10 +128,16 @@ def _check_teacher(context: Context, where: str, name: str) -> None:
     spec = models[name]
     if spec.path is None:
         raise refusal(f"models.{name}.path", "the checkpoint of a teacher", "none", "name one")
-    kind = context.config.engines.get(name, EngineConfig()).kind
-    if kind == "openai" and stage.over != "vocabulary" and context.config.rollout.temperature != 1:
-        got = f"{context.config.rollout.temperature:g}"
-        raise refusal("rollout.temperature", f"1, at which engines.{name} judges", got, "write 1, or take another engine")
+    if spec.served is not None and spec.served.kind == "chat":
+        got, do = '"chat", which tells text alone', 'serve it by "openai" or "remote", or collect from it'
+        raise refusal(f"models.{name}.served.kind", "a server that judges token ids", got, do)
+    asked = context.config.engines.get(name, EngineConfig()).kind if spec.served is None else spec.served.kind
+    if asked == "openai" and stage.over != "vocabulary" and context.config.rollout.temperature != 1:
+        got, do = f"{context.config.rollout.temperature:g}", "write 1, or ask it another way"
+        raise refusal("rollout.temperature", f"1, at which an OpenAI-compatible server of {name} judges", got, do)
+    if spec.served is not None and stage.over == "vocabulary":
+        got, do = "one that is served elsewhere", 'set distill.over = "top_k" or "token", or leave out served'
+        raise refusal(f"models.{name}.served", "a teacher whose whole distribution is computed here", got, do)
     folder = teacher_folder(context, name)
     student = _student_folder(context)
     if stage.tokenizers == "any":

@@ -90,11 +90,11 @@ class LocalTrainer:
         self._model = model
         self._config = config
         self._losses = {loss.term: loss for loss in losses}
-        self._divergence = next((loss.needs.divergence for loss in losses if loss.needs.divergence), None)
-        self._teachers = dict(teachers or {})
         self._paired = frozenset(loss.term for loss in losses if loss.needs.unit == "pair")
         # what is told of every token: it is compared with what an engine recorded
         self._told = frozenset() if model.is_scalar else frozenset({"logprob"})
+        self._divergence = next((loss.needs.divergence for loss in losses if loss.needs.divergence), None)
+        self._teachers = dict(teachers or {})
         self._name = name
         self._total_steps = total_steps
         self._version = version
