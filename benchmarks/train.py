@@ -198,14 +198,14 @@ def in_a_line(trainer: Any, batch: Any) -> Callable[[], object]:
     flat rows end to end."""
     import torch
 
-    from sparring.batch.packing import cut, pack
+    from sparring.batch.packing import lanes, pack
     from sparring.model.attention import Packed
     from sparring.model.head import token_quantities
 
     model, parameters = trainer._model, trainer._optimiser.parameters
 
     def run() -> None:
-        for part in (part for rows in pack(batch.rows, BUDGET) for part in cut(rows, trainer._lanes)):
+        for part in (part for rows in pack(batch.rows, BUDGET) for part in lanes(rows, trainer._lanes, model.context)):
             tokens = torch.tensor([token for row in part for token in row.tokens[:-1]])
             positions = torch.cat([torch.arange(len(row.tokens) - 1) for row in part])
             lengths = torch.tensor([0, *(len(row.tokens) - 1 for row in part)], dtype=torch.int32)
@@ -306,10 +306,10 @@ def loss_memory(vocabulary: int, folder: str, dtype: str) -> None:
     hidden = torch.randn(LOSS_TOKENS, MODEL_A["hidden_size"]).to(model.dtype).requires_grad_()
     targets, heat = torch.randint(vocabulary, (LOSS_TOKENS,)), torch.ones(LOSS_TOKENS)
     found: dict[str, float] = {}
-    for _ in range(2):
+    for rows in (slice(32), slice(None)):  # the first makes what stays
         Path("/proc/self/clear_refs").write_text("5")
         before, begin = resident_bytes("VmRSS"), time.perf_counter()
-        loss = token_quantities(model, hidden, targets, heat, {"logprob"})["logprob"].sum()
+        loss = token_quantities(model, hidden[rows], targets[rows], heat[rows], {"logprob"})["logprob"].sum()
         gradients = torch.autograd.grad(loss, (hidden, weight))
         found = {"seconds": time.perf_counter() - begin, "peak_bytes": resident_bytes("VmHWM") - before}
         found["beyond_bytes"] = found["peak_bytes"] - gradients[1].nbytes

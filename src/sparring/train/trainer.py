@@ -14,7 +14,7 @@ import msgspec
 import torch
 import xxhash
 
-from sparring.batch.packing import cut, pack
+from sparring.batch.packing import lanes, pack
 from sparring.batch.tensors import MicroBatch, micro_batch
 from sparring.errors import refusal
 from sparring.model.attention import Packed
@@ -207,7 +207,7 @@ class LocalTrainer:
             raise ValueError(f"batch {batch.step} carries terms {sorted(unknown)}, this trainer has {sorted(self._losses)}")
         measures = Measures(self._version)
         for rows in pack(batch.rows, self._config.token_budget):
-            for part in self._side_by_side(cut(rows, self._lanes), batch.denominators):
+            for part in self._side_by_side(lanes(rows, self._lanes, self._model.context), batch.denominators):
                 measures.add_tokens(part.micro, part.logprobs)
                 for term, result in part.results.items():
                     measures.add_loss(term, result)
