@@ -8,12 +8,15 @@
 and a plain loop over `transformers` pad `--peer-rows` rows at a time, without gradient checkpointing. All get the same model
 files, rows and threads and must find the same loss. Each is a process of its own; they take turns batch by batch.
 
-`prefixes`: the trainer on rows that begin alike over rows that are the same but for their first token, and so share nothing;
-and rows that share nothing over the same computation without a tree. In turns, medians.
+`prefixes`: the trainer on rows that begin alike over rows that are the same but for their first token, and so share nothing
+(continuations of one prefix: model A, at a token budget that holds them; groups: the quickstart's model); and rows that share
+nothing over the same computation without a tree, on one thread. In turns; ratios are medians of each turn's.
 
-`memory`: what one loss of 8,192 tokens takes beyond its inputs, the head's weight and that weight's gradient, at three
-vocabularies: growth of the resident set from just before the loss to its peak, less that gradient. A process for each, in which
-every large tensor is mapped and unmapped by itself.
+`memory`: what one loss of 8,192 tokens of width 256 takes beyond its inputs, the head's weight and that weight's gradient
+(float32 while it is added up), at three vocabularies: growth of the resident set from just before the loss to its peak, less that
+gradient. A process for each, in which every large tensor is mapped and unmapped by itself.
+
+On a machine that does other work, look at processor seconds (`cpu`): what threads that wait do not spend.
 
 The last line is one JSON object with `claims`.
 """
@@ -41,10 +44,11 @@ from rl_step import MODEL_A, PEER_VENV, PEERS
 
 ROWS, BUDGET, LONGEST = 32, 8192, 1024
 FASTER = 2.0
+LARGE_BUDGET = 32768
 PREFIX, CONTINUATIONS, AFTER = 1000, 16, {128: 3.5, 1000: 1.5}
 NOTHING_SHARED = 0.95
 HEADER, PROMPT, REPLY = 120, 45, ((1.0, 20), (0.0, 12), (1.0, 18))
-QUICKSTART = {"rl": (16, 8, "policy", 2.5), "sft": (24, 1, "imitate", 1.3)}
+QUICKSTART = {"policy": (16, 8, 2.5), "imitate": (24, 1, 1.3)}
 VOCABULARIES, LOSS_TOKENS = (4096, 32768, 151936), 8192
 MEMORY_RATIO = 1.25
 
@@ -59,6 +63,10 @@ def sample(index: int, tokens: Sequence[int], marks: Sequence[float], term: str 
     advantage, versions = random.Random(index).uniform(0.1, 1.0), tuple(0 if mark else -1 for mark in marks)
     recorded = {"logprobs": tuple(-6.4 * mark for mark in marks), "versions": versions, "kv_versions": versions}
     return replace(row, advantages=tuple(advantage * mark for mark in marks), **recorded)
+
+
+def _all_trained(index: int, tokens: Sequence[int]) -> Any:
+    return sample(index, tokens, (0.0, *(1.0 for _ in tokens[1:])))
 
 
 def batch_of(rows: Sequence[Any]) -> Any:
@@ -109,7 +117,7 @@ async def take_turns(spec: Mapping[str, Any]) -> None:
     """Our side: the gradients of one batch for each line on standard input."""
     trainer = trainer_of(spec["model"], threads=spec["threads"])
     for rows in spec["batches"]:
-        batch = batch_of([sample(i, row, (0.0, *(1.0 for _ in row[1:]))) for i, row in enumerate(rows)])
+        batch = batch_of([_all_trained(i, row) for i, row in enumerate(rows)])
         sys.stdin.readline()
         wall, cpu = time.perf_counter(), time.process_time()
         found = await trainer.forward_backward(batch)
@@ -157,15 +165,18 @@ def against_peers(spec: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[A
 # Common beginnings.
 
 
-def in_turns(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Wall-clock seconds of each call, after one round that does not count."""
-    found: dict[str, list[float]] = {name: [] for name in calls}
+def in_turns(less: Callable[[], object], more: Callable[[], object], rounds: int) -> dict[str, float]:
+    """Medians, after one round that does not count: wall-clock and processor seconds of `less`, and `more` over `less`."""
+    found: list[tuple[float, ...]] = []
     for _ in range(rounds + 1):
-        for name, call in calls.items():
-            begin = time.perf_counter()
+        times: list[float] = []
+        for call in (less, more):
+            begin = time.perf_counter(), time.process_time()
             call()
-            found[name].append(time.perf_counter() - begin)
-    return {name: seconds[1:] for name, seconds in found.items()}
+            times += [time.perf_counter() - begin[0], time.process_time() - begin[1]]
+        found.append((times[0], times[1], times[2] / times[0], times[3] / times[1]))
+    names = ("seconds", "cpu_s", "ratio", "cpu_ratio")
+    return dict(zip(names, map(statistics.median, zip(*found[1:], strict=True)), strict=True))
 
 
 def apart(rows: Sequence[Any]) -> list[Any]:
@@ -189,8 +200,8 @@ def groups_under_a_header(groups: int, size: int, term: str, vocabulary: int) ->
     header = [draw.randrange(vocabulary) for _ in range(HEADER)]
     marks = (*(0.0 for _ in range(HEADER + PROMPT)), *(mark for mark, length in REPLY for _ in range(length)))
     prompts = [header + [draw.randrange(vocabulary) for _ in range(PROMPT)] for _ in range(groups)]
-    rows = [prompt + [draw.randrange(vocabulary) for _ in range(len(marks) - len(prompt))] for prompt in prompts for _ in range(size)]
-    return [sample(i, tokens, marks, term) for i, tokens in enumerate(rows)]
+    every, rest = [prompt for prompt in prompts for _ in range(size)], len(marks) - HEADER - PROMPT
+    return [sample(i, prompt + [draw.randrange(vocabulary) for _ in range(rest)], marks, term) for i, prompt in enumerate(every)]
 
 
 def in_a_line(trainer: Any, batch: Any) -> Callable[[], object]:
@@ -204,7 +215,7 @@ def in_a_line(trainer: Any, batch: Any) -> Callable[[], object]:
 
     model, parameters = trainer._model, trainer._optimiser.parameters
 
-    def run() -> None:
+    def work() -> None:
         for part in (part for rows in pack(batch.rows, BUDGET) for part in lanes(rows, trainer._lanes, model.context)):
             tokens = torch.tensor([token for row in part for token in row.tokens[:-1]])
             positions = torch.cat([torch.arange(len(row.tokens) - 1) for row in part])
@@ -216,60 +227,51 @@ def in_a_line(trainer: Any, batch: Any) -> Callable[[], object]:
             hidden = model.hidden(tokens, positions, where, chosen)
             found = token_quantities(model, hidden, targets, torch.ones(len(targets)), {"logprob"})["logprob"]
             trainer._optimiser.add(torch.autograd.grad(-(marks[chosen] * found).sum(), parameters, allow_unused=True))
+        trainer._optimiser.discard()
 
-    return run
+    return lambda: trainer._worker.submit(work).result()
 
 
 def common_beginnings(spec: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
     """Figures and claims."""
-    import torch
-
-    torch.set_num_threads(spec["threads"])
     figures: dict[str, Any] = {}
     claims: list[tuple[Any, ...]] = []
+    vocabulary = MODEL_A["vocab_size"]
     for after, target in AFTER.items():
-        trainer = trainer_of(spec["model"], threads=spec["threads"], budget=spec["budget"])
-        rows = continuations(after, MODEL_A["vocab_size"])
-        _compare(f"{CONTINUATIONS} x {after} after {PREFIX}", trainer, rows, target, spec, (figures, claims))
+        trainer = trainer_of(spec["model"], threads=spec["threads"], budget=LARGE_BUDGET)
+        name = f"{CONTINUATIONS} x {after} after {PREFIX}"
+        figures[name] = shared_over_apart(trainer, continuations(after, vocabulary), spec["rounds"])
+        claims.append((f"rows apart over shared: {name}", figures[name]["ratio"], "x", target, ">="))
     trainer = trainer_of(quickstart_model(spec["folder"]), threads=spec["threads"])
-    for name, (groups, size, term, target) in QUICKSTART.items():
-        rows = groups_under_a_header(groups, size, term, 640)
-        _compare(f"{groups} x {size} under a header ({name})", trainer, rows, target, spec, (figures, claims))
-    trainer = trainer_of(spec["model"], threads=1)
-    for name, rows in {
-        "16 x 128 after 1000": apart(continuations(128, MODEL_A["vocab_size"])),
-        "varied": [sample(i, row, (0.0, *(1.0 for _ in row[1:]))) for i, row in enumerate(spec["batches"][0])],
-    }.items():
-        batch, (tree, line) = batch_of(rows), ("tree", "line")
-        run = in_a_line(trainer, batch)
-        trainer._worker.submit(torch.set_num_threads, 1)
-
-        def in_a_tree(batch: Any = batch) -> None:
-            trainer._worker.submit(trainer._forward_backward, batch).result()
-
-        found = in_turns({tree: in_a_tree, line: lambda run=run: trainer._worker.submit(run).result()}, spec["rounds"])
-        ratio = statistics.median(b / a for a, b in zip(found[tree], found[line], strict=True))
-        figures[f"nothing shared, {name}"] = {"seconds": statistics.median(found[tree]), "flat_over_tree": ratio}
-        claims.append((f"rows that share nothing ({name}): flat over tree", ratio, "x", NOTHING_SHARED, ">="))
+    for term, (groups, size, target) in QUICKSTART.items():
+        name = f"{groups} x {size} under a header, {term}"
+        figures[name] = shared_over_apart(trainer, groups_under_a_header(groups, size, term, 640), spec["rounds"])
+        claims.append((f"rows apart over shared: {name}", figures[name]["ratio"], "x", target, ">="))
+    trainer, varied = trainer_of(spec["model"], threads=1), [_all_trained(i, row) for i, row in enumerate(spec["batches"][0])]
+    for name, rows in {"16 x 1128": apart(continuations(128, vocabulary)), "varied lengths": varied}.items():
+        batch = batch_of(rows)
+        figures[f"nothing shared, {name}"] = in_turns(ours(trainer, batch), in_a_line(trainer, batch), spec["rounds"])
+        ratio = figures[f"nothing shared, {name}"]["ratio"]
+        claims.append((f"nothing shared, {name}: without a tree over with one", ratio, "x", NOTHING_SHARED, ">="))
     return figures, claims
 
 
-def _compare(
-    name: str, trainer: Any, rows: Sequence[Any], target: float, spec: Mapping[str, Any], into: tuple[dict[str, Any], list[Any]]
-) -> None:
-    """Rows that share over the same rows apart."""
-    batches, counts = {"shared": batch_of(rows), "apart": batch_of(apart(rows))}, {}
+def shared_over_apart(trainer: Any, rows: Sequence[Any], rounds: int) -> dict[str, float]:
+    """Rows that share over the same rows apart, and how many tokens are computed of each."""
+    calls = [ours(trainer, batch_of(made)) for made in (rows, apart(rows))]
+    counts = dict(zip(("tokens", "tokens_apart"), (call() for call in calls), strict=True))
+    return {**in_turns(*calls, rounds), **counts}
 
-    def run(kind: str) -> None:
-        counts[kind] = trainer._worker.submit(trainer._forward_backward, batches[kind]).result()["tokens_forward"]
+
+def ours(trainer: Any, batch: Any) -> Callable[[], float]:
+    """The trainer's gradients of a batch, on its own thread; gives how many tokens it computed."""
+
+    def work() -> float:
+        found = trainer._forward_backward(batch)
         trainer._optimiser.discard()
+        return found["tokens_forward"]
 
-    found = in_turns({kind: lambda kind=kind: run(kind) for kind in batches}, spec["rounds"])
-    ratio = statistics.median(b / a for a, b in zip(found["shared"], found["apart"], strict=True))
-    seconds = {f"{kind}_s": statistics.median(found[kind]) for kind in batches}
-    tokens = {f"{kind}_tokens": counts[kind] for kind in batches}
-    into[0][name] = {"ratio": ratio, "least_ratio": min(found["apart"]) / min(found["shared"]), **seconds, **tokens}
-    into[1].append((f"shared over apart: {name}", ratio, "x", target, ">="))
+    return lambda: trainer._worker.submit(work).result()
 
 
 def quickstart_model(folder: str) -> Path:
@@ -312,7 +314,7 @@ def loss_memory(vocabulary: int, folder: str, dtype: str) -> None:
         loss = token_quantities(model, hidden[rows], targets[rows], heat[rows], {"logprob"})["logprob"].sum()
         gradients = torch.autograd.grad(loss, (hidden, weight))
         found = {"seconds": time.perf_counter() - begin, "peak_bytes": resident_bytes("VmHWM") - before}
-        found["beyond_bytes"] = found["peak_bytes"] - gradients[1].nbytes
+        found["beyond_bytes"] = found["peak_bytes"] - 4 * weight.numel()
         del loss, gradients
     print(json.dumps({"vocabulary": vocabulary, "logits_bytes": 4 * LOSS_TOKENS * vocabulary, **found}), flush=True)
 
@@ -323,7 +325,8 @@ def memory(spec: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[Any, ...
     for dtype in ("float32", "bfloat16"):
         found = []
         for vocabulary in VOCABULARIES:
-            command = [sys.executable, __file__, "--role", f"memory-{dtype}", "--vocabulary", vocabulary, "--spec", spec["folder"]]
+            role = ["--role", f"memory-{dtype}", "--vocabulary", vocabulary, "--spec", spec["folder"]]
+            command = [sys.executable, __file__, *role]
             variables = {**environment(spec["threads"]), "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
             done = subprocess.run([*map(str, command)], env=variables, check=True, capture_output=True, text=True)
             found.append(json.loads(done.stdout.splitlines()[-1]))
@@ -341,7 +344,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--setup", action="store_true", help="install the peer and stop")
     parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--steps", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=9, help="of peers")
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7, help="of prefixes")
     parser.add_argument("--threads", type=int, default=2)
@@ -364,7 +367,7 @@ def main() -> None:
     load_before, figures, claims = os.getloadavg()[0], {}, []
     with tempfile.TemporaryDirectory() as folder:
         spec = {name: getattr(arguments, name) for name in ("steps", "warmup", "rounds", "threads", "peer_rows")}
-        spec = prepare({**spec, "folder": folder, "rows": ROWS, "budget": BUDGET})
+        spec = prepare({**spec, "folder": folder, "rows": ROWS})
         for part in parts:
             figures[part], made = PARTS[part](spec)
             print(part, json.dumps(figures[part], indent=2), flush=True)

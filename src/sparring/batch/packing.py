@@ -11,7 +11,7 @@ from sparring.types import Sample
 
 SMALLEST_PIECE = 256
 """Tokens below which a piece costs more than it gains."""
-MOST_EXTRA = 0.1
+MOST_EXTRA = 0.03
 """What is gained by computing side by side on the same processor, at most, as a share of the whole."""
 UNITS_PER_PART = 4
 """A subtree larger than this share of a part is dealt out by its branches."""

@@ -130,7 +130,7 @@ def test_lanes_leave_a_small_micro_batch_a_single_row_and_a_long_common_prefix_w
     assert lanes(rows, 2) == [rows]
     assert lanes(rows, 1) == [rows]
     assert len(lanes(make_rows([SMALLEST_PIECE, SMALLEST_PIECE], 1000), 2)) == 2
-    for prefix, count in ((100, 2), (1000, 1)):
+    for prefix, count in ((50, 2), (1000, 1)):
         rows = [make_row(i, (*range(prefix), *range(10_000 * i + 2000, 10_000 * i + 2200))) for i in range(10)]
         assert len(lanes(rows, 2)) == count
 
