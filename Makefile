@@ -28,8 +28,9 @@ quickstart: install
 check: install
 	$(BIN)/sparring check recipes/quickstart.toml
 
+# two files at once, in the order of the tree: the long ones come first. All other tests run one after another: they fill the machine.
 test: install $(VENV)/.stamp-chromium
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: install $(VENV)/.stamp-chromium
 	$(BIN)/python -m pytest -m slow

@@ -122,6 +122,7 @@ def world(prompts: list[dict[str, Any]]) -> Any:
         """Each prompt once, in order."""
 
         name = "digits"
+        scorer = None
 
         def make(self) -> Env:
             return Digits()
@@ -206,7 +207,7 @@ def scheduler_of(spec: Mapping[str, Any], engine: Any, store: Any, boxes: Any) -
 
 async def train(spec: Mapping[str, Any]) -> None:
     """Train as `stages/rl.py` does, and print what every step took."""
-    from sparring.algo.config import GrpoConfig
+    from sparring.algo.config import AlgoConfig
     from sparring.algo.credit.load import load_credit
     from sparring.algo.loss.policy import PolicyLoss
     from sparring.batch.batches import batches
@@ -222,7 +223,7 @@ async def train(spec: Mapping[str, Any]) -> None:
     from sparring.store.sqlite import SqliteStore
     from sparring.train.config import TrainConfig
 
-    steps, path, algo = spec["warmup"] + spec["steps"], spec["model"], GrpoConfig(zero_variance_filter=False)
+    steps, path, algo = spec["warmup"] + spec["steps"], spec["model"], AlgoConfig(zero_variance_filter=False)
     cluster = InlineCluster(
         models={"policy": ModelConfig(path=path)},
         train=TrainConfig(learning_rate=LEARNING_RATE, save_every=0),

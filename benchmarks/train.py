@@ -79,7 +79,7 @@ def batch_of(rows: Sequence[Any]) -> Any:
 
 def trainer_of(model: str | Path, *, threads: int, budget: int = BUDGET) -> Any:
     """A trainer whose steps hardly move the weights."""
-    from sparring.algo.config import GrpoConfig
+    from sparring.algo.config import AlgoConfig
     from sparring.algo.loss.imitate import ImitateLoss
     from sparring.algo.loss.policy import PolicyLoss
     from sparring.model.load import load
@@ -87,7 +87,7 @@ def trainer_of(model: str | Path, *, threads: int, budget: int = BUDGET) -> Any:
     from sparring.train.trainer import LocalTrainer
 
     config = TrainConfig(token_budget=budget, learning_rate=1e-30)
-    losses = [PolicyLoss(GrpoConfig()), ImitateLoss()]
+    losses = [PolicyLoss(AlgoConfig()), ImitateLoss()]
     return LocalTrainer(load(model), config, losses, name="policy", total_steps=1000, threads=threads)
 
 

@@ -1,4 +1,4 @@
-"""The run, start to finish: one pass through this loop is one optimiser step.
+"""The run, start to finish: one pass through this loop is one optimiser step, and the last of an update serves its weights.
 
 Synchronous and asynchronous training are this same loop. How far rollouts may run ahead of it is the window's business
 (`max_lag`), in which order groups arrive is the scheduler's, what is learnt from them is the batch's. This module
@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import contextmanager
 from typing import Protocol
 
+from sparring.observe.metrics import merged
 from sparring.protocols import Engine, Trainer
 from sparring.types import Batch, StepResult
 
@@ -40,24 +41,29 @@ async def run_loop(
     """Train until `batches` ends.
 
     Args:
-        batches: one per optimiser step, in admission order (law 5).
+        batches: one per optimiser step, in admission order (law 5); one that does not end its update belongs to the next.
         trainers: by model name; `batch.model` picks one.
         engines: by model name; the one that serves what was trained.
         window: opened for the next step only after the engine serves this step's weights.
-        after_step: awaited before the next batch is taken, so a checkpoint is always of a finished step.
+        after_step: awaited before the next batch is taken, so a checkpoint is always of a finished update.
 
     Raises:
         WeightsError: an update failed its verification; the engine still serves the old version.
     """
     with _settled():
+        steps: list[Mapping[str, float]] = []
         async for batch in batches:
             trainer = trainers[batch.model]
             metrics = await trainer.forward_backward(batch)
-            step = await trainer.step()
+            step = await trainer.step(ends_update=batch.ends_update)
+            steps.append({**metrics, **step.metrics})
+            if not batch.ends_update:
+                continue
             if batch.publish:
                 await engines[batch.model].pull(await trainer.push())
             window.release(batch.step)
-            await after_step(step, batch, {**metrics, **step.metrics})
+            await after_step(step, batch, merged(steps))
+            steps.clear()
             await asyncio.sleep(0)  # let rollouts of the new version start before the next batch is awaited
 
 

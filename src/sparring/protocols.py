@@ -6,8 +6,8 @@ Whoever implements a protocol passes its contract suite in `tests/contract`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from sparring.generation import Completion, Constraint, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.types import (
@@ -87,10 +87,11 @@ class EnvFactory(Protocol):
 
     `tasks(split, seed)` is an endless (train) or finite (eval) deterministic stream; no eval prompt occurs in train.
     `expert(task)` is the scripted demonstration as replies, each a function of the messages so far; None where a
-    world has no expert.
+    world has no expert. `scorer` is the second pass over its groups, None where rewards stand by themselves.
     """
 
     name: str
+    scorer: Scorer | None
 
     def make(self) -> Env: ...
     def tasks(self, split: str, seed: int) -> TaskSource: ...
@@ -161,6 +162,13 @@ class Scorer(Protocol):
     async def score(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> Sequence[Score]: ...
 
 
+class Worth(Protocol):
+    """A model with a scalar head, served: what texts, as token ids, are worth."""
+
+    async def worth(self, texts: Sequence[Sequence[int]]) -> Sequence[float]: ...
+    async def close(self) -> None: ...
+
+
 class Annotator(Protocol):
     """Adds per-token values (reference, teacher, value) to flattened samples."""
 
@@ -170,23 +178,44 @@ class Annotator(Protocol):
 class Credit(Protocol):
     """Turns scores into advantages, over all groups of one update.
 
-    `samples[i]` are the branches of groups[i]. Returns, per group, its samples with advantages set; an empty sequence
-    where the group leaves the update (zero variance).
+    `samples[i]` are the branches of groups[i]. `credit` returns, per group, its samples with advantages and weights set; an
+    empty sequence where the group leaves the update (zero variance). `denominator` is what the policy term over some of these
+    rows is divided by; None: by the sum of its weights. `state` is what it remembers of earlier updates; a resumed run gives it
+    to `restore`.
     """
 
     def credit(
         self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]
     ) -> Sequence[Sequence[Sample]]: ...
+    def denominator(self, rows: Iterable[Sample]) -> float | None: ...
+    def state(self) -> Mapping[str, Any]: ...
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Divergence:
+    """How far the model's distribution q is from a teacher's p, and over what. `reverse` is KL(q || p), `forward` KL(p || q);
+    `jensen_shannon` is beta KL(p || m) + (1 - beta) KL(q || m) with m = beta p + (1 - beta) q. `top_k`: over the teacher's
+    likeliest tokens (`Sample.tops`), all others being one; `vocabulary`: over all tokens, the teacher (`Sample.teacher`) computed
+    beside the model."""
+
+    kind: Literal["reverse", "forward", "jensen_shannon"] = "reverse"
+    over: Literal["top_k", "vocabulary"] = "vocabulary"
+    beta: float = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
     """What a loss asks the trainer for. A declared unit is never split across micro-batches; `statistics` costs a
-    gradient-free first pass."""
+    gradient-free first pass, in which the loss is asked for `statistics(quantities, micro_batch)`: name -> (sum, count) of what
+    it then finds, as means over the whole update, in `MicroBatch.statistics`. `idle_tokens`: the policy's tokens of zero
+    advantage matter too; else they are not computed. `divergence` is what the quantity of that name is."""
 
     quantities: frozenset[str] = frozenset({"logprob"})
     unit: str = "token"
     statistics: bool = False
+    idle_tokens: bool = False
+    divergence: Divergence | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -209,33 +238,23 @@ class Loss(Protocol):
 
 @dataclass(kw_only=True, slots=True)
 class Corrected:
-    """What a `Correction` says of M tokens: the log-probabilities that the ratio is to, and what each token's share of the loss
-    is multiplied with, both [M] without gradient. `metrics` as in `LossResult`."""
+    """What a correction says of M tokens: what each one's share of the loss is multiplied with, [M] without gradient. `metrics`
+    as in `LossResult`."""
 
-    anchor: torch.Tensor
     weights: torch.Tensor
     metrics: dict[str, tuple[float, float]]
 
 
-class Correction(Protocol):
-    """What the policy term makes of the difference between `old`, the trainer's log-probabilities before the update, and
-    `behaviour`, those recorded by the engine that sampled; both [M] float32. `ours` [M] says which tokens the term weighs:
-    metrics are about those."""
-
-    name: str
-
-    def __call__(self, old: torch.Tensor, behaviour: torch.Tensor, ours: torch.Tensor) -> Corrected: ...
-
-
 class Trainer(Protocol):
-    """Knows terms, not algorithms. One `step` per `Batch`, after one or more `forward_backward`. `forward` is for annotators:
+    """Knows terms, not algorithms. One `step` per `Batch`, after one or more `forward_backward`. One that does not
+    end its update leaves the version, which counts updates. `forward` is for annotators:
     quantities of the tokens that some term weighs, per row and aligned with its tokens, without gradients."""
 
     @property
     def version(self) -> int: ...
     async def forward(self, rows: Sequence[Sample], needs: Set[str]) -> Sequence[Mapping[str, tuple[float, ...]]]: ...
     async def forward_backward(self, batch: Batch) -> Mapping[str, float]: ...
-    async def step(self) -> StepResult: ...
+    async def step(self, *, ends_update: bool = True) -> StepResult: ...
     async def push(self) -> WeightRef: ...
     async def save(self, path: str, *, stage: str, metrics: Mapping[str, float]) -> CheckpointRef: ...
     async def restore(self, ref: CheckpointRef) -> None: ...
@@ -280,29 +299,34 @@ class Store(Protocol):
     def last_checkpoint(self, stage: str) -> tuple[CheckpointRef, Mapping[str, Any]] | None: ...
     def checkpoints(self, stage: str) -> Sequence[CheckpointRef]: ...
     def truncate(self, stage: str, step: int, *, first_group: int = 0) -> None: ...
+    def supersede(self, stage: str, number: int) -> None: ...
     def close(self) -> None: ...
 
 
 class Cluster(Protocol):
     """Which process runs where. A stage asks for parts and never builds them.
 
-    `path` is a Hugging Face checkpoint folder. A trainer and an engine of one name start from equal weights at
-    version 0 and never share storage (law 9).
+    `path` is a Hugging Face checkpoint folder, for `worth` one with a scalar head. A trainer and an engine of one name start from
+    equal weights at version 0 and never share storage (law 9).
     """
 
     def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer: ...
     def engine(self, name: str, *, path: str) -> Engine: ...
+    def worth(self, name: str, *, path: str) -> Worth: ...
     async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainPlan:
-    """What a stage wants of a trainer: its loss terms, how many steps the schedule spans, and the keys of `[train]`
-    that this stage replaces."""
+    """What a stage wants of a trainer: its loss terms, how many steps the schedule spans, the keys of `[train]` that this stage
+    replaces, and the head it trains (as `model.load` has it). `teachers`, the checkpoint folders of models by name, are computed
+    beside it, without gradients."""
 
     losses: Sequence[Loss]
     total_steps: int
     overrides: Mapping[str, Any]
+    head: str = "tokens"
+    teachers: Mapping[str, str] = field(default_factory=dict)
 
 
 class GroupSource(Protocol):

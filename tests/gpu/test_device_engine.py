@@ -25,6 +25,7 @@ INTERPRETED = is_interpreted()
 OTHERS = ["llama", "qwen2", "mistral", "mixtral", "qwen3_moe", "gemma2", "gemma3_text", "phi3", "glm4", "olmo2", "gpt_oss"]
 MODELS = [("qwen3", "bfloat16")]
 MODELS += [] if INTERPRETED else [("qwen3", "float32"), *((family, "bfloat16") for family in OTHERS)]
+RECURRENT = ["nemotron_h"] if INTERPRETED else ["nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"]
 LENGTHS = [3, 17, 20] if INTERPRETED else [3, 16, 17, 40, 1, 33, 9, 200]
 
 
@@ -76,6 +77,16 @@ def test_engine_equals_packed_training_forward(device, family, dtype, tmp_path):
     trainer = load(path, dtype=dtype, device=device)
     assert trained(trainer, wanted, answers) == [list(answer.logprobs) for answer in answers]
     assert trained(trainer, wanted[1:2], answers[1:2]) == [list(answers[1].logprobs)]
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_recurrent_layers_go_on_from_their_state(device, family, tmp_path):
+    """To load such a model is to prove it on its device; the engine is then as close to the trainer as rounding lets it be."""
+    path, wanted = tiny_model(family, tmp_path / "model", seed=3), requests()
+    model = load(path, numerics="fast", device=device)
+    answers = served(model, wanted, max_running=2, max_batch_tokens=24)
+    for found, answer in zip(trained(model, wanted, answers), answers, strict=True):
+        assert found == pytest.approx(list(answer.logprobs), abs=1e-3)
 
 
 def test_a_graph_gives_the_bits_of_single_operations(device, tmp_path):

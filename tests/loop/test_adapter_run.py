@@ -20,15 +20,13 @@ WORLD = Path(__file__).parent / "tiny_world.py:Sums"
 LORA = ("models.policy.lora.rank=4", "models.policy.lora.alpha=8")
 
 
-def command(folder, *more, recipe=TINY):
+def arguments(folder, *more, recipe=TINY):
     settings = (f"run.directory={folder}", f"env.name={WORLD}", "observe.lines_every_s=0", *LORA, *more)
-    sets = [part for setting in settings for part in ("--set", setting)]
-    return [sys.executable, "-m", "sparring.cli.main", "run", str(recipe), *sets]
+    return ["run", str(recipe), *(part for setting in settings for part in ("--set", setting))]
 
 
-def finish(arguments):
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+def command(folder):
+    return [sys.executable, "-m", "sparring.cli.main", *arguments(folder)]
 
 
 def bits(file):
@@ -43,7 +41,7 @@ def adapter(folder, stage):
 def whole(tmp_path_factory):
     """An uninterrupted run."""
     folder = tmp_path_factory.mktemp("lora")
-    finish(command(folder))
+    assert main(arguments(folder)) == 0
     return folder
 
 
@@ -100,7 +98,8 @@ def test_a_killed_run_ends_with_the_same_bits(whole, tmp_path):
             run.kill()
             run.communicate()
         assert run.returncode == -signal.SIGKILL
-    finish(command(tmp_path))
+    done = subprocess.run(command(tmp_path), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
     for stage in ("lora", "sft/model", "rl/model"):
         assert adapter(tmp_path, stage) == adapter(whole, stage)
     assert bits(tmp_path / "tiny/export/model.safetensors") == bits(whole / "tiny/export/model.safetensors")
@@ -111,7 +110,7 @@ def test_a_run_goes_on_with_a_given_adapter(whole, tmp_path):
     head, rest = TINY.read_text().split("[models.policy.init]")
     recipe = tmp_path / "given.toml"
     recipe.write_text(f'{head}[models.policy]\npath = "{whole / "tiny/sft/model"}"\n\n[env]{rest.partition("[env]")[2]}')
-    finish(command(tmp_path, 'run.stages=["rl"]', recipe=recipe))
+    assert main(arguments(tmp_path, 'run.stages=["rl"]', recipe=recipe)) == 0
     assert adapter(tmp_path, "rl/model") == adapter(whole, "rl/model")
     assert base_of(tmp_path / "tiny/rl/model") == str(whole / "tiny/init/model")
 

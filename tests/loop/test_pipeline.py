@@ -14,23 +14,26 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
+from sparring.cli.main import main
+
 TINY = Path(__file__).parent / "tiny.toml"
 WORLD = Path(__file__).parent / "tiny_world.py:Sums"
 STAGES = ("init", "sft", "rl", "eval", "export")
 
 
-def command(folder: Path, *more: str, recipe: Path = TINY) -> list[str]:
-    return [
-        *(sys.executable, "-m", "sparring.cli.main", "run", str(recipe)),
-        *("--set", f"run.directory={folder}", "--set", f"env.name={WORLD}"),
-        *("--set", "observe.lines_every_s=0", *more),
-    ]
+def arguments(folder: Path, *more: str, recipe: Path = TINY) -> list[str]:
+    settings = (f"run.directory={folder}", f"env.name={WORLD}", "observe.lines_every_s=0", *more)
+    return ["run", str(recipe), *(part for setting in settings for part in ("--set", setting))]
 
 
-def finish(arguments: list[str]) -> str:
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300)
+def command(folder: Path) -> list[str]:
+    return [sys.executable, "-m", "sparring.cli.main", *arguments(folder)]
+
+
+def finish(folder: Path) -> None:
+    """In a process of its own, which knows nothing of the runs before it."""
+    done = subprocess.run(command(folder), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def weights(folder: Path, stage: str = "rl/model") -> dict[str, bytes]:
@@ -41,7 +44,7 @@ def weights(folder: Path, stage: str = "rl/model") -> dict[str, bytes]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted run."""
     folder = tmp_path_factory.mktemp("whole")
-    finish(command(folder))
+    assert main(arguments(folder)) == 0
     return folder
 
 
@@ -87,29 +90,28 @@ def test_the_export_loads_anywhere(whole: Path) -> None:
 
 def test_a_finished_run_runs_again_in_no_time_and_changes_nothing(whole: Path) -> None:
     before = (whole / "tiny" / "export" / "model.safetensors").stat().st_mtime_ns
-    finish(command(whole))
+    assert main(arguments(whole)) == 0
     assert (whole / "tiny" / "export" / "model.safetensors").stat().st_mtime_ns == before
 
 
 def test_the_dumped_config_runs_as_it_is(whole: Path, tmp_path: Path) -> None:
-    finish(command(tmp_path, recipe=whole / "tiny" / "config.toml"))
+    assert main(arguments(tmp_path, recipe=whole / "tiny" / "config.toml")) == 0
     assert weights(tmp_path) == weights(whole)
 
 
-def test_another_config_in_the_same_folder_is_refused(whole: Path) -> None:
-    done = subprocess.run(command(whole, "--set", "rl.steps=7"), capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2
-    assert "rl.steps (6 -> 7)" in done.stderr
+def test_another_config_in_the_same_folder_is_refused(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments(whole, "rl.steps=7")) == 2
+    assert "rl.steps (6 -> 7)" in capsys.readouterr().err
 
 
-def test_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
+def test_two_runs_in_one_folder_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as first:
         wait_for(first, "check:")
-        second = subprocess.run(command(tmp_path), capture_output=True, text=True, timeout=120)
+        second = main(arguments(tmp_path))
         first.kill()
         first.communicate()
-    assert second.returncode == 2
-    assert str(first.pid) in second.stderr
+    assert second == 2
+    assert str(first.pid) in capsys.readouterr().err
 
 
 def test_control_c_says_how_to_go_on_and_the_run_goes_on(whole: Path, tmp_path: Path) -> None:
@@ -119,7 +121,7 @@ def test_control_c_says_how_to_go_on_and_the_run_goes_on(whole: Path, tmp_path: 
         _, error = run.communicate(timeout=60)
     assert run.returncode == 130
     assert "the same command goes on" in error
-    finish(command(tmp_path))
+    finish(tmp_path)
     assert weights(tmp_path) == weights(whole)
 
 
@@ -145,7 +147,7 @@ def test_killed_at_random_moments(whole: Path, tmp_path: Path) -> None:
                     except subprocess.TimeoutExpired:
                         continue
                 run.kill()
-        finish(command(folder))
+        finish(folder)
         assert weights(folder) == weights(whole)
         assert account(folder) == account(whole)
 
@@ -158,7 +160,7 @@ def killed_runs(folder: Path, moments: list[str]) -> None:
             run.kill()
             run.communicate()
         assert run.returncode == -signal.SIGKILL
-    finish(command(folder))
+    finish(folder)
 
 
 def account(folder: Path) -> dict[str, int]:

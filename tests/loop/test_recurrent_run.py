@@ -41,7 +41,7 @@ def test_a_run_from_imitation_to_export(given: Path, checkpoint: Path, tmp_path:
     assert len(steps) == 3 and all(values["tokens_trained"] > 0 and values["updated"] == 1 for values in steps)
     assert all(0 <= values["logprob_max_abs_diff"] < 1e-3 for values in steps)
     assert max(values["logprob_max_abs_diff"] for values in steps) > 0
-    assert 'correction = "token_truncate"' in (folder / "config.toml").read_text()
+    assert 'anchor = "proximal"' in (folder / "config.toml").read_text()
     exported = json.loads((folder / "export/config.json").read_text())
     assert exported["model_type"] == family
     assert main(["check", *words(given, folder / "export", "run.name=again", *stages[1:2], 'run.stages=["rl"]')]) == 0

@@ -332,17 +332,15 @@ def test_a_refused_run_may_be_corrected_and_started_again(given: Path, capsys: p
 
 def test_a_full_disk_loses_nothing(given: Path, tmp_path: Path) -> None:
     """A disk of its own under the run is filled to the last byte in the middle of RL, and freed again."""
-    command = [*COMMAND, "run", str(given), "--set", 'run.stages=["rl"]', "--set", "rl.steps=30"]
-    command += ["--set", "observe.lines_every_s=0"]
-    plain = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert plain.returncode == 0, plain.stderr
+    words = ["run", str(given), "--set", 'run.stages=["rl"]', "--set", "rl.steps=30", "--set", "observe.lines_every_s=0"]
+    assert main(words) == 0
     weights = hashlib.sha256((tmp_path / "runs/tiny/rl/model/model.safetensors").read_bytes()).hexdigest()
     disk = tmp_path / "disk"
     disk.mkdir()
     inside = ["bwrap", "--dev-bind", "/", "/", "--size", str(48 << 20), "--tmpfs", str(disk), "--die-with-parent"]
     driver = [sys.executable, str(Path(__file__).with_name("full_disk.py")), str(disk)]
     done = subprocess.run(
-        [*inside, *driver, *command, "--set", f"run.directory={disk}"], capture_output=True, text=True, timeout=240
+        [*inside, *driver, *COMMAND, *words, "--set", f"run.directory={disk}"], capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

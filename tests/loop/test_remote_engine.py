@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
+from sparring.cli.main import main
 from sparring.weights.shared_memory import FOLDER, PREFIX
 
 
 def finished(recipe: Path, name: str, *settings: str) -> Path:
     sets = [part for setting in settings for part in ("--set", setting)]
-    command = [sys.executable, "-m", "sparring.cli.main", "run", str(recipe), "--name", name, *sets]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert main(["run", str(recipe), "--name", name, *sets]) == 0
+    assert not list(FOLDER.glob(f"{PREFIX}{os.getpid()}-*"))
     return recipe.parent / "runs" / name
 
 
@@ -43,7 +43,6 @@ def test_a_run_on_a_served_engine_has_the_bits_of_one_on_its_own(given: Path, ch
     summary = json.loads((remote / "summary.json").read_text())
     assert summary["logprob_max_abs_diff"] == 0.0 and summary["tokens_sampled"] > 0
     assert (server.returncode, error) == (130, "\ninterrupted\n")
-    assert not list(FOLDER.glob(f"{PREFIX}*"))
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from contextlib import aclosing
 
 import pytest
 
+from sparring.cli.main import main
 from sparring.engine.adapters.remote import RemoteEngine
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
@@ -48,10 +49,24 @@ def on(url, scenario):
 
 
 def refused(*arguments):
+    """In a process of its own; what it says."""
     command = [sys.executable, "-m", "sparring.cli.main", "serve", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     return done.stderr
+
+
+@pytest.fixture
+def refused_here(capsys):
+    """The same in this process."""
+
+    def said(*arguments):
+        assert main(["serve", *map(str, arguments)]) == 2
+        return capsys.readouterr().err
+
+    before = signal.getsignal(signal.SIGTERM)
+    yield said
+    signal.signal(signal.SIGTERM, before)
 
 
 def test_text_rules_are_made_again_by_the_server(checkpoint, served):
@@ -162,20 +177,20 @@ def test_a_server_that_dies_is_an_error_and_one_in_its_place_has_other_weights(r
     assert version == 4 and set(answer.versions.values) == {4}
 
 
-def test_what_cannot_be_served_ends_with_2(checkpoint, served, tmp_path):
+def test_what_cannot_be_served_ends_with_2(checkpoint, served, refused_here, tmp_path):
     with served(checkpoint) as (_, url):
         assert "Address already in use" in refused(checkpoint, "--port", url.rpartition(":")[2])
-    assert "no such folder" in refused(tmp_path / "nothing")
-    assert "got a folder without config.json" in refused(tmp_path)
-    assert "a key of [engine], got another" in refused(checkpoint, "--set", "rl.steps=3")
-    assert "max_running must be at least 1" in refused(checkpoint, "--set", "engine.max_running=0")
-    assert "environment variable NO_SUCH_KEY: expected a key, got nothing" in refused(checkpoint, "--api-key-env", "NO_SUCH_KEY")
-    assert "an address that is free" in refused(checkpoint, "--port", "70000")
-    assert "--threads: expected 0 (one a core) or more, got -1" in refused(checkpoint, "--threads", "-1")
-    assert "an address that is free" in refused(checkpoint, "--host", "host.invalid")
-    assert "an address that is free" in refused(checkpoint, "--host", "h" * 70)
-    assert 'engine.kind: expected "native", which is what is served' in refused(checkpoint, "--set", "engine.kind=vllm")
+    assert "no such folder" in refused_here(tmp_path / "nothing")
+    assert "got a folder without config.json" in refused_here(tmp_path)
+    assert "a key of [engine], got another" in refused_here(checkpoint, "--set", "rl.steps=3")
+    assert "max_running must be at least 1" in refused_here(checkpoint, "--set", "engine.max_running=0")
+    assert "environment variable NO_SUCH_KEY: expected a key, got nothing" in refused_here(checkpoint, "--api-key-env", "NO_SUCH_KEY")
+    assert "an address that is free" in refused_here(checkpoint, "--port", "70000")
+    assert "--threads: expected 0 (one a core) or more, got -1" in refused_here(checkpoint, "--threads", "-1")
+    assert "an address that is free" in refused_here(checkpoint, "--host", "host.invalid")
+    assert "an address that is free" in refused_here(checkpoint, "--host", "h" * 70)
+    assert 'engine.kind: expected "native", which is what is served' in refused_here(checkpoint, "--set", "engine.kind=vllm")
     notes = tmp_path / "notes.txt"
     notes.write_text("mine")
-    assert "a path that is free, or a socket, got something else" in refused(checkpoint, "--unix", notes)
+    assert "a path that is free, or a socket, got something else" in refused_here(checkpoint, "--unix", notes)
     assert notes.read_text() == "mine"

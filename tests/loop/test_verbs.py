@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
@@ -95,18 +96,18 @@ def test_what_is_no_recorded_rollout(run: Path, capsys: pytest.CaptureFixture[st
     assert ": expected the " in message and ", got " in message and "; " in message
 
 
-def test_eval_finds_what_the_run_found(run: Path, home: Path) -> None:
+def test_eval_finds_what_the_run_found(run: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary = json.loads((run / "summary.json").read_text())
-    done = sparring(home, "eval", "first try.toml", "runs/tiny")
-    assert done.returncode == 0, done.stderr
-    last = done.stdout.splitlines()[-1].split()
-    assert last[:4] == ["all", "together", f"{100 * summary['rl_success']:.1f}", "%"] and last[-1] == "6"
+    with contextlib.chdir(home):
+        lines = said(capsys, "eval", "first try.toml", "runs/tiny").splitlines()
+    [total] = [line.split() for line in lines if line.startswith("all together")]
+    assert total[:4] == ["all", "together", f"{100 * summary['rl_success']:.1f}", "%"] and total[-1] == "6"
 
 
-def test_eval_refuses_more_tasks_than_there_are(home: Path, run: Path) -> None:
-    done = sparring(home, "eval", "first try.toml", "runs/tiny", "--tasks", "13")
-    assert done.returncode == 2
-    assert done.stderr.startswith("eval.tasks: expected at most 12, the held-out tasks, got 13; ")
+def test_eval_refuses_more_tasks_than_there_are(home: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.chdir(home):
+        message = said(capsys, "eval", "first try.toml", "runs/tiny", "--tasks", "13", code=2)
+    assert message.startswith("eval.tasks: expected at most 12, the held-out tasks, got 13; ")
 
 
 def test_export_casts_and_never_overwrites(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,12 +132,13 @@ def test_a_run_that_is_going_on_may_be_looked_at(home: Path, run: Path, capsys: 
         assert process.stdout is not None
         assert any(line.startswith("rl 3/") for line in process.stdout)
         live = run.with_name("live")
-        second = sparring(home, "run", "first try.toml", "--name", "live", "--set", "rl.steps=100000")
+        with contextlib.chdir(home):
+            second = said(capsys, "run", "first try.toml", "--name", "live", "--set", "rl.steps=100000", code=2)
         page = said(capsys, "report", str(live))
         replayed = said(capsys, "replay", str(live), "rl/0/0")
         process.kill()
         process.stdout.close()
-    assert second.returncode == 2 and f"got pid {process.pid}; " in second.stderr
+    assert f"got pid {process.pid}; " in second
     assert page == f"{live}/report.html\n"
     assert replayed.endswith("identical, bit for bit\n")
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from sparring.algo.config import GrpoConfig
+from sparring.algo.config import AlgoConfig
 from sparring.algo.credit.grpo import Grpo
+from sparring.algo.credit.load import load_credit
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.batch.batches import assemble
 from sparring.batch.flatten import flatten
@@ -101,7 +102,7 @@ def reference(groups, table, behaviour, *, advantage, aggregation, low, high, fi
 def ours(groups, table, config, token_budget):
     """The same through flatten, credit, batch, packing, micro-batches and loss."""
     samples = [row for group in groups for row in flatten(group, "policy")]
-    batch = assemble(groups, samples, credit=Grpo(config), model="policy", step=1)
+    [batch] = assemble(groups, samples, credit=load_credit(config, seed=0), model="policy", step=1)
     parameter = torch.tensor(table, requires_grad=True)
     loss = 0.0
     for rows in pack(batch.rows, token_budget):
@@ -123,7 +124,7 @@ def test_loss_and_gradient_equal_the_reference(advantage, aggregation, filtered,
     behaviour = generator.normal(size=(VOCABULARY, VOCABULARY))
     table = behaviour + 0.3 * generator.normal(size=behaviour.shape)
     groups = make_groups(generator, behaviour)
-    config = GrpoConfig(advantage=advantage, aggregation=aggregation, zero_variance_filter=filtered)
+    config = AlgoConfig(credit=Grpo(normalise=advantage == "standard"), aggregation=aggregation, zero_variance_filter=filtered)
     options = {"advantage": advantage, "aggregation": aggregation, "filtered": filtered, "low": 0.2, "high": 0.28}
     expected_loss, expected = reference(groups, table, behaviour, **options)
     loss, gradient = ours(groups, table, config, token_budget)

@@ -18,7 +18,9 @@ from sparring.model.attention import Packed, Paged
 from sparring.model.head import judge
 from sparring.model.kernels import ops
 from sparring.model.load import load
+from sparring.model.peft import read
 from sparring.model.recurrent import Carried, States, state_bytes
+from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 from sparring.weights.inline import publish
 
@@ -150,6 +152,24 @@ def test_another_weight_shows(family, path_of):
         next(value for name, value in model.state().items() if name.endswith("A_log")).add_(0.02)
     answers = serve(crowd, path_of(family))
     assert not all(agrees(model, request(number), answer) for number, answer in enumerate(answers))
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "nemotron_h"])
+def test_neighbours_under_other_adapters(family, path_of, tmp_path):
+    """Chunks, single tokens and whole prompts in one step, under two adapters and none."""
+    targets = {None: None, "a": "all-linear", "b": ("q_proj", "v_proj")}
+    folders = {name: tiny_adapter(path_of(family), tmp_path / name, target_modules=targets[name]) for name in "ab"}
+    models = {name: fast(folders.get(name, path_of(family))) for name in targets}
+    asked = [replace(request(number, max_tokens=6), adapter=(None, "a", "b")[number % 3]) for number in range(8)]
+
+    async def scenario(engine):
+        for name, folder in folders.items():
+            await engine.pull(publish("policy", 1, read(folder), adapter=name))
+        return await asyncio.gather(*map(engine.generate, asked))
+
+    answers = serve(scenario, path_of(family), max_batch_tokens=23, max_running=5)
+    for one, answer in zip(asked, answers, strict=True):
+        assert [agrees(models[name], one, answer) for name in targets] == [name == one.adapter for name in targets]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sparring.algo.config import GrpoConfig
-from sparring.algo.credit.grpo import Grpo
+from sparring.algo.config import AlgoConfig
+from sparring.algo.credit.load import load_credit
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.batch.batches import assemble
 from sparring.batch.flatten import flatten
@@ -83,7 +83,8 @@ def group_of(answers):
 def batch_of(group, step, *, forget=False):
     rows = flatten(group, "policy")
     rows = [replace(row, kept=None, bias=None) for row in rows] if forget else rows
-    return assemble([group], rows, credit=Grpo(GrpoConfig()), model="policy", step=step)
+    [batch] = assemble([group], rows, credit=load_credit(AlgoConfig(), seed=0), model="policy", step=step)
+    return batch
 
 
 async def sampled(engine, limits, seed):
@@ -107,7 +108,7 @@ def steps(path, dtype, limits):
     config = TrainConfig(learning_rate=1e-2, token_budget=90, warmup_steps=0)
 
     def trainer():
-        return LocalTrainer(load(path, dtype=dtype), config, [PolicyLoss(GrpoConfig())], name="policy", total_steps=2, threads=1)
+        return LocalTrainer(load(path, dtype=dtype), config, [PolicyLoss(AlgoConfig())], name="policy", total_steps=2, threads=1)
 
     async def main():
         engine = NativeEngine(load(path, dtype=dtype), EngineConfig(max_running=4, max_batch_tokens=24), threads=1)

@@ -38,7 +38,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_a_run_trains_with_updates_and_reports_the_mismatch_of_each_step(settings: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", str(LOOP / "tiny.toml"), *settings, "--set", "rl.train.learning_rate=0.01"]) == 0
     out = capsys.readouterr().out
-    assert "rl: correction token_truncate, weights of at most 2: engine vllm in exact numerics does not agree" in out
+    assert "rl: correction token weights of at most 2: engine vllm in exact numerics does not agree" in out
     folder = Path(settings[1].removeprefix("run.directory=")) / "tiny"
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [line["values"] for line in lines if line["stage"] == "rl" and "step" in line]
@@ -50,8 +50,8 @@ def test_a_run_trains_with_updates_and_reports_the_mismatch_of_each_step(setting
         assert 0 <= values["mismatch_k3"] < 1e-6 and 0.999 < values["mismatch_ess"] <= 1.0
         assert values["correction_weight"] == pytest.approx(1.0, abs=1e-3) and values["correction_truncated"] == 0.0
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["correction"] == "token_truncate" and summary["logprob_max_abs_diff"] > 0
-    assert 'correction = "token_truncate"' in (folder / "config.toml").read_text()
+    assert summary["correction"] == "token weights of at most 2" and summary["logprob_max_abs_diff"] > 0
+    assert 'anchor = "proximal"' in (folder / "config.toml").read_text()
     assert "logprob difference" in out and "effective samples" in out
     with pytest.raises(BadInput, match="expected a run of an engine that can replay, got vllm"):
         replay_rollout(folder, "rl/0/0")

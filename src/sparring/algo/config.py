@@ -2,45 +2,191 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import typing
+from collections.abc import Mapping, Set
+from typing import Any, Literal
 
 import msgspec
 
+from sparring.algo.aggregation import Aggregation
+from sparring.algo.correction.rule import PRESETS as CORRECTIONS
+from sparring.algo.correction.rule import Correction
+from sparring.algo.credit.rules import COMPARING, OF_ONE_GROUP, CreditRule, Grpo, refuse_annotations, refuse_group_size
+from sparring.algo.filter.difficulty import Difficulty
+from sparring.algo.gate.rules import Clip, GateRule
+from sparring.algo.kl import Kl
+from sparring.algo.presets import ALGORITHMS
+from sparring.algo.ratio.rules import RatioRule, TokenRatio
+from sparring.algo.shaping.kl_reward import KlReward
+from sparring.algo.shaping.rules import ShapingRule
+from sparring.errors import refusal
 
-class GrpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Group relative policy optimisation (GRPO, arXiv 2402.03300), with the choices of DAPO (arXiv 2503.14476) and
-    Dr. GRPO (arXiv 2503.20783)."""
 
-    advantage: Literal["standard", "unnormalised"] = "standard"
-    """`standard`: (reward - group mean) / (group standard deviation + epsilon). `unnormalised`: without division (Dr. GRPO)."""
+def rules(union: Any) -> tuple[type[msgspec.Struct], ...]:
+    """The rules of a part, in the order of their union."""
+    return typing.get_args(union) or (union,)
 
-    epsilon: float = 1e-6
-    """Added to the standard deviation."""
 
-    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
-    """`token_mean`: every token counts the same (DAPO). `sequence_mean`: every trajectory counts the same (GRPO)."""
+RULES: dict[str, msgspec.Struct] = {"credit": Grpo(), "ratio": TokenRatio(), "gate": Clip()}
+"""The parts that are chosen by name, and which of them is taken where none is named."""
 
-    clip_low: float = 0.2
-    """The probability ratio is clipped below at 1 - clip_low."""
+RULES_BY_KEY = {"credit": rules(CreditRule), "ratio": rules(RatioRule), "gate": rules(GateRule)}
+"""All that can be named."""
+INEXACT: dict[str, Any] = {"correction": Correction(weight="token"), "anchor": "proximal"}
+"""What `correction = "auto"` is where the engine does not compute as the trainer does."""
 
-    clip_high: float = 0.28
-    """The probability ratio is clipped above at 1 + clip_high; more than clip_low leaves room to explore (DAPO's clip-higher)."""
 
-    tis_cap: float | None = None
-    """Upper bound of the importance weight of a stale token (truncated importance sampling). None: no bound."""
+class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How scores become advantages and losses: an algorithm is a credit rule, a ratio, a gate, a correction and an aggregation.
 
-    zero_variance_filter: bool = True
-    """Leave out groups whose rewards are all equal, which carry no signal, so that the mean is over signal only (DAPO)."""
+    Credit, ratio, gate and correction are chosen by name, `gate = "cispo"`, or by a table with settings,
+    `gate = { name = "cispo", high = 0.4 }`; a table without a name has settings of the default. docs/algorithms.md lists the
+    names.
+    """
+
+    preset: str = ""
+    """An algorithm by its name, such as "gspo": it fills in every key that is not given here."""
+
+    credit: CreditRule = Grpo()
+    """How a rollout's reward becomes the advantage of its tokens."""
+
+    ratio: RatioRule = TokenRatio()
+    """What one probability ratio belongs to."""
+
+    gate: GateRule = Clip()
+    """What is made of ratio and advantage."""
+
+    anchor: Literal["behaviour", "proximal"] = "behaviour"
+    """What the ratio is to. behaviour: what the engine recorded; proximal: the trainer's own log-probabilities before the
+    update."""
+
+    correction: Correction | Literal["auto"] = "auto"
+    """What is done about an engine whose probabilities are not the trainer's. auto: none where engine and numerics are exact,
+    else tis with the anchor proximal."""
+
+    aggregation: Aggregation = "token_mean"
+    """What each token counts."""
+
+    max_tokens: int = 0
+    """The constant length of aggregation "constant"; 0 takes `rollout.max_turn_tokens`."""
+
+    kl: Kl = Kl()
+    """A penalty for leaving a reference."""
+
+    entropy_bonus: float = 0.0
+    """Coefficient of the mean entropy in what is maximised."""
+
+    shaping: tuple[ShapingRule, ...] = ()
+    """What is added to rewards before credit, in this order: a list of tables, each with the name of a rule and its settings."""
+
+    kl_reward: KlReward | None = None
+    """A price per token for leaving the reference, in the reward."""
+
+    difficulty: Difficulty | None = None
+    """Train only groups of which this share of rollouts succeeded."""
+
+    zero_variance_filter: bool | None = None
+    """Leave out groups whose rewards are all equal, so that the mean is over signal only (DAPO). None: where such a group says
+    nothing to the credit rule."""
 
     control: Literal["none", "shuffled"] = "none"
     """`shuffled` permutes the rewards over all rollouts of an update: an experiment's control, which must learn nothing."""
 
     def __post_init__(self) -> None:
-        if self.epsilon <= 0:
-            raise ValueError("epsilon must be above 0")
-        if not 0 < self.clip_low < 1:
-            raise ValueError("clip_low must lie between 0 and 1")
-        if self.clip_high < self.clip_low:
-            raise ValueError("clip_high must not be below clip_low")
-        if self.tis_cap is not None and self.tis_cap < 1:
-            raise ValueError("tis_cap must be at least 1: a fresh token has weight 1")
+        if self.preset and self.preset not in ALGORITHMS:
+            raise ValueError(f"preset must be one of {', '.join(sorted(ALGORITHMS))}, got {self.preset!r}")
+        rule = self.correction_rule
+        if self.anchor == "behaviour" and rule.weight != "none" and not rule.metrics_only:
+            raise ValueError(
+                f'anchor must be "proximal" beside weights of a correction, got {self.anchor!r} and {rule.weight!r}: '
+                "a ratio to what the engine recorded corrects already"
+            )
+        if self.max_tokens < 0 or not self.entropy_bonus >= 0:
+            raise ValueError("max_tokens and entropy_bonus must be 0 or more")
+
+    @property
+    def correction_rule(self) -> Correction:
+        """The correction; of an unresolved config none."""
+        return Correction() if isinstance(self.correction, str) else self.correction
+
+    @property
+    def filters_flat_groups(self) -> bool:
+        """Whether groups of equal rewards are left out."""
+        return isinstance(self.credit, COMPARING) if self.zero_variance_filter is None else self.zero_variance_filter
+
+    @property
+    def sees_one_group(self) -> bool:
+        """Whether an advantage depends on its group alone, as it is recorded."""
+        return isinstance(self.credit, OF_ONE_GROUP) and self.control == "none" and self.kl_reward is None
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a reference's log-probabilities have a part in the update."""
+        return bool(self.kl.coefficient or self.kl_reward or self.credit.__struct_config__.tag == "prime")
+
+    @property
+    def needs_proximal(self) -> bool:
+        """Whether the trainer's log-probabilities before an update have a part in it."""
+        rule = self.correction_rule
+        return self.anchor == "proximal" or not rule.does_nothing and rule.compare == "before"
+
+    @property
+    def needs_idle_tokens(self) -> bool:
+        """Whether tokens of no advantage have a part in the gradient, or in others' ratios."""
+        return bool(self.kl.coefficient or self.entropy_bonus or self.ratio.unit != "token")
+
+    def check(self, group_size: int, annotations: Set[str]) -> None:
+        """Refuse a credit rule that could not work in a stage with groups of this size which writes these annotations.
+
+        Raises:
+            BadInput: it compares more members than there are, or reads what nobody writes; or every group would be filtered.
+        """
+        refuse_group_size(self.credit, group_size)
+        refuse_annotations(self.credit, annotations)
+        if group_size < 2 and self.filters_flat_groups:
+            got, do = "a filter that drops every group of one", "leave zero_variance_filter out, or raise rollout.group_size"
+            raise refusal("algo.zero_variance_filter", "groups that can differ", got, do)
+
+
+def named(algo: Any) -> Any:
+    """`[algo]` as it is written, with presets filled in and every part as a table with its name. What is not understood is left
+    for the config to refuse."""
+    if not isinstance(algo, Mapping):
+        return algo
+    given = {key: _table(key, value) for key, value in algo.items()}
+    filled = {key: _table(key, value) for key, value in ALGORITHMS.get(str(given.get("preset", "")), {}).items()}
+    for key, value in given.items():
+        base = filled.get(key)
+        tables = isinstance(value, Mapping) and isinstance(base, Mapping)
+        filled[key] = {**base, **value} if tables and value.get("name", base.get("name")) == base.get("name") else value
+    correction = filled.get("correction")
+    if isinstance(correction, Mapping) and correction.get("weight", "none") != "none" and not correction.get("metrics_only"):
+        filled.setdefault("anchor", "proximal")
+    return {key: _with_name(key, value) for key, value in filled.items()}
+
+
+def _table(key: str, value: Any) -> Any:
+    if key in RULES and isinstance(value, str):
+        return {"name": value}
+    if key == "correction" and isinstance(value, str) and value != "auto":
+        return CORRECTIONS[_known(key, value, CORRECTIONS, "auto")]
+    return value
+
+
+def _with_name(key: str, value: Any) -> Any:
+    if key not in RULES or not isinstance(value, Mapping):
+        return value
+    name = value.get("name", RULES[key].__struct_config__.tag)
+    return {**value, "name": _known(key, name, [rule.__struct_config__.tag for rule in RULES_BY_KEY[key]])}
+
+
+def _known(key: str, name: Any, *names: Any) -> Any:
+    """The name, if it is one of these.
+
+    Raises:
+        msgspec.ValidationError: it is not; said as the config's other complaints are.
+    """
+    known = [one for of in names for one in ([of] if isinstance(of, str) else of)]
+    if name not in known:
+        raise msgspec.ValidationError(f"one of {', '.join(sorted(known))}, got {name!r} - at `$.algo.{key}`")
+    return name

@@ -1,15 +1,31 @@
-"""Scored groups -> one batch per optimiser step, with the account of every sampled token."""
+"""Scored groups -> batches, one per optimiser step, with the account of every sampled token."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
-from itertools import compress
+from dataclasses import dataclass, replace
+from itertools import compress, pairwise
+
+import xxhash
 
 from sparring.batch.denominators import denominators
 from sparring.batch.flatten import flatten, sampled_tokens
 from sparring.errors import SparringError
 from sparring.protocols import Annotator, Credit, Store
 from sparring.types import Batch, Group, Sample, TokenAccount
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """How an update is made of its groups: `passes` over their rows, each in `minibatches` optimiser steps. A trajectory is in
+    one of a pass, with all its branches. `seed` decides which; `stage` is what groups are recorded under; with `idle_tokens` the
+    policy's tokens of zero advantage are trained too, because something beside the advantage moves them."""
+
+    stage: str = "rl"
+    passes: int = 1
+    minibatches: int = 1
+    seed: int = 0
+    idle_tokens: bool = False
 
 
 async def batches(
@@ -21,9 +37,10 @@ async def batches(
     model: str,
     annotators: Sequence[Annotator] = (),
     store: Store | None = None,
-    stage: str = "rl",
+    plan: Plan = Plan(),
 ) -> AsyncIterator[Batch]:
-    """One batch for each of `steps`, of the next `groups_per_step` groups in the order they come (law 5).
+    """One update for each of `steps`, which is one batch or as many as `plan` says, of the next `groups_per_step` groups in the
+    order they come (law 5).
 
     No group is taken before the batch that needs it is asked for. When the groups end early, what is left makes a last,
     smaller batch. A step's groups are appended to `store` in one commit when the last of them is there; their turns have
@@ -31,13 +48,13 @@ async def batches(
 
     Args:
         groups: scored groups in admission order.
-        steps: the steps still to do; where step n makes version n, a fresh run of 100 steps has range(1, 101).
-        groups_per_step: tasks per optimiser step.
+        steps: the updates still to do; where update n makes version n, a fresh run of 100 has range(1, 101).
+        groups_per_step: tasks per update.
         credit: turns scores into advantages, over all groups of the step.
         model: the model that is trained; tokens of other models are context.
         annotators: add per-token values before credit, in this order.
         store: where groups are recorded.
-        stage: under which they are recorded.
+        plan: how an update is made of its groups.
 
     Raises:
         SparringError: an annotator or the credit lost or doubled a token (law 7).
@@ -53,20 +70,27 @@ async def batches(
         if not taken:
             return
         if store is not None:
-            store.append(*taken, stage=stage)
+            store.append(*taken, stage=plan.stage)
         samples = [row for group in taken for row in flatten(group, model)]
         for annotator in annotators:
             samples = list(await annotator.annotate(samples))
-        yield assemble(taken, samples, credit=credit, model=model, step=step)
+        for batch in assemble(taken, samples, credit=credit, model=model, step=step, plan=plan):
+            yield batch
 
 
-def assemble(groups: Sequence[Group], samples: Sequence[Sample], *, credit: Credit, model: str, step: int) -> Batch:
-    """The batch of one step.
+def assemble(
+    groups: Sequence[Group], samples: Sequence[Sample], *, credit: Credit, model: str, step: int, plan: Plan = Plan()
+) -> list[Batch]:
+    """The batches of one update: one, or `plan.passes` times `plan.minibatches`, each an optimiser step of its own.
 
-    The denominator of a term is the sum of its weights over all groups that the credit kept, tokens of zero advantage
-    included: DAPO's token mean (arXiv 2503.14476, equation 8, over the groups that dynamic sampling keeps). A row in which
-    only the policy term has weight and every advantage is exactly zero adds nothing to the gradient; it counts in the denominator
-    and is left out of `rows`. A step whose groups were all filtered has no rows: the trainer then only advances its version.
+    The denominator of a term is the sum of its weights over all rows of the batch (or what the credit says), tokens of zero
+    advantage included: DAPO's token mean (arXiv 2503.14476, equation 8, over the groups that dynamic sampling keeps). A row in
+    which only the policy term has weight and every advantage is exactly zero adds nothing to the gradient; unless the plan keeps
+    idle tokens it counts in the denominator and is left out of `rows`. An update whose groups were all filtered has one batch
+    without rows: the trainer then only advances its version.
+
+    The account and the groups stand on the last batch, which is the one that is published. A token counts there once, however
+    often it is passed.
 
     Raises:
         SparringError: the account does not balance.
@@ -77,14 +101,38 @@ def assemble(groups: Sequence[Group], samples: Sequence[Sample], *, credit: Cred
     for group, before, after in zip(groups, of_group, kept, strict=True):
         account += _account(group, before, after, model)
     rows = [row for after in kept for row in after]
-    return Batch(
-        step=step,
-        model=model,
-        rows=tuple(row for row in rows if _has_gradient(row)),
-        denominators=denominators(rows),
-        account=account,
-        groups=tuple(group.id for group in groups),
-    )
+    batches = [
+        Batch(
+            step=step,
+            model=model,
+            rows=tuple(row for row in part if plan.idle_tokens or _has_gradient(row)),
+            denominators=denominators(part, policy=credit.denominator(part)),
+            publish=False,
+            ends_update=False,
+        )
+        for part in _parts(rows, plan, step)
+    ]
+    last = replace(batches[-1], publish=True, ends_update=True, account=account, groups=tuple(group.id for group in groups))
+    return [*batches[:-1], last]
+
+
+def _parts(rows: Sequence[Sample], plan: Plan, step: int) -> list[list[Sample]]:
+    """The rows of each optimiser step: for every pass the trajectories in an order drawn anew, dealt into parts of nearly equal
+    size."""
+    if plan.minibatches == plan.passes == 1:
+        return [list(rows)]
+    whole: dict[str, list[Sample]] = {}
+    for row in rows:
+        # the two of a pair are compared with each other
+        whole.setdefault(row.id.rpartition("#")[0] if row.label is None else row.group, []).append(row)
+    parts = []
+    for number in range(plan.passes):
+        order = sorted(whole, key=lambda id: xxhash.xxh3_64_intdigest(f"parts/{plan.seed}/{step}/{number}/{id}".encode()))
+        count = max(1, min(plan.minibatches, len(order)))
+        bounds = [len(order) * part // count for part in range(count + 1)]
+        dealt = [set(order[begin:end]) for begin, end in pairwise(bounds)]
+        parts += [[row for id, of in whole.items() if id in chosen for row in of] for chosen in dealt]
+    return parts
 
 
 def _account(group: Group, before: Sequence[Sample], after: Sequence[Sample], model: str) -> TokenAccount:
@@ -107,13 +155,19 @@ def _account(group: Group, before: Sequence[Sample], after: Sequence[Sample], mo
 
 
 def _policy_tokens(row: Sample) -> int:
-    """Tokens with weight in the policy term."""
-    weights = row.weights.get("policy", ())
+    """Tokens with weight in the term that trains what the policy sampled: its own, or in its place the preference term or the
+    distill term."""
+    weights = row.weights.get("policy" if row.label is None else "preference") or row.weights.get("distill", ())
     return len(weights) - weights.count(0.0)
 
 
 def _trained_tokens(row: Sample) -> int:
-    """Of these, the ones whose advantage is not exactly zero."""
+    """Of these, the ones whose advantage is not exactly zero; of compared rows, those with a label that is not; all that the
+    distill term weighs."""
+    if row.label is not None:
+        return _policy_tokens(row) if row.label else 0
+    if "policy" not in row.weights and "distill" in row.weights:
+        return _policy_tokens(row)
     if row.advantages is None:
         raise SparringError(f"sample {row.id}: expected advantages from the credit, got none; set them or drop the whole group")
     weighted = list(compress(row.advantages, row.weights.get("policy", ())))
@@ -121,5 +175,7 @@ def _trained_tokens(row: Sample) -> int:
 
 
 def _has_gradient(row: Sample) -> bool:
+    if row.label is not None:
+        return row.label != 0
     others = (values for term, values in row.weights.items() if term != "policy")
     return _trained_tokens(row) > 0 or any(map(any, others))

@@ -1,14 +1,14 @@
 """Rows -> tensors of one micro-batch.
 
-Shapes: N tokens, one for each distinct prefix of a row; B rows; M weighted tokens (those that some term trains);
-K kept ids in all; A logits in all that something was added to.
+Shapes: N tokens, one for each distinct prefix of a row; R rows given; B rows of the walk; M weighted tokens (those that some
+term trains); K kept ids in all, or a teacher's likeliest ids per token; A logits in all that something was added to.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -41,6 +41,10 @@ class MicroBatch:
     """[M] int64: the place among the N whose output predicts the token, which is one before it."""
     targets: torch.Tensor
     """[M] int64: the weighted tokens' ids."""
+    rows: torch.Tensor
+    """[M] int64: which of the R rows the token is of, in the order given."""
+    turns: torch.Tensor
+    """[M] int64: the turn that the token is in, from 0 over all rows: a stretch of weighted tokens without context between."""
     weights: Mapping[str, torch.Tensor]
     """Per term [M] float32; 0 where the term does not touch the token."""
     behaviour_logprobs: torch.Tensor
@@ -59,16 +63,28 @@ class MicroBatch:
     bias: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
     """Offsets [M + 1] int64, ids [A] int64 and values [A] float32: what was added to which logits before token m was drawn. None
     where that is nothing for all."""
+    tops: tuple[torch.Tensor, torch.Tensor] | None
+    """ids [M, K] int64 and log-probabilities [M, K] float32 of what a teacher finds likeliest; a row that has fewer than K ends
+    in -1 and minus infinity. None where no teacher was asked."""
+    teachers: Mapping[str, torch.Tensor]
+    """Per teacher that a row names, which of the M tokens are of its rows: [M] bool."""
     annotations: Mapping[str, torch.Tensor]
     """Per annotation that every row carries, [M] float32."""
     denominators: Mapping[str, float]
     """Per term, over the whole update."""
+    group: torch.Tensor
+    """[R] int64: rows of one group have one number, from 0."""
+    label: torch.Tensor
+    """[R] float32: see `Sample.label`; 0 where there is none."""
+    statistics: Mapping[str, float] = field(default_factory=dict)
+    """What a first pass over the whole update found, for losses that declare it; by name, without gradient."""
 
 
 def micro_batch(
-    rows: Sequence[Sample], denominators: Mapping[str, float], device: torch.device | str = "cpu"
+    rows: Sequence[Sample], denominators: Mapping[str, float], device: torch.device | str = "cpu", *, idle_tokens: bool = False
 ) -> MicroBatch:
-    """Lay rows out as tensors on `device`, with the terms of `denominators`.
+    """Lay rows out as tensors on `device`, with the terms of `denominators`. With `idle_tokens` the policy's tokens of zero
+    advantage stay.
 
     Rows without a weighted token are left out; all may be (then N = B = M = 0).
     """
@@ -76,7 +92,12 @@ def micro_batch(
     names = sorted(set.intersection(*(set(row.annotations) for row in rows))) if rows else []
     flat = _Flat(rows)
     weights = _weights(flat, terms)
-    chosen = np.flatnonzero(weights.any(axis=0))
+    marked = weights.any(axis=0)
+    turns = _turns(flat, marked)
+    if not idle_tokens:
+        weights = _without_idle(flat, terms, weights)
+        marked = weights.any(axis=0)
+    chosen = np.flatnonzero(marked)
     layout, predicting = _predicting(flat, chosen)
 
     def integers(values: np.ndarray) -> torch.Tensor:
@@ -95,6 +116,8 @@ def micro_batch(
         shared=torch.from_numpy(layout.shared).to(device),
         predicting=integers(predicting),
         targets=integers(flat.tokens[chosen]),
+        rows=integers(flat.of_each(range(len(rows)), np.int64)[chosen]),
+        turns=integers(turns[chosen]),
         weights={term: torch.from_numpy(values[chosen]).to(device) for term, values in zip(terms, weights, strict=True)},
         behaviour_logprobs=column(row.logprobs for row in rows),
         advantages=column(row.advantages for row in rows),
@@ -103,9 +126,19 @@ def micro_batch(
         temperature=torch.from_numpy(flat.of_each([row.temperature for row in rows], np.float32)[chosen]).to(device),
         kept=_kept(flat, chosen, device),
         bias=_bias(flat, chosen, device),
+        tops=_tops(flat, chosen, device),
+        teachers=_teachers(flat, chosen, device),
         annotations={name: column(row.annotations[name] for row in rows) for name in names},
         denominators=dict(denominators),
+        group=integers(_numbered([row.group for row in rows])),
+        label=torch.tensor([row.label or 0.0 for row in rows], dtype=torch.float32, device=device),
     )
+
+
+def _numbered(names: Sequence[str]) -> np.ndarray:
+    """Equal names as equal numbers, in the order of their first."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return np.array([numbers[name] for name in names], np.int64)
 
 
 class _Flat:
@@ -125,19 +158,31 @@ class _Flat:
             packed += struct.pack(f"{length}{code}", *((absent,) * length if of_row is None else of_row))
         return np.frombuffer(packed, code).astype(dtype)
 
-    def of_each(self, values: Sequence[float], dtype: type) -> np.ndarray:
+    def of_each(self, values: Sequence[float] | range, dtype: type) -> np.ndarray:
         """[T]: one value per row, for each of its tokens."""
         return np.repeat(np.array(values, dtype), self.lengths)
 
 
 def _weights(flat: _Flat, terms: Sequence[str]) -> np.ndarray:
-    """[terms, T] float32. A policy token whose advantage is exactly zero has none."""
+    """[terms, T] float32."""
     weights = np.zeros((len(terms), len(flat.tokens)), np.float32)
     for place, term in enumerate(terms):
         weights[place] = flat.column((row.weights.get(term) for row in flat.rows), 0.0, np.float32)
-        if term == "policy":
-            weights[place] *= flat.column((row.advantages for row in flat.rows), 1.0, np.float64) != 0
     return weights
+
+
+def _without_idle(flat: _Flat, terms: Sequence[str], weights: np.ndarray) -> np.ndarray:
+    """A policy token whose advantage is exactly zero has none."""
+    if "policy" in terms:
+        weights[terms.index("policy")] *= flat.column((row.advantages for row in flat.rows), 1.0, np.float64) != 0
+    return weights
+
+
+def _turns(flat: _Flat, marked: np.ndarray) -> np.ndarray:
+    """[T]: the number of the stretch of `marked` tokens [T] that a token is in; no stretch goes beyond its row."""
+    begins = marked & ~np.concatenate(([False], marked[:-1]))
+    begins[flat.offsets[:-1][flat.lengths > 0]] |= marked[flat.offsets[:-1][flat.lengths > 0]]
+    return begins.cumsum() - 1
 
 
 def _kept(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -162,6 +207,28 @@ def _bias(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[
     ids = torch.tensor([token for token, _ in pairs], dtype=torch.int64)
     values = torch.tensor([value for _, value in pairs], dtype=torch.float32)
     return offsets.to(device), ids.to(device), values.to(device)
+
+
+def _tops(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """What a teacher finds likeliest in the place of the `chosen` [M] of the T tokens."""
+    if all(row.tops is None for row in flat.rows):
+        return None
+    every = [pairs for row in flat.rows for pairs in (row.tops.rows if row.tops else (b"",) * len(row.tokens))]
+    rows = [np.frombuffer(every[token], [("id", "<u4"), ("logprob", "<f4")]) for token in chosen.tolist()]
+    shape = (len(rows), max(map(len, rows), default=0))
+    ids, logprobs = np.full(shape, -1, np.int64), np.full(shape, -np.inf, np.float32)
+    for place, row in enumerate(rows):
+        ids[place, : len(row)], logprobs[place, : len(row)] = row["id"], row["logprob"]
+    return torch.from_numpy(ids).to(device), torch.from_numpy(logprobs).to(device)
+
+
+def _teachers(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> dict[str, torch.Tensor]:
+    """Which of the `chosen` [M] of the T tokens are of rows that name a teacher, by its name."""
+    named = sorted({row.teacher for row in flat.rows if row.teacher is not None})
+    return {
+        name: torch.from_numpy(flat.of_each([row.teacher == name for row in flat.rows], np.bool_)[chosen]).to(device)
+        for name in named
+    }
 
 
 def _predicting(flat: _Flat, chosen: np.ndarray) -> tuple[Layout, np.ndarray]:

@@ -33,7 +33,7 @@ def result_lines(summary: Mapping[str, Any]) -> list[str]:
         rows.append((name, entry.get("coverage") or "", *(_rate(entry.get(key)) for key in columns), str(entry["tasks"])))
     together = [_rate(summary.get(f"{key}_success")) for key in columns]
     rows.append(("all together", "", *together, str(summary.get("eval_tasks", ""))))
-    lines = _table(rows) if any(together) else []
+    lines = table(rows) if any(together) else []
     facts = {
         "lower end of the 95 % interval after RL": _rate(summary.get("rl_success_low")),
         "with the tool host switched off": _rate(summary.get("no_tool_success")),
@@ -46,17 +46,7 @@ def result_lines(summary: Mapping[str, Any]) -> list[str]:
     return lines + [""] * bool(lines) + [f"{name:<{width}}  {value}" for name, value in known.items()]
 
 
-def print_rates(result: Mapping[str, Any]) -> None:
-    """Print one evaluation: `success`, `low`, `high`, `tasks` and `by_dataset` of the same, as JSON and as a table."""
-    rows = [("dataset", "success", "95 % interval", "tasks")]
-    for name, entry in (*result.get("by_dataset", {}).items(), ("all together", result)):
-        interval = f"{_rate(entry['low'])} to {_rate(entry['high'])}"
-        rows.append((name, _rate(entry["success"]), interval, str(entry["tasks"])))
-    for line in _table(rows):
-        print(line)
-
-
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
+def table(rows: list[tuple[str, ...]]) -> list[str]:
     """Columns as wide as they must be; the first is left-aligned, and rules stand under the head and above the last row."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []

@@ -11,7 +11,7 @@ def add(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "serve",
         help="serve a checkpoint to other processes",
-        description="Serve a checkpoint over HTTP, token ids in and out, until Ctrl-C. docs/path/engine.md names the endpoints.",
+        description="Serve a checkpoint over HTTP, token ids in and out, until Ctrl-C. Endpoints: docs/engine/server.md.",
     )
     parser.add_argument("model", metavar="MODEL", help="a Hugging Face folder or hub name, or the folder of a run")
     parser.add_argument("--name", default="policy", help="what weight updates call the model")

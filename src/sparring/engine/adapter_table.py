@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from sparring.engine.kv import Weights
 from sparring.engine.runner import Runner
 from sparring.engine.update import verify, where
 from sparring.errors import EngineError, WeightsError, boundary
@@ -38,10 +39,13 @@ class AdapterTable:
         runner: computes probes.
         name: the engine's.
         version: of the weights that `model` holds.
+        forget: is told which weights, as `Served.weights` calls them, serve nobody any more.
     """
 
-    def __init__(self, model: CausalModel, runner: Runner, name: str, version: int) -> None:
-        self._model, self._runner, self._name = model, runner, name
+    def __init__(
+        self, model: CausalModel, runner: Runner, name: str, version: int, forget: Callable[[Weights], None]
+    ) -> None:
+        self._model, self._runner, self._name, self._forget = model, runner, name, forget
         self._served: dict[str, Served] = {}
         self._leaving: list[Served] = []
         self._loads = 0
@@ -114,6 +118,7 @@ class AdapterTable:
             for served in self._leaving:
                 if served not in still:
                     self._model.adapters.take(served.number)
+                    self._forget(served.weights)
             self._leaving = [served for served in self._leaving if served in still]
 
     def _put(self, name: str, adapter: Adapter, version: int, checksum: str | None) -> Served:
@@ -121,6 +126,8 @@ class AdapterTable:
         served = self._served.get(name)
         if served is None:
             served = self._served[name] = Served(name, self._free(), version, checksum, self._loads)
+        else:
+            self._forget(served.weights)
         served.version, served.checksum, served.serial = version, checksum, self._loads
         self._model.adapters.put(served.number, adapter)
         return served

@@ -136,10 +136,12 @@ class Shelf:
         for page in reversed(idle.pages if idle is not None else ()):
             self.pool.drop(page, idle=True)
 
-    def release_other_versions(self, version: Weights) -> None:
-        """Forget every conversation whose KV is not of `version`."""
-        for name in [name for name, idle in self._idle.items() if idle.version != version]:
+    def release_weights(self, version: Weights) -> list[str]:
+        """Forget every conversation whose KV is of `version`; their names."""
+        names = [name for name, idle in self._idle.items() if idle.version == version]
+        for name in names:
             self.release(name)
+        return names
 
     def clear(self) -> None:
         """Forget every conversation."""
@@ -283,10 +285,14 @@ class KvCache:
         self._here.release(conversation)
         self._host.release(conversation)
 
-    def release_other_versions(self, version: Weights) -> None:
-        """Forget every idle conversation whose KV is not of `version`."""
-        self._here.release_other_versions(version)
-        self._host.release_other_versions(version)
+    def evict(self, conversation: str) -> None:
+        """Give up what is kept of an idle conversation, if anything is: it has become of no use."""
+        self.counts.evictions += any(shelf.get(conversation) is not None for shelf in (self._here, self._host))
+        self.release(conversation)
+
+    def release_weights(self, version: Weights) -> list[str]:
+        """Forget every idle conversation whose KV is of `version`, which serves nobody any more; their names."""
+        return self._here.release_weights(version) + self._host.release_weights(version)
 
     def distrust(self) -> None:
         """Forget all that is idle: whether it was copied where it should be is unknown."""
@@ -314,9 +320,10 @@ class KvCache:
         resumed = len(pages)
         known = self._find(pages, kept, tokens, version, digests)
         away, restored = self._away(conversation, tokens, version, known)
+        holes = away.count(self.host.hole)
         for page in away:
             self.host.hold(page)
-        fresh = self.take(count - len(pages), spare)
+        fresh = self.take(count - len(pages) - holes, spare)
         if fresh is None:
             # of what was found only its own: the step that is being planned may still have to fill the others
             if resumed:
@@ -324,11 +331,9 @@ class KvCache:
             self.drop(pages)
             digests.clear()
         else:
-            holes = away.count(self.host.hole)
-            self.leave(fresh, 0, holes)
-            self._copies += [Copy("back", source, target) for source, target in zip(away[holes:], fresh[holes:], strict=False)]
+            self._copies += [Copy("back", source, target) for source, target in zip(away[holes:], fresh, strict=False)]
             self.counts.pages_back += len(away) - holes
-            pages += fresh
+            pages += [self.pool.hole] * holes + fresh
             self.publish(pages, tokens, known + restored, version, digests)
         for page in reversed(away):
             self.host.drop(page)
@@ -411,11 +416,11 @@ class KvCache:
 
     def _put_away(self, name: str, idle: Idle) -> bool:
         """Have a conversation copied to host memory, at the cost of those that lie there longest; False where it has no room."""
-        host = self.host
-        while host.num_free + host.num_idle >= len(idle.pages) > host.num_free:
+        host, needed = self.host, len(idle.pages) - idle.pages.count(self.pool.hole)
+        while host.num_free + host.num_idle >= needed > host.num_free:
             self._host.release(self._host.eldest()[0])
             self.counts.evictions += 1
-        if len(idle.pages) > host.num_free:
+        if needed > host.num_free:
             return False
         pages, full = [], len(idle.tokens) // self.page_size
         for index, page in enumerate(idle.pages):

@@ -68,10 +68,10 @@ class NativeEngine:
             idle_pages=config.idle_pages(sizes.page_bytes),
             window=model.window,
         )
-        states = StateSlots(sizes.num_states) if model.recurrent else None
+        states = StateSlots(sizes.num_states, cache.evict) if model.recurrent else None
         self._scheduler = Scheduler(cache, max_running=most, max_batch_tokens=config.max_batch_tokens, states=states)
         self._runner = Runner(model, sizes, page_size=PAGE_SIZE, max_running=most)
-        self._adapters = AdapterTable(model, self._runner, name, version)
+        self._adapters = AdapterTable(model, self._runner, name, version, self._scheduler.forget)
         self._speculation = Speculation(config, recurrent=bool(model.recurrent))
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._deliveries: list[Delivery] = []
@@ -457,9 +457,9 @@ class NativeEngine:
         except NotRolledBack as cause:
             self._broken = EngineError(f"engine {self._name} serves nothing until an update is verified: {cause}")
             raise
+        self._scheduler.forget(self._version)
         self._version, self._checksum, self._probe, self._broken = ref.version, ref.checksum, ref.probe, None
         self._metrics["updates"] += 1
-        self._scheduler.cache.release_other_versions(ref.version)
         self._scheduler.recompute(None, all_of_them=again)
 
     def _answer_with(

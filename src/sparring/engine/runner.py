@@ -48,7 +48,7 @@ class Runner:
             transposed=ops.transposes_keys(model.device),
         )
         self._host = HostPages(self._pages, sizes.host_pages)
-        self._states = States(model.recurrent, sizes.num_states + 1)
+        self._states = States(model.recurrent, sizes.num_states + 1) if model.recurrent else None
         longest = min(sizes.num_pages, -(-model.max_positions // page_size))
         self._slots = Slots.of(max_running + 1, longest, model.vocab_size)
         self._slots.tables[max_running, 0], self._slots.temperature[max_running] = sizes.num_pages, 0.0

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from sparring.engine.kv import KvCache, Seat
+from sparring.engine.kv import KvCache, Seat, Weights
 from sparring.engine.sequence import Sequence
 from sparring.engine.states import StateSlots
 
@@ -75,6 +75,7 @@ class Scheduler:
     def plan(self, version: int) -> list[Chunk]:
         """The chunks of one step under weights `version`; they count as computed from here on."""
         self.cache.trim()
+        self._make_way()
         preempted, page_size = self.num_preempted, self.cache.page_size
         running = [(sequence, sequence.pending) for sequence in self._running]
         budget = self._max_batch_tokens - sum(pending == 1 for _, pending in running)
@@ -191,12 +192,30 @@ class Scheduler:
             if sequence.conversation == conversation:
                 sequence.keep = False
 
+    def forget(self, weights: Weights) -> None:
+        """Release the idle conversations whose keys and values are of weights that serve nobody any more."""
+        for conversation in self.cache.release_weights(weights):
+            if self.states is not None:
+                self.states.release(conversation)
+
     def clear(self) -> list[Sequence]:
         """Take every request out."""
         sequences = list(self.sequences)
         for sequence in sequences:
             self.remove(sequence)
         return sequences
+
+    def _make_way(self) -> None:
+        """Whoever runs at a lower priority leaves where one of a higher one waits and lacks a slot or pages."""
+        slots = pages = 0
+        for sequence in () if self.held else tuple(self._waiting):
+            if not self._running or not _above(sequence, self._running[-1]):
+                return
+            slots, pages = slots + 1, pages + self.cache.pages_for(len(sequence.tokens))
+            while self._running and _above(sequence, self._running[-1]):
+                if slots <= len(self._slots) and pages + len(self._running) <= self.cache.num_available:
+                    break
+                self._preempt(self._running[-1])
 
     def _chunk(self, sequence: Sequence, count: int, version: int) -> Chunk:
         begin, end = sequence.computed, sequence.computed + count
@@ -229,9 +248,9 @@ class Scheduler:
         sequence.pages, sequence.computed = seat.pages, seat.known
         sequence.table_length, sequence.stale, sequence.gone = 0, True, 0
         sequence.oldest = sequence.version_under(version) if seat.known else None
-        # a preempted request finds part of its own answer again: only prompt tokens count as cached
-        if not sequence.logprobs:
-            sequence.cached_tokens = seat.known
+        # a request that gave way finds again what it has computed itself: that counts as nothing
+        if not sequence.admitted:
+            sequence.admitted, sequence.cached_tokens = True, seat.known
             self.cache.counts.note(seat)
         sequence.slot = self._slots.pop()
         insort(self._running, sequence, key=_rank)
@@ -251,6 +270,8 @@ class Scheduler:
             sequence.state = self.states.resume(sequence.conversation, seat.known)
             if sequence.state is None:
                 sequence.state, seat = self.states.take(), Seat(seat.pages, 0, 0, 0)
+            if sequence.conversation is not None:  # a copy in host memory has no state any more
+                self.cache.release(sequence.conversation)
         return seat
 
     def _publish(self, sequence: Sequence, version: int) -> None:
@@ -288,6 +309,11 @@ class Scheduler:
 def _adapter(chunk: Chunk) -> int:
     adapter = chunk.sequence.adapter
     return -1 if adapter is None else adapter.number
+
+
+def _above(sequence: Sequence, other: Sequence) -> bool:
+    """Whether it has the higher priority, whenever it came."""
+    return sequence.rank[0] < other.rank[0]
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:

@@ -196,7 +196,7 @@ class TokenServer:
 
     async def _no_route(self, request: Request, error: HTTPException) -> Response:
         where = f"{request.method} {request.url.path}"
-        wrong = refusal(where, "one of this server's endpoints", error.detail, "see docs/path/engine.md")
+        wrong = refusal(where, "one of this server's endpoints", error.detail, "see docs/engine/server.md")
         return _json(wire.problem(wrong), error.status_code)
 
 

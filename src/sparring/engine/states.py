@@ -7,6 +7,7 @@ goes on from the state that its last turn left only where it begins with all the
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import NamedTuple
 
 
@@ -18,10 +19,15 @@ class Snapshot(NamedTuple):
 
 
 class StateSlots:
-    """Slots are free, held by one sequence, or by one idle conversation; of those the least recently used gives way."""
+    """Slots are free, held by one sequence, or by one idle conversation; of those the least recently used gives way.
 
-    def __init__(self, num_slots: int) -> None:
-        self._free = list(range(num_slots))
+    Args:
+        num_slots: how many there are.
+        lost: is told which conversation has no state any more; its pages are of no use then.
+    """
+
+    def __init__(self, num_slots: int, lost: Callable[[str], object]) -> None:
+        self._free, self._lost = list(range(num_slots)), lost
         self._idle: OrderedDict[str, Snapshot] = OrderedDict()
         self._copies: list[tuple[int, int]] = []
 
@@ -33,8 +39,9 @@ class StateSlots:
     def take(self) -> int | None:
         """A slot, with anything in it, at the cost of an idle conversation where none is free; None where all are in use."""
         if not self._free and self._idle:
-            _, idle = self._idle.popitem(last=False)
+            conversation, idle = self._idle.popitem(last=False)
             self.drop(idle.slot)
+            self._lost(conversation)
         return self._free.pop() if self._free else None
 
     def drop(self, slot: int | None) -> None:
@@ -52,7 +59,9 @@ class StateSlots:
         use."""
         self.release(conversation)
         copy = self.take()
-        if copy is not None:
+        if copy is None:
+            self._lost(conversation)
+        else:
             self._copies.append((slot, copy))
             self.keep(conversation, copy, num_tokens)
 

@@ -52,7 +52,6 @@ class CausalModel:
         self.context = CONTEXT_PER_WIDTH * text.hidden_size
         kinds = getattr(text, "layer_types", None) or ["full_attention"] * self.num_layers
         self.attending = [layer for layer, kind in enumerate(kinds) if kind in ATTENTION]
-        self.recurrent = forward.recurrent if isinstance(forward, LibraryForward) else {}
         self._logit_cap: float | None = getattr(text, "final_logit_softcapping", None)
         self._forward = forward
         self.decoder = forward if isinstance(forward, Decoder) else None
@@ -60,7 +59,9 @@ class CausalModel:
         kept = module.state_dict().keys()
         buffers = {name: buffer for name, buffer in module.named_buffers() if name in kept}
         self._parameters = {**dict(module.named_parameters()), **buffers}
-        self.adapters = Adapters(module, self.decoder)
+        library = forward if isinstance(forward, LibraryForward) else None
+        self.recurrent = {} if library is None else library.recurrent
+        self.adapters = Adapters(module, self.decoder) if library is None else library.adapters
         # whatever derives something from parameters, and packs it anew when they change
         self.parts = [part for part in module.modules() if isinstance(part, (RowLinear, RowExperts))]
         self.parts += [] if self.decoder is None else self.decoder.joined
@@ -170,7 +171,7 @@ class LibraryForward:
     """The library's own forward around our attention, for models outside the Llama family and for fast numerics."""
 
     def __init__(self, module: nn.Module, recurrent: Recurrent) -> None:
-        self.body, self.recurrent = module.base_model, recurrent
+        self.body, self.recurrent, self.adapters = module.base_model, recurrent, Adapters(module, None)
 
     def __call__(
         self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention, rows: torch.Tensor | None = None
@@ -178,7 +179,7 @@ class LibraryForward:
         """tokens[N], positions[N] -> [N, D], or [M, D] with rows[M]."""
         context: dict[str, Any] = {CONTEXT: attention}
         if self.recurrent:
-            context[LAYOUT] = Layout.of(attention, tokens.device)
+            context[LAYOUT] = Layout.of(attention, tokens.device, self.adapters)
         out = self.body(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **context)
         hidden = out.last_hidden_state[0]
         return hidden if rows is None else hidden.index_select(0, rows)

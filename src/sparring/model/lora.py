@@ -8,8 +8,9 @@ N rows, K inputs, M outputs, R rank (times the layers that one product joins).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import Lock
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +26,13 @@ A, B, SCALE = "lora_A.weight", "lora_B.weight", "lora_scale"
 
 Group = tuple["Adapter", torch.Tensor | None]
 """An adapter and the rows [n] int64 that have it; None for all."""
+
+
+class Apart(NamedTuple):
+    """Rows told apart: numbers[N] of their adapters, -1 for none, and those of each adapter together."""
+
+    numbers: np.ndarray
+    groups: list[Group]
 
 
 class Adapter:
@@ -176,8 +184,7 @@ class Adapters:
         self._placed: dict[int, Adapter] = {}
         self._device = module.get_input_embeddings().weight.device
         self.num_changes = 0
-        self._groups: list[Group] | None = None
-        self._num_rows = 0
+        self._apart: Apart | None = None
         self.everywhere: Adapter | None = None
 
     @property
@@ -188,7 +195,7 @@ class Adapters:
     @property
     def used(self) -> bool:
         """Whether any row of the call under way may have an adapter."""
-        return bool(self._groups) or self.everywhere is not None
+        return self.everywhere is not None if self._apart is None else bool(self._apart.groups)
 
     def groups(self, num_rows: int) -> Sequence[Group]:
         """Which of the rows of a product have which adapter.
@@ -196,25 +203,38 @@ class Adapters:
         Raises:
             BadInput: the rows were told apart, and the product has others: the model has moved them.
         """
-        if self._groups is None:
+        if self._apart is None:
             return () if self.everywhere is None else ((self.everywhere, None),)
-        if self._groups and num_rows != self._num_rows:
-            expected = f"a product over the {self._num_rows} rows that have adapters"
+        numbers, groups = self._apart
+        if groups and num_rows != len(numbers):
+            expected = f"a product over the {len(numbers)} rows that have adapters"
             raise refusal("adapters", expected, f"one over {num_rows}", "serve one adapter alone, merged into the weights")
-        return self._groups
+        return groups
+
+    def of_rows(self, numbers: np.ndarray) -> AbstractContextManager[None]:
+        """For the calls within, without gradients: row n has the adapter numbers[n], -1 for none."""
+        return self.told(self._tell(numbers))
+
+    def among(self, rows: torch.Tensor) -> Apart | None:
+        """How a product over rows[n] of those of the call under way tells them apart, for `told`; None where that does not."""
+        return None if self._apart is None else self._tell(self._apart.numbers[rows.numpy()])
 
     @contextmanager
-    def of_rows(self, numbers: np.ndarray) -> Iterator[None]:
-        """For the calls within, without gradients: row n has the adapter numbers[n], -1 for none."""
-        found = np.unique(numbers)
-        each = [(self._placed[number], np.flatnonzero(numbers == number)) for number in found[found >= 0].tolist()]
-        whole = len(numbers)
-        self._groups = [(one, None if len(rows) == whole else torch.from_numpy(rows).to(self._device)) for one, rows in each]
-        self._num_rows = whole
+    def told(self, apart: Apart | None) -> Iterator[None]:
+        """For the calls within: rows are told apart like this."""
+        before, self._apart = self._apart, apart
         try:
             yield
         finally:
-            self._groups = None
+            self._apart = before
+
+    def _tell(self, numbers: np.ndarray) -> Apart:
+        found = np.unique(numbers)
+        each = [(self._placed[number], np.flatnonzero(numbers == number)) for number in found[found >= 0].tolist()]
+        whole = len(numbers)
+        return Apart(
+            numbers, [(one, None if len(rows) == whole else torch.from_numpy(rows).to(self._device)) for one, rows in each]
+        )
 
     def fit(self, adapter: Adapter) -> Adapter:
         """Get an adapter ready for this model's products.

@@ -44,8 +44,7 @@ def prove(model: CausalModel, where: str, left: list[str], *, exact: bool) -> No
         alone = [_outputs(model, [row]) for row in rows]
         packed = _outputs(model, rows).split(lengths)
         wanted = _library_outputs(model, rows[-1])
-        # the pages of a cache lie on the processor
-        continued = _continued(model, rows[-1]) if model.recurrent and model.device.type == "cpu" else alone[-1]
+        continued = _continued(model, rows[-1]) if model.recurrent else alone[-1]
     name = type(model.module).__name__
     if not _close(model, alone[-1], wanted):
         expected = "the library's logits from what it tells our attention and a linear head"
@@ -85,15 +84,16 @@ def _outputs(model: CausalModel, rows: list[torch.Tensor]) -> torch.Tensor:
 
 def _continued(model: CausalModel, row: torch.Tensor) -> torch.Tensor:
     """The same of one sequence in three pieces, the last of one token, which goes on from pages and states."""
-    num_pages = -(-len(row) // BLOCK)
+    num_pages, device = -(-len(row) // BLOCK), model.device
     shape = {"attending": model.attending, "num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
-    pages = ops.KvPages(num_pages=num_pages, dtype=model.dtype, **shape)
-    states, table = States(model.recurrent, 1), torch.arange(num_pages, dtype=torch.int32)[None]
+    where = {"device": device, "transposed": ops.transposes_keys(device)}
+    pages, states = ops.KvPages(num_pages=num_pages, dtype=model.dtype, **shape, **where), States(model.recurrent, 1)
+    table, slots = torch.arange(num_pages, dtype=torch.int32, device=device)[None], torch.zeros(1, dtype=torch.int64)
     outputs = []
     for begin, end in pairwise((0, len(row) // 2, len(row) - 1, len(row))):
-        offsets, ends = (torch.tensor(values, dtype=torch.int32) for values in ([0, end - begin], [end]))
-        where = Paged(pages, ops.PagedRows(table, offsets, ends), (states, torch.zeros(1, dtype=torch.int64)))
-        hidden = model.hidden(row[begin:end], torch.arange(begin, end), where)
+        offsets, ends = (torch.tensor(values, dtype=torch.int32, device=device) for values in ([0, end - begin], [end]))
+        paged = Paged(pages, ops.PagedRows(table, offsets, ends), (states, slots.to(device)))
+        hidden = model.hidden(row[begin:end], torch.arange(begin, end, device=device), paged)
         outputs.append(hidden if model.is_scalar else model.logits(hidden))
     return torch.cat(outputs)
 

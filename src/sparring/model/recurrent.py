@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from sparring.model.attention import Attention, Paged
+from sparring.model.lora import Adapters, Apart
 
 LAYOUT = "sparring_layout"
 """The keyword that carries a `Layout` through the library's forward to its mixers."""
@@ -104,13 +105,14 @@ class Piece(NamedTuple):
 
     rows [b, n] int64: where their tokens lie; of these the first `known` are computed for their state alone, because they lie in
     another piece too. slots [b] int64: where their states are kept, None where the tokens are whole sequences. `begun`: a state
-    is there.
+    is there. `apart`: which of their tokens, end to end, have which adapter.
     """
 
     rows: torch.Tensor
     known: int
     slots: torch.Tensor | None
     begun: bool
+    apart: Apart | None
 
 
 class Layout(NamedTuple):
@@ -119,25 +121,23 @@ class Layout(NamedTuple):
     pieces: list[Piece]
     order: torch.Tensor
     states: States | None
+    adapters: Adapters
 
     @staticmethod
-    def of(attention: Attention, device: torch.device) -> Layout:
+    def of(attention: Attention, device: torch.device, adapters: Adapters) -> Layout:
         """Sequences of equal length that begin alike make a piece."""
         paths, slots, states = _paths(attention)
         members: dict[tuple[int, int, bool], list[int]] = defaultdict(list)
         for index, (rows, known, begun) in enumerate(paths):
             if len(rows) > known:
                 members[len(rows), known, begun].append(index)
-        pieces = [
-            Piece(
-                torch.stack([paths[index].rows for index in same]).to(device),
-                known,
-                None if slots is None else slots[same].to(device),
-                begun,
-            )
-            for (_, known, begun), same in members.items()
-        ]
-        return Layout(pieces, torch.cat([piece.rows[:, piece.known :].flatten() for piece in pieces]).argsort(), states)
+        pieces = []
+        for (_, known, begun), same in members.items():
+            rows = torch.stack([paths[index].rows for index in same])
+            where = None if slots is None else slots[same].to(device)
+            pieces.append(Piece(rows.to(device), known, where, begun, adapters.among(rows.flatten())))
+        order = torch.cat([piece.rows[:, piece.known :].flatten() for piece in pieces]).argsort()
+        return Layout(pieces, order, states, adapters)
 
 
 class _Path(NamedTuple):
@@ -196,11 +196,12 @@ def _forward(mix: Any, layer: int, hidden_states: torch.Tensor, **options: Any) 
     if layout is None:
         return mix(hidden_states, **options)
     outputs = []
-    for rows, known, slots, begun in layout.pieces:
+    for rows, known, slots, begun, apart in layout.pieces:
         carried = None
         if slots is not None:
             carried = layout.states.read(layer, slots) if begun else Carried()
-        output = mix(hidden_states[0][rows], cache_params=carried)
+        with layout.adapters.told(apart):
+            output = mix(hidden_states[0][rows], cache_params=carried)
         if carried is not None:
             layout.states.write(layer, slots, carried)
         outputs.append(output[:, known:].flatten(0, 1))

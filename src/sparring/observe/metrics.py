@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -69,7 +69,23 @@ class Metrics:
         elif reduce == "last":
             cell.top = top
         else:
-            cell.top = max(cell.top, top) if reduce == "max" else min(cell.top, top)
+            chosen = max if reduce == "max" else min
+            # NaN must win: a comparison with it is false, so it could vanish
+            cell.top = top if top != top else cell.top if cell.top != cell.top else chosen(cell.top, top)
+
+
+def merged(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The metrics of several optimiser steps as those of the one update that they make, and `optimiser_steps`, their number.
+    Counts and seconds add up, a maximum is the largest, everything else is the mean over the steps that have it. One step is
+    itself."""
+    if len(steps) == 1:
+        return dict(steps[0])
+    metrics = Metrics()
+    for step in steps:
+        for name, value in step.items():
+            summed = name.startswith(("tokens_", "micro_batches")) or name.endswith("_s")
+            metrics.add(name, value, "max" if name.endswith(("_max", "_max_abs_diff")) else "sum" if summed else "mean")
+    return {**metrics.values(), "optimiser_steps": float(len(steps))}
 
 
 def _value(cell: _Cell) -> float:

@@ -8,19 +8,28 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
+
 from sparring.engine.config import EngineConfig
 from sparring.errors import EnvError, refusal
 from sparring.rollout.window import check_window
 from sparring.sandbox.check import check_sandbox
+from sparring.stages.beside import check_beside
+from sparring.stages.compared import check_compared
 from sparring.stages.context import ORDER, POLICY, Context
 from sparring.stages.demonstrate import Conversation, converse, demonstrate, given_conversations
 from sparring.stages.eval import held_out
 from sparring.stages.fit import SOME, check_rendering
+from sparring.stages.judged import check_judges
 from sparring.stages.lora import check_lora
-from sparring.stages.rl import correction_chosen
+from sparring.stages.memory import Held
+from sparring.stages.online import check_online
+from sparring.stages.rewarded import check_reward_model
+from sparring.stages.rl import ANNOTATIONS, correction_chosen
 from sparring.stages.servable import check_model
 from sparring.stages.served import check_served
 from sparring.stages.shape import Shape, folder_shape
+from sparring.stages.teachers import check_collect, check_distill
 from sparring.types import Message, Task
 
 GIB = 1 << 30
@@ -42,22 +51,32 @@ async def check(context: Context) -> list[str]:
     facts += _memory(context, shape) + _engine(context, shape)
     _sampling(context)
     facts += check_served(context)
-    if "rl" in config.run.stages:
+    if "rl" in config.run.stages and config.rl.preference is None:
+        config.algo.check(config.rollout.group_size, ANNOTATIONS)
+    for stage in {"rl", "distill"} & set(config.run.stages):
+        # a teacher compares with nobody: a rollout may be alone in its group
+        alone = msgspec.structs.replace(config.rollout, group_size=max(2, config.rollout.group_size))
         check_window(
-            config.rollout,
-            groups_per_step=config.rl.groups_per_step,
+            config.rollout if stage == "rl" else alone,
+            groups_per_step=config.rl.groups_per_step if stage == "rl" else config.distill.groups_per_step,
             engine_tokens=config.engine.kv_tokens or None,
             rollout_tokens=shape.max_positions,
         )
-        facts += ["rollouts: the window cannot deadlock", *_correction(context)]
-    facts += _held_out(context)
+    if "rl" in config.run.stages:
+        facts += ["rollouts: the window cannot deadlock", correction_chosen(config)]
+    facts += await check_judges(context)
+    facts += check_collect(context) + check_distill(context) + _held_out(context) + check_beside(context)
     tasks = _some_tasks(context)
     task = tasks[0]
     if task.box is not None:
         check_sandbox(config.sandbox)
         facts.append(f"sandbox: {config.sandbox.bwrap} isolates a command on this machine")
     found, held, shown = await _world(context, task)
-    facts += found + check_rendering(context, shape, tasks, shown, held)
+    about, compared = check_compared(context)
+    shown += compared
+    about += check_online(context)
+    about += check_reward_model(context, context.given())
+    facts += about + found + check_rendering(context, shape, tasks, shown, held)
     return facts + check_model(context, shape)
 
 
@@ -77,7 +96,7 @@ def _stages(context: Context) -> list[str]:
 
 def _sampling(context: Context) -> None:
     """Rollouts differ, or they teach nothing."""
-    if "rl" not in context.config.run.stages:
+    if not {"rl", "distill"} & set(context.config.run.stages):
         return
     rollout = context.config.rollout
     if rollout.temperature == 0:
@@ -124,15 +143,6 @@ def _vllm(context: Context, shape: Shape) -> list[str]:
     return [f"engine: {find_vllm(engine)} has vLLM"]
 
 
-def _correction(context: Context) -> list[str]:
-    """One bound on importance weights, not two."""
-    config = context.config
-    if config.rl.correction != "none" and config.algo.tis_cap is not None:
-        got = f"{config.algo.tis_cap} beside {correction_chosen(config)}"
-        raise refusal("algo.tis_cap", "none beside a correction", got, "leave it out, or set rl.correction_cap")
-    return [correction_chosen(config)]
-
-
 def _shape(context: Context) -> Shape:
     """The sizes of the policy, from its checkpoint or from `[models.policy.init]`."""
     spec, given = context.config.models[POLICY], context.given()
@@ -143,37 +153,28 @@ def _shape(context: Context) -> Shape:
 
 
 def _memory(context: Context, shape: Shape) -> list[str]:
-    """A bound on memory: weights (and adapters), gradients and AdamW in float32 of what is trained, the engine's copy, its cache,
-    a micro-batch's activations."""
-    config = context.config
-    width, layers = shape.hidden_size, shape.num_layers
-    per_layer = width * (2 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    parameters = layers * (per_layer + 3 * width * shape.intermediate_size) + 2 * shape.vocab_size * width
-    lora = config.models[POLICY].lora
-    # an adapter has a row for each input and each output of seven linear layers, at the most
-    ends = 7 * width + 2 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim + 3 * shape.intermediate_size
-    trained = parameters if lora is None else layers * lora.rank * ends
-    trainer = (0 if lora is None else parameters * 4) + trained * (4 + 4 + 8)
-    per_token = layers * (12 * width + 4 * shape.intermediate_size) + 2 * shape.vocab_size
-    activations = config.train.token_budget * per_token * 4
-    # a model with recurrent state holds as much again in states
-    cache = config.engine.kv_bytes * (1 if shape.num_attending == layers else 2)
-    needed = trainer + 3 * parameters * 4 + (0 if lora is None else 3 * trained * 4) + cache + activations
+    """What the run holds at the most is there, in memory and on disk."""
+    config, held = context.config, Held.of(context.config, shape)
     here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if config.run.device == "cpu" and needed > here:
-        raise refusal(
-            "memory",
-            f"{needed / GIB:.1f} GiB (weights and optimiser {trainer / GIB:.1f}, activations {activations / GIB:.1f})",
-            f"{here / GIB:.1f} GiB on this machine",
-            "lower train.token_budget or engine.kv_bytes, or take a smaller model",
-        )
+    if config.run.device == "cpu" and held.total > here:
+        parts = {
+            "weights and optimiser": held.trainer,
+            "the engine's and packed weights": held.engine + held.packed,
+            "an update": held.update,
+            "the engine's cache": held.cache,
+            "activations": held.activations,
+        }
+        expected = f"{held.total / GIB:.1f} GiB ({', '.join(f'{name} {size / GIB:.1f}' for name, size in parts.items())})"
+        do = "lower train.token_budget, engine.kv_bytes or engine.offload_bytes, or take a smaller model"
+        raise refusal("memory", expected, f"{here / GIB:.1f} GiB on this machine", do)
     free = shutil.disk_usage(context.folder).free
-    disk = trained * 12 * (config.train.keep_last + 1) * 2
+    disk = held.trained * 12 * (config.train.keep_last + 1) * 2
     if disk > free:
         raise refusal(
             str(context.folder), f"{disk / GIB:.1f} GiB of disk for checkpoints", f"{free / GIB:.1f} GiB", "free disk space"
         )
-    return [f"memory: about {needed / GIB:.2f} GiB of {here / GIB:.0f} GiB for {parameters / 1e6:.2f} million parameters"]
+    millions = held.parameters / 1e6
+    return [f"memory: about {held.total / GIB:.2f} GiB of {here / GIB:.0f} GiB for {millions:.2f} million parameters"]
 
 
 def _held_out(context: Context) -> list[str]:
@@ -200,7 +201,7 @@ async def _world(context: Context, task: Task) -> tuple[list[str], list[Conversa
     """
     config = context.config
     fresh = "init" in config.run.stages and context.given() is None
-    if not fresh and "sft" not in config.run.stages:
+    if not fresh and ("sft" not in config.run.stages or "collect" in config.run.stages and config.sft.data is None):
         silent = await _empty(context, task)
         return [f"env: {context.factory.name} opens and does not reward an empty answer"], [silent], []
     if config.sft.data is not None:

@@ -1,31 +1,40 @@
-"""Group-relative reinforcement learning over live multi-turn rollouts."""
+"""Reinforcement learning over live multi-turn rollouts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from sparring.algo.credit.load import load_credit
-from sparring.batch.batches import batches
+from sparring.algo.annotate.forwarded import Forwarded
+from sparring.algo.annotate.observed import observing
+from sparring.algo.annotate.watch import Watch
+from sparring.algo.loss.preference.config import WITHOUT_REFERENCE
+from sparring.batch.batches import Plan, batches
 from sparring.config import RunConfig
 from sparring.harness.chat import ChatHarness
 from sparring.loop import run_loop
 from sparring.observe.spans import Spans
-from sparring.protocols import Engine, TrainPlan
+from sparring.protocols import Annotator, Credit, Engine, Trainer, TrainPlan
 from sparring.record.recorder import Recorder
 from sparring.rollout.runner import RolloutRunner
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
+from sparring.stages.beside import evaluated
 from sparring.stages.checkpoints import Checkpoints
 from sparring.stages.context import POLICY, Context
 from sparring.stages.lora import trained_folder
+from sparring.stages.online import credit_chosen
+from sparring.stages.rewarded import scorers
 from sparring.stages.shape import context_room, folder_shape
 from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
-from sparring.types import Batch, StepResult, TokenAccount
+from sparring.types import Batch, Group, StepResult, TokenAccount
+
+ANNOTATIONS = frozenset({"reference"})
+"""What the stage's annotators can write for a credit rule."""
 
 
 async def run(context: Context) -> dict[str, Any]:
@@ -38,16 +47,11 @@ async def run(context: Context) -> dict[str, Any]:
     config = context.config
     source = trained_folder(context, context.input("rl"))
     spans = Spans()
-    engine = WatchedEngine(context.cluster.engine(POLICY, path=str(source)), spans)
+    engine = WatchedEngine(served := context.cluster.engine(POLICY, path=str(source)), spans)
     trainer = WatchedTrainer(context.cluster.trainer(POLICY, path=str(source), plan=_plan(context)), spans)
     window = Window(config.rl.groups_per_step, config.rollout.max_lag, config.rl.steps)
-    scheduler = Scheduler(
-        runner(context, engine, source),
-        context.factory.tasks("train", config.run.seed),
-        window,
-        run_seed=config.run.seed,
-        engine_version=lambda: engine.version,
-    )
+    credit = credit_chosen(context)
+    scheduler = _scheduler(context, engine, source, window, judges := scorers(context))
     checkpoints = Checkpoints(
         trainer=trainer,
         store=context.store,
@@ -58,36 +62,65 @@ async def run(context: Context) -> dict[str, Any]:
     )
     done, state = await checkpoints.resume()
     context.store.truncate("rl", done, first_group=done * config.rl.groups_per_step)
-    totals = _Totals(state.get("totals"))
+    totals = Totals(state.get("totals"))
     if done:
         scheduler.restore(state["scheduler"], context.store.groups(stage="rl"))
+        credit.restore(state.get("credit", {}))
         await engine.pull(await trainer.push())
     context.sink.start("rl", config.rl.steps)
     context.sink.event("rl", correction_chosen(config))
     clock = StepClock(spans)
     async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
-        metrics = {**metrics, **scheduler.metrics(), **engine.lap(), **clock.lap(batch.account.sampled)}
+        metrics = {**metrics, **scheduler.metrics(), **context.judges.metrics()}
+        metrics |= {**engine.lap(), **clock.lap(batch.account.sampled)}
         totals.add(batch, metrics)
         context.store.metric("rl", step.version, metrics)
         context.sink.log("rl", step.version, metrics)
-        await checkpoints.after(
-            step, metrics, {"scheduler": scheduler.state(step.version), "totals": totals.as_dict()}
-        )
+        kept = {"scheduler": scheduler.state(step.version), "totals": totals.as_dict(), "credit": credit.state()}
+        await checkpoints.after(step, metrics, kept)
+        evaluator.after(step.version)
 
-    async with aclosing(scheduler.groups()) as groups:
-        steps = batches(
-            groups,
-            steps=range(done + 1, config.rl.steps + 1),
-            groups_per_step=config.rl.groups_per_step,
-            credit=load_credit(config.algo, seed=config.run.seed),
-            model=POLICY,
-            store=context.store,
-        )
+    beside = evaluated(runner(context, served, source), context, judges, done=done)
+    async with beside as evaluator, aclosing(scheduler.groups()) as groups:
+        steps = _batches(context, groups, credit, _annotators(context, trainer, source), done)
         await run_loop(steps, {POLICY: trainer}, {POLICY: engine}, window, after_step)
     from sparring.stages.export import write_model
 
     await write_model(trainer, source, context.output("rl"))
     return {**totals.as_dict(), "model": str(context.output("rl"))}
+
+
+def _scheduler(context: Context, engine: Engine, model: Path, window: Window, judges: Sequence[Scorer]) -> Scheduler:
+    return Scheduler(
+        runner(context, engine, model),
+        context.factory.tasks("train", context.config.run.seed),
+        window,
+        run_seed=context.config.run.seed,
+        engine_version=lambda: engine.version,
+        scorers=judges,
+    )
+
+
+def _batches(
+    context: Context, groups: AsyncIterator[Group], credit: Credit, annotators: Sequence[Annotator], done: int
+) -> AsyncIterator[Batch]:
+    """The stage's batches after `done` updates."""
+    config, watch = context.config, Watch()
+    return batches(
+        watch.groups(groups),
+        steps=range(done + 1, config.rl.steps + 1),
+        groups_per_step=config.rl.groups_per_step,
+        credit=credit,
+        model=POLICY,
+        annotators=[*annotators, *observing(watch, config.rl.observations), watch],
+        store=context.store,
+        plan=Plan(
+            minibatches=config.rl.minibatches,
+            passes=config.rl.passes,
+            seed=config.run.seed,
+            idle_tokens=config.algo.needs_idle_tokens,
+        ),
+    )
 
 
 def runner(context: Context, engine: Engine, model: Path) -> RolloutRunner:
@@ -109,20 +142,39 @@ def correction_chosen(config: RunConfig) -> str:
     engine = f"engine {config.engine.kind} in {numerics} numerics"
     exact = config.engine.exact and numerics == "exact"
     agrees = "samples with the trainer's own probabilities" if exact else "does not agree with the trainer to the bit"
-    cap = f", weights of at most {config.rl.correction_cap:g}" if config.rl.correction != "none" else ""
-    return f"correction {config.rl.correction}{cap}: {engine} {agrees}"
+    return f"correction {config.algo.correction_rule.in_words()}: {engine} {agrees}"
 
 
 def _plan(context: Context) -> TrainPlan:
-    from sparring.algo.correction.load import load_correction
+    from sparring.algo.loss.imitate import ImitateLoss
     from sparring.algo.loss.policy import PolicyLoss
+    from sparring.algo.loss.preference.load import load_preference
 
     config = context.config
-    correction = load_correction(config.rl.correction, cap=config.rl.correction_cap)
-    return TrainPlan(losses=[PolicyLoss(config.algo, correction)], total_steps=config.rl.steps, overrides=config.rl.train)
+    total = config.rl.steps * config.rl.passes * config.rl.minibatches
+    loss = PolicyLoss(config.algo) if config.rl.preference is None else load_preference(config.rl.preference)
+    imitate = [ImitateLoss(scale=config.rl.observations)] if config.rl.observations else []
+    return TrainPlan(losses=[loss, *imitate], total_steps=total, overrides=config.rl.train)
 
 
-class _Totals:
+def _annotators(context: Context, trainer: Trainer, source: Path) -> list[Annotator]:
+    """What is asked for beside what was recorded."""
+    config, found = context.config, list[Annotator]()
+    if config.rl.preference is None:
+        if config.algo.needs_proximal and config.rl.passes * config.rl.minibatches > 1:
+            found.append(Forwarded(trainer.forward, "proximal"))
+        refers = config.algo.needs_reference
+    else:
+        refers = not isinstance(config.rl.preference, WITHOUT_REFERENCE)
+    if refers:
+        frozen = context.cluster.trainer(POLICY, path=str(source), plan=TrainPlan(losses=[], total_steps=1, overrides={}))
+        found.append(Forwarded(frozen.forward, "reference"))
+    if config.rl.preference is None and config.algo.kl_reward is not None:
+        found.append(config.algo.kl_reward)
+    return found
+
+
+class Totals:
     """What the stage's result says about all its steps; saved with every checkpoint so that a resume loses none."""
 
     def __init__(self, saved: Mapping[str, Any] | None) -> None:
@@ -135,6 +187,7 @@ class _Totals:
         self.steps = int(saved.get("steps", 0))
 
     def add(self, batch: Batch, metrics: Mapping[str, float]) -> None:
+        """One step."""
         self.account += batch.account
         self.logprob_max_abs_diff = _larger(self.logprob_max_abs_diff, metrics.get("logprob_max_abs_diff"))
         self.lag_max = max(self.lag_max, metrics.get("rollout/lag_max", 0.0))
@@ -143,6 +196,7 @@ class _Totals:
         self.steps += 1
 
     def as_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps, and the stage's result says."""
         import dataclasses
 
         return {

@@ -72,9 +72,12 @@ def folder_shape(folder: Path) -> Shape:
 
 def context_room(shape: Shape, engine: EngineConfig, dtype: DType) -> int:
     """Most tokens of one conversation: the model's positions, or what the engine's cache holds where that is less."""
-    value_bytes = 2 if dtype == "bfloat16" else 4
-    token_bytes = 2 * shape.num_attending * shape.num_kv_heads * shape.head_dim * value_bytes
-    return min(shape.max_positions, engine.cache_tokens(token_bytes))
+    return min(shape.max_positions, engine.cache_tokens(token_bytes(shape, dtype)))
+
+
+def token_bytes(shape: Shape, dtype: DType) -> int:
+    """Size of one token's keys and values, over all layers that attend."""
+    return 2 * shape.num_attending * shape.num_kv_heads * shape.head_dim * (2 if dtype == "bfloat16" else 4)
 
 
 def _config(file: Path) -> Mapping[str, Any]:

@@ -32,7 +32,7 @@ def write_summary(context: Context) -> dict[str, Any]:
         "turns_successful": (results.get("rl") or results.get("sft") or {}).get("mean_turns_successful"),
         "by_dataset": _by_dataset(context, results),
         "logprob_max_abs_diff": rl.get("logprob_max_abs_diff"),
-        "correction": context.config.rl.correction,
+        "correction": context.config.algo.correction_rule.in_words(),
         "tokens_sampled": account.get("sampled"),
         "tokens_trained": account.get("trained"),
         "tokens": account,
@@ -47,18 +47,13 @@ def write_summary(context: Context) -> dict[str, Any]:
     return summary
 
 
-def rates(result: Mapping[str, Any]) -> dict[str, Any]:
-    """An evaluation result as `success`, `low`, `high`, `tasks`, and the same `by_dataset`."""
-    return {**_overall(result), "by_dataset": {tag: _rate(rate) for tag, rate in result["by_tag"].items()}}
-
-
 def _overall(result: Mapping[str, Any] | None) -> dict[str, Any]:
-    return _rate(result["overall"]) if result else {"success": None, "low": None, "high": None, "tasks": 0}
+    return _rate(result["success"]) if result else {"success": None, "low": None, "high": None, "tasks": 0}
 
 
 def _rate(rate: Mapping[str, Any]) -> dict[str, Any]:
     low, high = rate["interval"] or (None, None)
-    return {"success": rate["success_rate"], "low": low, "high": high, "tasks": rate["tasks"]}
+    return {"success": rate["value"], "low": low, "high": high, "tasks": rate["tasks"]}
 
 
 def _by_dataset(context: Context, results: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,7 +62,8 @@ def _by_dataset(context: Context, results: Mapping[str, Any]) -> dict[str, Any]:
     return {
         tag: {
             "coverage": coverage.get(tag),
-            **{name: tags[tag]["success_rate"] if tag in tags else None for name, tags in found.items()},
+            **{name: tags[tag]["value"] if tag in tags else None for name, tags in found.items()},
+            "intervals": {name: tags[tag]["interval"] if tag in tags else None for name, tags in found.items()},
             "tasks": max(tags[tag]["tasks"] for tags in found.values() if tag in tags),
         }
         for tag in sorted(set().union(*found.values()))

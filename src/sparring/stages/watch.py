@@ -99,10 +99,10 @@ class WatchedTrainer:
         with self._spans.span("training"):
             return await self._trainer.forward_backward(batch)
 
-    async def step(self) -> StepResult:
+    async def step(self, *, ends_update: bool = True) -> StepResult:
         """As the trainer."""
         with self._spans.span("training"):
-            return await self._trainer.step()
+            return await self._trainer.step(ends_update=ends_update)
 
     async def push(self) -> WeightRef:
         """As the trainer; counts as `updating`."""

@@ -24,13 +24,13 @@ def tiny_adapter(
     import torch
 
     from sparring.model.config import LoraConfig
-    from sparring.model.load import load
     from sparring.model.lora import SCALE, fresh_state, targeted
     from sparring.model.peft import write
+    from sparring.model.save import skeleton
 
     named = target_modules if isinstance(target_modules, str) else tuple(target_modules)
     config = LoraConfig(rank=rank, alpha=2.0 * rank, target_modules=named)
-    module = load(base).module
+    module = skeleton(base)
     state = fresh_state(module, targeted(module, named), rank, config.scale, seed)
     generator = torch.Generator().manual_seed(seed)
     for name in sorted(state.keys() - {SCALE}):

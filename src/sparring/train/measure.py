@@ -18,10 +18,16 @@ LARGEST_LOG_WEIGHT = 20.0
 
 
 class Measures:
-    """Sums, counts and maxima of an update. A measure that nothing contributed to does not exist, which is not 0."""
+    """Sums, counts and maxima of an update. A measure that nothing contributed to does not exist, which is not 0.
 
-    def __init__(self, version: int) -> None:
+    Args:
+        version: of the weights that are trained.
+        pristine: whether they are those that were published as that version; after an optimiser step they are not.
+    """
+
+    def __init__(self, version: int, *, pristine: bool = True) -> None:
         self._version = version
+        self._pristine = pristine
         self._losses: dict[str, float] = defaultdict(float)
         self._sums: dict[str, tuple[float, float]] = {}
         self._maxima: dict[str, float] = {}
@@ -35,7 +41,7 @@ class Measures:
             before = self._sums.get(name, (0.0, 0.0))
             self._sums[name] = (before[0] + amount, before[1] + count)
 
-    def add_tokens(self, micro: MicroBatch, logprobs: torch.Tensor) -> None:
+    def add_tokens(self, micro: MicroBatch, logprobs: torch.Tensor | None) -> None:
         """Count the weighted tokens and compare log-probabilities with those recorded when sampled.
 
         A token is fresh when this trainer's version sampled it and computed all the KV it attended to; only then must
@@ -54,23 +60,25 @@ class Measures:
 
         Args:
             micro: the micro-batch.
-            logprobs: [M] float32, from the very forward whose gradients are taken.
+            logprobs: [M] float32, from the very forward whose gradients are taken; None of a scalar head.
         """
+        self._counts["tokens"] += len(micro.targets)
+        self._counts["forward"] += len(micro.tokens)
+        self._counts["shared"] += int(micro.shared.sum())
+        self._counts["micro_batches"] += 1
+        if logprobs is None:
+            return
         versions, kv_versions = micro.versions.cpu().numpy(), micro.kv_versions.cpu().numpy()
         sampled = versions >= 0
-        fresh = sampled & (versions == self._version) & (kv_versions == self._version)
+        fresh = sampled & (versions == self._version) & (kv_versions == self._version) & self._pristine
         stale = sampled & ~fresh
         difference = (logprobs.detach() - micro.behaviour_logprobs).abs().cpu().numpy()
         self._maximum("logprob_max_abs_diff", difference[fresh])
         self._maximum("logprob_stale_max_abs_diff", difference[stale])
         self._maximum("version_lag_max", self._version - versions[sampled])
         self._compare((logprobs.detach() - micro.behaviour_logprobs).double().cpu().numpy()[fresh])
-        self._counts["tokens"] += len(micro.targets)
-        self._counts["forward"] += len(micro.tokens)
-        self._counts["shared"] += int(micro.shared.sum())
         self._counts["sampled"] += int(sampled.sum())
         self._counts["stale"] += int(stale.sum())
-        self._counts["micro_batches"] += 1
 
     def result(self) -> dict[str, float]:
         """All measures by name."""

@@ -28,10 +28,11 @@ from sparring.weights.inline import Probe
 TRANSPORT = "shared_memory"
 FOLDER = Path("/dev/shm")
 PREFIX = "sparring-weights-"
+"""A file is called this, then its publisher's process id, then at random."""
 ALIGNMENT = 64
 """Bytes; a tensor begins at a multiple of it."""
 
-_NAME = re.compile(re.escape(PREFIX) + "[0-9a-f]{16}")
+_NAME = re.compile(re.escape(PREFIX) + "[0-9]+-[0-9a-f]{16}")
 
 
 class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,7 +63,7 @@ def published(
         WeightsError: there is no room for it, or no shared memory.
     """
     sweep()
-    location = _located(f"{PREFIX}{secrets.token_hex(8)}", state)
+    location = _located(f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}", state)
     with ExitStack() as stack:
         where, room = f"weights of {model} version {version}", f"{location.size} bytes of {FOLDER}"
         with boundary(WeightsError, where, room, "make room there"):

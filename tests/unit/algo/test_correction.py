@@ -5,19 +5,24 @@ import math
 import pytest
 import torch
 
-from sparring.algo.config import GrpoConfig
-from sparring.algo.correction.load import load_correction
+from sparring.algo.config import AlgoConfig
+from sparring.algo.correction.rule import PRESETS, Correction
 from sparring.algo.loss.policy import PolicyLoss
+from sparring.algo.tokens import PolicyTokens
 from sparring.batch.tensors import micro_batch
 from sparring.types import Sample
 
 ADVANTAGES = (1.0, -2.0, 0.5, -1.0)
 
 
-def loss_of(correction, old, behaviour, dtype=torch.float32):
+def config_of(rule):
+    return AlgoConfig(correction=rule, anchor="behaviour" if rule.weight == "none" else "proximal")
+
+
+def loss_of(config, old, behaviour, dtype=torch.float32):
     """The policy loss over four tokens, its gradient by their log-probabilities, and the metrics."""
     row = Sample(
-        id="r",
+        id="r#0",
         group="g",
         source="policy",
         tokens=(0, 1, 2, 3, 4),
@@ -27,29 +32,79 @@ def loss_of(correction, old, behaviour, dtype=torch.float32):
     )
     logprob = torch.tensor(old, dtype=dtype, requires_grad=True)
     micro = micro_batch([row], {"policy": 4.0})
-    result = PolicyLoss(GrpoConfig(), correction)({"logprob": logprob, "entropy": torch.zeros(4)}, micro)
+    result = PolicyLoss(config)({"logprob": logprob, "entropy": torch.zeros(4)}, micro)
     result.loss.backward()
     return result.loss.detach(), logprob.grad, result.metrics
 
 
-def test_weights_by_hand():
-    corrected = load_correction("token_truncate", cap=2.0)(
-        torch.tensor([-1.0, -1.0, -1.0, -1.0]) + torch.tensor([1.5, 0.5, 1.0, 4.0]).log(),
-        torch.full((4,), -1.0),
-        torch.tensor([True, True, True, False]),
+def tokens_of(weights, rows=None, turns=None, advantages=None, ours=None):
+    """Tokens whose behaviour is at -1 and what the trainer says: the logarithm of `weights` more."""
+    count = len(weights)
+    old = torch.full((count,), -1.0) + torch.tensor(weights).log()
+    tokens = PolicyTokens(
+        logprob=old,
+        anchor=old,
+        behaviour=torch.full((count,), -1.0),
+        advantages=torch.tensor(advantages or [1.0] * count),
+        entropy=torch.zeros(count),
+        ours=torch.tensor(ours or [True] * count),
+        rows=torch.tensor(rows or [0] * count),
+        turns=torch.tensor(turns or [0] * count),
+        annotations={},
     )
+    return old, tokens
+
+
+def test_token_weights_by_hand():
+    corrected = Correction(weight="token", high=2.0)(*tokens_of([1.5, 0.5, 1.0, 4.0], ours=[True, True, True, False]))
     assert corrected.weights.tolist() == pytest.approx([1.5, 0.5, 1.0, 2.0])
     assert corrected.metrics["correction_weight"] == (pytest.approx(3.0), 3.0)
     assert corrected.metrics["correction_truncated"] == (0.0, 3.0)  # the last is not the policy's
-    more = load_correction("token_truncate", cap=1.2)(torch.tensor([0.0, -9.0]), torch.tensor([-1.0, -1.0]), torch.tensor([True, True]))
-    assert more.weights.tolist() == pytest.approx([1.2, math.exp(-8)])
-    assert more.metrics["correction_truncated"] == (1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (Correction(weight="token", bound="mask", low=0.8, high=1.5), [1.25, 0.0, 0.0, 1.0, 1.5]),
+        (Correction(weight="turn", high=10.0), [0.625, 0.625, 2.0, 1.5, 1.5]),
+        (Correction(weight="sequence", high=10.0), [1.25, 1.25, 1.25, 1.5, 1.5]),
+        (Correction(weight="sequence", bound="mask", high=1.4), [1.25, 1.25, 1.25, 0.0, 0.0]),
+        (Correction(weight="geometric", high=10.0), [1.25 ** (1 / 3)] * 3 + [1.5**0.5] * 2),
+    ],
+)
+def test_units_and_bounds_by_hand(rule, expected):
+    """Two rows; the first has two turns, of weights (1.25, 0.5) and (2.0), the second one turn of (1.0, 1.5)."""
+    corrected = rule(*tokens_of([1.25, 0.5, 2.0, 1.0, 1.5], rows=[0, 0, 0, 1, 1], turns=[0, 0, 1, 2, 2]))
+    assert corrected.weights.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rule", "rejected"),
+    [
+        (Correction(reject="k1", reject_above=0.1), [False] * 3 + [True] * 2),
+        (Correction(reject="k1", reject_above=0.1, only_negative=True), [False] * 4 + [True]),
+        (Correction(reject="k2", reject_unit="token", reject_above=0.2), [False, True, True, False, False]),
+        (Correction(reject="k2", reject_unit="turn", reject_by="max", reject_above=0.2), [True, True, True, False, False]),
+        (Correction(reject="k3", reject_by="sum", reject_above=0.4), [True] * 3 + [False] * 2),
+    ],
+)
+def test_rejection_by_hand(rule, rejected):
+    """d = log of (1.25, 0.5, 2.0 | 1.0, 0.6): mean k1 of the rows -0.074 and 0.255, k3 of the tokens 0.027, 0.193, 0.307 | 0, 0.111."""
+    values = tokens_of([1.25, 0.5, 2.0, 1.0, 0.6], rows=[0, 0, 0, 1, 1], turns=[0, 0, 1, 2, 2], advantages=[1.0, 1.0, 1.0, 1.0, -1.0])
+    corrected = rule(*values)
+    assert corrected.weights.tolist() == [0.0 if gone else 1.0 for gone in rejected]
+    assert corrected.metrics["correction_rejected"] == (float(sum(rejected)), 5.0)
+
+
+def test_measured_only_leaves_every_weight_at_one():
+    corrected = Correction(weight="token", metrics_only=True)(*tokens_of([1.5, 4.0]))
+    assert corrected.weights.tolist() == [1.0, 1.0] and corrected.metrics["correction_weight"] == (pytest.approx(3.5), 2.0)
 
 
 def test_the_loss_is_the_weighted_surrogate_in_float64_and_its_gradient_is_that_of_the_log_probability():
     old, behaviour = (-1.0, -2.5, -0.25, -3.0), (-1.5, -2.0, -0.25, -5.0)
     weights = [min(math.exp(a - b), 2.0) for a, b in zip(old, behaviour, strict=True)]  # e^0.5, e^-0.5, 1, capped
-    loss, gradient, metrics = loss_of(load_correction("token_truncate", cap=2.0), old, behaviour, torch.float64)
+    loss, gradient, metrics = loss_of(config_of(Correction(weight="token")), old, behaviour, torch.float64)
     moved = [a - b for a, b in zip(old, behaviour, strict=True)]
     assert metrics["approx_kl"] == (pytest.approx(sum(math.exp(d) - 1 - d for d in moved), rel=1e-5), 4.0)
     # at one step per batch the ratio to the trainer's own probabilities is 1, whatever the engine said
@@ -60,21 +115,22 @@ def test_the_loss_is_the_weighted_surrogate_in_float64_and_its_gradient_is_that_
     assert metrics["correction_truncated"] == (1.0, 4.0)
 
 
-def test_at_equal_probabilities_nothing_changes_to_the_bit():
+@pytest.mark.parametrize("name", PRESETS)
+def test_at_equal_probabilities_nothing_changes_to_the_bit(name):
     old = (-1.3, -0.7, -2.9, -0.1)
-    plain = loss_of(load_correction("none", cap=2.0), old, old)
-    default = loss_of(None, old, old)
-    corrected = loss_of(load_correction("token_truncate", cap=2.0), old, old)
-    for loss, gradient, _ in (default, corrected):
-        assert torch.equal(loss, plain[0]) and torch.equal(gradient, plain[1])
-    assert corrected[2]["correction_weight"] == (4.0, 4.0)
+    plain = loss_of(AlgoConfig(), old, old)
+    loss, gradient, metrics = loss_of(config_of(Correction(**PRESETS[name])), old, old)
+    assert torch.equal(loss, plain[0]) and torch.equal(gradient, plain[1])
+    assert (metrics["ratio"], metrics["approx_kl"], metrics["clip_fraction"]) == ((4.0, 4.0), (0.0, 4.0), (0.0, 4.0))
+    assert metrics.get("correction_weight", (4.0, 4.0)) == (4.0, 4.0)
+    assert metrics.get("correction_rejected", (0.0, 4.0)) == (0.0, 4.0)
 
 
 def test_without_correction_the_ratio_is_to_the_engine():
-    _, _, metrics = loss_of(load_correction("none", cap=2.0), (-1.0,) * 4, (-1.5,) * 4)
+    _, _, metrics = loss_of(AlgoConfig(), (-1.0,) * 4, (-1.5,) * 4)
     assert metrics["ratio"][0] == pytest.approx(4 * math.exp(0.5), rel=1e-6) and "correction_weight" not in metrics
 
 
 def test_the_weight_has_no_gradient_and_an_impossible_token_stays_finite():
-    loss, gradient, _ = loss_of(load_correction("token_truncate", cap=2.0), (-1.0,) * 4, (-9999.0, -1.0, -1.0, -1.0))
+    loss, gradient, _ = loss_of(config_of(Correction(weight="token")), (-1.0,) * 4, (-9999.0, -1.0, -1.0, -1.0))
     assert gradient.tolist() == pytest.approx([-2.0 / 4, 2.0 / 4, -0.5 / 4, 1.0 / 4]) and torch.isfinite(loss)

@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from sparring.algo.config import GrpoConfig
+from sparring.algo.config import AlgoConfig
+from sparring.algo.correction.rule import Correction
 from sparring.algo.credit.grpo import Grpo
-from sparring.algo.credit.load import load_credit
+from sparring.algo.credit.load import Assigned, load_credit
 from sparring.algo.credit.shuffled import Shuffled
+from sparring.algo.gate.clip import Clip
 from sparring.types import Group, Outcome, Rollout, Sample, Score, Task, Trajectory
 
 TASK = Task(id="t", env="e", messages=())
@@ -50,7 +52,7 @@ def advantages(rows):
 
 def test_standard_advantages_divide_by_the_deviation_of_the_group():
     group = make_group("g", [1.0, 0.0, 0.0, 1.0, 0.0])
-    [rows] = Grpo(GrpoConfig(epsilon=1e-6)).credit([group], [make_rows(group, [2] * 5)])
+    [rows] = Grpo(epsilon=1e-6).credit([group], [make_rows(group, [2] * 5)])
     deviation = math.sqrt((2 * 0.6**2 + 3 * 0.4**2) / 4)
     assert advantages(rows) == pytest.approx([x / (deviation + 1e-6) for x in (0.6, -0.4, -0.4, 0.6, -0.4)], rel=1e-12)
     assert all(row.advantages[0] == 0.0 for row in rows), "the prompt has no advantage"
@@ -58,27 +60,27 @@ def test_standard_advantages_divide_by_the_deviation_of_the_group():
 
 def test_unnormalised_advantages_are_only_centred():
     group = make_group("g", [3.0, 1.0])
-    [rows] = Grpo(GrpoConfig(advantage="unnormalised")).credit([group], [make_rows(group, [1, 1])])
+    [rows] = Grpo(normalise=False).credit([group], [make_rows(group, [1, 1])])
     assert advantages(rows) == [1.0, -1.0]
 
 
 def test_a_group_without_variance_leaves_the_update_or_gets_exact_zeros():
     group = make_group("g", [0.1, 0.1, 0.1])
     rows = make_rows(group, [1, 1, 1])
-    assert list(Grpo(GrpoConfig()).credit([group], [rows])) == [[]]
-    [kept] = Grpo(GrpoConfig(zero_variance_filter=False)).credit([group], [rows])
+    assert list(load_credit(AlgoConfig(), seed=0).credit([group], [rows])) == [[]]
+    [kept] = load_credit(AlgoConfig(zero_variance_filter=False), seed=0).credit([group], [rows])
     assert advantages(kept) == [0.0, 0.0, 0.0]
     alone = make_group("h", [1.0])
-    [kept] = Grpo(GrpoConfig(zero_variance_filter=False)).credit([alone], [make_rows(alone, [1])])
+    [kept] = load_credit(AlgoConfig(zero_variance_filter=False), seed=0).credit([alone], [make_rows(alone, [1])])
     assert advantages(kept) == [0.0]
 
 
 def test_token_mean_leaves_weights_and_sequence_mean_gives_each_trajectory_one():
     group = make_group("g", [1.0, 0.0])
     rows = make_rows(group, [4, 2])
-    [by_token] = Grpo(GrpoConfig()).credit([group], [rows])
+    [by_token] = load_credit(AlgoConfig(), seed=0).credit([group], [rows])
     assert [row.weights for row in by_token] == [row.weights for row in rows]
-    [by_sequence] = Grpo(GrpoConfig(aggregation="sequence_mean")).credit([group], [rows])
+    [by_sequence] = load_credit(AlgoConfig(aggregation="sequence_mean"), seed=0).credit([group], [rows])
     assert by_sequence[0].weights["policy"] == (0.0, 0.25, 0.25, 0.25, 0.25)
     assert by_sequence[1].weights["policy"] == (0.0, 0.5, 0.5)
 
@@ -87,7 +89,7 @@ def test_sequence_mean_counts_a_trajectory_once_over_its_branches():
     group = make_group("g", [1.0, 0.0])
     first, second = make_rows(group, [3, 2])
     branch = replace(first, id="g-0#1", weights={"policy": (0.0, 0.0, 0.0, 1.0)})
-    [rows] = Grpo(GrpoConfig(aggregation="sequence_mean")).credit([group], [[first, branch, second]])
+    [rows] = load_credit(AlgoConfig(aggregation="sequence_mean"), seed=0).credit([group], [[first, branch, second]])
     assert sum(rows[0].weights["policy"]) + sum(rows[1].weights["policy"]) == 1.0
     assert rows[0].advantages[-1] == rows[1].advantages[-1]
 
@@ -95,10 +97,10 @@ def test_sequence_mean_counts_a_trajectory_once_over_its_branches():
 def test_rewards_must_be_finite_and_rows_must_belong():
     group = make_group("g", [1.0, math.nan])
     with pytest.raises(ValueError, match="finite"):
-        Grpo(GrpoConfig()).credit([group], [make_rows(group, [1, 1])])
+        load_credit(AlgoConfig(), seed=0).credit([group], [make_rows(group, [1, 1])])
     group, other = make_group("g", [1.0, 0.0]), make_group("other", [1.0, 0.0])
     with pytest.raises(ValueError, match="none of its trajectories"):
-        Grpo(GrpoConfig()).credit([group], [make_rows(other, [1, 1])])
+        load_credit(AlgoConfig(), seed=0).credit([group], [make_rows(other, [1, 1])])
 
 
 class Recording:
@@ -106,6 +108,9 @@ class Recording:
 
     def __init__(self):
         self.seen = []
+
+    def denominator(self, rows):
+        return None
 
     def credit(self, groups, samples):
         self.seen.append([score.reward for group in groups for score in group.scores])
@@ -128,8 +133,18 @@ def test_shuffled_permutes_rewards_across_groups_and_repeats_itself():
 
 
 def test_config_selects_the_control_and_refuses_nonsense():
-    assert isinstance(load_credit(GrpoConfig(control="shuffled"), seed=0), Shuffled)
-    assert isinstance(load_credit(GrpoConfig(), seed=0), Grpo)
-    for bad in ({"clip_low": 0.0}, {"clip_low": 0.3, "clip_high": 0.2}, {"tis_cap": 0.5}, {"epsilon": 0.0}):
+    assert isinstance(load_credit(AlgoConfig(control="shuffled"), seed=0), Shuffled)
+    assert isinstance(load_credit(AlgoConfig(), seed=0), Assigned)
+    nonsense = [(Grpo, {"epsilon": 0.0}), (Clip, {"low": 0.0}), (Clip, {"low": 0.3, "high": 0.2}), (Correction, {"high": 0.5})]
+    for kind, settings in nonsense:
         with pytest.raises(ValueError):
-            GrpoConfig(**bad)
+            kind(**settings)
+
+
+def test_a_constant_divides_by_one_length_and_by_the_number_of_trajectories():
+    group = make_group("g", [1.0, 0.0])
+    credit = load_credit(AlgoConfig(aggregation="constant"), seed=0, max_tokens=10)
+    [rows] = credit.credit([group], [make_rows(group, [4, 2])])
+    assert rows[0].weights["policy"] == (0.0, 0.1, 0.1, 0.1, 0.1) and credit.denominator(rows) == 2.0
+    assert load_credit(AlgoConfig(aggregation="sequence_sum"), seed=0).denominator(rows[:1]) == 1.0
+    assert load_credit(AlgoConfig(), seed=0).denominator(rows) is None

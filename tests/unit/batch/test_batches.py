@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from sparring.batch.batches import assemble, batches
+from sparring.algo.config import AlgoConfig
+from sparring.algo.credit.load import load_credit
+from sparring.batch.batches import Plan, assemble, batches
 from sparring.batch.flatten import flatten
 from sparring.errors import SparringError
 from sparring.generation import Runs, Sampling
@@ -51,6 +53,9 @@ def make_group(name, rewards, *, index=0, length=2, failed=0):
 
 class Centred:
     """A credit as plain as can be: reward minus the group's mean; no variance, no group."""
+
+    def denominator(self, rows):
+        return None
 
     def credit(self, groups, samples):
         return [self._group(group, rows) for group, rows in zip(groups, samples, strict=True)]
@@ -176,6 +181,9 @@ class Tampering:
     def __init__(self, change):
         self._change = change
 
+    def denominator(self, rows):
+        return None
+
     def credit(self, groups, samples):
         return [self._change(rows) for rows in Centred().credit(groups, samples)]
 
@@ -214,6 +222,30 @@ class Shelf:
 
 def test_groups_are_recorded_and_samples_annotated():
     shelf = Shelf()
-    [(batch, _)] = collect([make_group("a", [1.0, 0.0])], steps=[1], store=shelf, annotators=[Reference()], stage="rl")
+    [(batch, _)] = collect([make_group("a", [1.0, 0.0])], steps=[1], store=shelf, annotators=[Reference()], plan=Plan(stage="rl"))
     assert shelf.groups == [("a", "rl")]
     assert batch.rows[0].annotations["reference"] == (1.0, 2.0, 3.0, 4.0)
+
+
+def test_an_update_of_several_optimiser_steps_passes_every_token_as_often_as_it_says():
+    groups = [make_group(f"g{n}", [1.0, 0.0, 4.0, 0.0], index=n) for n in range(4)]
+    [(whole, _)] = collect(groups, steps=[1], groups_per_step=4)
+    found = [batch for batch, _ in collect(groups, steps=[1], groups_per_step=4, plan=Plan(minibatches=3, passes=2, seed=5))]
+    assert [batch.ends_update for batch in found] == [batch.publish for batch in found] == [False] * 5 + [True] and {batch.step for batch in found} == {1}
+    assert found[-1].account == whole.account and found[-1].groups == whole.groups
+    assert not any(batch.groups or batch.account.sampled for batch in found[:-1])
+    for third in (found[:3], found[3:]):
+        assert sorted(row.id for batch in third for row in batch.rows) == sorted(row.id for row in whole.rows)
+        assert sum(batch.denominators["policy"] for batch in third) == whole.denominators["policy"]
+    assert [row.id for row in found[0].rows] != [row.id for row in found[3].rows], "each pass has an order of its own"
+    again = [batch for batch, _ in collect(groups, steps=[1], groups_per_step=4, plan=Plan(minibatches=3, passes=2, seed=5))]
+    assert again == found
+
+
+def test_branches_of_one_trajectory_stay_in_one_minibatch():
+    rollouts = tuple(make_rollout(f"r{n}", 0, forked()) for n in range(4))
+    group = Group(id="g", index=0, task=TASK, rollouts=rollouts, scores=tuple(Score(reward=n * n) for n in range(4)))
+    credit = load_credit(AlgoConfig(), seed=0)
+    found = [batch for batch, _ in collect([group], steps=[1], groups_per_step=1, credit=credit, plan=Plan(minibatches=4))]
+    assert [len(batch.rows) for batch in found] == [2, 2, 2, 2]
+    assert all(len({row.id.rpartition("#")[0] for row in batch.rows}) == 1 for batch in found)

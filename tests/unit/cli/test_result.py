@@ -1,6 +1,6 @@
 """The table at the end of a run."""
 
-from sparring.cli.result import print_rates, result_lines
+from sparring.cli.result import result_lines
 
 SUMMARY = {
     "sft_success": 0.5,
@@ -46,11 +46,3 @@ def test_a_model_that_was_only_evaluated() -> None:
 def test_what_a_run_does_not_have_is_left_out() -> None:
     lines = result_lines({"wall_s": {"sft": 3.0}, "sft_success": None, "by_dataset": {}})
     assert lines == ["wall clock  3 s (sft 3 s)"]
-
-
-def test_an_evaluation(capsys) -> None:
-    rate = {"success": 0.5, "low": 0.4, "high": 0.6, "tasks": 100}
-    print_rates({**rate, "by_dataset": {"gcd": rate}})
-    out = capsys.readouterr().out.splitlines()
-    assert out[2].split() == ["gcd", "50.0", "%", "40.0", "%", "to", "60.0", "%", "100"]
-    assert out[4].startswith("all together")

@@ -112,7 +112,7 @@ def test_a_key_like_no_other_is_to_be_removed(recipe: Path) -> None:
         ("train.learning_rate=true", "train.learning_rate: expected a number, got true"),
         ("run.cluster=moon", 'run.cluster: expected one of "inline", got "moon"'),
         ("run.name.0=x", 'expected a table at run.name, got "first"'),
-        ('run.stages=["init", "zft"]', 'run.stages.1: expected one of "eval", '),
+        ('run.stages=["init", "zft"]', 'run.stages.1: expected one of "collect", "distill", "eval", '),
         ("run=3", "run: expected a table, got 3"),
         ("models.policy.dtype=int8", "models.policy.dtype: expected one of "),
         ("models.policy.init.hidden_sise=8", "do you mean models.policy.init.hidden_size?"),
@@ -161,7 +161,7 @@ def test_a_run_needs_a_policy(recipe: Path) -> None:
 
 
 def test_dump_loads_to_the_same_config_and_so_does_its_dump(recipe: Path, tmp_path: Path) -> None:
-    config = resolve(load(recipe, ["algo.tis_cap=2.0", "rollout.timeout_s=1.5", "run.seed=3"]))
+    config = resolve(load(recipe, ["algo.gate.low=0.1", "rollout.timeout_s=1.5", "run.seed=3"]))
     text = dump(config)
     (tmp_path / "dumped.toml").write_text(text)
     assert load(tmp_path / "dumped.toml") == config
@@ -197,16 +197,19 @@ def test_resolve_replaces_auto_by_this_machine(recipe: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "chosen"),
     [
-        ((), "none"),
-        (("models.policy.numerics=fast",), "token_truncate"),
-        (("engine.kind=vllm",), "token_truncate"),
-        (("engine.kind=vllm", "rl.correction=none"), "none"),
-        (("rl.correction=token_truncate",), "token_truncate"),
+        ((), ("none", "behaviour")),
+        (("models.policy.numerics=fast",), ("token weights of at most 2", "proximal")),
+        (("engine.kind=vllm",), ("token weights of at most 2", "proximal")),
+        (("engine.kind=vllm", "algo.correction=none"), ("none", "behaviour")),
+        (("algo.correction=tis",), ("token weights of at most 2", "proximal")),
+        (("algo.correction=off_policy_mask",), ("sequences rejected above a mean k1 of 0.01", "behaviour")),
+        (("algo.correction=metrics",), ("token weights of at most 2, measured only", "behaviour")),
     ],
 )
-def test_resolve_chooses_a_correction_where_engine_and_trainer_differ(recipe: Path, settings: tuple[str, ...], chosen: str) -> None:
+def test_resolve_chooses_a_correction_where_engine_and_trainer_differ(recipe: Path, settings: tuple[str, ...], chosen: tuple[str, str]) -> None:
     config = resolve(load(recipe, settings))
-    assert config.rl.correction == chosen and resolve(config) == config
+    assert (config.algo.correction_rule.in_words(), config.algo.anchor) == chosen and resolve(config) == config
+    assert from_data(tomllib.loads(dump(config)), "there") == config
 
 
 def test_config_imports_nothing_heavy(recipe: Path) -> None:

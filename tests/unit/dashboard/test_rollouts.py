@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from sparring.algo.config import GrpoConfig
+from sparring.algo.config import AlgoConfig
 from sparring.algo.credit.grpo import Grpo
+from sparring.algo.credit.load import load_credit
 from sparring.dashboard.rollouts import group_advantages, group_entries
 from sparring.store.sqlite import SqliteStore
 from sparring.types import Group
@@ -19,7 +20,7 @@ def _groups(run: Path) -> list[Group]:
 
 def test_advantages_stand_on_sampled_tokens_only(sample_run: Path) -> None:
     mixed = next(g for g in _groups(sample_run) if len({s.reward for s in g.scores}) == 2)
-    advantages = group_advantages(mixed, Grpo(GrpoConfig(advantage="unnormalised")), "policy")
+    advantages = group_advantages(mixed, load_credit(AlgoConfig(credit=Grpo(normalise=False)), seed=0), "policy")
     mean = sum(s.reward for s in mixed.scores) / 4
     for rollout, score in zip(mixed.rollouts, mixed.scores, strict=True):
         [trajectory] = rollout.trajectories
@@ -30,7 +31,7 @@ def test_advantages_stand_on_sampled_tokens_only(sample_run: Path) -> None:
 
 def test_a_group_without_variance_has_none(sample_run: Path) -> None:
     same = next(g for g in _groups(sample_run) if len({s.reward for s in g.scores}) == 1)
-    assert group_advantages(same, Grpo(GrpoConfig()), "policy") == {}
+    assert group_advantages(same, load_credit(AlgoConfig(), seed=0), "policy") == {}
 
 
 def test_entries_are_the_best_the_worst_and_the_failed(sample_run: Path) -> None:

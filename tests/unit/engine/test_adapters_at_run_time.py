@@ -213,6 +213,35 @@ def test_a_dropped_one_finishes_what_it_has_begun_and_takes_nothing_new(run, sta
     assert len(placed) == 2  # the one that left is gone
 
 
+@pytest.mark.parametrize("settings", [{}, {"kv_across_turns": "offload", "idle_kv_bytes": 1}], ids=["here", "in host memory"])
+def test_what_is_kept_of_one_that_went_is_given_back(run, states, settings):
+    """At a swap, and at a drop as soon as nobody is served by it any more; what others keep stays."""
+
+    async def scenario(engine):
+        async def kept():
+            await engine.generate(request(9, adapter=None, max_tokens=1))  # whoever has to make room has made it then
+            return engine.metrics["kv_idle_bytes_now"] + engine.metrics["kv_host_bytes_now"]
+
+        await engine.pull(ref(states[0]))
+        for number, adapter in enumerate((None, "a", "a")):
+            await engine.generate(request(number, adapter, conversation=str(number)))
+        found = [await kept()]
+        await engine.pull(ref(states[1], version=2))
+        found.append(await kept())
+        await engine.generate(request(1, conversation="1"))
+        stream = engine.stream(request(3, max_tokens=7000, conversation="3"))
+        await anext(stream)
+        await engine.drop("a")
+        found.append(await kept())
+        await engine.abort("a3")
+        async for _ in stream:
+            pass
+        return [*found, await kept()]
+
+    found = run(scenario, **settings)
+    assert found == [3 * found[1], found[1], 2 * found[1], found[1]] and found[1] > 0
+
+
 def damaged(state):
     good = ref(state, version=2)
     name = next(name for name in state if name != SCALE)

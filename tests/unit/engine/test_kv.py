@@ -87,11 +87,11 @@ def test_another_version_is_never_served():
     assert kv.pool.num_free == 8
 
 
-def test_release_of_other_versions_leaves_this_one():
+def test_release_of_a_version_leaves_the_others():
     kv = cache()
     for name, version in (("a", 1), ("b", 2)):
         park(kv, name, [1, 2], kv.take(1), version)
-    kv.release_other_versions(2)
+    assert kv.release_weights(1) == ["a"]
     assert kv.pool.num_free == 7
     assert resume(kv, "b", [1, 2, 3], 2, [])[1] == 2
 
@@ -322,7 +322,7 @@ def test_other_versions_and_released_conversations_leave_host_memory():
         park(kv, name, [1, 2, 3, 4, 5], kv.take(2), version)
     kv.drop(kv.take(2))
     assert hosted(kv) == 6
-    kv.release_other_versions(2)
+    assert kv.release_weights(1) == ["a"]
     kv.release("b")
     assert hosted(kv) == 2
     assert kv.admit("c", [1, 2, 3, 4, 5, 6], 2, 3, [], 0).known == 0
@@ -382,14 +382,19 @@ def test_a_conversation_that_goes_another_way_begins_anew_where_its_window_is_go
 
 
 def test_what_was_given_back_early_is_neither_copied_nor_found_as_what_it_was():
-    kv, tokens = windowed(share=True, host_pages=8), list(range(18))
+    """Nor does it need room, there or here."""
+    kv, tokens = windowed(share=True, host_pages=3), list(range(18))
+    park(kv, "other", [1, 2], kv.take(1))
     pages = filled(kv, tokens)
     kv.leave(pages, 0, 3)
     park(kv, "a", tokens, pages)
-    kv.drop(kv.take(8))
-    assert [copy.way for copy in kv.take_copies()] == ["out"] * 2
+    others = kv.take(8)
+    assert [copy.way for copy in kv.take_copies()] == ["out"] * 3 and kv.counts.evictions == 0
+    kv.drop(others[:2])
     seat = kv.admit("a", [*tokens, 7], 5, 0, [], 0)
-    assert (seat.restored, [copy.way for copy in kv.take_copies()], kv.pool.num_free) == (18, ["back"] * 2, 6)
+    assert (seat.restored, [copy.way for copy in kv.take_copies()], kv.pool.num_free) == (18, ["back"] * 2, 0)
+    kv.release("other")
+    kv.drop(others[2:])
     assert kv.admit(None, [*tokens[:12], 9], 4, 0, [], 0).known == 0
     kv.release("a")
     assert hosted(kv) == 0

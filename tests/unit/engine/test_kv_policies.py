@@ -13,7 +13,7 @@ from sparring.testing.tiny_models import VOCABULARY, tiny_model
 PAGE_BYTES = 16 * 2 * 2 * 2 * 16 * 4
 POLICIES = {
     "keep": {"kv_across_turns": "keep"},
-    "keep, little idle": {"kv_across_turns": "keep", "idle_kv_bytes": 10 * PAGE_BYTES},
+    "keep, little idle": {"kv_across_turns": "keep", "idle_kv_bytes": 14 * PAGE_BYTES},
     "offload": {"kv_across_turns": "offload"},
     "offload, unshared": {"kv_across_turns": "offload", "share_prefixes": False},
     "offload, little idle": {"kv_across_turns": "offload", "idle_kv_bytes": 10 * PAGE_BYTES},

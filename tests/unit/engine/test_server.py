@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import threading
 from dataclasses import replace
 
@@ -253,7 +254,7 @@ def test_an_update_crosses_and_leaves_nothing_behind(server, model_path, serve):
 
     before, version, after = on(server, scenario)
     assert (version, after) == (3, serve(local)) and before.logprobs != after.logprobs
-    assert not list(FOLDER.glob(f"{PREFIX}*"))
+    assert not list(FOLDER.glob(f"{PREFIX}{os.getpid()}-*"))
 
 
 def test_a_bad_update_is_a_conflict_and_the_old_version_serves_on(server, http, model_path):

@@ -9,8 +9,14 @@ from sparring.engine.scheduler import Scheduler
 from sparring.engine.states import StateSlots
 
 
+def slots_of(count):
+    """Slots, and the conversations whose state gave way or found no room."""
+    lost = []
+    return StateSlots(count, lost.append), lost
+
+
 def test_a_conversation_goes_on_only_from_exactly_where_its_state_is() -> None:
-    slots = StateSlots(3)
+    slots, _ = slots_of(3)
     taken = slots.take()
     slots.keep("a", taken, 10)
     assert slots.resume("a", 10) == taken
@@ -20,18 +26,18 @@ def test_a_conversation_goes_on_only_from_exactly_where_its_state_is() -> None:
 
 
 def test_the_conversation_that_was_idle_longest_gives_way() -> None:
-    slots = StateSlots(2)
+    slots, lost = slots_of(2)
     for name in "ab":
         slots.keep(name, slots.take(), 1)
     slots.keep("a", slots.resume("a", 1), 2)
     slots.take()
-    assert slots.resume("b", 1) is None and slots.available
+    assert slots.resume("b", 1) is None and slots.available and lost == ["b"]
     slots.take()
-    assert slots.resume("a", 2) is None and not slots.available and slots.take() is None
+    assert slots.resume("a", 2) is None and not slots.available and slots.take() is None and lost == ["b", "a"]
 
 
 def test_what_is_released_is_free() -> None:
-    slots = StateSlots(1)
+    slots, _ = slots_of(1)
     slots.keep("a", slots.take(), 1)
     slots.release("a")
     slots.release("unknown")
@@ -42,19 +48,26 @@ def test_what_is_released_is_free() -> None:
 
 
 def test_branches_get_copies_while_there_is_room() -> None:
-    slots = StateSlots(3)
+    slots, lost = slots_of(3)
     live = slots.take()
     for name in "abc":
         slots.branch(name, live, 5)
     copies = slots.take_copies()
     assert [source for source, _ in copies] == [live] * 3 and slots.take_copies() == []
     # the third took the slot of the first
+    assert lost == ["a"]
     assert slots.resume("a", 5) is None
     assert {slots.resume("b", 5), slots.resume("c", 5)} == {0, 1, 2} - {live} == {copy for _, copy in copies}
 
 
+def test_a_branch_without_room_is_lost():
+    slots, lost = slots_of(1)
+    slots.branch("a", slots.take(), 5)
+    assert lost == ["a"] and slots.take_copies() == []
+
+
 def test_behind_a_step_that_failed_nothing_idle_is_trusted() -> None:
-    slots = StateSlots(2)
+    slots, _ = slots_of(2)
     live = slots.take()
     slots.branch("a", live, 5)
     slots.distrust()
@@ -65,12 +78,12 @@ shapes = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9), st.integers(0
 
 
 @settings(max_examples=100, deadline=None)
-@given(shapes, st.integers(8, 14), st.integers(1, 4), st.integers(1, 6))
-def test_every_request_goes_on_from_a_state_of_its_own(asked, num_pages, max_running, num_slots):
+@given(shapes, st.integers(8, 14), st.integers(1, 4), st.integers(1, 6), st.integers(0, 9))
+def test_every_request_goes_on_from_a_state_of_its_own(asked, num_pages, max_running, num_slots, host_pages):
     """Whoever is preempted, forked, aborted or done: a step finds the state behind exactly the tokens before it, nobody waits for
-    ever, and in the end all slots are free again."""
-    slots, behind = StateSlots(num_slots), {}
-    cache = KvCache(num_pages, PAGE, share_prefixes=False)
+    ever, no pages are kept without the state behind them, and in the end all slots are free again."""
+    cache = KvCache(num_pages, PAGE, share_prefixes=False, host_pages=host_pages)
+    slots, behind = StateSlots(num_slots, cache.evict), {}
     work = Scheduler(cache, max_running=max_running, max_batch_tokens=16, states=slots)
     waiting = [sequence(i, prompt, new, 0, str(name) if name else None) for i, (prompt, new, name) in enumerate(asked)]
     everyone = list(waiting)
@@ -96,10 +109,11 @@ def test_every_request_goes_on_from_a_state_of_its_own(asked, num_pages, max_run
         if turn % 7 == 6 and plan:
             work.abort(plan[-1].sequence.request.id, 0)
         step([chunk for chunk in plan if chunk.sequence.state is not None], work)
+        assert {*cache._here._idle, *cache._host._idle} <= slots._idle.keys()
         if not waiting and not work.busy:
             break
     assert not waiting and not work.busy
     for name in ("1", "2", "3", "branch"):
         work.release(name)
     assert sorted(slots.take() for _ in range(num_slots)) == list(range(num_slots))
-    assert cache.pool.num_free == num_pages
+    assert (cache.pool.num_free, cache.host.num_free) == (num_pages, host_pages)

@@ -62,7 +62,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_turn_is_in_the_grammar_and_is_trained_at_a_ratio_of_one(path: Any, dtype: str) -> None:
-    from sparring.algo.config import GrpoConfig
+    from sparring.algo.config import AlgoConfig
     from sparring.algo.loss.policy import PolicyLoss
     from sparring.engine.config import EngineConfig
     from sparring.engine.native import NativeEngine
@@ -97,7 +97,7 @@ def test_every_turn_is_in_the_grammar_and_is_trained_at_a_ratio_of_one(path: Any
             )
             for n, answer in enumerate(answers)
         ]
-        losses = [PolicyLoss(GrpoConfig())]
+        losses = [PolicyLoss(AlgoConfig())]
         trainer = LocalTrainer(load(path, dtype=dtype), TrainConfig(), losses, name="policy", total_steps=1, threads=1)
         metrics = await trainer.forward_backward(Batch(step=1, model="policy", rows=tuple(rows), denominators={"policy": 100.0}))
         await engine.close()

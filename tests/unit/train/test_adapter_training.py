@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import torch
 
-from sparring.algo.config import GrpoConfig
+from sparring.algo.config import AlgoConfig
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
@@ -25,7 +25,7 @@ def folder(model_path, tmp_path_factory):
 def train(model, steps, *, restore=None, save_at=None, path=None, threads=1):
     """Final adapter, optimiser state, metrics of each step, the checkpoint written at `save_at`."""
     config = TrainConfig(learning_rate=1e-2, weight_decay=0.1, token_budget=40)
-    trainer = LocalTrainer(model, config, [PolicyLoss(GrpoConfig())], name="policy", total_steps=8, threads=threads)
+    trainer = LocalTrainer(model, config, [PolicyLoss(AlgoConfig())], name="policy", total_steps=8, threads=threads)
 
     async def main():
         ref, metrics = None, []
@@ -73,7 +73,7 @@ def test_resume_is_bitwise_and_small(folder, make_batch, dtype, tmp_path):
 def test_sampled_under_each_pushed_version_is_trained_with_difference_zero(folder, dtype):
     """Three rounds: sample, train on it, push in flight. One bit of the adapter shows."""
     trainer = LocalTrainer(
-        load(folder, dtype=dtype), TrainConfig(learning_rate=1e-2), [PolicyLoss(GrpoConfig())], name="policy", total_steps=9, threads=1
+        load(folder, dtype=dtype), TrainConfig(learning_rate=1e-2), [PolicyLoss(AlgoConfig())], name="policy", total_steps=9, threads=1
     )
 
     async def rounds(engine):

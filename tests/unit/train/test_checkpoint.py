@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from sparring.algo.config import GrpoConfig
+from sparring.algo.config import AlgoConfig
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.errors import BadInput, StoreError
 from sparring.train import checkpoint
@@ -21,7 +21,7 @@ def train(model, steps, *, restore=None, save_at=None, folder=None, **settings):
     """Train on the batches of `steps`. Returns (final weights, optimiser state, the checkpoint written at `save_at`)."""
     options = {"learning_rate": 1e-3, "schedule": "cosine", "warmup_steps": 2, "weight_decay": 0.1, "token_budget": 40}
     config = TrainConfig(**{**options, **settings})
-    trainer = LocalTrainer(model, config, [PolicyLoss(GrpoConfig())], name="policy", total_steps=8, threads=1)
+    trainer = LocalTrainer(model, config, [PolicyLoss(AlgoConfig())], name="policy", total_steps=8, threads=1)
 
     async def main():
         ref = None

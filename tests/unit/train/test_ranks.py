@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from sparring.algo.config import GrpoConfig
+from sparring.algo.config import AlgoConfig
 from sparring.algo.loss.imitate import ImitateLoss
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.batch.denominators import denominators
@@ -56,7 +56,7 @@ def over_ranks(rows, ranks):
 def trained(model, batch, parts):
     """The gradients that the trainer adds up over `parts`, each a call of its own."""
     trainer = LocalTrainer(
-        model, TrainConfig(token_budget=10_000), [PolicyLoss(GrpoConfig()), ImitateLoss()], name="policy", total_steps=1, threads=1
+        model, TrainConfig(token_budget=10_000), [PolicyLoss(AlgoConfig()), ImitateLoss()], name="policy", total_steps=1, threads=1
     )
 
     async def work():
@@ -86,7 +86,7 @@ def test_gradients_of_ranks_add_up_in_float32(make_model, batch):
 def in_double(module, batch, parts):
     """Gradients from the library's own forward in float64, row by row, through our micro-batches and losses."""
     module.zero_grad()
-    losses = {loss.term: loss for loss in (PolicyLoss(GrpoConfig()), ImitateLoss())}
+    losses = {loss.term: loss for loss in (PolicyLoss(AlgoConfig()), ImitateLoss())}
     for part in parts:
         micro = micro_batch(part, batch.denominators)
         found = []

@@ -7,7 +7,7 @@ import pytest
 import torch
 from test_local_trainer import gradients, logprobs, make_trainer, run
 
-from sparring.algo.config import GrpoConfig
+from sparring.algo.config import AlgoConfig
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.batch.demonstration import demonstration, demonstration_batch
 from sparring.train.config import TrainConfig
@@ -82,7 +82,7 @@ def test_the_same_batch_gives_the_same_gradients_to_the_bit(make_model):
     batch, found = make_forest(7, groups=4, size=80), []
     for _ in range(3):
         model = make_model()
-        losses = [PolicyLoss(GrpoConfig())]
+        losses = [PolicyLoss(AlgoConfig())]
         trainer = LocalTrainer(model, TrainConfig(token_budget=10_000), losses, name="policy", total_steps=1, threads=4)
         run(trainer, lambda t: t.forward_backward(batch))
         found.append(gradients(model))

@@ -1,1 +1,1 @@
-"""What the policy term makes of the difference between the probabilities of the engine and the trainer."""
+"""Correction: what the policy term makes of the difference between the engine's probabilities and the trainer's."""

@@ -1,4 +1,4 @@
-"""The policy term: a clipped surrogate on the probability ratio to the policy that sampled.
+"""The policy term: a gated surrogate of the ratio between the policy and the one that sampled.
 
 Shapes: M weighted tokens of a micro-batch.
 """
@@ -10,72 +10,83 @@ from typing import Any
 
 import torch
 
-from sparring.algo.config import GrpoConfig
-from sparring.algo.correction.none import NoCorrection
-from sparring.protocols import Correction, LossResult, Needs
-
-# exp(20) is far outside every clip range and far inside float32: a broken log-probability then shows in the metrics instead
-# of turning the weights into NaN.
-_MAX_LOG_RATIO = 20.0
+from sparring.algo.config import AlgoConfig
+from sparring.algo.tokens import PolicyTokens, bounded
+from sparring.protocols import LossResult, Needs
 
 
 class PolicyLoss:
-    """PPO's clipped surrogate (arXiv 1707.06347, equation 7) with separate bounds (DAPO, arXiv 2503.14476, equation 8).
+    """What every algorithm of `[algo]` has in common; what sets them apart is chosen there.
 
-        ratio_t = exp(logprob_t - anchor_t)
-        loss    = - sum_t weight_t * min(ratio_t * A_t, clip(ratio_t, 1 - clip_low, 1 + clip_high) * A_t) / denominator
+        loss = - sum_t weight_t * correction_t * gate(ratio_t, A_t) / denominator
+               + kl.coefficient * sum_t weight_t * kl_t / denominator - entropy_bonus * sum_t weight_t * H_t / denominator
 
-    The denominator is global: the sum of all policy weights of the update, over every micro-batch. The anchor is what
-    `correction` says: the engine's recorded log-probability by default, or the trainer's own before the update, and then each
-    token is weighed by how far the two are apart. There is one optimiser step per batch, so the trainer's own before the update
-    are those of this very forward, without gradient: no further forward is needed.
-
-    With `tis_cap`, ratio_t is replaced by stop_gradient(min(1, cap / ratio_t)) * ratio_t: the importance weight of a stale
-    token is truncated at the cap (Ionides 2008; IMPALA, arXiv 1802.01561, section 4.1), its gradient stays. Only negative
-    advantages feel it, because clip_high already bounds the others.
+    Weights and the denominator are the aggregation's and global: over every micro-batch of the optimiser step. The ratio is to
+    the
+    anchor: the engine's recorded log-probability, or the trainer's own before the update ("proximal", decoupled PPO, arXiv
+    2505.24298, equation 5): then the annotation `proximal`, or where there is none because the batch is trained once, those of
+    this very forward, without gradient.
     """
 
     term = "policy"
-    needs = Needs(quantities=frozenset({"logprob", "entropy"}))
 
-    def __init__(self, config: GrpoConfig, correction: Correction | None = None) -> None:
+    def __init__(self, config: AlgoConfig) -> None:
         self._config = config
-        self._correction = correction or NoCorrection()
+        self.needs = Needs(
+            quantities=frozenset({"logprob", "entropy"}),
+            unit=config.ratio.unit,
+            idle_tokens=config.needs_idle_tokens,
+        )
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
         """The term's share of the update's loss.
 
         Args:
-            quantities: `logprob` [M] float32 with gradient, `entropy` [M] float32.
+            quantities: `logprob` [M] and `entropy` [M] float32 with gradient.
             micro_batch: `batch.tensors.MicroBatch`.
 
         Returns:
-            A scalar, and the metrics clip_fraction and ratio (to the anchor), approx_kl (to what sampled) and entropy as
-            (sum, count) over the policy's tokens, beside those of the correction.
+            A scalar, and the metrics clip_fraction (share of tokens that the gate stops), ratio (to the anchor), approx_kl (to
+            what sampled), entropy, and where there is a reference reference_kl, as (sum, count) over the policy's tokens, beside
+            those of the correction.
         """
-        weights = micro_batch.weights[self.term]
-        advantages = micro_batch.advantages
-        ours = weights != 0
-        corrected = self._correction(quantities["logprob"].detach(), micro_batch.behaviour_logprobs, ours)
-        log_ratio = (quantities["logprob"] - corrected.anchor).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-        ratio = log_ratio.exp()
-        if self._config.tis_cap is not None:
-            ratio = ratio * (self._config.tis_cap / ratio.detach()).clamp(max=1.0)
-        clipped = ratio.clamp(1.0 - self._config.clip_low, 1.0 + self._config.clip_high)
-        surrogate = torch.minimum(ratio * advantages, clipped * advantages)
-        loss = -(weights * corrected.weights * surrogate).sum() / micro_batch.denominators[self.term]
-        with torch.no_grad():
-            was_clipped = (clipped * advantages < ratio * advantages) & ours
-            # k3 of http://joschu.net/blog/kl-approx.html with samples from the behaviour policy: always positive, unbiased
-            moved = (quantities["logprob"] - micro_batch.behaviour_logprobs).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-            kl = (moved.exp() - 1.0 - moved)[ours]
-            sums = torch.stack([was_clipped.sum(), ratio[ours].sum(), kl.sum(), quantities["entropy"][ours].sum(), ours.sum()])
-            num_clipped, ratio_sum, kl_sum, entropy_sum, count = sums.double().tolist()
-        metrics = {
-            "clip_fraction": (num_clipped, count),
-            "ratio": (ratio_sum, count),
-            "approx_kl": (kl_sum, count),
-            "entropy": (entropy_sum, count),
-            **corrected.metrics,
-        }
-        return LossResult(loss=loss, metrics=metrics)
+        config, weights = self._config, micro_batch.weights[self.term]
+        old = micro_batch.annotations.get("proximal", quantities["logprob"].detach())
+        tokens = _tokens(quantities, micro_batch, old if config.anchor == "proximal" else micro_batch.behaviour_logprobs)
+        corrected = config.correction_rule(old, tokens)
+        log_ratio = bounded(config.ratio(tokens))
+        gated = config.gate(log_ratio, tokens)
+        total = (weights * corrected.weights * gated.surrogate).sum()
+        metrics = {**_metrics(tokens, log_ratio, gated.stopped), **corrected.metrics}
+        if config.entropy_bonus:
+            total = total + config.entropy_bonus * (weights * quantities["entropy"]).sum()
+        if config.kl.coefficient:
+            kl = config.kl(quantities["logprob"], micro_batch.annotations["reference"])
+            total = total - config.kl.coefficient * (weights * kl).sum()
+            metrics["reference_kl"] = (kl.detach()[tokens.ours].double().sum().item(), metrics["ratio"][1])
+        return LossResult(loss=-total / micro_batch.denominators[self.term], metrics=metrics)
+
+
+def _tokens(quantities: Mapping[str, torch.Tensor], micro_batch: Any, anchor: torch.Tensor) -> PolicyTokens:
+    return PolicyTokens(
+        logprob=quantities["logprob"],
+        anchor=anchor,
+        behaviour=micro_batch.behaviour_logprobs,
+        advantages=micro_batch.advantages,
+        entropy=quantities["entropy"],
+        ours=micro_batch.weights["policy"] != 0,
+        rows=micro_batch.rows,
+        turns=micro_batch.turns,
+        annotations=micro_batch.annotations,
+    )
+
+
+@torch.no_grad()
+def _metrics(tokens: PolicyTokens, log_ratio: torch.Tensor, stopped: torch.Tensor) -> dict[str, tuple[float, float]]:
+    ours = tokens.ours
+    # k3 of http://joschu.net/blog/kl-approx.html with samples from the behaviour policy: always positive, unbiased
+    moved = bounded(tokens.logprob - tokens.behaviour)
+    kl = (moved.exp() - 1.0 - moved)[ours]
+    sums = torch.stack([(stopped & ours).sum(), log_ratio.exp()[ours].sum(), kl.sum(), tokens.entropy[ours].sum(), ours.sum()])
+    *found, count = sums.double().tolist()
+    return {name: (value, count) for name, value in zip(("clip_fraction", "ratio", "approx_kl", "entropy"), found, strict=True)}

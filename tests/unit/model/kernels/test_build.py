@@ -24,6 +24,30 @@ def test_a_second_build_finds_the_first() -> None:
     assert first.stat().st_mtime_ns == stamp
 
 
+COMPILER = """#!/bin/sh
+if [ "$1" = --version ]; then echo 1; exit; fi
+for output; do :; done
+printf 'half of ' > "$output"
+touch "$MET/$PPID"
+until [ "$(ls "$MET" | wc -l)" = 2 ]; do :; done
+basename "$output" >> "$output"
+"""
+
+
+def test_two_processes_build_at_once(tmp_path: Path) -> None:
+    """Neither ends before both have begun, with a compiler that waits for that; nothing but one whole library is left."""
+    compiler, met, cache = tmp_path / "compiler", tmp_path / "met", tmp_path / "cache"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    met.mkdir()
+    environment = {**os.environ, "CXX": str(compiler), "MET": str(met), "SPARRING_CACHE": str(cache)}
+    command = [sys.executable, "-m", "sparring.model.kernels.build"]
+    both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = {process.communicate(timeout=60)[0].strip() for process in both}
+    (library,) = cache.iterdir()
+    assert said == {str(library)} and library.read_text() == "half of kernels.so\n"
+
+
 def test_the_library_brings_no_openmp_runtime_of_its_own() -> None:
     path = build()
     assert path is not None

@@ -1,0 +1,1 @@
+"""Annotators: values per token that a credit rule or a loss asks for. Torch-free."""

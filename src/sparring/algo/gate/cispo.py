@@ -1,0 +1,34 @@
+"""A clipped weight on the log-probability."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from sparring.algo.tokens import Gated, PolicyTokens
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Cispo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="cispo", tag_field="name"):
+    """stop_gradient(clip(r, 1 - low, 1 + high)) A log pi: CISPO (MiniMax-M1, arXiv 2506.13585, equations 4 and 5). The weight is
+    clipped and no token loses its gradient, so rare tokens that matter keep teaching. Its authors leave the lower bound open (low
+    = 1)."""
+
+    low: float = 1.0
+    """The weight is clipped below at 1 - low."""
+
+    high: float = 0.28
+    """The weight is clipped above at 1 + high."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low <= 1 or self.high <= 0:
+            raise ValueError(f"low must lie above 0 and at most at 1, and high above 0, got {self.low} and {self.high}")
+
+    def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
+        """The surrogate [M]; stopped are the tokens whose weight is clipped."""
+        ratio = log_ratio.detach().exp()
+        weight = ratio.clamp(1.0 - self.low, 1.0 + self.high)
+        return Gated(surrogate=weight * tokens.advantages * tokens.logprob, stopped=weight != ratio)

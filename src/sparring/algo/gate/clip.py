@@ -1,0 +1,36 @@
+"""PPO's clip."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from sparring.algo.tokens import Gated, PolicyTokens
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Clip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="clip", tag_field="name"):
+    """min(r A, clip(r, 1 - low, 1 + high) A): PPO (arXiv 1707.06347, equation 7), with an upper bound of its own that leaves room
+    to explore (clip-higher, DAPO, arXiv 2503.14476, equation 8).
+    """
+
+    low: float = 0.2
+    """The ratio is clipped below at 1 - low."""
+
+    high: float = 0.28
+    """The ratio is clipped above at 1 + high."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low < 1:
+            raise ValueError(f"low must lie between 0 and 1, got {self.low}")
+        if self.high < self.low:
+            raise ValueError(f"high must not be below low, got {self.high} and {self.low}")
+
+    def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
+        """The surrogate [M]; stopped are the tokens that the clip decides."""
+        ratio, advantages = log_ratio.exp(), tokens.advantages
+        plain, clipped = ratio * advantages, ratio.clamp(1.0 - self.low, 1.0 + self.high) * advantages
+        return Gated(surrogate=plain.minimum(clipped), stopped=clipped.detach() < plain.detach())

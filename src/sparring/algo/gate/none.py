@@ -1,0 +1,21 @@
+"""No gate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from sparring.algo.tokens import Gated, PolicyTokens
+
+if TYPE_CHECKING:
+    import torch
+
+
+class NoGate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="none", tag_field="name"):
+    """r A: importance sampling without a bound. At a ratio of 1, as where every batch is trained once on the weights that sampled
+    it, this is REINFORCE (Williams 1992)."""
+
+    def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
+        """The surrogate [M]; nothing is stopped."""
+        return Gated(surrogate=log_ratio.exp() * tokens.advantages, stopped=tokens.ours & False)

@@ -1,0 +1,9 @@
+"""All ratios by name."""
+
+from __future__ import annotations
+
+from sparring.algo.ratio.sequence import SequenceRatio
+from sparring.algo.ratio.token import TokenRatio
+from sparring.algo.ratio.turn import TurnRatio
+
+RatioRule = TokenRatio | SequenceRatio | TurnRatio

@@ -1,0 +1,115 @@
+"""What the parts of the policy term are handed: the policy's tokens of a micro-batch. Torch-free: methods of tensors only.
+
+Shapes: M weighted tokens of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+Unit = Literal["token", "turn", "sequence"]
+LARGEST_LOG_RATIO = 20.0
+"""exp(20) is far outside every clip range and far inside float32: a broken log-probability then shows in the metrics instead of
+turning the weights into NaN."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyTokens:
+    """Everything a ratio, a gate or a correction may look at, each [M].
+
+    Only `logprob` and `entropy` have gradients. A sequence is a row, which is one branch of a trajectory; a turn is what the
+    policy sampled of it between two pieces of context.
+    """
+
+    logprob: torch.Tensor
+    """The trainer's, now."""
+    anchor: torch.Tensor
+    """What the ratio is to."""
+    behaviour: torch.Tensor
+    """The engine's, recorded when the token was sampled."""
+    advantages: torch.Tensor
+    entropy: torch.Tensor
+    ours: torch.Tensor
+    """bool: whether the term weighs the token; all means and sums are over these."""
+    rows: torch.Tensor
+    """int64: the row that the token is in, from 0."""
+    turns: torch.Tensor
+    """int64: the turn that the token is in, from 0 over all rows."""
+    annotations: Mapping[str, torch.Tensor]
+
+    @property
+    def log_ratio(self) -> torch.Tensor:
+        """log(pi / anchor) of each token, bounded."""
+        return bounded(self.logprob - self.anchor)
+
+    def mean(self, values: torch.Tensor, unit: Unit) -> torch.Tensor:
+        """The mean of values [M] over the tokens of each one's unit, [M]; the values themselves for unit "token"."""
+        if unit == "token":
+            return values
+        totals, index = self._totals(values, unit)
+        counts, _ = self._totals(values.new_ones(len(values)), unit)
+        return (totals / counts.clamp(min=1.0))[index]
+
+    def sum(self, values: torch.Tensor, unit: Unit) -> torch.Tensor:
+        """Likewise the sum."""
+        if unit == "token":
+            return values
+        totals, index = self._totals(values, unit)
+        return totals[index]
+
+    def max(self, values: torch.Tensor, unit: Unit) -> torch.Tensor:
+        """Likewise the largest."""
+        if unit == "token":
+            return values
+        index = self._index(unit)
+        lowest = values.masked_fill(~self.ours, -float("inf"))
+        return values.new_full((self._count(index),), -float("inf")).scatter_reduce(0, index, lowest, "amax")[index]
+
+    def _totals(self, values: torch.Tensor, unit: Unit) -> tuple[torch.Tensor, torch.Tensor]:
+        index = self._index(unit)
+        return values.new_zeros(self._count(index)).index_add(0, index, values * self.ours), index
+
+    def _index(self, unit: Unit) -> torch.Tensor:
+        return self.turns if unit == "turn" else self.rows
+
+    @staticmethod
+    def _count(index: torch.Tensor) -> int:
+        return int(index.max()) + 1 if len(index) else 0
+
+
+def bounded(log_ratio: torch.Tensor) -> torch.Tensor:
+    """Within `LARGEST_LOG_RATIO` either way."""
+    return log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+
+
+@dataclass(kw_only=True, slots=True)
+class Gated:
+    """What a gate says of M tokens: `surrogate` [M], with gradient, whose weighted mean the update raises, and `stopped` [M]
+    bool, the tokens that it keeps from moving further."""
+
+    surrogate: torch.Tensor
+    stopped: torch.Tensor
+
+
+class Ratio(Protocol):
+    """Implemented by `algo/ratio/*`. `unit` is what one ratio belongs to: no micro-batch splits it."""
+
+    unit: Unit
+
+    def __call__(self, tokens: PolicyTokens) -> torch.Tensor:
+        """The logarithm of each token's ratio [M], with gradient. Exactly 0 where logprob and anchor are equal."""
+        ...
+
+
+class Gate(Protocol):
+    """Implemented by `algo/gate/*`. At a ratio of 1 the gradient of every token is that of advantage * logprob (unless the gate
+    says otherwise in its docstring) and nothing is stopped."""
+
+    def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
+        """The surrogate of tokens whose ratios are exp(log_ratio)."""
+        ...

@@ -1,0 +1,74 @@
+"""How much memory a run holds at the most, from its recipe and the sizes of its policy alone."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sparring.config import RunConfig
+from sparring.stages.context import POLICY
+from sparring.stages.shape import Shape, token_bytes
+
+NUMBER_BYTES = 4
+"""Everything is counted in float32."""
+
+
+class Held(NamedTuple):
+    """What a run on one machine holds: how many parameters, how many of them (or of an adapter) are trained, and bytes.
+
+    trainer: weights (and adapters), and of what is trained gradients and AdamW's three. engine: weights of its own. packed: what
+    the kernels of both read in the place of the weights. update: what is trained once as it was published and, staged beside
+    the engine's, once as weights and once packed. cache: keys and values here and in host memory, and recurrent states.
+    activations: of a micro-batch.
+    """
+
+    parameters: int
+    trained: int
+    trainer: int
+    engine: int
+    packed: int
+    update: int
+    cache: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return sum(self[2:])
+
+    @staticmethod
+    def of(config: RunConfig, shape: Shape) -> Held:
+        """A bound: all of it at once, the head apart from the embedding."""
+        parameters, adapters = _parameters(shape), _adapters(config, shape)
+        trained = adapters or parameters
+        whole = parameters + adapters
+        per_token = shape.num_layers * (12 * shape.hidden_size + 4 * shape.intermediate_size) + 2 * shape.vocab_size
+        return Held(
+            parameters=parameters,
+            trained=trained,
+            trainer=(whole + 3 * trained) * NUMBER_BYTES,
+            engine=whole * NUMBER_BYTES,
+            packed=2 * whole * NUMBER_BYTES,
+            update=3 * trained * NUMBER_BYTES if "rl" in config.run.stages else 0,
+            cache=_cache(config, shape),
+            activations=config.train.token_budget * per_token * NUMBER_BYTES,
+        )
+
+
+def _parameters(shape: Shape) -> int:
+    width = shape.hidden_size
+    per_layer = width * (2 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    return shape.num_layers * (per_layer + 3 * width * shape.intermediate_size) + 2 * shape.vocab_size * width
+
+
+def _adapters(config: RunConfig, shape: Shape) -> int:
+    """An adapter has a row for each input and each output of seven linear layers, at the most."""
+    lora = config.models[POLICY].lora
+    ends = 7 * shape.hidden_size + 2 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim + 3 * shape.intermediate_size
+    return 0 if lora is None else shape.num_layers * lora.rank * ends
+
+
+def _cache(config: RunConfig, shape: Shape) -> int:
+    engine = config.engine
+    here = engine.kv_tokens * token_bytes(shape, config.models[POLICY].dtype) or engine.kv_bytes
+    states = 0 if shape.num_attending == shape.num_layers else engine.kv_bytes
+    return here + states + (engine.offload_bytes if engine.kv_across_turns == "offload" else 0)

@@ -1,0 +1,20 @@
+"""`python -m sparring.testing.golden.dump` writes all golden vectors to standard output, one JSON object per line."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from sparring.testing.golden import credit, shaping
+
+
+def main() -> None:
+    """Write every case of every name."""
+    for of in (credit, shaping):
+        for rule in sorted(of.REFERENCES):
+            for case in of.cases(rule):
+                sys.stdout.write(json.dumps(case) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""What `sparring check` says a run holds: everything that is there at once, once."""
+
+import msgspec
+import pytest
+
+from sparring.config import RunConfig
+from sparring.model.config import InitConfig
+from sparring.stages.memory import Held
+from sparring.stages.shape import Shape
+
+INIT = {"hidden_size": 64, "num_layers": 3, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "vocab_size": 1000}
+SHAPE = Shape.of(msgspec.convert({**INIT, "intermediate_size": 128}, InitConfig))
+PARAMETERS = 2 * 64 * 1000 + 3 * (64 * (4 + 2 + 2 + 4) * 16 + 3 * 64 * 128)
+GIB = 1 << 30
+
+
+def held(engine: dict | None = None, shape: Shape = SHAPE, stages: tuple[str, ...] = ("rl",), **policy: object) -> Held:
+    document = {
+        "run": {"name": "a", "stages": stages},
+        "models": {"policy": {"path": "there", **policy}},
+        "env": {"name": "reverse"},
+        "engine": {"kv_bytes": GIB, **(engine or {})},
+    }
+    return Held.of(msgspec.convert(document, RunConfig), shape)
+
+
+def test_weights_are_there_ten_times_in_a_step_that_updates_the_engine() -> None:
+    """In the trainer with gradients, two moments and packed; in the engine with the packed ones; published; staged with the
+    packed ones. Without rollouts nothing is published."""
+    found = held()
+    assert found.parameters == found.trained == PARAMETERS
+    assert found.trainer + found.engine + found.packed + found.update == 10 * PARAMETERS * 4
+    assert found.total - held(stages=("sft",)).total == 3 * PARAMETERS * 4
+
+
+def test_of_a_model_below_adapters_there_are_four_copies() -> None:
+    found = held(lora={"rank": 4})
+    assert found.parameters == PARAMETERS and 0 < found.trained < PARAMETERS
+    assert found.trainer + found.engine + found.packed + found.update == 4 * PARAMETERS * 4 + 10 * found.trained * 4
+
+
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        ({}, GIB),
+        ({"kv_tokens": 1600}, 1600 * 3 * 2 * 2 * 16 * 4),
+        ({"kv_across_turns": "offload", "offload_bytes": 3 * GIB}, 4 * GIB),
+        ({"kv_across_turns": "keep", "offload_bytes": 3 * GIB}, GIB),
+    ],
+)
+def test_keys_and_values_here_and_in_host_memory(engine: dict, expected: int) -> None:
+    assert held(engine).cache == expected
+
+
+def test_recurrent_states_take_as_much_as_the_cache() -> None:
+    assert held(shape=msgspec.structs.replace(SHAPE, num_attending=1)).cache == 2 * GIB
