@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import xxhash
 
@@ -160,6 +160,16 @@ class Judges:
         if task is None or (task.done() and _failed(task)):
             task = self._models[name] = asyncio.ensure_future(self._open_model(name))
         return await asyncio.shield(task)
+
+
+async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results, in order; what fails first ends the others and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in work]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 def _failed(task: asyncio.Task[object]) -> bool:
