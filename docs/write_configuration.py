@@ -64,8 +64,8 @@ def _section(kind: type[msgspec.Struct], name: str, lead: str = "") -> Iterator[
     yield "| key | type | default | |\n| --- | --- | --- | --- |"
     inner, by_kind = [], []
     for field in msgspec.structs.fields(kind):
-        rules = _rules(field.type) if field.default is not None else {}
-        if rules:
+        rules = _rules(field.type)
+        if len(rules) > 1 or rules and field.default is not None:
             names = ", ".join(f"`\"{name}\"`" for name in rules)
             default = "–" if field.default is None else f'`"{msgspec.to_builtins(field.default)["name"]}"`'
             yield f"| `{field.name}` | {names}, or a table | {default} | {_cell(docs[field.name])} |"

@@ -31,6 +31,9 @@ from sparring.observe.config import ObserveConfig
 from sparring.rollout.config import RolloutConfig
 from sparring.sandbox.config import SandboxConfig
 from sparring.stages.config import (
+    NAMED,
+    CollectConfig,
+    DistillConfig,
     EvalConfig,
     ExportConfig,
     PreferenceConfig,
@@ -43,7 +46,7 @@ from sparring.train.config import TrainConfig
 
 Key = str | int
 
-OVERRIDES = (("sft", "train"), ("preference", "train"), ("reward_model", "train"), ("rl", "train"))
+OVERRIDES = tuple((stage, "train") for stage in ("sft", "preference", "reward_model", "rl", "distill"))
 """Tables that hold any keys of `[train]`."""
 
 
@@ -77,6 +80,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     algo: AlgoConfig = AlgoConfig()
     """How scores become advantages and losses."""
 
+    collect: CollectConfig = CollectConfig()
+    """The stage that gathers a teacher's traces."""
+
     sft: SftConfig = SftConfig()
     """The supervised stage."""
 
@@ -88,6 +94,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     rl: RlConfig = RlConfig()
     """The reinforcement-learning stage."""
+
+    distill: DistillConfig = DistillConfig()
+    """The distillation stage."""
 
     eval: EvalConfig = EvalConfig()
     """The evaluation stage."""
@@ -259,7 +268,13 @@ def _complaint(data: dict[str, Any]) -> str | None:
 
 
 def _converted(data: dict[str, Any]) -> RunConfig:
-    return msgspec.convert({**data, "algo": named(data["algo"])} if "algo" in data else data, RunConfig, strict=True)
+    whole = {**data, "algo": named(data["algo"])} if "algo" in data else dict(data)
+    for (section, key), name in NAMED.items():
+        value = whole[section].get(key) if isinstance(whole.get(section), dict) else None
+        if isinstance(value, (str, dict)):
+            table = {"name": value} if isinstance(value, str) else {"name": name, **value}
+            whole[section] = {**whole[section], key: table}
+    return msgspec.convert(whole, RunConfig, strict=True)
 
 
 _AT = re.compile(r" - at (?:key in )?`\$([^`]*)`")
@@ -310,7 +325,7 @@ def _narrowed(data: dict[str, Any], keys: Sequence[Key], only: str) -> dict[str,
 
 def _value(data: Any, keys: Sequence[Key]) -> Any:
     for key in keys:
-        data = data[key]
+        data = data if isinstance(data, str) else data[key]  # a name alone stands for its table
     return data
 
 

@@ -11,7 +11,7 @@ import msgspec
 from sparring.errors import EvaluationFailed, refusal
 from sparring.observe.evaluation import Evaluation
 from sparring.protocols import Engine
-from sparring.rollout.evaluate import EvalPlan, Finding, evaluate, recorded, summarize
+from sparring.rollout.evaluate import EvalPlan, Finding, ScoredRunner, evaluate, recorded, summarize
 from sparring.stages.context import POLICY, Context
 from sparring.types import Task
 
@@ -44,8 +44,8 @@ async def run(context: Context) -> dict[str, Any]:
     return results
 
 
-def held_out(context: Context, count: int) -> list[Task]:
-    """The first `count` tasks of the environment's evaluation split; 0 takes all.
+def held_out(context: Context, count: int, key: str = "eval.tasks") -> list[Task]:
+    """The first `count` tasks of the environment's evaluation split; 0 takes all. `key` is where the count stands.
 
     Raises:
         BadInput: there are fewer.
@@ -55,7 +55,7 @@ def held_out(context: Context, count: int) -> list[Task]:
     while (not count or len(tasks) < count) and (task := source.next()) is not None:
         tasks.append(task)
     if len(tasks) < max(1, count):
-        raise refusal("eval.tasks", f"at most {len(tasks)}, the held-out tasks", str(count), "lower it, or raise env.held_out")
+        raise refusal(key, f"at most {len(tasks)}, the held-out tasks", str(count), "lower it, or raise env.held_out")
     return tasks
 
 
@@ -66,18 +66,22 @@ def check_held_out(context: Context, tasks: Sequence[Task]) -> None:
         BadInput: one was.
     """
     texts = {_text(task): task.id for task in tasks}
-    trained = [group.task for group in context.store.groups(stage="rl")]
+    for index in range((context.done("collect") or {}).get("tasks", 0)):
+        prompt = context.store.get(f"collect/{index}")["prompt"]
+        if prompt in texts:
+            raise _trained_on(texts[prompt], f"the prompt of a trace, {prompt[:60]!r}")
+    trained = [group.task for stage in ("rl", "distill") for group in context.store.groups(stage=stage)]
     source = context.factory.tasks("demonstration", context.config.run.seed)
     while context.done("sft") is not None and (task := source.next()) is not None:
         trained.append(task)
     for task in trained:
         if _text(task) in texts:
-            raise refusal(
-                f"held-out task {texts[_text(task)]}",
-                "a prompt that no training stream holds",
-                f"the prompt of {task.id}",
-                "change the splits of the environment",
-            )
+            raise _trained_on(texts[_text(task)], f"the prompt of {task.id}")
+
+
+def _trained_on(task: str, got: str) -> Exception:
+    expected = "a prompt that no training stream holds"
+    return refusal(f"held-out task {task}", expected, got, "change the splits of the environment")
 
 
 async def evaluate_folder(context: Context, folder: str, plan: EvalPlan) -> Evaluation:
@@ -117,6 +121,7 @@ def check_lost(result: Evaluation, most: float, name: str) -> None:
 
 async def _sampled(context: Context, engine: Engine, folder: Path, plan: EvalPlan) -> dict[int, Finding]:
     """Run what is missing, told to the sink under the plan's stage."""
+    from sparring.stages.rewarded import scorers
     from sparring.stages.rl import runner
 
     name, successes = plan.stage.replace("/", " "), 0
@@ -129,7 +134,7 @@ async def _sampled(context: Context, engine: Engine, folder: Path, plan: EvalPla
     ours = 0
     context.sink.start(name, len(plan))
     return await evaluate(
-        runner(context, engine, folder),
+        ScoredRunner(runner(context, engine, folder), scorers(context)),
         plan,
         store=context.store,
         max_concurrent_rollouts=context.config.eval.max_concurrent_rollouts,

@@ -10,23 +10,24 @@ from typing import Any
 import msgspec
 
 from sparring.algo.annotate.forwarded import Forwarded
-from sparring.algo.loss.preference.config import WITHOUT_REFERENCE
+from sparring.algo.annotate.observed import observing
+from sparring.algo.annotate.watch import Watch
 from sparring.batch.batches import Plan, batches
 from sparring.config import RunConfig
 from sparring.harness.chat import ChatHarness
 from sparring.loop import run_loop
 from sparring.observe.spans import Spans
-from sparring.protocols import Annotator, Credit, Engine, Trainer, TrainPlan
+from sparring.protocols import Annotator, Credit, Engine, Scorer, Trainer, TrainPlan
 from sparring.record.recorder import Recorder
 from sparring.rollout.runner import RolloutRunner
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
-from sparring.stages.beside import beside
+from sparring.stages.beside import evaluated
 from sparring.stages.checkpoints import Checkpoints
 from sparring.stages.context import POLICY, Context
 from sparring.stages.lora import trained_folder
-from sparring.stages.online import credit_chosen
-from sparring.stages.rewarded import reward_scorer
+from sparring.stages.online import credit_chosen, needs_reference, preference_loss
+from sparring.stages.rewarded import scorers
 from sparring.stages.shape import context_room, folder_shape
 from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
 from sparring.types import Batch, Group, StepResult, TokenAccount
@@ -48,8 +49,8 @@ async def run(context: Context) -> dict[str, Any]:
     engine = WatchedEngine(served := context.cluster.engine(POLICY, path=str(source)), spans)
     trainer = WatchedTrainer(context.cluster.trainer(POLICY, path=str(source), plan=_plan(context)), spans)
     window = Window(config.rl.groups_per_step, config.rollout.max_lag, config.rl.steps)
-    credit = credit_chosen(context)
-    scheduler = _scheduler(context, engine, source, window)
+    credit = credit_chosen(config)
+    scheduler = _scheduler(context, engine, source, window, judges := scorers(context))
     checkpoints = Checkpoints(
         trainer=trainer,
         store=context.store,
@@ -60,7 +61,7 @@ async def run(context: Context) -> dict[str, Any]:
     )
     done, state = await checkpoints.resume()
     context.store.truncate("rl", done, first_group=done * config.rl.groups_per_step)
-    totals = _Totals(state.get("totals"))
+    totals = Totals(state.get("totals"))
     if done:
         scheduler.restore(state["scheduler"], context.store.groups(stage="rl"))
         credit.restore(state.get("credit", {}))
@@ -78,7 +79,8 @@ async def run(context: Context) -> dict[str, Any]:
         await checkpoints.after(step, metrics, kept)
         evaluator.after(step.version)
 
-    async with beside(context, served, source, done=done) as evaluator, aclosing(scheduler.groups()) as groups:
+    beside = evaluated(runner(context, served, source), context, judges, done=done)
+    async with beside as evaluator, aclosing(scheduler.groups()) as groups:
         steps = _batches(context, groups, credit, _annotators(context, trainer, source), done)
         await run_loop(steps, {POLICY: trainer}, {POLICY: engine}, window, after_step)
     from sparring.stages.export import write_model
@@ -87,14 +89,14 @@ async def run(context: Context) -> dict[str, Any]:
     return {**totals.as_dict(), "model": str(context.output("rl"))}
 
 
-def _scheduler(context: Context, engine: Engine, model: Path, window: Window) -> Scheduler:
+def _scheduler(context: Context, engine: Engine, model: Path, window: Window, judges: Sequence[Scorer]) -> Scheduler:
     return Scheduler(
         runner(context, engine, model),
         context.factory.tasks("train", context.config.run.seed),
         window,
         run_seed=context.config.run.seed,
         engine_version=lambda: engine.version,
-        scorers=[scorer for scorer in (context.factory.scorer, reward_scorer(context)) if scorer is not None],
+        scorers=judges,
     )
 
 
@@ -102,14 +104,14 @@ def _batches(
     context: Context, groups: AsyncIterator[Group], credit: Credit, annotators: Sequence[Annotator], done: int
 ) -> AsyncIterator[Batch]:
     """The stage's batches after `done` updates."""
-    config = context.config
+    config, watch = context.config, Watch()
     return batches(
-        groups,
+        watch.groups(groups),
         steps=range(done + 1, config.rl.steps + 1),
         groups_per_step=config.rl.groups_per_step,
         credit=credit,
         model=POLICY,
-        annotators=annotators,
+        annotators=[*annotators, *observing(watch, config.rl.observations), watch],
         store=context.store,
         plan=Plan(
             minibatches=config.rl.minibatches,
@@ -143,25 +145,22 @@ def correction_chosen(config: RunConfig) -> str:
 
 
 def _plan(context: Context) -> TrainPlan:
+    from sparring.algo.loss.imitate import ImitateLoss
     from sparring.algo.loss.policy import PolicyLoss
-    from sparring.algo.loss.preference.load import load_preference
 
     config = context.config
     total = config.rl.steps * config.rl.passes * config.rl.minibatches
-    loss = PolicyLoss(config.algo) if config.rl.preference is None else load_preference(config.rl.preference)
-    return TrainPlan(losses=[loss], total_steps=total, overrides=config.rl.train)
+    loss = preference_loss(config) or PolicyLoss(config.algo)
+    imitate = [ImitateLoss(scale=config.rl.observations)] if config.rl.observations else []
+    return TrainPlan(losses=[loss, *imitate], total_steps=total, overrides=config.rl.train)
 
 
 def _annotators(context: Context, trainer: Trainer, source: Path) -> list[Annotator]:
     """What is asked for beside what was recorded."""
     config, found = context.config, list[Annotator]()
-    if config.rl.preference is None:
-        if config.algo.needs_proximal and config.rl.passes * config.rl.minibatches > 1:
-            found.append(Forwarded(trainer.forward, "proximal"))
-        refers = config.algo.needs_reference
-    else:
-        refers = not isinstance(config.rl.preference, WITHOUT_REFERENCE)
-    if refers:
+    if config.rl.preference is None and config.algo.needs_proximal and config.rl.passes * config.rl.minibatches > 1:
+        found.append(Forwarded(trainer.forward, "proximal"))
+    if needs_reference(config):
         frozen = context.cluster.trainer(POLICY, path=str(source), plan=TrainPlan(losses=[], total_steps=1, overrides={}))
         found.append(Forwarded(frozen.forward, "reference"))
     if config.rl.preference is None and config.algo.kl_reward is not None:
@@ -169,7 +168,7 @@ def _annotators(context: Context, trainer: Trainer, source: Path) -> list[Annota
     return found
 
 
-class _Totals:
+class Totals:
     """What the stage's result says about all its steps; saved with every checkpoint so that a resume loses none."""
 
     def __init__(self, saved: Mapping[str, Any] | None) -> None:
@@ -182,6 +181,7 @@ class _Totals:
         self.steps = int(saved.get("steps", 0))
 
     def add(self, batch: Batch, metrics: Mapping[str, float]) -> None:
+        """One step."""
         self.account += batch.account
         self.logprob_max_abs_diff = _larger(self.logprob_max_abs_diff, metrics.get("logprob_max_abs_diff"))
         self.lag_max = max(self.lag_max, metrics.get("rollout/lag_max", 0.0))
@@ -190,6 +190,7 @@ class _Totals:
         self.steps += 1
 
     def as_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps, and the stage's result says."""
         import dataclasses
 
         return {
