@@ -44,9 +44,6 @@ def check_online(config: RunConfig) -> list[str]:
     """
     if config.rl.preference is None or "rl" not in config.run.stages:
         return []
-    if config.rl.minibatches > 1:
-        got, do = str(config.rl.minibatches), "leave it out, or raise rl.passes"
-        raise refusal("rl.minibatches", "1 with rl.preference, whose pairs stay together", got, do)
     if config.algo.needs_reference or config.algo.entropy_bonus:
         raise refusal("[algo]", "neither kl nor entropy_bonus with rl.preference, which replaces it", "one", "leave it out")
     if config.rollout.group_size < 2:

@@ -17,17 +17,17 @@ from sparring.config import RunConfig
 from sparring.harness.chat import ChatHarness
 from sparring.loop import run_loop
 from sparring.observe.spans import Spans
-from sparring.protocols import Annotator, Credit, Engine, Trainer, TrainPlan
+from sparring.protocols import Annotator, Credit, Engine, Scorer, Trainer, TrainPlan
 from sparring.record.recorder import Recorder
 from sparring.rollout.runner import RolloutRunner
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
-from sparring.stages.beside import beside
+from sparring.stages.beside import evaluated
 from sparring.stages.checkpoints import Checkpoints
 from sparring.stages.context import POLICY, Context
 from sparring.stages.lora import trained_folder
 from sparring.stages.online import credit_chosen, needs_reference, preference_loss
-from sparring.stages.rewarded import reward_scorer
+from sparring.stages.rewarded import scorers
 from sparring.stages.shape import context_room, folder_shape
 from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
 from sparring.types import Batch, Group, StepResult, TokenAccount
@@ -50,7 +50,7 @@ async def run(context: Context) -> dict[str, Any]:
     trainer = WatchedTrainer(context.cluster.trainer(POLICY, path=str(source), plan=_plan(context)), spans)
     window = Window(config.rl.groups_per_step, config.rollout.max_lag, config.rl.steps)
     credit = credit_chosen(config)
-    scheduler = _scheduler(context, engine, source, window)
+    scheduler = _scheduler(context, engine, source, window, judges := scorers(context))
     checkpoints = Checkpoints(
         trainer=trainer,
         store=context.store,
@@ -79,7 +79,8 @@ async def run(context: Context) -> dict[str, Any]:
         await checkpoints.after(step, metrics, kept)
         evaluator.after(step.version)
 
-    async with beside(context, served, source, done=done) as evaluator, aclosing(scheduler.groups()) as groups:
+    beside = evaluated(runner(context, served, source), context, judges, done=done)
+    async with beside as evaluator, aclosing(scheduler.groups()) as groups:
         steps = _batches(context, groups, credit, _annotators(context, trainer, source), done)
         await run_loop(steps, {POLICY: trainer}, {POLICY: engine}, window, after_step)
     from sparring.stages.export import write_model
@@ -88,14 +89,14 @@ async def run(context: Context) -> dict[str, Any]:
     return {**totals.as_dict(), "model": str(context.output("rl"))}
 
 
-def _scheduler(context: Context, engine: Engine, model: Path, window: Window) -> Scheduler:
+def _scheduler(context: Context, engine: Engine, model: Path, window: Window, judges: Sequence[Scorer]) -> Scheduler:
     return Scheduler(
         runner(context, engine, model),
         context.factory.tasks("train", context.config.run.seed),
         window,
         run_seed=context.config.run.seed,
         engine_version=lambda: engine.version,
-        scorers=[scorer for scorer in (context.factory.scorer, reward_scorer(context)) if scorer is not None],
+        scorers=judges,
     )
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sparring.stages.config import RlConfig
-
 from sparring.cli.main import VERBS, guarded, main, parser
 from sparring.errors import BadInput, EngineError, StoreError
+from sparring.stages.config import RlConfig
 
 RECIPE = """
 [run]

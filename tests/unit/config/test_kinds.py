@@ -30,9 +30,9 @@ def test_a_name_alone_is_a_table_and_a_table_without_one_is_the_defaults():
     [
         (
             {"name": "zpo"},
-            'r: preference.loss.name: expected one of dpo, robust_dpo, ipo, kto, simpo, orpo, got "zpo"; write one of them',
+            'r: preference.loss.name: expected one of "dpo", "robust_dpo", "ipo", "kto", "simpo", "orpo", got "zpo"; write a value of that kind',
         ),
-        ("zpo", 'r: preference.loss.name: expected one of dpo, robust_dpo, ipo, kto, simpo, orpo, got "zpo"; write one of them'),
+        ("zpo", 'r: preference.loss.name: expected one of "dpo", "robust_dpo", "ipo", "kto", "simpo", "orpo", got "zpo"; write a value of that kind'),
         (
             {"name": "simpo", "gama": 1.0},
             "r: preference.loss.gama: expected one of beta, gamma, name, got an unknown key; do you mean preference.loss.gamma?",
