@@ -113,7 +113,7 @@ def test_a_config_names_a_rule_with_its_settings():
         ("turn_level", {}, "rewards per turn"),
         ("process", {}, "rewards per turn"),
         ("gigpo", {}, "states of their turns"),
-        ("gdpo", {}, "a part 'right' of every score"),
+        ("gdpo", {"parts": [{"right": 1.0, "short": 0.0}, {"short": 0.0}]}, "a part 'right' of every score"),
         ("remax", {}, "a baseline rollout per task"),
     ],
 )
@@ -121,6 +121,19 @@ def test_what_a_rule_needs_and_is_not_there_is_refused_by_name(name, missing, sa
     groups, samples = nouns([simple_group([1.0, 0.0], **missing)])
     with pytest.raises(BadInput, match=rf"credit '{name}'.*{said}"):
         open_rule(rule(name)).credit(groups, samples)
+
+
+def test_a_policy_that_broke_its_world_has_a_score_without_parts_turns_and_states():
+    """Its reward stands for every part; its turns earned nothing."""
+    parts = [{"right": 1.0, "short": 0.0}, {}]
+    broken = [simple_group([0.5, -1.0], parts=parts)]
+    said = [simple_group([0.5, -1.0], parts=[parts[0], {"right": -1.0, "short": -1.0}])]
+    assert advantages("gdpo", broken) == advantages("gdpo", said)
+    groups, samples = nouns([simple_group([1.0, -1.0], per_turn=[[0.5], [0.0]], states=[["hall"], ["hall"]])])
+    alone = replace(groups[0], scores=(groups[0].scores[0], Score(reward=-1.0)))
+    for name in ("process", "turn_level"):
+        assert rule(name).credit([alone], samples) == rule(name).credit(groups, samples)
+    assert rule("gigpo").credit([alone], samples)[0]
 
 
 def test_a_baseline_that_failed_takes_its_group_out_of_the_update():
