@@ -31,6 +31,8 @@ from sparring.observe.config import ObserveConfig
 from sparring.rollout.config import RolloutConfig
 from sparring.sandbox.config import SandboxConfig
 from sparring.stages.config import (
+    CollectConfig,
+    DistillConfig,
     EvalConfig,
     ExportConfig,
     PreferenceConfig,
@@ -43,7 +45,7 @@ from sparring.train.config import TrainConfig
 
 Key = str | int
 
-OVERRIDES = (("sft", "train"), ("preference", "train"), ("reward_model", "train"), ("rl", "train"))
+OVERRIDES = tuple((stage, "train") for stage in ("sft", "preference", "reward_model", "rl", "distill"))
 """Tables that hold any keys of `[train]`."""
 
 
@@ -77,6 +79,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     algo: AlgoConfig = AlgoConfig()
     """How scores become advantages and losses."""
 
+    collect: CollectConfig = CollectConfig()
+    """The stage that gathers a teacher's traces."""
+
     sft: SftConfig = SftConfig()
     """The supervised stage."""
 
@@ -88,6 +93,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     rl: RlConfig = RlConfig()
     """The reinforcement-learning stage."""
+
+    distill: DistillConfig = DistillConfig()
+    """The distillation stage."""
 
     eval: EvalConfig = EvalConfig()
     """The evaluation stage."""

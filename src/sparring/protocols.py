@@ -6,8 +6,8 @@ Whoever implements a protocol passes its contract suite in `tests/contract`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from sparring.generation import Completion, Constraint, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.types import (
@@ -193,16 +193,29 @@ class Credit(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Divergence:
+    """How far the model's distribution q is from a teacher's p, and over what. `reverse` is KL(q || p), `forward` KL(p || q);
+    `jensen_shannon` is beta KL(p || m) + (1 - beta) KL(q || m) with m = beta p + (1 - beta) q. `top_k`: over the teacher's
+    likeliest tokens (`Sample.tops`), all others being one; `vocabulary`: over all tokens, the teacher (`Sample.teacher`) computed
+    beside the model."""
+
+    kind: Literal["reverse", "forward", "jensen_shannon"] = "reverse"
+    over: Literal["top_k", "vocabulary"] = "vocabulary"
+    beta: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
     """What a loss asks the trainer for. A declared unit is never split across micro-batches; `statistics` costs a
     gradient-free first pass, in which the loss is asked for `statistics(quantities, micro_batch)`: name -> (sum, count) of what
     it then finds, as means over the whole update, in `MicroBatch.statistics`. `idle_tokens`: the policy's tokens of zero
-    advantage matter too; else they are not computed."""
+    advantage matter too; else they are not computed. `divergence` is what the quantity of that name is."""
 
     quantities: frozenset[str] = frozenset({"logprob"})
     unit: str = "token"
     statistics: bool = False
     idle_tokens: bool = False
+    divergence: Divergence | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -305,13 +318,15 @@ class Cluster(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainPlan:
-    """What a stage wants of a trainer: its loss terms, how many steps the schedule spans, the keys of `[train]`
-    that this stage replaces, and the head it trains (as `model.load` has it)."""
+    """What a stage wants of a trainer: its loss terms, how many steps the schedule spans, the keys of `[train]` that this stage
+    replaces, and the head it trains (as `model.load` has it). `teachers`, the checkpoint folders of models by name, are computed
+    beside it, without gradients."""
 
     losses: Sequence[Loss]
     total_steps: int
     overrides: Mapping[str, Any]
     head: str = "tokens"
+    teachers: Mapping[str, str] = field(default_factory=dict)
 
 
 class GroupSource(Protocol):

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sparring.generation import Constraint, KeptSets, Runs, Sampling
+from sparring.generation import Constraint, KeptSets, Runs, Sampling, TopRows
 
 Role = Literal["system", "user", "assistant", "tool"]
 Source = Literal["policy", "prompt", "tool", "harness", "expert", "teacher"]
@@ -308,6 +308,8 @@ class Sample:
 
     `label` is what the preference term is told of the row: 1 chosen or wanted, -1 rejected or unwanted; 0: judged for a batch
     statistic alone, never trained. The chosen and the rejected rows of one `group` are a pair.
+    `teacher` names the model that the distill term compares with; `tops` is what that one finds likeliest in the place of each
+    token, where no more of its distribution is asked for.
     """
 
     id: str
@@ -324,6 +326,8 @@ class Sample:
     bias: tuple[tuple[tuple[int, float], ...], ...] | None = None
     annotations: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     label: float | None = None
+    teacher: str | None = None
+    tops: TopRows | None = None
 
     def __post_init__(self) -> None:
         for name, values in (*self.weights.items(), *self.annotations.items()):
@@ -331,6 +335,8 @@ class Sample:
                 raise ValueError(f"sample {self.id}: {name} has {len(values)} values for {len(self.tokens)} tokens")
         if self.kept is not None and len(self.kept) != len(self.tokens):
             raise ValueError(f"sample {self.id}: {len(self.kept)} kept sets for {len(self.tokens)} tokens")
+        if self.tops is not None and len(self.tops) != len(self.tokens):
+            raise ValueError(f"sample {self.id}: {len(self.tops)} rows of a teacher for {len(self.tokens)} tokens")
         if self.bias is not None and len(self.bias) != len(self.tokens):
             raise ValueError(f"sample {self.id}: {len(self.bias)} biases for {len(self.tokens)} tokens")
         if any(values and values[0] for values in self.weights.values()):

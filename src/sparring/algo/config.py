@@ -21,6 +21,7 @@ from sparring.algo.shaping.kl_reward import KlReward
 from sparring.algo.shaping.rules import ShapingRule
 from sparring.errors import refusal
 
+
 def rules(union: Any) -> tuple[type[msgspec.Struct], ...]:
     """The rules of a part, in the order of their union."""
     return typing.get_args(union) or (union,)

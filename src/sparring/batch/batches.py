@@ -155,15 +155,19 @@ def _account(group: Group, before: Sequence[Sample], after: Sequence[Sample], mo
 
 
 def _policy_tokens(row: Sample) -> int:
-    """Tokens with weight in the policy term, or in the preference term where they were sampled to be compared."""
-    weights = row.weights.get("policy" if row.label is None else "preference", ())
+    """Tokens with weight in the term that trains what the policy sampled: its own, or in its place the preference term or the
+    distill term."""
+    weights = row.weights.get("policy" if row.label is None else "preference") or row.weights.get("distill", ())
     return len(weights) - weights.count(0.0)
 
 
 def _trained_tokens(row: Sample) -> int:
-    """Of these, the ones whose advantage is not exactly zero; of compared rows, those with a label that is not."""
+    """Of these, the ones whose advantage is not exactly zero; of compared rows, those with a label that is not; all that the
+    distill term weighs."""
     if row.label is not None:
         return _policy_tokens(row) if row.label else 0
+    if "policy" not in row.weights and "distill" in row.weights:
+        return _policy_tokens(row)
     if row.advantages is None:
         raise SparringError(f"sample {row.id}: expected advantages from the credit, got none; set them or drop the whole group")
     weighted = list(compress(row.advantages, row.weights.get("policy", ())))

@@ -1,7 +1,7 @@
 """Rows -> tensors of one micro-batch.
 
 Shapes: N tokens, one for each distinct prefix of a row; R rows given; B rows of the walk; M weighted tokens (those that some
-term trains); K kept ids in all; A logits in all that something was added to.
+term trains); K kept ids in all, or a teacher's likeliest ids per token; A logits in all that something was added to.
 """
 
 from __future__ import annotations
@@ -63,6 +63,11 @@ class MicroBatch:
     bias: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
     """Offsets [M + 1] int64, ids [A] int64 and values [A] float32: what was added to which logits before token m was drawn. None
     where that is nothing for all."""
+    tops: tuple[torch.Tensor, torch.Tensor] | None
+    """ids [M, K] int64 and log-probabilities [M, K] float32 of what a teacher finds likeliest; a row that has fewer than K ends
+    in -1 and minus infinity. None where no teacher was asked."""
+    teachers: Mapping[str, torch.Tensor]
+    """Per teacher that a row names, which of the M tokens are of its rows: [M] bool."""
     annotations: Mapping[str, torch.Tensor]
     """Per annotation that every row carries, [M] float32."""
     denominators: Mapping[str, float]
@@ -121,6 +126,8 @@ def micro_batch(
         temperature=torch.from_numpy(flat.of_each([row.temperature for row in rows], np.float32)[chosen]).to(device),
         kept=_kept(flat, chosen, device),
         bias=_bias(flat, chosen, device),
+        tops=_tops(flat, chosen, device),
+        teachers=_teachers(flat, chosen, device),
         annotations={name: column(row.annotations[name] for row in rows) for name in names},
         denominators=dict(denominators),
         group=integers(_numbered([row.group for row in rows])),
@@ -200,6 +207,28 @@ def _bias(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[
     ids = torch.tensor([token for token, _ in pairs], dtype=torch.int64)
     values = torch.tensor([value for _, value in pairs], dtype=torch.float32)
     return offsets.to(device), ids.to(device), values.to(device)
+
+
+def _tops(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """What a teacher finds likeliest in the place of the `chosen` [M] of the T tokens."""
+    if all(row.tops is None for row in flat.rows):
+        return None
+    every = [pairs for row in flat.rows for pairs in (row.tops.rows if row.tops else (b"",) * len(row.tokens))]
+    rows = [np.frombuffer(every[token], [("id", "<u4"), ("logprob", "<f4")]) for token in chosen.tolist()]
+    shape = (len(rows), max(map(len, rows), default=0))
+    ids, logprobs = np.full(shape, -1, np.int64), np.full(shape, -np.inf, np.float32)
+    for place, row in enumerate(rows):
+        ids[place, : len(row)], logprobs[place, : len(row)] = row["id"], row["logprob"]
+    return torch.from_numpy(ids).to(device), torch.from_numpy(logprobs).to(device)
+
+
+def _teachers(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> dict[str, torch.Tensor]:
+    """Which of the `chosen` [M] of the T tokens are of rows that name a teacher, by its name."""
+    named = sorted({row.teacher for row in flat.rows if row.teacher is not None})
+    return {
+        name: torch.from_numpy(flat.of_each([row.teacher == name for row in flat.rows], np.bool_)[chosen]).to(device)
+        for name in named
+    }
 
 
 def _predicting(flat: _Flat, chosen: np.ndarray) -> tuple[Layout, np.ndarray]:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from sparring.engine.config import EngineConfig
-from sparring.model.config import ModelConfig
+from sparring.model.config import ModelConfig, ServedConfig
 from sparring.protocols import Engine, Trainer, TrainPlan, Worth
 from sparring.train.config import TrainConfig
 
@@ -65,13 +65,24 @@ class InlineCluster:
         )
         config = msgspec.structs.replace(self._train, **plan.overrides)
         trainer = LocalTrainer(
-            model, config, plan.losses, name=name, total_steps=plan.total_steps, threads=self._threads
+            model,
+            config,
+            plan.losses,
+            name=name,
+            total_steps=plan.total_steps,
+            threads=self._threads,
+            teachers={teacher: self._model(teacher, folder) for teacher, folder in plan.teachers.items()},
         )
         self._trainers.append(trainer)
         return trainer
 
     def engine(self, name: str, *, path: str) -> Engine:
         """An engine that serves the checkpoint folder `path` as version 0."""
+        served = self._models[name].served
+        if served is not None:
+            engine = self._served(name, served)
+            self._engines.append(engine)
+            return engine
         kinds = {"native": self._native, "vllm": self._vllm, "remote": self._remote, "openai": self._openai}
         engine = kinds[self._engine_of[name].kind](name, path)
         self._engines.append(engine)
@@ -87,6 +98,16 @@ class InlineCluster:
         reward = RewardModel(model, token_budget=self._train.token_budget, threads=self._threads)
         self._rewards.append(reward)
         return reward
+
+    def _served(self, name: str, served: ServedConfig) -> Engine:
+        from sparring.engine.adapters.key import key_of
+        from sparring.engine.adapters.openai_compatible import OpenAiEngine
+        from sparring.engine.adapters.remote import RemoteEngine
+
+        key = key_of(served.api_key_env)
+        if served.kind == "remote":
+            return RemoteEngine(served.url, name=name, api_key=key)
+        return OpenAiEngine(served.url, model=served.served_model, api_key=key)
 
     def _native(self, name: str, path: str) -> Engine:
         from sparring.engine.native import NativeEngine

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from sparring.protocols import Renderer
 
 POLICY = "policy"
-ORDER = ("init", "sft", "preference", "reward_model", "rl", "eval", "export")
-APART = ("reward_model", "eval")
+ORDER = ("init", "collect", "sft", "preference", "reward_model", "rl", "distill", "eval", "export")
+APART = ("collect", "reward_model", "eval")
 """Stages whose output is not the policy."""
 
 

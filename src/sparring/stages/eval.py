@@ -66,18 +66,22 @@ def check_held_out(context: Context, tasks: Sequence[Task]) -> None:
         BadInput: one was.
     """
     texts = {_text(task): task.id for task in tasks}
-    trained = [group.task for group in context.store.groups(stage="rl")]
+    for index in range((context.done("collect") or {}).get("tasks", 0)):
+        prompt = context.store.get(f"collect/{index}")["prompt"]
+        if prompt in texts:
+            raise _trained_on(texts[prompt], f"the prompt of a trace, {prompt[:60]!r}")
+    trained = [group.task for stage in ("rl", "distill") for group in context.store.groups(stage=stage)]
     source = context.factory.tasks("demonstration", context.config.run.seed)
     while context.done("sft") is not None and (task := source.next()) is not None:
         trained.append(task)
     for task in trained:
         if _text(task) in texts:
-            raise refusal(
-                f"held-out task {texts[_text(task)]}",
-                "a prompt that no training stream holds",
-                f"the prompt of {task.id}",
-                "change the splits of the environment",
-            )
+            raise _trained_on(texts[_text(task)], f"the prompt of {task.id}")
+
+
+def _trained_on(task: str, got: str) -> Exception:
+    expected = "a prompt that no training stream holds"
+    return refusal(f"held-out task {task}", expected, got, "change the splits of the environment")
 
 
 async def evaluate_folder(context: Context, folder: str, plan: EvalPlan) -> Evaluation:

@@ -7,7 +7,7 @@ from sparring.algo.credit.pairs import Pairs
 from sparring.algo.loss.preference.config import WITHOUT_REFERENCE
 from sparring.errors import refusal
 from sparring.protocols import Credit
-from sparring.stages.context import POLICY, Context
+from sparring.stages.context import Context
 
 
 def credit_chosen(context: Context) -> Credit:

@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 
 from sparring.algo.annotate.forwarded import Forwarded
+from sparring.algo.annotate.observed import observing
+from sparring.algo.annotate.watch import Watch
 from sparring.algo.loss.preference.config import WITHOUT_REFERENCE
 from sparring.batch.batches import Plan, batches
 from sparring.config import RunConfig
@@ -60,7 +62,7 @@ async def run(context: Context) -> dict[str, Any]:
     )
     done, state = await checkpoints.resume()
     context.store.truncate("rl", done, first_group=done * config.rl.groups_per_step)
-    totals = _Totals(state.get("totals"))
+    totals = Totals(state.get("totals"))
     if done:
         scheduler.restore(state["scheduler"], context.store.groups(stage="rl"))
         credit.restore(state.get("credit", {}))
@@ -102,14 +104,14 @@ def _batches(
     context: Context, groups: AsyncIterator[Group], credit: Credit, annotators: Sequence[Annotator], done: int
 ) -> AsyncIterator[Batch]:
     """The stage's batches after `done` updates."""
-    config = context.config
+    config, watch = context.config, Watch()
     return batches(
-        groups,
+        watch.groups(groups),
         steps=range(done + 1, config.rl.steps + 1),
         groups_per_step=config.rl.groups_per_step,
         credit=credit,
         model=POLICY,
-        annotators=annotators,
+        annotators=[*annotators, *observing(watch, config.rl.observations), watch],
         store=context.store,
         plan=Plan(
             minibatches=config.rl.minibatches,
@@ -143,13 +145,15 @@ def correction_chosen(config: RunConfig) -> str:
 
 
 def _plan(context: Context) -> TrainPlan:
+    from sparring.algo.loss.imitate import ImitateLoss
     from sparring.algo.loss.policy import PolicyLoss
     from sparring.algo.loss.preference.load import load_preference
 
     config = context.config
     total = config.rl.steps * config.rl.passes * config.rl.minibatches
     loss = PolicyLoss(config.algo) if config.rl.preference is None else load_preference(config.rl.preference)
-    return TrainPlan(losses=[loss], total_steps=total, overrides=config.rl.train)
+    imitate = [ImitateLoss(scale=config.rl.observations)] if config.rl.observations else []
+    return TrainPlan(losses=[loss, *imitate], total_steps=total, overrides=config.rl.train)
 
 
 def _annotators(context: Context, trainer: Trainer, source: Path) -> list[Annotator]:
@@ -169,7 +173,7 @@ def _annotators(context: Context, trainer: Trainer, source: Path) -> list[Annota
     return found
 
 
-class _Totals:
+class Totals:
     """What the stage's result says about all its steps; saved with every checkpoint so that a resume loses none."""
 
     def __init__(self, saved: Mapping[str, Any] | None) -> None:
@@ -182,6 +186,7 @@ class _Totals:
         self.steps = int(saved.get("steps", 0))
 
     def add(self, batch: Batch, metrics: Mapping[str, float]) -> None:
+        """One step."""
         self.account += batch.account
         self.logprob_max_abs_diff = _larger(self.logprob_max_abs_diff, metrics.get("logprob_max_abs_diff"))
         self.lag_max = max(self.lag_max, metrics.get("rollout/lag_max", 0.0))
@@ -190,6 +195,7 @@ class _Totals:
         self.steps += 1
 
     def as_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps, and the stage's result says."""
         import dataclasses
 
         return {

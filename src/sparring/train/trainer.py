@@ -20,8 +20,9 @@ from sparring.batch.units import cut_units, pack_units
 from sparring.errors import refusal
 from sparring.model.attention import Packed
 from sparring.model.causal import CausalModel
+from sparring.model.divergence import from_teacher, from_tops
 from sparring.model.head import token_quantities
-from sparring.protocols import Loss, LossResult
+from sparring.protocols import Divergence, Loss, LossResult
 from sparring.train import checkpoint
 from sparring.train.config import TrainConfig
 from sparring.train.measure import Measures
@@ -67,6 +68,7 @@ class LocalTrainer:
         total_steps: how many optimiser steps the learning rate's schedule spans.
         version: of the weights that `model` holds.
         threads: CPU threads of the worker; 0 keeps torch's number.
+        teachers: models by name that a loss compares with over the whole vocabulary; nobody else may compute with them.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class LocalTrainer:
         total_steps: int,
         version: int = 0,
         threads: int = 0,
+        teachers: Mapping[str, CausalModel] | None = None,
     ) -> None:
         for loss in losses:
             if loss.needs.unit not in _UNITS:
@@ -90,6 +93,8 @@ class LocalTrainer:
         self._paired = frozenset(loss.term for loss in losses if loss.needs.unit == "pair")
         # what is told of every token: it is compared with what an engine recorded
         self._told = frozenset() if model.is_scalar else frozenset({"logprob"})
+        self._divergence = next((loss.needs.divergence for loss in losses if loss.needs.divergence), None)
+        self._teachers = dict(teachers or {})
         self._name = name
         self._total_steps = total_steps
         self._version = version
@@ -275,7 +280,26 @@ class LocalTrainer:
     def _quantities(self, micro: MicroBatch, needs: Set[str]) -> dict[str, torch.Tensor]:
         where = Packed(micro.cu_seqlens, micro.shared)
         hidden = self._model.hidden(micro.tokens, micro.positions, where, micro.predicting)
-        return token_quantities(self._model, hidden, micro.targets, micro.temperature, needs, micro.kept, micro.bias)
+        of_targets = needs - {"divergence"}
+        found = token_quantities(self._model, hidden, micro.targets, micro.temperature, of_targets, micro.kept, micro.bias)
+        if "divergence" in needs and self._divergence is not None:
+            found["divergence"] = self._diverging(micro, hidden, self._divergence)
+        return found
+
+    def _diverging(self, micro: MicroBatch, hidden: torch.Tensor, form: Divergence) -> torch.Tensor:
+        """[M]: how far the model, whose output is `hidden` [M, D], is from the teacher of each token; 0 where there is none."""
+        if form.over == "top_k":
+            if micro.tops is None:
+                raise ValueError("expected rows with a teacher's likeliest tokens, got none; annotate them")
+            return from_tops(self._model, hidden, micro.temperature, micro.tops, form)
+        where = Packed(micro.cu_seqlens, micro.shared)
+        found = hidden.new_zeros(len(hidden), dtype=torch.float32)
+        for name, its in micro.teachers.items():
+            teacher = self._teachers[name]
+            with torch.no_grad():
+                theirs = teacher.hidden(micro.tokens, micro.positions, where, micro.predicting[its])
+            found = found.index_put((its,), from_teacher(self._model, hidden[its], micro.temperature[its], teacher, theirs, form))
+        return found
 
     def _step(self, ends_update: bool) -> StepResult:
         started = time.perf_counter()

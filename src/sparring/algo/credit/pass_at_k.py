@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import comb, sqrt
-from typing import ClassVar
 
 import msgspec
 
