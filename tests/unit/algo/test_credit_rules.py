@@ -113,6 +113,7 @@ def test_a_config_names_a_rule_with_its_settings():
         ("turn_level", {}, "rewards per turn"),
         ("process", {}, "rewards per turn"),
         ("gigpo", {}, "states of their turns"),
+        ("gdpo", {}, "scores with parts"),
         ("gdpo", {"parts": [{"right": 1.0, "short": 0.0}, {"short": 0.0}]}, "a part 'right' of every score"),
         ("remax", {}, "a baseline rollout per task"),
     ],

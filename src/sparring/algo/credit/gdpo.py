@@ -42,8 +42,11 @@ class Gdpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Set advantages; see `protocols.Credit`.
 
         Raises:
-            BadInput: a score lacks a part that has a weight.
+            BadInput: a score lacks a part that has a weight, or none has any.
         """
+        if groups and not any(score.parts for group in groups for score in group.scores):
+            do = "have the environment or a rubric report them, or choose 'grpo'"
+            raise refusal("[algo] credit 'gdpo'", "scores with parts", "none in the whole update", do)
         everyone = [members(group, rows) for group, rows in zip(groups, samples, strict=True)]
         compared = [role for of_group in everyone for role in by_role(of_group).values() if len(role) > 1]
         sums = {m.trajectory.id: value for role in compared for m, value in zip(role, self._sums(role), strict=True)}
