@@ -16,8 +16,10 @@ import msgspec
 
 from sparring.algo.credit.rules import CreditRule
 from sparring.algo.filter.difficulty import Difficulty
+from sparring.algo.loss.preference.config import PreferenceLoss
 from sparring.algo.shaping.kl_reward import KlReward
 from sparring.algo.shaping.rules import ShapingRule
+from sparring.stages.config import BradleyTerryConfig, StepsConfig
 
 PAGE = Path(__file__).with_name("algorithms.md")
 CONFIGURATION: Mapping[str, Any] = runpy.run_path(str(Path(__file__).with_name("write_configuration.py")))
@@ -47,6 +49,17 @@ SECTIONS: tuple[tuple[str, str, tuple[type[msgspec.Struct], ...]], ...] = (
         "Shaping",
         "What is added to scores before credit. `algo/shaping/`.",
         (*typing.get_args(ShapingRule), KlReward),
+    ),
+    (
+        "Preference",
+        "What is learned from compared or labelled replies, by `[preference] loss` and `[rl] preference`; "
+        "[Preferences and reward models](preference.md) says how. `algo/loss/preference/`.",
+        typing.get_args(PreferenceLoss),
+    ),
+    (
+        "Reward models",
+        "What a scalar head learns, by `[reward_model] loss`.",
+        (BradleyTerryConfig, StepsConfig),
     ),
     ("Selection", "Which scored groups are trained. `algo/filter/`.", (Difficulty,)),
 )

@@ -94,16 +94,6 @@ def mismatched(row: Sample, other: Sample, longest: int) -> Sample:
     return reply(tokens, ours, id=f"{row.id} with {other.id}", group=row.group, label=MISMATCHED, share=1.0)
 
 
-def preference_batch(rows: Sequence[Sample], *, step: int, model: str, imitate: float = 1.0) -> Batch:
-    """One optimiser step.
-
-    Args:
-        rows: of this module, every pair whole.
-        step: the optimiser step.
-        model: the model that is trained.
-        imitate: what the imitate term counts beside the preference term; it divides the denominator.
-    """
-    totals = denominators(rows)
-    if "imitate" in totals:
-        totals["imitate"] /= imitate
-    return Batch(step=step, model=model, rows=tuple(rows), denominators=totals, publish=False)
+def preference_batch(rows: Sequence[Sample], *, step: int, model: str) -> Batch:
+    """One optimiser step on rows of this module, every pair whole. Nothing was sampled, so the account is empty."""
+    return Batch(step=step, model=model, rows=tuple(rows), denominators=denominators(rows), publish=False)

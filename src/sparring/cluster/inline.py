@@ -128,8 +128,6 @@ class InlineCluster:
 
         spec, config = self._models[name], self._engine_of[name]
         engine = RemoteEngine(config.url, name=name, api_key=key_of(config.api_key_env))
-        if config.as_served:
-            return engine
         model = self._model(name, path)
         engine.check(spec.dtype, model.path_name, config)
         own = model.adapters.everywhere

@@ -15,7 +15,7 @@ import msgspec
 
 from sparring.algo.config import AlgoConfig, named
 from sparring.algo.credit.load import load_credit
-from sparring.dashboard.evaluations import evaluations
+from sparring.dashboard.evaluations import OF_A_RUN, evaluations
 from sparring.dashboard.pick import Picker
 from sparring.dashboard.pieces import Piece, load_pieces
 from sparring.dashboard.rollouts import group_advantages, group_entries
@@ -36,7 +36,7 @@ AT_THE_END = {
 }
 """Metrics whose last value stands in the stage table, and what they are called there."""
 
-GROUP_STAGES = ("rl", "eval/init", "eval/sft", "eval/rl", "eval/no_tool", "eval")
+GROUP_STAGES = ("rl", *(f"eval/{name}" for name in OF_A_RUN), "eval")
 """Names under which a run or an evaluation may have stored groups."""
 
 

@@ -18,7 +18,7 @@ MOST_EXACT = 200
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """A figure over `tasks` tasks: None over none. The standard error and the interval of a mean need two tasks or more."""
+    """A figure over `tasks` tasks: None over none. A standard error needs two tasks; an interval is None where none is known."""
 
     value: float | None
     standard_error: float | None
@@ -94,7 +94,8 @@ def rate(values: Sequence[float], samples: float, confidence: float = 0.95) -> E
 
 
 def mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
-    """The mean of any one number per task, such as its mean reward, with Student's interval over tasks."""
+    """The mean of any one number per task, such as its mean reward, with Student's interval over tasks. Where all have the same
+    one, nothing tells how far others may differ, and there is no interval."""
     tasks = len(values)
     if not tasks:
         return Estimate(value=None, standard_error=None, interval=None, tasks=0)
@@ -102,6 +103,8 @@ def mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
     if tasks == 1:
         return Estimate(value=value, standard_error=None, interval=None, tasks=1)
     error = _standard_error(values, value)
+    if min(values) == max(values):
+        return Estimate(value=value, standard_error=0.0, interval=None, tasks=tasks)
     half = _student(confidence, tasks - 1) * error
     return Estimate(value=value, standard_error=error, interval=(value - half, value + half), tasks=tasks)
 

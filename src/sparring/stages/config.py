@@ -7,11 +7,14 @@ from typing import Literal
 
 import msgspec
 
-from sparring.algo.loss.preference.config import DpoConfig, KtoConfig, OrpoConfig, PreferenceLoss
+from sparring.algo.loss.preference.config import ComparingLoss, DpoConfig, OrpoConfig, PreferenceLoss
 from sparring.train.config import TrainConfig
 
 MAX_THREADS = 1024
 """More than any one machine has a use for; the threading library ends the process where it cannot start them."""
+
+NAMED = {("preference", "loss"): "dpo", ("reward_model", "loss"): "bradley_terry", ("rl", "preference"): "dpo"}
+"""Tables of several kinds, and the kind of one that does not say its name; a name alone stands for a table of defaults."""
 
 StageName = Literal["init", "collect", "sft", "preference", "reward_model", "rl", "distill", "eval", "export"]
 
@@ -140,7 +143,12 @@ class PreferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class BradleyTerryConfig(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="bradley_terry"
 ):
-    """The chosen text is worth more (arXiv 2203.02155)."""
+    """The chosen text is worth more (arXiv 2203.02155, equation 1).
+
+        loss = -log sigmoid(r(chosen) - r(rejected) - margin) + centre * (r(chosen) + r(rejected))^2
+
+    A reward model for whole replies, from compared ones.
+    """
 
     centre: float = 0.0
     """What the square of the sum of a pair's rewards counts: holds rewards near zero (arXiv 2312.09244)."""
@@ -151,7 +159,12 @@ class BradleyTerryConfig(
 
 
 class StepsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="steps"):
-    """Each step of a solution is right or not (arXiv 2305.20050)."""
+    """Each step of a solution is right or not (arXiv 2305.20050).
+
+        loss = -y * log sigmoid(v) - (1 - y) * log sigmoid(-v),    v the value behind the step, y its label
+
+    A process reward model, from solutions whose steps were judged.
+    """
 
     separator: str = "\n"
     """What stands between two steps."""
@@ -202,9 +215,9 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     passes: int = 1
     """How often every sampled token is trained before its weights are published."""
 
-    preference: PreferenceLoss | None = None
-    """Online preference optimisation in the place of `[algo]`: the best rollout of each group against its worst, with dpo,
-    robust_dpo, ipo or simpo; the reference is what the stage begins with."""
+    preference: ComparingLoss | None = None
+    """Online preference optimisation in the place of `[algo]`: the best rollout of each group against its worst; the reference is
+    what the stage begins with."""
 
     reward_model: str | None = None
     """Who scores rollouts beside the world: `reward_model`, what that stage of this run has written, or a name in `[models]`."""
@@ -220,9 +233,6 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError("steps and groups_per_step must be at least 1")
         if self.minibatches < 1 or self.passes < 1:
             raise ValueError("minibatches and passes must be at least 1")
-        if isinstance(self.preference, (KtoConfig, OrpoConfig)):
-            name = "kto" if isinstance(self.preference, KtoConfig) else "orpo"
-            raise ValueError(f"preference.name must be dpo, robust_dpo, ipo or simpo, which compare rollouts alone, got {name}")
         if not 0 <= self.observations < math.inf:
             raise ValueError(f"observations must be 0 or more, got {self.observations}")
         _check_overrides(self.train)

@@ -13,23 +13,22 @@ import msgspec
 from sparring.algo.annotate.forwarded import Forwarded
 from sparring.algo.annotate.observed import observing
 from sparring.algo.annotate.watch import Watch
-from sparring.algo.loss.preference.config import WITHOUT_REFERENCE
 from sparring.batch.batches import Plan, batches
 from sparring.config import RunConfig
 from sparring.harness.chat import ChatHarness
 from sparring.loop import run_loop
 from sparring.observe.spans import Spans
-from sparring.protocols import Annotator, Credit, Engine, Trainer, TrainPlan
+from sparring.protocols import Annotator, Credit, Engine, Scorer, Trainer, TrainPlan
 from sparring.record.recorder import Recorder
 from sparring.rollout.runner import RolloutRunner
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
-from sparring.stages.beside import beside
+from sparring.stages.beside import evaluated
 from sparring.stages.checkpoints import Checkpoints
 from sparring.stages.context import POLICY, Context
 from sparring.stages.lora import trained_folder
-from sparring.stages.online import credit_chosen
-from sparring.stages.rewarded import reward_scorer
+from sparring.stages.online import credit_chosen, needs_reference, preference_loss
+from sparring.stages.rewarded import scorers
 from sparring.stages.shape import context_room, folder_shape
 from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
 from sparring.types import Batch, Group, StepResult, TokenAccount
@@ -51,8 +50,8 @@ async def run(context: Context) -> dict[str, Any]:
     engine = WatchedEngine(served := context.cluster.engine(POLICY, path=str(source)), spans)
     trainer = WatchedTrainer(context.cluster.trainer(POLICY, path=str(source), plan=_plan(context)), spans)
     window = Window(config.rl.groups_per_step, config.rollout.max_lag, config.rl.steps)
-    credit = credit_chosen(context)
-    scheduler = _scheduler(context, engine, source, window)
+    credit = credit_chosen(config)
+    scheduler = _scheduler(context, engine, source, window, judges := scorers(context))
     checkpoints = Checkpoints(
         trainer=trainer,
         store=context.store,
@@ -81,7 +80,8 @@ async def run(context: Context) -> dict[str, Any]:
         await checkpoints.after(step, metrics, kept)
         evaluator.after(step.version)
 
-    async with beside(context, served, source, done=done) as evaluator, aclosing(scheduler.groups()) as groups:
+    beside = evaluated(runner(context, served, source), context, judges, done=done)
+    async with beside as evaluator, aclosing(scheduler.groups()) as groups:
         steps = _batches(context, groups, credit, _annotators(context, trainer, source), done)
         await run_loop(steps, {POLICY: trainer}, {POLICY: engine}, window, after_step)
     from sparring.stages.export import write_model
@@ -90,14 +90,14 @@ async def run(context: Context) -> dict[str, Any]:
     return {**totals.as_dict(), "model": str(context.output("rl"))}
 
 
-def _scheduler(context: Context, engine: Engine, model: Path, window: Window) -> Scheduler:
+def _scheduler(context: Context, engine: Engine, model: Path, window: Window, judges: Sequence[Scorer]) -> Scheduler:
     return Scheduler(
         runner(context, engine, model),
         context.factory.tasks("train", context.config.run.seed),
         window,
         run_seed=context.config.run.seed,
         engine_version=lambda: engine.version,
-        scorers=[scorer for scorer in (context.factory.scorer, reward_scorer(context)) if scorer is not None],
+        scorers=judges,
         baseline=runner(context, engine, model, greedy=True) if _wants_baseline(context.config) else None,
     )
 
@@ -155,11 +155,10 @@ def correction_chosen(config: RunConfig) -> str:
 def _plan(context: Context) -> TrainPlan:
     from sparring.algo.loss.imitate import ImitateLoss
     from sparring.algo.loss.policy import PolicyLoss
-    from sparring.algo.loss.preference.load import load_preference
 
     config = context.config
     total = config.rl.steps * config.rl.passes * config.rl.minibatches
-    loss = PolicyLoss(config.algo) if config.rl.preference is None else load_preference(config.rl.preference)
+    loss = preference_loss(config) or PolicyLoss(config.algo)
     imitate = [ImitateLoss(scale=config.rl.observations)] if config.rl.observations else []
     return TrainPlan(losses=[loss, *imitate], total_steps=total, overrides=config.rl.train)
 
@@ -167,13 +166,9 @@ def _plan(context: Context) -> TrainPlan:
 def _annotators(context: Context, trainer: Trainer, source: Path) -> list[Annotator]:
     """What is asked for beside what was recorded."""
     config, found = context.config, list[Annotator]()
-    if config.rl.preference is None:
-        if config.algo.needs_proximal and config.rl.passes * config.rl.minibatches > 1:
-            found.append(Forwarded(trainer.forward, "proximal"))
-        refers = config.algo.needs_reference
-    else:
-        refers = not isinstance(config.rl.preference, WITHOUT_REFERENCE)
-    if refers:
+    if config.rl.preference is None and config.algo.needs_proximal and config.rl.passes * config.rl.minibatches > 1:
+        found.append(Forwarded(trainer.forward, "proximal"))
+    if needs_reference(config):
         frozen = context.cluster.trainer(POLICY, path=str(source), plan=TrainPlan(losses=[], total_steps=1, overrides={}))
         found.append(Forwarded(frozen.forward, "reference"))
     if config.rl.preference is None and config.algo.kl_reward is not None:

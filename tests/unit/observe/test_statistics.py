@@ -214,6 +214,11 @@ def test_nothing_changed_is_not_certain() -> None:
     assert found.value == 0.0 and found.interval[0] < -0.03 and found.interval[1] > 0.03
 
 
+def test_of_equal_numbers_no_interval_is_known() -> None:
+    assert mean([0.3] * 9).interval is None and mean([0.3] * 9).standard_error == 0.0
+    assert paired_mean_difference([5.0, 7.0], [5.0, 7.0]).interval is None
+
+
 def test_a_mean_and_its_paired_difference_by_hand() -> None:
     # deviations -1.5, -0.5, 0.5, 1.5: variance 5/3, error sqrt(5/12); Student's 97.5 % point of 3 degrees is 3.182446
     found = mean([1.0, 2.0, 3.0, 4.0])

@@ -147,8 +147,9 @@ class Code(PartConfig, frozen=True, kw_only=True, tag="code"):
     """A column with tests: a list of `{stdin, stdout}`, of which each is a run of the program; or Python with assert statements,
     as one text or a list of them, of which each is run behind the program."""
 
-    find: str = r"(?s)```(?:python|py)?[ \t]*\n(.*?)```"
-    """The program in the answer: the last match, its first group if it has one. An answer without one is all program."""
+    find: str = ""
+    """The program in the answer: the last match, its first group if it has one; empty: the last fenced block. An answer without
+    one is all program."""
 
     partial: bool = False
     """Whether some passed tests are worth their share; else all must pass."""
@@ -280,6 +281,11 @@ Part = Pointwise | Relative
 
 TEXT = (Exact, Fuzzy, Number, Mathematics, Regex, Json)
 RELATIVE = (Pairwise, Ranking)
+
+
+def judging(rubric: dict[str, Any]) -> set[str]:
+    """The models that a rubric asks."""
+    return {part.model for part in rubric.values() if isinstance(part, AskedPart)}
 
 
 def of_domain(rubric: dict[str, Any], domain: str) -> dict[str, Any]:

@@ -90,6 +90,18 @@ class Judges:
                 break  # it would say the same
         raise JudgeError(f"{where}: expected a verdict of {part.model}, got {why}")
 
+    async def check(self, model: str) -> None:
+        """Ask a model for a token.
+
+        Raises:
+            BadInput: it cannot be opened.
+            EngineError: it does not answer.
+        """
+        with boundary(EngineError, f"judge {model}"):
+            engine, renderer = await self._model(model)
+            tokens = renderer.render((Message(role="user", content="?"),), ()).tokens
+            await engine.generate(GenerateRequest(id=f"check of {model}", tokens=tokens, sampling=Sampling(max_tokens=1)))
+
     def metrics(self) -> dict[str, float]:
         """Figures since the last call: questions, the share that the cache answered, failures, replies that were no verdict,
         seconds that a reply took."""

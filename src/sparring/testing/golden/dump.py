@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from sparring.testing.golden import credit, shaping
+from sparring.testing.golden import credit, preference, shaping
 
 
 def main() -> None:
@@ -14,6 +14,8 @@ def main() -> None:
         for rule in sorted(of.REFERENCES):
             for case in of.cases(rule):
                 sys.stdout.write(json.dumps(case) + "\n")
+    for vector in preference.vectors():
+        sys.stdout.write(json.dumps(vector._asdict()) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import textwrap
+import tomllib
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +185,15 @@ def test_rows_that_are_conversations_are_checked_too(tmp_path: Path) -> None:
     rows = [{"messages": [{"role": "user", "content": row["question"]}], "solution": "1"} for row in ROWS]
     with pytest.raises(BadInput, match="column answer: expected one of this name"):
         load_env(config(tmp_path, rows, {"x": {"kind": "exact"}}), read_rows)
+
+
+PAGE = Path(__file__).parents[4] / "docs" / "rewards.md"
+
+
+def test_the_recipe_on_the_page_is_one() -> None:
+    text = PAGE.read_text()
+    recipe = tomllib.loads(textwrap.dedent(text[text.index("    [env]") : text.index("The same in Python")]))
+    rubric = msgspec.convert(recipe["env"], EnvConfig).rubric
+    assert list(rubric) == ["right", "marked", "clear"]
+    kinds = set(re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", text, flags=re.MULTILINE))))
+    assert kinds == {kind.__struct_config__.tag for kind in typing.get_args(Part)}

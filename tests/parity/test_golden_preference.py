@@ -275,13 +275,42 @@ def test_one_turned_sign_is_noticed_by_step_labels():
         assert steps_agreement(mutant, torch.float64) > 1e-3, line
 
 
-def test_the_vectors_are_ours_too():
+LABELS = {"chosen": CHOSEN, "wanted": CHOSEN, "rejected": REJECTED, "unwanted": REJECTED, "mismatched": MISMATCHED}
+
+
+def rows_of_vector(vector):
+    """Our rows of its inputs, and what the model says of each."""
+    if vector.name == "step_labels":
+        values, labels = vector.inputs["values"], vector.inputs["labels"]
+        yield labelled_steps(range(1, len(values) + 1), dict(zip(range(1, len(values) + 1), labels, strict=True)), id="a"), values
+    elif vector.name == "bradley_terry":
+        for side in ("chosen", "rejected"):
+            for n, value in enumerate(vector.inputs[side]):
+                margin = vector.inputs["margins"][n]
+                yield whole_text((1, 2, n), id=f"{side} {n}", group=str(n), label=LABELS[side], margin=margin), [value]
+    else:
+        single = vector.name == "kto"
+        for side, replies in vector.inputs.items():
+            for n, reply in enumerate(replies):
+                answer = Reply(*map(np.array, reply))
+                made = row(answer, number=n, label=LABELS[side], share=1.0 if single else 0.5)
+                yield (replace(made, group=f"{side} {n}") if single else made), answer.policy
+
+
+def loss_of_vector(vector):
+    settings = vector.settings
+    if vector.name == "kto":
+        return Kto(beta=settings["beta"], wanted=settings["desirable"], unwanted=settings["undesirable"])
+    others = {"bradley_terry": BradleyTerry, "step_labels": StepLabels}
+    return others[vector.name](**settings) if vector.name in others else PairLoss(FORMS[vector.name](**settings))
+
+
+@pytest.mark.parametrize("vector", golden.vectors(), ids=lambda vector: f"{vector.name} {vector.settings}")
+def test_the_vectors_are_ours_too(vector):
     """What is written for other implementations to be held against."""
-    for vector in golden.vectors():
-        both = [[Reply(*map(np.array, pair)) for pair in vector[side]] for side in ("chosen", "rejected")]
-        rows = [row(answer, number=n, label=label) for label, side in ((1.0, both[0]), (-1.0, both[1])) for n, answer in enumerate(side)]
-        loss = PairLoss(FORMS[vector["name"]](**vector["settings"]))
-        value, found, _ = computed(loss, rows, [answer.policy for side in both for answer in side])
-        assert value == pytest.approx(vector["loss"], rel=1e-9)
-        for ours, theirs in zip(found, vector["gradients"], strict=True):
-            np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-8, atol=1e-12)
+    rows, given = zip(*rows_of_vector(vector), strict=True)
+    loss = loss_of_vector(vector)
+    value, found, _ = computed(loss, rows, given, quantity=next(iter(loss.needs.quantities)))
+    assert value == pytest.approx(vector.loss, rel=1e-9)
+    expected = np.concatenate([np.ravel(part) for side in vector.gradients.values() for part in side])
+    np.testing.assert_allclose(torch.cat(found).numpy(), expected, rtol=1e-8, atol=1e-12)
