@@ -48,6 +48,15 @@ def test_a_tree_is_credited_as_the_chat_that_sampled_the_same_tokens(name):
     assert trees > 5, "there must be trees among the cases"
 
 
+@pytest.mark.parametrize("name", sorted(set(RULES) - {"rae", "raft", "rejection"}))
+def test_the_order_of_members_changes_no_bit(name):
+    """The others are about order: a moving average, and the first of equals."""
+    for case in cases(name):
+        turned = [{**group, "members": group["members"][::-1]} for group in case["groups"]][::-1]
+        back = [of if of is None else of[::-1] for of in advantages(name, turned)][::-1]
+        assert back == advantages(name, case["groups"]), case["name"]
+
+
 @pytest.mark.parametrize("name", sorted({"opo", "rloo", "gpg", "maxrl", "gdpo", "pass_at_k", "prime", "optimal_token_baseline"}))
 def test_a_role_is_compared_with_itself_alone(name):
     [case] = [case for case in cases(name) if case["name"] == f"{name}/0/several_roles"]
