@@ -1,4 +1,4 @@
-"""A credit rule that remembers, shaped rewards and a price for leaving the start, through the whole stage and a resume."""
+"""A credit rule that remembers, pools, shaped rewards and a price for leaving the start, through the stage and a resume."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ SETTINGS = [
     "observe.progress=off",
     "rl.steps=3",
     "algo.credit=rae",
+    "rl.pools.keep_hard=0.5",
     "algo.kl_reward.coefficient=0.1",
     'algo.shaping=[{name = "linear_length", price = 0.01, by_success = false}, {name = "overlong", limit = 20, buffer = 16}]',
 ]
@@ -39,6 +40,7 @@ def test_it_ends_with_the_same_bits_after_a_resume(tmp_path: Path) -> None:
                 found.append(hashlib.sha256((Path(result["model"]) / "model.safetensors").read_bytes()).hexdigest())
                 states.append(context.store.last_checkpoint("rl")[1]["credit"])
                 shutil.rmtree(context.folder / "rl" / "checkpoints" / "step-000003")
+            assert context.store.last_checkpoint("rl")[1]["scheduler"]["source"]["pools"], "nothing of it is ever solved"
             return found, states
 
     (whole, resumed), (state, again) = asyncio.run(scenario())

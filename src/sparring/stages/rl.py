@@ -91,11 +91,13 @@ async def run(context: Context) -> dict[str, Any]:
 
 
 def _scheduler(context: Context, engine: Engine, model: Path, window: Window, judges: Sequence[Scorer]) -> Scheduler:
+    seed, pools = context.config.run.seed, context.config.rl.pools
+    source = context.factory.tasks("train", seed)
     return Scheduler(
         runner(context, engine, model),
-        context.factory.tasks("train", context.config.run.seed),
+        source if pools is None else pools.open(source, seed=seed),
         window,
-        run_seed=context.config.run.seed,
+        run_seed=seed,
         engine_version=lambda: engine.version,
         scorers=judges,
         baseline=runner(context, engine, model, greedy=True) if _wants_baseline(context.config) else None,
