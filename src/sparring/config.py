@@ -68,9 +68,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     engine: EngineConfig = EngineConfig()
     """How tokens are sampled."""
 
-    engines: dict[str, EngineConfig] = {}
-    """How tokens of the other models are sampled, by their names in `[models]`; one that is not here has a native engine."""
-
     rollout: RolloutConfig = RolloutConfig()
     """How tasks become scored groups."""
 

@@ -35,6 +35,10 @@ class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     stages: tuple[StageName, ...] = ("init", "sft", "rl", "eval", "export")
     """In this order; a stage that is already done in the run's folder is not repeated."""
 
+    after: tuple[str, ...] = ()
+    """Recipes whose runs come first, in this order, but for those that are done: files, relative to where you stand. This one may
+    name what they have written, such as teachers."""
+
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`, `cpu` or `cuda`."""
 
@@ -237,8 +241,8 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError("steps and groups_per_step must be at least 1")
         if self.minibatches < 1 or self.passes < 1:
             raise ValueError("minibatches and passes must be at least 1")
-        if not 0 <= self.observations < math.inf:
-            raise ValueError(f"observations must be 0 or more, got {self.observations}")
+        if not 0 <= self.observations < math.inf or self.observations and self.preference is not None:
+            raise ValueError(f"observations must be 0 or more, and 0 beside preference, got {self.observations}")
         _check_overrides(self.train)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 
-from sparring.testing.golden import credit, preference, shaping
+from sparring.testing.golden import credit, distill, preference, shaping
 
 
 def main() -> None:
     """Write every case of every name."""
-    for of in (credit, shaping):
+    for of in (credit, shaping, distill):
         for rule in sorted(of.REFERENCES):
             for case in of.cases(rule):
                 sys.stdout.write(json.dumps(case) + "\n")
