@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from sparring.algo.loss.preference.config import ComparingLoss, DpoConfig, OrpoConfig, PreferenceLoss
+from sparring.tasks.pools import DifficultyPools
 from sparring.train.config import TrainConfig
 
 MAX_THREADS = 1024
@@ -241,6 +242,9 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     passes: int = 1
     """How often every sampled token is trained before its weights are published."""
+
+    pools: DifficultyPools | None = None
+    """Pass over tasks that the policy masters, or cannot do at all, with a probability. None: every task comes."""
 
     preference: ComparingLoss | None = None
     """Online preference optimisation in the place of `[algo]`: the best rollout of each group against its worst; the reference is

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ from sparring.stages.shape import context_room, folder_shape
 from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
 from sparring.types import Batch, Group, StepResult, TokenAccount
 
-ANNOTATIONS = frozenset({"reference", "value"})
-"""What the stage's annotators can write for a credit rule."""
+ANNOTATIONS = frozenset({"reference", "value", "baseline"})
+"""What the stage can give a credit rule beside scores and what was recorded."""
 
 
 async def run(context: Context) -> dict[str, Any]:
@@ -96,13 +97,16 @@ async def run(context: Context) -> dict[str, Any]:
 
 
 def _scheduler(context: Context, engine: Engine, model: Path, window: Window, judges: Sequence[Scorer]) -> Scheduler:
+    seed, pools = context.config.run.seed, context.config.rl.pools
+    source = context.factory.tasks("train", seed)
     return Scheduler(
         runner(context, engine, model),
-        context.factory.tasks("train", context.config.run.seed),
+        source if pools is None else pools.open(source, seed=seed),
         window,
-        run_seed=context.config.run.seed,
+        run_seed=seed,
         engine_version=lambda: engine.version,
         scorers=judges,
+        baseline=runner(context, engine, model, greedy=True) if _wants_baseline(context.config) else None,
     )
 
 
@@ -131,13 +135,19 @@ def _batches(
     )
 
 
-def runner(context: Context, engine: Engine, model: Path) -> RolloutRunner:
-    """What runs one rollout of this run's environment on `engine`, which serves the checkpoint folder `model`."""
+def _wants_baseline(config: RunConfig) -> bool:
+    return config.rl.preference is None and config.algo.needs_baseline
+
+
+def runner(context: Context, engine: Engine, model: Path, *, greedy: bool = False) -> RolloutRunner:
+    """What runs one rollout of this run's environment on `engine`, which serves the checkpoint folder `model`. A greedy one is
+    not kept turn by turn: it is no part of what is trained."""
+    sampling = context.config.rollout.sampling()
     recorder = Recorder(
         engine,
         context.renderer(model),
-        context.store,
-        sampling=context.config.rollout.sampling(),
+        None if greedy else context.store,
+        sampling=replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0) if greedy else sampling,
         model=POLICY,
         max_context=context_room(folder_shape(model), context.config.engine, context.config.models[POLICY].dtype),
     )

@@ -11,8 +11,7 @@ and 1.0, where 1.0, 1.0 and 0.0 was earned:
     1.0    held at 0.7: worse than the 0 without it                 1/2 (0.7 - 1)^2                     = 0.045, no gradient
     1.0    held at 0.7: better than without it, which counts     1/2 max((1 - 0)^2, (0.7 - 0)^2)     = 0.5
            the mean of the three                                                                        = 0.2083333
-           its gradient: (0.6 - 1, 0, 1) / 3                                                            = (-0.1333333, 0,
-           0.3333333)
+           its gradient: (0.6 - 1, 0, 1) / 3                              = (-0.1333333, 0, 0.3333333)
 
 The returns' variance is 2/9, their mean 2/3; the errors 0.4, 0 and -1 have the mean -0.2 and the variance 1.16 / 3 - 0.04:
 explained variance 1 - 0.3466667 / 0.2222222 = -0.56.
