@@ -71,6 +71,12 @@ def test_more_samples_go_on_from_fewer_and_an_earlier_file_is_a_baseline(
     assert len(first) == 6 and len(second) == 12 and {name: second[name] for name in first} == first
 
 
+def test_its_rollouts_can_be_replayed(given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said(capsys, given, checkpoint, "--samples", "2")
+    assert main(["replay", str(folder_of(given)), "eval/8"]) == 0
+    assert capsys.readouterr().out.endswith("identical, bit for bit\n")
+
+
 def test_a_regression_closes_the_gate(given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said(capsys, given, checkpoint)
     better = json.loads((folder_of(given) / "evaluation.json").read_text())
@@ -145,6 +151,23 @@ def test_evaluations_of_other_tasks_are_not_compared(
     assert error.startswith("comparison: expected two evaluations of the same tasks, got two different tasks called Sums/eval/")
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ('engine.live_kv="drain"', 'eval.every: expected 0 where an update waits for every request, evaluation\'s too, got 3, '),
+        ("eval.every_tasks=13", "eval.every_tasks: expected at most 12, the held-out tasks, got 13; "),
+        ("eval.every=-1", "tasks, no_tool_tasks, every and every_tasks must be 0 or more"),
+        ("eval.max_lost=1.5", "max_lost must be a share from 0 to 1, got 1.5"),
+    ],
+)
+def test_evaluation_beside_training_that_cannot_be(
+    given: Path, capsys: pytest.CaptureFixture[str], override: str, message: str
+) -> None:
+    assert main(["check", str(given), "--set", "eval.every=3", "--set", override]) == 2
+    error = capsys.readouterr().err
+    assert message in error and ": expected " in error and ", got " in error and "; " in error
+
+
 BROKEN = (
     "from sparring.envs.base import Env\n"
     "from sparring.errors import JudgeError\n"
@@ -203,6 +226,25 @@ def test_an_endpoint_of_ours_keeps_its_weights(
         said(capsys, given, url, checkpoint, "--json", file)
     theirs, ours = json.loads(file.read_text())["evaluations"]
     assert theirs["evaluation"] == ours["evaluation"]
+
+
+@pytest.mark.slow
+def test_a_killed_training_evaluates_beside_itself_what_is_due(given: Path) -> None:
+    settings = ("rl.steps=12", "rl.train.save_every=2", "eval.every=4", "eval.every_tasks=12", "run.stages=['rl']")
+    words = [*COMMAND, "run", str(given), *(word for s in (*settings, "observe.lines_every_s=0") for word in ("--set", s))]
+    for moment in ("rl 4/12", "eval: after step 4", "rl 9/12"):
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+            assert run.stdout is not None
+            seen = next((line for line in run.stdout if line.startswith(moment)), None)
+            run.kill()
+        assert seen is not None, moment
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    store = SqliteStore(given.parent / "runs/tiny/store.sqlite", read_only=True)
+    found = dict(store.metrics("eval"))
+    rows = {step: [group.index for group in store.groups(stage=f"rl/eval/{step}")] for step in found}
+    store.close()
+    assert set(found) >= {4, 12} and all(row == list(range(12)) for row in rows.values())
 
 
 @pytest.mark.slow

@@ -68,6 +68,7 @@ def test_the_policy_learns_to_prefer(given: Path, tmp_path: Path, name: str) -> 
     result = recorded(tmp_path, "preference")
     assert result["rows"] == 80 and result["held_out"]["count"] == (80 if name == "kto" else 40)
     assert result["held_out"]["accuracy"] > 0.9 and result["held_out"]["low"] > 0.8
+    assert json.loads((tmp_path / "runs/tiny/summary.json").read_text())["held_out"] == {"preference": result["held_out"]}
     first, last = result["metrics"][0], result["metrics"][-1]
     assert last["loss_preference"] < first["loss_preference"]
     if name not in ("simpo", "orpo"):
@@ -163,14 +164,21 @@ def test_what_makes_no_sense_is_refused_by_name(given: Path, tmp_path: Path, cap
 def test_a_reward_model_of_the_run_scores_its_rollouts(given: Path, tmp_path: Path) -> None:
     """Preferences, then the reward model, then reinforcement learning on what it says."""
     data = written(tmp_path, pairs(60))
-    overrides = [*settings("reward_model", data, {}, steps=6), "run.stages=['reward_model', 'rl']", "reward_model.held_out=4"]
-    finished(given, *overrides, "rl.reward_model=reward_model", "rl.reward_weight=2.0", "rl.steps=2")
+    overrides = [*settings("reward_model", data, {}, steps=6), "run.stages=['reward_model', 'rl', 'eval']"]
+    overrides += ["reward_model.held_out=4", "rl.reward_model=reward_model", "rl.reward_weight=2.0", "rl.steps=2"]
+    finished(given, *overrides)
     store = SqliteStore(tmp_path / "runs/tiny/store.sqlite", read_only=True)
     scores = [score for group in store.groups(stage="rl") for score in group.scores]
+    held_out = store.get("eval/rl")
     result, input_of_rl = store.get("stage/rl"), store.get("stage/reward_model")["model"]
     store.close()
     assert scores and all(score.reward is not None and "reward_model" in score.parts for score in scores)
     assert len({score.parts["reward_model"] for score in scores}) > 1
+    words = [word for override in overrides for word in ("--set", override)]
+    assert main(["eval", str(given), str(tmp_path / "runs/tiny/rl/model"), *words, "--json", str(tmp_path / "found.json")]) == 0
+    [again] = json.loads((tmp_path / "found.json").read_text())["evaluations"]
+    assert again["evaluation"]["reward"] == {**held_out["reward"], "interval": list(held_out["reward"]["interval"])}
+    assert held_out["reward"]["value"] != held_out["success"]["value"]
     assert "score.weight" not in (Path(result["model"]) / "model.safetensors").read_bytes()[:20000].decode(errors="replace")
     assert "score.weight" in (Path(input_of_rl) / "model.safetensors").read_bytes()[:20000].decode(errors="replace")
 
@@ -201,7 +209,7 @@ def test_a_reward_model_is_named_and_fits(given: Path, checkpoint: Path, tmp_pat
 def test_rollouts_are_compared_online(given: Path, tmp_path: Path, name: str) -> None:
     """The world rewards by length: what is trained is the best of a group against its worst, and at the first step policy and
     reference agree to the bit."""
-    overrides = ["run.stages=['rl']", f"rl.preference.name={name}", "rl.steps=4", "rollout.group_size=4"]
+    overrides = ["run.stages=['rl']", f"rl.preference={name}", "rl.steps=4", "rollout.group_size=4"]
     finished(given, *overrides)
     result = recorded(tmp_path, "rl")
     first, last = result["metrics"][0], result["metrics"][-1]
@@ -217,8 +225,8 @@ def test_rollouts_are_compared_online(given: Path, tmp_path: Path, name: str) ->
 
 def test_online_comparisons_that_make_no_sense_are_refused(given: Path, capfd) -> None:
     for overrides, message in (
-        (["rl.preference.name=kto"], "preference.name must be dpo, robust_dpo, ipo or simpo, which compare rollouts alone, got kto"),
-        (["rl.preference.name=dpo", "rollout.top_k=5"], "[rollout]: expected rollouts whose tokens the reference of rl.preference"),
+        (["rl.preference=kto"], 'rl.preference.name: expected one of "dpo", "robust_dpo", "ipo", "simpo", got "kto"'),
+        (["rl.preference=dpo", "algo.kl.coefficient=0.1"], "[algo]: expected neither kl nor entropy_bonus with rl.preference"),
     ):
         words = [word for override in ("run.stages=['rl']", *overrides) for word in ("--set", override)]
         assert main(["check", str(given), *words]) == 2

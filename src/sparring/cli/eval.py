@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from sparring.cli.evaluation import print_results
     from sparring.cli.recipe import load_recipe
     from sparring.dashboard.report import write_report
-    from sparring.launch.evaluate import check_writable, evaluate_subjects, evaluation_folder
+    from sparring.launch.evaluate import check_writable, evaluate_subjects
     from sparring.observe.results import write_results
 
     gate = _gate(args)
@@ -67,9 +67,9 @@ def run(args: argparse.Namespace) -> int:
     print_results(results)
     if args.json is not None:
         write_results(results, args.json)
-    for subject in subjects:
+    for subject, evaluated in zip(subjects, results.evaluations, strict=True):
         if not isinstance(subject, Path):
-            print(f"report: {write_report(evaluation_folder(config, subject))}")
+            print(f"report: {write_report(Path(evaluated.folder))}")
     closing = ("regressed", "undecided") if args.strict else ("regressed",)
     return int(any(compared.verdict in closing for compared in results.comparisons))
 

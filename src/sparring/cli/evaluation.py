@@ -29,8 +29,9 @@ def evaluation_lines(evaluated: Evaluated) -> Iterator[str]:
     yield f"{evaluated.name} on {evaluated.environment}"
     rows = [(tag, *_cells(estimate)) for tag, estimate in found.by_tag.items()]
     if found.success.tasks:
-        rows.append(("all together", *_cells(found.success)))
-        yield from table([("dataset", "success", "std. error", "95 % interval", "tasks"), *rows])
+        total = ("all together", *_cells(found.success))
+        lines = table if rows else _plain
+        yield from lines([("dataset", "success", "std. error", "95 % interval", "tasks"), *rows, total])
     rows = [("reward", *_cells(found.reward, percent=False))]
     rows += [(f"pass@{k}", *_cells(estimate)) for k, estimate in found.pass_at.items() if k != "1"]
     rows += [(f"pass^{k}", *_cells(estimate)) for k, estimate in found.pass_hat.items() if k != "1"]
@@ -38,7 +39,7 @@ def evaluation_lines(evaluated: Evaluated) -> Iterator[str]:
     turns = "" if found.mean_turns is None else f", {found.mean_turns:.2f} turns each"
     how = f"temperature {evaluated.temperature:g}, seed {evaluated.seed}"
     yield f"{found.rollouts} rollouts, {found.samples} of each task{turns}, {how}"
-    if found.versions is not None and found.versions != (0, 0):
+    if found.versions is not None and found.versions[0] != found.versions[1]:
         yield "weight versions {} to {}".format(*found.versions)
     if found.lost:
         some = [f"{lost.rollout} ({lost.failure})" for lost in found.lost]

@@ -14,7 +14,7 @@ from sparring.observe.results import RESULT, read_result
 from sparring.observe.statistics import Estimate
 from sparring.protocols import Store
 
-OF_A_RUN = ("init", "sft", "rl", "no_tool")
+OF_A_RUN = ("init", "sft", "preference", "rl", "distill", "no_tool")
 """What a run's own eval stage may have evaluated."""
 
 FOLDERS = "evaluations"

@@ -44,9 +44,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     served_model: str = ""
     """What an openai server calls the model; empty: the only one that it has."""
 
-    as_served: bool = False
-    """A remote engine's weights stay what its server has, instead of becoming the run's: to evaluate an endpoint."""
-
     max_running: int = 128
     """Requests that are computed together; more wait."""
 
@@ -123,8 +120,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         if (self.kind in ("remote", "openai")) != bool(self.url):
             raise ValueError(f"url must be given for kinds remote and openai and no other, got {self.kind} and {self.url!r}")
-        if self.as_served and self.kind != "remote":
-            raise ValueError(f"as_served is for kind remote alone, got {self.kind}")
         for name in ("max_running", "max_batch_tokens", "kv_bytes", "speculation_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

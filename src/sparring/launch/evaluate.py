@@ -14,14 +14,20 @@ import xxhash
 
 from sparring.config import RunConfig, dump, resolve
 from sparring.engine.config import EngineConfig
+from sparring.envs.rubrics.config import Function
 from sparring.errors import refusal
 from sparring.launch.block import block
 from sparring.launch.run import CONFIG, opened
+from sparring.model.config import ModelConfig, ServedConfig
 from sparring.observe.config import ObserveConfig
 from sparring.observe.evaluation import Evaluation, compare, verdict
 from sparring.observe.results import RESULT, Compared, Evaluated, Results, read_result, write_results
-from sparring.stages.config import EvalConfig, RunSection
+from sparring.stages.config import EvalConfig, RlConfig, RunSection
 from sparring.stages.context import POLICY, Context
+from sparring.stages.rewarded import OWN
+
+REWARD_MODEL = "own_reward_model"
+"""What the reward model of the run is called in the recipe of an evaluation."""
 
 CONTENT = (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt")
 """Endings of the files that decide what a checkpoint says."""
@@ -97,7 +103,8 @@ def check_writable(path: Path) -> None:
 def evaluation_folder(config: RunConfig, subject: Subject) -> Path:
     """Where the record of an evaluation lies: named by the subject and by a digest of what decides what is sampled."""
     told = _recipe(config, subject, "", "")
-    settings = msgspec.to_builtins(msgspec.structs.replace(told, run=RunSection(name="-", seed=told.run.seed)))
+    run = RunSection(name="-", seed=told.run.seed, device=told.run.device)
+    settings = msgspec.to_builtins(msgspec.structs.replace(told, run=run, observe=ObserveConfig()))
     found = xxhash.xxh3_64(msgspec.json.encode(settings, order="sorted"))
     for path in _deciding(config, subject):
         found.update(path.name.encode())
@@ -113,7 +120,7 @@ async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
     from sparring.sandbox.check import check_sandbox
     from sparring.stages.check import check_directory
     from sparring.stages.eval import evaluate_folder, held_out
-    from sparring.stages.served import check_served
+    from sparring.stages.judged import check_judges
 
     check_directory(Path(config.run.directory))
     folder = evaluation_folder(config, subject)
@@ -124,19 +131,19 @@ async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
         tasks = held_out(context, config.eval.tasks)
         if tasks[0].box is not None:
             check_sandbox(config.sandbox)
-        if subject.endpoint:
-            check_served(context)
+        await check_judges(context)
         plan = EvalPlan(tasks=tasks, run_seed=config.run.seed, samples=config.eval.samples)
         evaluation = await evaluate_folder(context, str(subject.folder), plan)
-        result = _told(context, subject, evaluation)
+        result = _told(context, subject, evaluation, folder)
         write_results(Results(evaluations=(result,)), folder / RESULT)
         return result
 
 
-def _told(context: Context, subject: Subject, evaluation: Evaluation) -> Evaluated:
+def _told(context: Context, subject: Subject, evaluation: Evaluation, folder: Path) -> Evaluated:
     config = context.config
     return Evaluated(
         name=subject.name,
+        folder=str(folder),
         environment=context.factory.name,
         seed=config.run.seed,
         temperature=config.rollout.temperature,
@@ -155,35 +162,61 @@ def _write_recipe(folder: Path, recipe: RunConfig) -> None:
 
 def _recipe(config: RunConfig, subject: Subject, directory: str, name: str) -> RunConfig:
     """Those parts of a recipe that an evaluation reads, and nothing that only says how much of it is done or told."""
-    spec = msgspec.structs.replace(config.models[POLICY], path=str(subject.folder), init=None, lora=None)
+    served = _served(config.engine, subject.endpoint) if subject.endpoint else None
+    spec = msgspec.structs.replace(config.models[POLICY], path=str(subject.folder), init=None, lora=None, served=served)
     run = config.run
     return RunConfig(
         run=RunSection(
             name=name or "-", directory=directory, seed=run.seed, stages=("eval",), device=run.device, threads=run.threads
         ),
-        models={POLICY: spec},
+        models={**config.models, **_reward_model(config), POLICY: spec},
         env=config.env,
         sandbox=config.sandbox,
-        engine=_endpoint(config.engine, subject.endpoint) if subject.endpoint else config.engine,
+        engine=config.engine,
         rollout=config.rollout,
+        rl=_rewards(config),
         eval=EvalConfig(tasks=config.eval.tasks),
         observe=ObserveConfig(sinks=(), progress=config.observe.progress, lines_every_s=config.observe.lines_every_s),
     )
 
 
-def _endpoint(engine: EngineConfig, url: str) -> EngineConfig:
-    """The engine that speaks to an endpoint: OpenAI's completions where the address ends in /v1, else `sparring serve`."""
-    speaks_openai = url.rstrip("/").endswith("/v1")
-    kind = "openai" if speaks_openai else "remote"
-    return msgspec.structs.replace(engine, kind=kind, url=url, as_served=not speaks_openai)
+def _rewards(config: RunConfig) -> RlConfig:
+    """The reward model that scores, where the recipe has one: that of the run under a name of its own."""
+    name = REWARD_MODEL if config.rl.reward_model == OWN else config.rl.reward_model
+    return RlConfig(reward_model=name, reward_weight=config.rl.reward_weight)
+
+
+def _reward_model(config: RunConfig) -> dict[str, ModelConfig]:
+    """What the run's own stage made, as a model, where it scores.
+
+    Raises:
+        BadInput: it has not made it.
+    """
+    if config.rl.reward_model != OWN:
+        return {}
+    folder = Path(config.run.directory) / config.run.name / OWN / "model"
+    if not folder.is_dir():
+        do = "run the recipe first, or name a model: --set rl.reward_model=NAME"
+        raise refusal("rl.reward_model", f"what the stage {OWN} writes, {folder}", "nothing", do)
+    return {REWARD_MODEL: msgspec.structs.replace(config.models[POLICY], path=str(folder), init=None, lora=None)}
+
+
+def _served(engine: EngineConfig, url: str) -> ServedConfig:
+    """Who answers at an endpoint: OpenAI's completions where the address ends in /v1, else `sparring serve`."""
+    kind = "openai" if url.rstrip("/").endswith("/v1") else "remote"
+    return ServedConfig(kind=kind, url=url, api_key_env=engine.api_key_env, served_model=engine.served_model)
 
 
 def _deciding(config: RunConfig, subject: Subject) -> list[Path]:
-    """The files that decide what is sampled: of the checkpoint and what it adapts, and of the environment."""
+    """The files that decide what is sampled and scored: of the checkpoint and what it adapts, of the run's reward model, and of
+    the environment."""
     from sparring.model.hub import base_folder
 
     folders = dict.fromkeys((subject.folder, base_folder(subject.folder)))
+    folders |= {Path(str(spec.path)): None for spec in _reward_model(config).values()}
     files = [file for folder in folders for file in sorted(folder.iterdir()) if file.suffix in CONTENT]
     env = config.env
-    named = [Path(part) for part in (env.name.rpartition(":")[0], env.reward.rpartition(":")[0], env.data, env.eval_data) if part]
+    functions = [part.function for part in env.rubric.values() if isinstance(part, Function)]
+    sources = [name.rpartition(":")[0] for name in (env.name, env.reward, *functions)]
+    named = [Path(part) for part in (*sources, env.data, env.eval_data) if part]
     return files + [path for path in named if path.is_file()]

@@ -95,7 +95,9 @@ def _weights(config: RunConfig, folder: Path, store: SqliteStore, rollout: Rollo
     stage, _, rest = rollout.id.partition("/")
     version = version_of(rollout)
     if stage == "eval":
-        label = rest.partition("/")[0]
+        label, _, number = rest.partition("/")
+        if not number:  # of `sparring eval`, whose recipe names what was evaluated
+            return _output(config, folder, "init")
         tried = [s for s in config.eval.checkpoints if store.get(f"stage/{s}") is not None]
         return _output(config, folder, tried[-1] if label == "no_tool" else label)
     finished = [s for s in ORDER[: ORDER.index(stage)] if store.get(f"stage/{s}") is not None and s not in APART]

@@ -14,9 +14,10 @@ RESULT = "evaluation.json"
 
 
 class Evaluated(msgspec.Struct, frozen=True, kw_only=True):
-    """An evaluation with what it is of: as written into `evaluation.json`."""
+    """An evaluation with what it is of: as written into `evaluation.json`. `folder` has its record."""
 
     name: str
+    folder: str = ""
     environment: str
     seed: int
     temperature: float

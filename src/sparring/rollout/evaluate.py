@@ -6,19 +6,20 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
 import xxhash
 
-from sparring.errors import refusal
+from sparring.errors import InfraError, JudgeError, boundary, refusal
 from sparring.observe.evaluation import Evaluation, Lost, TaskResult, mean_reward, passes, success_rate
 from sparring.observe.statistics import pass_at_k, pass_hat_k
-from sparring.rollout.runner import Finished, RolloutRunner
+from sparring.protocols import Scorer
+from sparring.rollout.runner import Finished, RolloutRunner, failure_of
 from sparring.rollout.scheduler import unscored
 from sparring.rollout.seeds import rollout_seed
-from sparring.types import Group, Score, Task
+from sparring.types import Group, Outcome, Purpose, Score, Task
 
 PRIORITY = -1
 """Below training's 0: the engine serves evaluation with what training leaves."""
@@ -98,8 +99,41 @@ def recorded(plan: EvalPlan, store: EvalStore) -> dict[int, Finding]:
     return found
 
 
+class ScoredRunner:
+    """A runner whose rollouts are also scored by what scores whole groups in training, each as a group of one: a reward model
+    says what it says, and what compares the answers of a group has nothing to compare.
+
+    Args:
+        runner: runs one rollout.
+        scorers: in training's order.
+    """
+
+    def __init__(self, runner: RolloutRunner, scorers: Sequence[Scorer]) -> None:
+        self._runner = runner
+        self._scorers = scorers
+
+    async def run(
+        self, task: Task, *, rollout_id: str, index: int, seed: int, purpose: Purpose = "eval", priority: int = PRIORITY
+    ) -> Finished:
+        """As the runner. A scorer that fails is a judge that failed."""
+        finished = await self._runner.run(
+            task, rollout_id=rollout_id, index=index, seed=seed, purpose=purpose, priority=priority
+        )
+        if finished.score is None:
+            return finished
+        scores: Sequence[Score] = [finished.score]
+        try:
+            with boundary(JudgeError, "scorer"):
+                for scorer in self._scorers:
+                    scores = await scorer.score(task, [finished.rollout], scores)
+        except InfraError as error:
+            outcome = Outcome(kind="judge_failed", reason="failure", failure=failure_of(error))
+            return replace(finished, rollout=unscored(finished.rollout, outcome), score=None)
+        return replace(finished, score=scores[0])
+
+
 async def evaluate(
-    runner: RolloutRunner,
+    runner: RolloutRunner | ScoredRunner,
     plan: EvalPlan,
     *,
     max_concurrent_rollouts: int,
@@ -185,7 +219,7 @@ def digest(task: Task) -> str:
     return xxhash.xxh3_64_hexdigest(msgspec.json.encode(asked, order="sorted", enc_hook=repr))
 
 
-async def _one(runner: RolloutRunner, plan: EvalPlan, number: int) -> Group:
+async def _one(runner: RolloutRunner | ScoredRunner, plan: EvalPlan, number: int) -> Group:
     """One rollout as a group of one, or of none where it left."""
     sample, place = divmod(number, len(plan.tasks))
     task, name = plan.tasks[place], f"{plan.stage}/{number}"

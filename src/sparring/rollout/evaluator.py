@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Protocol
 
 from sparring.observe.evaluation import Evaluation
-from sparring.rollout.evaluate import EvalPlan, EvalStore, evaluate, summarize
+from sparring.rollout.evaluate import EvalPlan, EvalStore, ScoredRunner, evaluate, summarize
 from sparring.rollout.runner import RolloutRunner
 
 
@@ -39,7 +39,7 @@ class Evaluator:
 
     def __init__(
         self,
-        runner: RolloutRunner,
+        runner: RolloutRunner | ScoredRunner,
         plan: EvalPlan,
         *,
         every: int,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from sparring.errors import EvaluationFailed, refusal
 from sparring.observe.evaluation import Evaluation
 from sparring.observe.statistics import Estimate
-from sparring.protocols import Engine
-from sparring.rollout.evaluate import EvalPlan
+from sparring.protocols import Scorer
+from sparring.rollout.evaluate import EvalPlan, ScoredRunner
 from sparring.rollout.evaluator import Evaluator
+from sparring.rollout.runner import RolloutRunner
 from sparring.stages.context import Context
 from sparring.stages.eval import check_lost, held_out
 
@@ -20,26 +20,25 @@ STAGE = "eval"
 
 
 @asynccontextmanager
-async def beside(context: Context, engine: Engine, model: Path, *, done: int) -> AsyncIterator[Evaluator]:
+async def evaluated(
+    runner: RolloutRunner, context: Context, judges: Sequence[Scorer], *, done: int
+) -> AsyncIterator[Evaluator]:
     """What evaluates the run beside its training; does nothing where `[eval] every` is 0. At the end, what is under way is waited
     for; a training that fails stops it.
 
     Args:
+        runner: on the engine that training samples from.
         context: of the run.
-        engine: that training samples from.
-        model: the checkpoint folder that it began with.
+        judges: what else scores rollouts.
         done: finished steps; results of later ones, of an earlier process, count no longer.
     """
-    from sparring.stages.rl import runner
-
     config = context.config
     every = config.eval.every
+    tasks = held_out(context, config.eval.every_tasks, "eval.every_tasks") if every else ()
     context.store.truncate(STAGE, done)
     evaluator = Evaluator(
-        runner(context, engine, model),
-        EvalPlan(
-            tasks=held_out(context, config.eval.every_tasks) if every else (), run_seed=config.run.seed, stage="rl/eval"
-        ),
+        ScoredRunner(runner, judges),
+        EvalPlan(tasks=tasks, run_seed=config.run.seed, stage="rl/eval"),
         every=every,
         max_concurrent_rollouts=config.eval.max_concurrent_rollouts,
         store=context.store,
@@ -71,7 +70,7 @@ def check_beside(context: Context) -> list[str]:
         got = f'{config.eval.every}, with engine.live_kv = "drain"'
         do = 'set engine.live_kv to "keep" or "recompute", or leave eval.every out'
         raise refusal("eval.every", "0 where an update waits for every request, evaluation's too", got, do)
-    tasks = len(held_out(context, config.eval.every_tasks))
+    tasks = len(held_out(context, config.eval.every_tasks, "eval.every_tasks"))
     return [f"eval: {tasks} held-out tasks after every {config.eval.every} steps, beside training"]
 
 

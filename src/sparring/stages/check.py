@@ -11,9 +11,7 @@ from pathlib import Path
 import msgspec
 
 from sparring.engine.config import EngineConfig
-from sparring.envs.rubrics.config import AskedPart
 from sparring.errors import EnvError, refusal
-from sparring.model.hub import local_folder
 from sparring.rollout.window import check_window
 from sparring.sandbox.check import check_sandbox
 from sparring.stages.beside import check_beside
@@ -23,6 +21,7 @@ from sparring.stages.critic import check_critic, critic_shape
 from sparring.stages.demonstrate import Conversation, converse, demonstrate, given_conversations
 from sparring.stages.eval import held_out
 from sparring.stages.fit import SOME, check_rendering
+from sparring.stages.judged import check_judges
 from sparring.stages.lora import check_lora
 from sparring.stages.memory import Held
 from sparring.stages.online import check_online
@@ -66,7 +65,7 @@ async def check(context: Context) -> list[str]:
         )
     if "rl" in config.run.stages:
         facts += ["rollouts: the window cannot deadlock", correction_chosen(config)]
-    _judges(context)
+    facts += await check_judges(context)
     facts += check_collect(context) + check_distill(context) + _held_out(context) + check_beside(context)
     tasks = _some_tasks(context)
     task = tasks[0]
@@ -76,7 +75,7 @@ async def check(context: Context) -> list[str]:
     found, held, shown = await _world(context, task)
     about, compared = check_compared(context)
     shown += compared
-    about += check_online(context)
+    about += check_online(config)
     about += check_reward_model(context, context.given())
     facts += about + found + check_rendering(context, shape, tasks, shown, held)
     return facts + check_model(context, shape)
@@ -143,23 +142,6 @@ def _vllm(context: Context, shape: Shape) -> list[str]:
         expected = f"one beside top_p and min_p with vLLM, whose kept tokens are known as the likeliest of {shape.vocab_size}"
         raise refusal("rollout.top_k", expected, "0", "set it, or truncate nothing")
     return [f"engine: {find_vllm(engine)} has vLLM"]
-
-
-def _judges(context: Context) -> None:
-    """Every model that judges stands in `[models]`, with weights to load; every model of `[engines]` does."""
-    config = context.config
-    for name in config.engines:
-        if name not in config.models or name == POLICY:
-            others = ", ".join(n for n in config.models if n != POLICY) or "none"
-            raise refusal(f"engines.{name}", f"a model beside the policy ({others})", repr(name), "add it to [models]")
-    for name, part in config.env.rubric.items():
-        if isinstance(part, AskedPart):
-            spec = config.models.get(part.model)
-            if spec is None or spec.path is None:
-                got = "none" if spec is None else "one without a path"
-                where = f"env.rubric.{name}.model"
-                raise refusal(where, f"a table [models.{part.model}] with a path", got, "add the model that judges")
-            local_folder(spec.path)
 
 
 def _shape(context: Context) -> Shape:

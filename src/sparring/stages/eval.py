@@ -11,7 +11,7 @@ import msgspec
 from sparring.errors import EvaluationFailed, refusal
 from sparring.observe.evaluation import Evaluation
 from sparring.protocols import Engine
-from sparring.rollout.evaluate import EvalPlan, Finding, evaluate, recorded, summarize
+from sparring.rollout.evaluate import EvalPlan, Finding, ScoredRunner, evaluate, recorded, summarize
 from sparring.stages.context import POLICY, Context
 from sparring.types import Task
 
@@ -44,8 +44,8 @@ async def run(context: Context) -> dict[str, Any]:
     return results
 
 
-def held_out(context: Context, count: int) -> list[Task]:
-    """The first `count` tasks of the environment's evaluation split; 0 takes all.
+def held_out(context: Context, count: int, key: str = "eval.tasks") -> list[Task]:
+    """The first `count` tasks of the environment's evaluation split; 0 takes all. `key` is where the count stands.
 
     Raises:
         BadInput: there are fewer.
@@ -55,7 +55,7 @@ def held_out(context: Context, count: int) -> list[Task]:
     while (not count or len(tasks) < count) and (task := source.next()) is not None:
         tasks.append(task)
     if len(tasks) < max(1, count):
-        raise refusal("eval.tasks", f"at most {len(tasks)}, the held-out tasks", str(count), "lower it, or raise env.held_out")
+        raise refusal(key, f"at most {len(tasks)}, the held-out tasks", str(count), "lower it, or raise env.held_out")
     return tasks
 
 
@@ -121,6 +121,7 @@ def check_lost(result: Evaluation, most: float, name: str) -> None:
 
 async def _sampled(context: Context, engine: Engine, folder: Path, plan: EvalPlan) -> dict[int, Finding]:
     """Run what is missing, told to the sink under the plan's stage."""
+    from sparring.stages.rewarded import scorers
     from sparring.stages.rl import runner
 
     name, successes = plan.stage.replace("/", " "), 0
@@ -133,7 +134,7 @@ async def _sampled(context: Context, engine: Engine, folder: Path, plan: EvalPla
     ours = 0
     context.sink.start(name, len(plan))
     return await evaluate(
-        runner(context, engine, folder),
+        ScoredRunner(runner(context, engine, folder), scorers(context)),
         plan,
         store=context.store,
         max_concurrent_rollouts=context.config.eval.max_concurrent_rollouts,

@@ -15,6 +15,11 @@ OWN = "reward_model"
 """The stage whose output `rl.reward_model` may name."""
 
 
+def scorers(context: Context) -> list[Scorer]:
+    """What scores groups beside the world's own score: what the world has for that, then the reward model."""
+    return [scorer for scorer in (context.factory.scorer, reward_scorer(context)) if scorer is not None]
+
+
 def reward_scorer(context: Context) -> Scorer | None:
     """What `[rl] reward_model` names, served; None where it names nothing."""
     section = context.config.rl

@@ -27,9 +27,6 @@ def check_served(context: Context) -> list[str]:
             raise refusal("engine.kind", expected, '"openai"', 'write "native" or "remote", or leave rl out of run.stages')
         OpenAiEngine(engine.url, model=engine.served_model, api_key=key_of(engine.api_key_env))
         return [f"engine: {engine.url} takes and tells token ids"]
-    if engine.as_served and {"init", "sft", "rl"} & set(context.config.run.stages):
-        expected = "false where a run makes weights, which the server must then take"
-        raise refusal("engine.as_served", expected, "true", "leave it out; `sparring eval` takes the URL of an endpoint")
     if engine.kind == "remote":
         remote = RemoteEngine(engine.url, name=POLICY, api_key=key_of(engine.api_key_env))
         numerics = "fast" if spec.numerics == "fast" else ops.path_name(context.config.run.device)

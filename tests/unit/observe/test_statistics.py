@@ -134,7 +134,7 @@ def test_a_rate_of_one_sample_per_task_is_wilsons(values: list[bool]) -> None:
 
 
 def test_the_standard_error_is_clustered_by_hand() -> None:
-    # Miller 2024, equation 4, over the twelve samples: 1/n^2 times the sum over tasks of the squared sum of deviations
+    # Miller 2024 over the twelve samples: 1/n^2 times the sum over tasks of the squared sum of deviations
     solved = [[1, 1, 1, 0], [0, 0, 0, 0], [1, 0, 1, 0]]
     overall = sum(map(sum, solved)) / 12
     equation = math.sqrt(sum(sum(s - overall for s in task) ** 2 for task in solved)) / 12
@@ -212,6 +212,11 @@ def test_a_paired_difference_covers_with_several_samples() -> None:
 def test_nothing_changed_is_not_certain() -> None:
     found = paired_difference([1.0] * 30, [1.0] * 30)
     assert found.value == 0.0 and found.interval[0] < -0.03 and found.interval[1] > 0.03
+
+
+def test_of_equal_numbers_no_interval_is_known() -> None:
+    assert mean([0.3] * 9).interval is None and mean([0.3] * 9).standard_error == 0.0
+    assert paired_mean_difference([5.0, 7.0], [5.0, 7.0]).interval is None
 
 
 def test_a_mean_and_its_paired_difference_by_hand() -> None:

@@ -1,5 +1,7 @@
 """Evaluation: every sample of every task once, honest intervals, infrastructure left out, nothing run twice."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,12 +10,13 @@ from fates import Fates, make_stack
 from sparring.errors import BadInput, JudgeError, SandboxError, StoreError
 from sparring.observe.evaluation import Evaluation
 from sparring.observe.statistics import wilson
-from sparring.rollout.evaluate import EvalPlan, evaluate, recorded, summarize
+from sparring.rollout.evaluate import EvalPlan, ScoredRunner, evaluate, recorded, summarize
 from sparring.rollout.seeds import rollout_seed
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_script, toy_task
+from sparring.types import Rollout, Score, Task
 
 TASKS = [toy_task(number, split="eval") for number in range(30)]
 
@@ -123,3 +126,28 @@ def test_what_is_no_rollout_failure_stops_it() -> None:
     with pytest.raises(StoreError, match="disk full"):
         run(stack, concurrent=4)
     assert stack.fates.open_worlds == 0
+
+
+class Longer:
+    """A scorer of groups: half a point for each model turn. Some tasks it cannot score."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    async def score(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> Sequence[Score]:
+        """More for more turns."""
+        self.sizes.append(len(rollouts))
+        if task.id == "eval-3":
+            raise OSError("no answer")
+        turns = [rollout.trajectories[0].usage.turns for rollout in rollouts]
+        return [replace(score, reward=(score.reward or 0.0) + n / 2) for score, n in zip(scores, turns, strict=True)]
+
+
+def test_what_scores_groups_in_training_scores_each_rollout_alone() -> None:
+    stack, scorer = make_stack(), Longer()
+    plan = EvalPlan(tasks=TASKS[:5], run_seed=1, samples=2)
+    runner = ScoredRunner(stack.runner, [scorer, scorer])
+    result = summarize(plan, run_virtual(evaluate(runner, plan, max_concurrent_rollouts=4))[0])
+    assert set(scorer.sizes) == {1} and len(scorer.sizes) == 2 * 8 + 2
+    assert result.reward.value == 3.0 and result.success.value == 1.0 and result.reward.tasks == 4
+    assert {(lost.task, lost.failure) for lost in result.lost} == {("eval-3", "JudgeError: scorer: OSError: no answer")}
