@@ -27,11 +27,10 @@ SOUNDS = {
     "horse": "neigh",
     "owl": "hoot",
 }
-LOOKS = ("old", "young", "big", "small", "brown", "black", "white", "tired", "happy", "hungry")
 NAMES = ("Ann", "Ben", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hal", "Ida", "Jo", "Kim", "Leo", "Mia", "Ned", "Ola", "Pia")
 POLITE = ("Gladly!", "With pleasure.")
 BLUNT = ("Whatever.", "Ask somebody else.", "Again?", "Fine.")
-RIGHT_SHARE = 0.6
+RIGHT_SHARE = 0.5
 """Of the replies that the model learns from."""
 
 
@@ -50,7 +49,7 @@ def asked(random: Random, *, odd: bool) -> dict[str, str]:
     who, whose = random.randrange(len(NAMES)), random.randrange(len(NAMES) // 2) * 2
     whose += (who + whose) % 2 != odd
     animal = random.choice(list(SOUNDS))
-    prompt = f"{NAMES[who]} asks what the {random.choice(LOOKS)} {animal} of {NAMES[whose]} says."
+    prompt = f"{NAMES[who]} asks what the {animal} of {NAMES[whose]} says."
     return {"prompt": prompt, "answer": SOUNDS[animal]}
 
 
@@ -66,7 +65,7 @@ def worth(reply: str, answer: str) -> int:
     return 2 * (said == f"{answer}.") + (opening in POLITE)
 
 
-def main(replies: int = 800, pairs: int = 700) -> None:
+def main(replies: int = 600, pairs: int = 700) -> None:
     """Write both files beside this one."""
     random, folder = Random(0), Path(__file__).parent
     shown, compared = [], []

@@ -9,6 +9,7 @@ from pathlib import Path
 from sparring.algo.credit.gae import Gae
 from sparring.errors import refusal
 from sparring.model.hub import base_folder, local_folder
+from sparring.model.peft import is_adapter
 from sparring.protocols import Trainer, TrainPlan
 from sparring.stages.context import POLICY, Context
 from sparring.stages.shape import Shape, folder_shape
@@ -115,6 +116,8 @@ def _check_model(context: Context, name: str) -> None:
         known = ", ".join([POLICY, OWN, *(n for n, spec in models.items() if n != POLICY and spec.path)])
         raise refusal(where, f"one of {known}", repr(name), f"add [models.{name}] path")
     folder, given = local_folder(str(models[name].path)), context.given()
+    if is_adapter(folder):
+        raise refusal(f"models.{name}.path", "whole weights with room for a scalar head", "an adapter", "export it first")
     mine = None if given is None else base_folder(given) / "tokenizer.json"
     theirs = base_folder(folder) / "tokenizer.json"
     if mine is None or not theirs.is_file() or theirs.read_bytes() != mine.read_bytes():

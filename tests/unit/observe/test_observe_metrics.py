@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparring.observe.metrics import Metrics
+from sparring.observe.metrics import Metrics, merged
 
 VALUES = st.lists(st.tuples(st.integers(-1000, 1000), st.integers(1, 9)), min_size=1, max_size=12)
 
@@ -39,9 +39,9 @@ def test_reductions_are_what_they_say(values: list[tuple[int, int]]) -> None:
 
 @given(one=VALUES, two=VALUES)
 def test_merging_is_reporting_in_one_place(one: list[tuple[int, int]], two: list[tuple[int, int]]) -> None:
-    merged, second = filled(one), filled(two)
-    merged.merge(second)
-    assert merged.values() == filled(one + two).values()
+    first, second = filled(one), filled(two)
+    first.merge(second)
+    assert first.values() == filled(one + two).values()
     assert second.values() == filled(two).values()
 
 
@@ -62,3 +62,17 @@ def test_one_name_reduces_one_way() -> None:
     metrics.add("a", 1)
     with pytest.raises(ValueError, match="a reduces by mean, reported as sum"):
         metrics.add("a", 1, "sum")
+
+
+def test_counts_add_up_whoever_is_trained() -> None:
+    critic = {"critic/tokens_trained": 5.0, "critic/grad_norm": 2.0, "critic/step_s": 0.5, "critic/logprob_max_abs_diff": 1.0}
+    policy = {"tokens_trained": 3.0, "grad_norm": 1.0, "step_s": 0.25}
+    found = merged([critic, policy, {**critic, "critic/grad_norm": 4.0, "critic/logprob_max_abs_diff": 0.5}, policy])
+    assert (found["critic/tokens_trained"], found["tokens_trained"]) == (10.0, 6.0)
+    assert (found["critic/grad_norm"], found["grad_norm"]) == (3.0, 1.0), "each is a mean over its own steps"
+    assert (found["critic/step_s"], found["step_s"]) == (1.0, 0.5)
+    assert found["critic/logprob_max_abs_diff"] == 1.0 and found["optimiser_steps"] == 4.0
+
+
+def test_one_step_is_itself() -> None:
+    assert merged([{"tokens_trained": 3.0}]) == {"tokens_trained": 3.0}
