@@ -210,6 +210,14 @@ class Loss(Protocol):
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult: ...
 
 
+@runtime_checkable
+class StepLoss(Loss, Protocol):
+    """A loss that declares `needs.statistics`. `statistics` is handed all of an optimiser step's tokens at once, without
+    gradients; what it says of each comes back to the loss as annotations of the micro-batch."""
+
+    def statistics(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> Mapping[str, torch.Tensor]: ...
+
+
 @dataclass(kw_only=True, slots=True)
 class Corrected:
     """What a correction says of M tokens: what each one's share of the loss is multiplied with, [M] without gradient. `metrics`

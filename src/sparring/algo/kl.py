@@ -14,18 +14,20 @@ from sparring.algo.tokens import bounded
 if TYPE_CHECKING:
     import torch
 
-Estimator = Literal["k2", "k3", "abs"]
+Estimator = Literal["k1", "k2", "k3", "abs"]
 
 
 class Kl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A penalty of coefficient * KL(policy || reference) in the loss, estimated from the sampled tokens, with d = log(policy /
-    reference) (http://joschu.net/blog/kl-approx.html):
+    """A penalty of coefficient * KL(policy || reference), estimated from the sampled tokens, with d = log(policy / reference)
+    (http://joschu.net/blog/kl-approx.html):
 
+        k1   d                   unbiased; for the reward alone: as a loss its gradient is that of log pi, 0 on average
         k2   d^2 / 2             never negative; its gradient is the one of the divergence itself
         k3   exp(-d) - 1 + d     never negative, unbiased; GRPO's (arXiv 2402.03300, equation 4)
         abs  |d|
 
-    The unbiased d itself is not among them: its gradient is that of the log-probability, which is 0 on average.
+    In the reward (Ziegler et al., arXiv 1909.08593, equation 2) every token pays for its own d, as it was recorded when sampled,
+    before credit. In the loss it has a gradient of its own.
     """
 
     coefficient: float = 0.0
@@ -34,18 +36,41 @@ class Kl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     estimator: Estimator = "k3"
     """How it is estimated."""
 
+    placement: Literal["loss", "reward"] = "loss"
+    """Where it is subtracted."""
+
+    target: float | None = None
+    """The divergence in nats per trajectory that an adaptive coefficient holds; None: the coefficient is fixed."""
+
+    gain: float = 0.1
+    """How far an adaptive coefficient moves: by gain times the relative error, which is cut to a fifth, at each update."""
+
     reference: str = "start"
-    """What the reference is: "start", the weights that the stage starts from."""
+    """What the reference is. "start": the weights that the stage starts from; "last": the policy's own before each update."""
 
     def __post_init__(self) -> None:
         if not self.coefficient >= 0:
             raise ValueError(f"coefficient must be 0 or more, got {self.coefficient}")
-        if self.reference != "start":
-            raise ValueError(f'reference must be "start", got {self.reference!r}')
+        if self.reference not in ("start", "last"):
+            raise ValueError(f'reference must be "start" or "last", got {self.reference!r}')
+        if self.placement == "loss" and self.estimator == "k1":
+            raise ValueError('estimator must be k2, k3 or abs in the loss: there k1 has no gradient on average, got "k1"')
+        if self.target is not None and not (self.target > 0 and self.coefficient > 0):
+            got = f"{self.target} and {self.coefficient}"
+            raise ValueError(f"target must be above 0 beside a coefficient to begin with, got {got}")
+        if not 0 < self.gain <= 1:
+            raise ValueError(f"gain must lie above 0 and at most at 1, got {self.gain}")
+
+    @property
+    def in_loss(self) -> bool:
+        """Whether the loss has the penalty."""
+        return self.coefficient > 0 and self.placement == "loss"
 
     def __call__(self, logprob: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
         """The estimate of each token [M], with the gradient of `logprob`."""
         difference = bounded(logprob - reference)
+        if self.estimator == "k1":
+            return difference
         if self.estimator == "k2":
             return difference.square() / 2
         if self.estimator == "k3":

@@ -20,12 +20,13 @@ from sparring.errors import refusal
 from sparring.model.attention import Packed
 from sparring.model.causal import CausalModel
 from sparring.model.head import token_quantities
-from sparring.protocols import Loss, LossResult
+from sparring.protocols import Loss, LossResult, StepLoss
 from sparring.train import checkpoint
 from sparring.train.config import TrainConfig
 from sparring.train.measure import Measures
 from sparring.train.optimiser import Optimiser
 from sparring.train.schedule import learning_rate
+from sparring.train.statistics import with_statistics
 from sparring.types import Batch, CheckpointRef, Sample, StepResult, WeightRef
 from sparring.weights.inline import Probe, publish
 
@@ -79,8 +80,9 @@ class LocalTrainer:
         threads: int = 0,
     ) -> None:
         for loss in losses:
-            if loss.needs.statistics:
-                raise refusal(f"loss {loss.term}", "no batch statistics", "a loss that needs them", "use a loss without")
+            if loss.needs.statistics and not isinstance(loss, StepLoss):
+                do = "give it the method `statistics`, or use a loss without"
+                raise refusal(f"loss {loss.term}", "what it asks of all tokens", "a loss that only says that it does", do)
             if loss.needs.unit not in _UNITS:
                 got = f"{loss.needs.unit!r}, which micro-batches may split"
                 raise refusal(f"loss {loss.term}", f"a unit out of {', '.join(_UNITS)}", got, "use a loss with one of these")
@@ -209,7 +211,9 @@ class LocalTrainer:
         if unknown:
             raise ValueError(f"batch {batch.step} carries terms {sorted(unknown)}, this trainer has {sorted(self._losses)}")
         measures = Measures(self._version, pristine=self._pristine)
-        for rows in pack(batch.rows, self._config.token_budget):
+        losses = [self._losses[term] for term in batch.denominators]
+        every = with_statistics(batch.rows, batch.denominators, losses, self._forward)
+        for rows in pack(every, self._config.token_budget):
             for part in self._side_by_side(cut(rows, self._lanes), batch.denominators):
                 measures.add_tokens(part.micro, part.logprobs)
                 for term, result in part.results.items():

@@ -250,11 +250,11 @@ def test_wrong_batches_are_refused(make_model, make_batch):
         run(make_trainer(make_model()), lambda t: t.forward_backward(replace(batch, denominators={"value": 1.0})))
 
 
-def test_a_loss_that_needs_statistics_is_refused(make_model):
+def test_a_loss_that_only_says_that_it_needs_statistics_is_refused(make_model):
     class Whitened(ImitateLoss):
         needs = replace(ImitateLoss.needs, statistics=True)
 
-    with pytest.raises(BadInput, match="batch statistics"):
+    with pytest.raises(BadInput, match="asks of all tokens"):
         LocalTrainer(make_model(), TrainConfig(), [Whitened()], name="policy", total_steps=1)
 
 
