@@ -12,7 +12,7 @@ from sparring.algo.aggregation import Aggregation
 from sparring.algo.correction.rule import PRESETS as CORRECTIONS
 from sparring.algo.correction.rule import Correction
 from sparring.algo.credit.rules import CreditRule, Grpo
-from sparring.algo.gate.rules import Clip, ClipCov, GateRule, Geometric, KlCov, M2po, NoGate, Topr, TvMask, Vespo
+from sparring.algo.gate.rules import Clip, ClipCov, GateRule, Geometric, KlCov, M2po, Topr, TvMask, Vespo
 from sparring.algo.kl import Kl
 from sparring.algo.presets import ALGORITHMS
 from sparring.algo.ratio.rules import ProductRatio, RatioRule, TokenRatio
@@ -33,8 +33,9 @@ RULES_BY_KEY = {"credit": rules(CreditRule), "ratio": rules(RatioRule), "gate": 
 OF_TOKENS = (TvMask, Geometric, ClipCov, KlCov, M2po)
 """Gates that look at each token's own ratio."""
 
-OF_PRODUCTS = (Vespo, Topr, NoGate)
-"""Gates that can take the ratio of a whole sequence, which no fixed range around 1 holds."""
+OF_PRODUCTS = (Vespo, Topr)
+"""Gates that can take the ratio of a whole sequence, which no fixed range around 1 holds and whose gradient grows with the
+length: they take it as a weight."""
 
 INEXACT: dict[str, Any] = {"correction": Correction(weight="token"), "anchor": "proximal"}
 """What `correction = "auto"` is where the engine does not compute as the trainer does."""
@@ -82,7 +83,7 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     top_entropy: float = 1.0
     """The share of an optimiser step's tokens, those of highest entropy, that the surrogate is taken of; 0.2: the 80/20 rule
-    (arXiv 2506.01939, equation 5). Below 1 it costs a first pass over the step's tokens."""
+    (arXiv 2506.01939). Below 1 it costs a first pass over the step's tokens."""
 
     zero_variance_filter: bool = True
     """Leave out groups whose rewards are all equal, which carry no signal, so that the mean is over signal only (DAPO)."""

@@ -5,11 +5,12 @@ Shapes: M weighted tokens of a micro-batch.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from sparring.algo.tokens import bounded
+from sparring.algo.tokens import LARGEST_LOG_RATIO, bounded
 
 if TYPE_CHECKING:
     import torch
@@ -46,13 +47,12 @@ class Kl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How far an adaptive coefficient moves: by gain times the relative error, which is cut to a fifth, at each update."""
 
     reference: str = "start"
-    """What the reference is. "start": the weights that the stage starts from; "last": the policy's own before each update."""
+    """What the reference is. "start": the weights that the stage starts from; "last": the policy's own before each
+    update; else the model that `[models.<name>]` describes, with the policy's tokenizer."""
 
     def __post_init__(self) -> None:
         if not self.coefficient >= 0:
             raise ValueError(f"coefficient must be 0 or more, got {self.coefficient}")
-        if self.reference not in ("start", "last"):
-            raise ValueError(f'reference must be "start" or "last", got {self.reference!r}')
         if self.placement == "loss" and self.estimator == "k1":
             raise ValueError('estimator must be k2, k3 or abs in the loss: there k1 has no gradient on average, got "k1"')
         if self.target is not None and not (self.target > 0 and self.coefficient > 0):
@@ -65,6 +65,16 @@ class Kl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def in_loss(self) -> bool:
         """Whether the loss has the penalty."""
         return self.coefficient > 0 and self.placement == "loss"
+
+    @property
+    def in_reward(self) -> bool:
+        """Whether the reward has it."""
+        return self.coefficient > 0 and self.placement == "reward"
+
+    def of(self, difference: float) -> float:
+        """The estimate from one token's d."""
+        d = max(-LARGEST_LOG_RATIO, min(difference, LARGEST_LOG_RATIO))
+        return {"k1": d, "k2": d * d / 2, "k3": math.exp(-d) - 1 + d, "abs": abs(d)}[self.estimator]
 
     def __call__(self, logprob: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
         """The estimate of each token [M], with the gradient of `logprob`."""

@@ -14,7 +14,55 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     },
     "dapo": {"gate": {"name": "clip", "low": 0.2, "high": 0.28}, "aggregation": "token_mean"},
     "gspo": {"ratio": "sequence", "gate": {"name": "clip", "low": 3e-4, "high": 4e-4}, "aggregation": "sequence_mean"},
+    "gspo_token": {
+        "ratio": {"name": "sequence", "per_token": True},
+        "gate": {"name": "clip", "low": 3e-4, "high": 4e-4},
+        "aggregation": "sequence_mean",
+    },
+    "luspo": {"ratio": "sequence", "gate": {"name": "clip", "low": 3e-4, "high": 4e-4}, "aggregation": "sequence_sum"},
+    "gmpo": {"gate": "geometric", "aggregation": "sequence_mean"},
     "cispo": {"gate": "cispo", "aggregation": "token_mean"},
+    "sapo": {"gate": "sapo", "aggregation": "sequence_mean"},
+    "dppo": {"gate": "tv_mask", "aggregation": "token_mean"},
+    "clip_cov": {"gate": "clip_cov", "aggregation": "token_mean"},
+    "kl_cov": {"gate": "kl_cov", "aggregation": "token_mean"},
+    "vespo": {"ratio": "product", "gate": "vespo", "aggregation": "sequence_sum"},
+    "m2po": {"gate": "m2po", "aggregation": "token_mean"},
+    "intellect_2": {"gate": {"name": "dual_clip", "low": 0.2, "high": 0.2, "bound": 4.0}, "aggregation": "token_mean"},
+    "top_entropy": {"gate": {"name": "clip", "low": 0.2, "high": 0.28}, "aggregation": "token_mean", "top_entropy": 0.2},
+    "decoupled_ppo": {
+        "anchor": "proximal",
+        "correction": {"weight": "token", "high": 5.0},
+        "gate": {"name": "clip", "low": 0.2, "high": 0.2},
+        "aggregation": "token_mean",
+    },
+    "decoupled_ppo_loglinear": {
+        "anchor": "loglinear",
+        "correction": {"weight": "token", "high": 5.0},
+        "gate": {"name": "clip", "low": 0.2, "high": 0.2},
+        "aggregation": "token_mean",
+    },
 }
-"""grpo: arXiv 2402.03300; dr_grpo: 2503.20783; dapo: 2503.14476 (clip-higher, token mean, filter); gspo: 2507.18071 with its
-authors' bounds; cispo: 2506.13585."""
+"""What is not set here is the default, which the recipe may set."""
+
+SOURCES: dict[str, str] = {
+    "grpo": "DeepSeekMath, arXiv 2402.03300",
+    "dr_grpo": "arXiv 2503.20783",
+    "dapo": "arXiv 2503.14476: clip-higher, token mean, filter",
+    "gspo": "arXiv 2507.18071, with its authors' bounds",
+    "gspo_token": "arXiv 2507.18071, equation 13: for advantages that differ within a sequence",
+    "luspo": "length-unbiased: GSPO's loss of a sequence times its length, arXiv 2602.05261",
+    "gmpo": "arXiv 2507.20673",
+    "cispo": "MiniMax-M1, arXiv 2506.13585",
+    "sapo": "arXiv 2511.20347",
+    "dppo": "arXiv 2602.04879, binary total variation",
+    "clip_cov": "arXiv 2505.22617",
+    "kl_cov": "arXiv 2505.22617",
+    "vespo": "arXiv 2602.10693",
+    "m2po": "arXiv 2510.01161",
+    "intellect_2": "arXiv 2505.07291: two-sided clip",
+    "top_entropy": "arXiv 2506.01939: DAPO on the fifth of the tokens with the highest entropy",
+    "decoupled_ppo": "AReaL, arXiv 2505.24298, equation 5, with its cap of 5",
+    "decoupled_ppo_loglinear": "the same, the proximal policy guessed from versions",
+}
+"""Where each is from."""

@@ -12,6 +12,7 @@ from sparring.engine.config import EngineConfig
 from sparring.errors import EnvError, refusal
 from sparring.rollout.window import check_window
 from sparring.sandbox.check import check_sandbox
+from sparring.stages.annotators import check_reference
 from sparring.stages.context import ORDER, POLICY, Context
 from sparring.stages.demonstrate import Conversation, converse, demonstrate, given_conversations
 from sparring.stages.eval import held_out
@@ -44,6 +45,7 @@ async def check(context: Context) -> list[str]:
     _sampling(context)
     facts += check_served(context)
     if "rl" in config.run.stages:
+        check_reference(context)
         check_window(
             config.rollout,
             groups_per_step=config.rl.groups_per_step,

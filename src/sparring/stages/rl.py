@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from sparring.algo.annotate.forwarded import Forwarded
+from sparring.algo.annotate.kl import KlCoefficient
 from sparring.algo.credit.load import load_credit
 from sparring.batch.batches import Plan, batches
 from sparring.config import RunConfig
 from sparring.harness.chat import ChatHarness
 from sparring.loop import run_loop
 from sparring.observe.spans import Spans
-from sparring.protocols import Annotator, Engine, Trainer, TrainPlan
+from sparring.protocols import Annotator, Engine, TrainPlan
 from sparring.record.recorder import Recorder
 from sparring.rollout.runner import RolloutRunner
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
+from sparring.stages.annotators import annotators
 from sparring.stages.checkpoints import Checkpoints
 from sparring.stages.context import POLICY, Context
 from sparring.stages.lora import trained_folder
@@ -59,8 +60,9 @@ async def run(context: Context) -> dict[str, Any]:
     )
     done, state = await checkpoints.resume()
     context.store.truncate("rl", done, first_group=done * config.rl.groups_per_step)
-    totals = _Totals(state.get("totals"))
+    totals, coefficient = _Totals(state.get("totals")), KlCoefficient(config.algo.kl)
     if done:
+        coefficient.restore(state["kl"])
         scheduler.restore(state["scheduler"], context.store.groups(stage="rl"))
         await engine.pull(await trainer.push())
     context.sink.start("rl", config.rl.steps)
@@ -68,15 +70,16 @@ async def run(context: Context) -> dict[str, Any]:
     clock = StepClock(spans)
     async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
         metrics = {**metrics, **scheduler.metrics(), **engine.lap(), **clock.lap(batch.account.sampled)}
+        metrics |= coefficient.metrics() if config.algo.kl.target is not None else {}
         totals.add(batch, metrics)
         context.store.metric("rl", step.version, metrics)
         context.sink.log("rl", step.version, metrics)
-        await checkpoints.after(
-            step, metrics, {"scheduler": scheduler.state(step.version), "totals": totals.as_dict()}
-        )
+        kept = {"scheduler": scheduler.state(step.version), "totals": totals.as_dict(), "kl": coefficient.state()}
+        await checkpoints.after(step, metrics, kept)
 
     async with aclosing(scheduler.groups()) as groups:
-        steps = _batches(context, groups, trainer, source, done)
+        asked = annotators(context, trainer, source, coefficient)
+        steps = _batches(context, groups, asked, done)
         await run_loop(steps, {POLICY: trainer}, {POLICY: engine}, window, after_step)
     from sparring.stages.export import write_model
 
@@ -85,7 +88,7 @@ async def run(context: Context) -> dict[str, Any]:
 
 
 def _batches(
-    context: Context, groups: AsyncIterator[Group], trainer: Trainer, source: Path, done: int
+    context: Context, groups: AsyncIterator[Group], asked: Sequence[Annotator], done: int
 ) -> AsyncIterator[Batch]:
     """The stage's batches after `done` updates."""
     config = context.config
@@ -95,7 +98,7 @@ def _batches(
         groups_per_step=config.rl.groups_per_step,
         credit=load_credit(config.algo, seed=config.run.seed, max_tokens=config.rollout.max_turn_tokens),
         model=POLICY,
-        annotators=_annotators(context, trainer, source),
+        annotators=asked,
         store=context.store,
         plan=Plan(
             minibatches=config.rl.minibatches,
@@ -134,17 +137,6 @@ def _plan(context: Context) -> TrainPlan:
     config = context.config
     total = config.rl.steps * config.rl.passes * config.rl.minibatches
     return TrainPlan(losses=[PolicyLoss(config.algo)], total_steps=total, overrides=config.rl.train)
-
-
-def _annotators(context: Context, trainer: Trainer, source: Path) -> list[Annotator]:
-    """What the algorithm asks for beside what was recorded."""
-    config, found = context.config, list[Annotator]()
-    if config.algo.needs_proximal and config.rl.passes * config.rl.minibatches > 1:
-        found.append(Forwarded(trainer.forward, "proximal"))
-    if config.algo.kl.coefficient:
-        frozen = context.cluster.trainer(POLICY, path=str(source), plan=TrainPlan(losses=[], total_steps=1, overrides={}))
-        found.append(Forwarded(frozen.forward, "reference"))
-    return found
 
 
 class _Totals:

@@ -2,17 +2,15 @@
 
 from dataclasses import replace
 
+import msgspec
 import torch
 
 from sparring.algo.aggregation import aggregated, denominator
-from sparring.algo.config import named
+from sparring.algo.config import AlgoConfig, named
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.batch.denominators import denominators
 from sparring.batch.tensors import micro_batch
-from sparring.config import AlgoConfig
 from sparring.types import Sample
-
-import msgspec
 
 
 def config_of(case):

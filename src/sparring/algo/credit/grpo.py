@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -40,7 +41,13 @@ class Grpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return [self._group(group, rows) for group, rows in zip(groups, samples, strict=True)]
 
     def _group(self, group: Group, rows: Sequence[Sample]) -> list[Sample]:
-        rewards = [_reward(score.reward, group.id) for score in group.scores]
+        earned: dict[str, list[float]] = defaultdict(list)  # beside the outcome, such as minus a KL penalty
+        for row in rows:
+            earned[trajectory_of(row)] += row.annotations.get("reward", ())
+        rewards = [
+            _reward(score.reward, group.id) + math.fsum(x for of in rollout.trajectories for x in earned.get(of.id, ()))
+            for rollout, score in zip(group.rollouts, group.scores, strict=True)
+        ]
         advantages = {
             trajectory.id: advantage
             for rollout, advantage in zip(group.rollouts, self._advantages(rewards), strict=True)

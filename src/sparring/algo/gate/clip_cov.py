@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 class ClipCov(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="clip_cov", tag_field="name"):
     """r A, without gradient for a share of the step's tokens, drawn among those with low <= cov <= high (Clip-Cov, arXiv
-    2505.22617, equations 11 and 12):
+    2505.22617):
 
         cov_t = (log pi_t - mean log pi) (A_t - mean A), means over the optimiser step's tokens
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 class KlCov(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="kl_cov", tag_field="name"):
     """r A - coefficient |log r| for the share of the step's tokens with the largest cov, r A for the others (KL-Cov, arXiv
-    2505.22617, equation 13, its divergence estimated as in its authors' code):
+    2505.22617, its divergence estimated as in its authors' code):
 
         cov_t = (log pi_t - mean log pi) (A_t - mean A), means over the optimiser step's tokens
 

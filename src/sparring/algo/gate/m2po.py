@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 class M2po(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="m2po", tag_field="name"):
     """r A, without gradient for the tokens of the largest (log r)^2: as few as leave a mean of at most `bound` over the rest of
-    the optimiser step (M2PO, arXiv 2510.01161, section 4). Only outliers are lost, however stale the data is. Use it with a
+    the optimiser step (M2PO, arXiv 2510.01161). Only outliers are lost, however stale the data is. Use it with a
     large `max_lag`. Costs a first pass over the step's tokens.
     """
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Sapo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="sapo", tag_field="name"):
-    """4 / tau * sigmoid(tau (r - 1)) A, with a tau of its own for either sign of A: SAPO (arXiv 2511.20347, section 3). The
+    """4 / tau * sigmoid(tau (r - 1)) A, with a tau of its own for either sign of A: SAPO (arXiv 2511.20347). The
     gradient fades as the ratio leaves 1, by 4 s (1 - s) with s the sigmoid, instead of ending at a bound. Use it where clipping
     loses too many tokens, as with mixtures of experts.
 

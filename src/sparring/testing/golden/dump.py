@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from sparring.testing.golden import policy
+from sparring.testing.golden import kl, policy
 
 
 def main() -> None:
@@ -13,6 +13,8 @@ def main() -> None:
     for part, name in policy.names():
         for case in policy.cases(part, name):
             sys.stdout.write(json.dumps(case) + "\n")
+    for case in kl.cases():
+        sys.stdout.write(json.dumps(case) + "\n")
 
 
 if __name__ == "__main__":

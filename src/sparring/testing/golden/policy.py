@@ -69,7 +69,7 @@ SETTINGS: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]] = {
         "token": [_NONE],
         "sequence": [_NONE, {"ratio": {"name": "sequence", "per_token": True}, **_NONE}, {"gate": {"name": "cispo"}}],
         "turn": [_NONE, {"ratio": {"name": "turn", "per_token": True}, **_NONE}],
-        "product": [_NONE],
+        "product": [{"gate": {"name": "topr"}}, {"gate": {"name": "vespo"}}],
     },
     "gate": {
         "none": [{}],

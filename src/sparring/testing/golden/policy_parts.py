@@ -133,7 +133,7 @@ def tv_mask(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
 
 
 def geometric(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
-    """GMPO, arXiv 2507.20673, equations 3 and 4."""
+    """GMPO, arXiv 2507.20673."""
     low, high = np.log(settings.get("low", 0.67032)), np.log(settings.get("high", 1.49182))
     clipped = np.where(step.advantages > 0, lesser(r, high), greater(r, low))
     found = np.zeros_like(r)
@@ -143,12 +143,12 @@ def geometric(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
 
 
 def covariances(step: Step) -> Array:
-    """arXiv 2505.22617, equation 10."""
+    """arXiv 2505.22617."""
     return (step.at - np.mean(step.at)) * (step.advantages - np.mean(step.advantages))
 
 
 def clip_cov(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
-    """arXiv 2505.22617, equations 11 and 12; which of the candidates are drawn: see the rule's docstring."""
+    """arXiv 2505.22617; which of the candidates are drawn: see the rule's docstring."""
     cov = covariances(step)
     band = (cov >= settings.get("low", 1.0)) & (cov <= settings.get("high", 5.0))
     candidates = np.flatnonzero(band)
@@ -159,7 +159,7 @@ def clip_cov(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
 
 
 def kl_cov(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
-    """arXiv 2505.22617, equation 13."""
+    """arXiv 2505.22617."""
     count = int(settings.get("share", 0.002) * len(r0))
     chosen = np.argsort(-covariances(step), kind="stable")[:count]
     distance = np.where(r0 > 0, r, np.where(r0 < 0, -r, 0))
@@ -185,7 +185,7 @@ def m2po(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
 
 
 def topr(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
-    """arXiv 2503.14286, equation 8."""
+    """arXiv 2503.14286."""
     weight = np.where(step.advantages < 0, np.minimum(np.exp(r0), settings.get("bound", 1.0)), 1.0)
     return -weight * step.advantages * step.now
 

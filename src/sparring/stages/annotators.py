@@ -1,0 +1,82 @@
+"""What the algorithm asks for beside what was recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sparring.algo.annotate.forwarded import Forwarded
+from sparring.algo.annotate.kl import KlCoefficient, KlPenalty
+from sparring.algo.annotate.loglinear import ProximalShare
+from sparring.errors import refusal
+from sparring.model.hub import local_folder
+from sparring.protocols import Annotator, Trainer, TrainPlan
+from sparring.stages.context import POLICY, Context
+
+
+def annotators(context: Context, trainer: Trainer, source: Path, coefficient: KlCoefficient) -> list[Annotator]:
+    """In the order in which they are to be asked.
+
+    Args:
+        context: of the run.
+        trainer: of the policy.
+        source: the checkpoint folder that it started from.
+        coefficient: of the KL penalty, where it adapts.
+    """
+    config, found = context.config, list[Annotator]()
+    steps = config.rl.passes * config.rl.minibatches
+    # of a batch that is trained once, the forward with gradients says what the trainer's were before the update
+    if config.algo.needs_proximal and steps > 1:
+        guessed = config.algo.anchor == "loglinear"
+        found.append(ProximalShare(lambda: trainer.version) if guessed else Forwarded(trainer.forward, "proximal"))
+    kl = config.algo.kl
+    if kl.coefficient:
+        found.append(Forwarded(_reference(context, trainer, source).forward, "reference"))
+    if kl.target is not None:
+        found.append(coefficient)
+    if kl.in_reward:
+        found.append(KlPenalty(kl))
+    return found
+
+
+def _reference(context: Context, trainer: Trainer, source: Path) -> Trainer:
+    """The trainer that is asked: the policy's own, or one that is never trained."""
+    name = context.config.algo.kl.reference
+    if name == "last":
+        return trainer
+    plan = TrainPlan(losses=[], total_steps=1, overrides={})
+    if name == "start":
+        return context.cluster.trainer(POLICY, path=str(source), plan=plan)
+    return context.cluster.trainer(name, path=str(reference_folder(context)), plan=plan)
+
+
+def reference_folder(context: Context) -> Path:
+    """The checkpoint folder of a reference that `[models.<name>]` names.
+
+    Raises:
+        BadInput: no such model, or one without a path.
+    """
+    name, models = context.config.algo.kl.reference, context.config.models
+    if name not in models or models[name].path is None:
+        got = f"{name!r}, which {'has no path' if name in models else 'no [models] section describes'}"
+        raise refusal("algo.kl.reference", "start, last or a model with a path", got, f"add [models.{name}] with a path")
+    return local_folder(str(models[name].path))
+
+
+def check_reference(context: Context) -> None:
+    """The KL penalty's reference can be asked, and has something to say.
+
+    Raises:
+        BadInput: it cannot, or has not.
+    """
+    config, kl = context.config, context.config.algo.kl
+    if not kl.coefficient:
+        return
+    if kl.reference == "last":
+        if kl.placement == "loss" and config.rl.passes * config.rl.minibatches == 1:
+            do = "set rl.minibatches or rl.passes, or choose another reference"
+            raise refusal("algo.kl.reference", "several optimiser steps an update beside \"last\"", "one, whose KL is 0", do)
+    elif kl.reference != "start":
+        theirs = reference_folder(context) / "tokenizer.json"
+        ours = context.given()
+        if ours is not None and theirs.exists() and theirs.read_bytes() != (ours / "tokenizer.json").read_bytes():
+            raise refusal("algo.kl.reference", "a model with the policy's tokenizer", f"{theirs}, another", "choose such a model")
