@@ -122,6 +122,7 @@ def world(prompts: list[dict[str, Any]]) -> Any:
         """Each prompt once, in order."""
 
         name = "digits"
+        scorer = None
 
         def make(self) -> Env:
             return Digits()

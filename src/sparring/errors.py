@@ -60,6 +60,10 @@ class StoreError(SparringError):
     """The run's store cannot be read or written (disk full, locked, damaged)."""
 
 
+class EvaluationFailed(SparringError):
+    """Infrastructure or judge broke so many rollouts of an evaluation that what is left says too little."""
+
+
 class WeightsError(SparringError):
     """A weight update failed its verification; the engine still serves the old version."""
 

@@ -5,6 +5,7 @@ All are frozen; standard library only.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -103,6 +104,26 @@ class KeptSets:
         """The ids that a token was drawn from; none where nothing was truncated."""
         row = self.rows[token]
         return tuple(int.from_bytes(row[at : at + 4], "little") for at in range(0, len(row), 4))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopRows:
+    """The likeliest tokens where each token stands, with their log-probabilities: `rows[i]` is pairs of an id of 32 bits and a
+    float32, little-endian; empty where nobody was asked."""
+
+    rows: tuple[bytes, ...]
+
+    @staticmethod
+    def of(rows: Iterable[Iterable[tuple[int, float]]]) -> TopRows:
+        """One row of (id, log-probability) per token."""
+        return TopRows(rows=tuple(b"".join(struct.pack("<If", *pair) for pair in row) for row in rows))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def pairs(self, token: int) -> tuple[tuple[int, float], ...]:
+        """(id, log-probability) of the likeliest in the place of a token."""
+        return tuple(struct.iter_unpack("<If", self.rows[token]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,8 +6,8 @@ Whoever implements a protocol passes its contract suite in `tests/contract`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from sparring.generation import Completion, Constraint, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.types import (
@@ -87,10 +87,11 @@ class EnvFactory(Protocol):
 
     `tasks(split, seed)` is an endless (train) or finite (eval) deterministic stream; no eval prompt occurs in train.
     `expert(task)` is the scripted demonstration as replies, each a function of the messages so far; None where a
-    world has no expert.
+    world has no expert. `scorer` is the second pass over its groups, None where rewards stand by themselves.
     """
 
     name: str
+    scorer: Scorer | None
 
     def make(self) -> Env: ...
     def tasks(self, split: str, seed: int) -> TaskSource: ...
@@ -161,6 +162,13 @@ class Scorer(Protocol):
     async def score(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> Sequence[Score]: ...
 
 
+class Worth(Protocol):
+    """A model with a scalar head, served: what texts, as token ids, are worth."""
+
+    async def worth(self, texts: Sequence[Sequence[int]]) -> Sequence[float]: ...
+    async def close(self) -> None: ...
+
+
 class Annotator(Protocol):
     """Adds per-token values (reference, teacher, value) to flattened samples."""
 
@@ -172,24 +180,45 @@ class Credit(Protocol):
 
     `samples[i]` are the branches of groups[i]. `credit` returns, per group, its samples with advantages and weights set; an
     empty sequence where the group leaves the update (zero variance). `denominator` is what the policy term over some of these
-    rows is divided by; None: by the sum of its weights.
+    rows is divided by; None: by the sum of its weights. `state` is what it remembers of earlier updates; a resumed run gives it
+    to `restore`.
     """
 
     def credit(
         self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]
     ) -> Sequence[Sequence[Sample]]: ...
     def denominator(self, rows: Iterable[Sample]) -> float | None: ...
+    def state(self) -> Mapping[str, Any]: ...
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Divergence:
+    """How far the model's distribution q is from a teacher's p, and over what. `reverse` is KL(q || p), `forward` KL(p || q);
+    `jensen_shannon` is beta KL(p || m) + (1 - beta) KL(q || m) with m = beta p + (1 - beta) q. `top_k`: over the teacher's
+    likeliest tokens (`Sample.tops`), all others being one; `vocabulary`: over all tokens, the teacher (`Sample.teacher`) computed
+    beside the model."""
+
+    kind: Literal["reverse", "forward", "jensen_shannon"] = "reverse"
+    over: Literal["top_k", "vocabulary"] = "vocabulary"
+    beta: float = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
     """What a loss asks the trainer for. A declared unit is never split across micro-batches; `statistics` costs a
-    gradient-free first pass. `idle_tokens`: the policy's tokens of zero advantage matter too; else they are not computed."""
+    gradient-free first pass, in which the loss is asked for `statistics(quantities, micro_batch)`: name -> (sum, count) of what
+    it then finds, as means over the whole update, in `MicroBatch.statistics`. `idle_tokens`: the policy's tokens of zero
+    advantage matter too; else they are not computed. `divergence` is what the quantity of that name is. With `survey` the loss
+    is asked for `survey(quantities, micro_batch)` in such a pass, of all the step's tokens at once: name -> [M] of what it then
+    finds as annotations."""
 
     quantities: frozenset[str] = frozenset({"logprob"})
     unit: str = "token"
     statistics: bool = False
+    survey: bool = False
     idle_tokens: bool = False
+    divergence: Divergence | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -208,14 +237,6 @@ class Loss(Protocol):
     needs: Needs
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult: ...
-
-
-@runtime_checkable
-class StepLoss(Loss, Protocol):
-    """A loss that declares `needs.statistics`. `statistics` is handed all of an optimiser step's tokens at once, without
-    gradients; what it says of each comes back to the loss as annotations of the micro-batch."""
-
-    def statistics(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> Mapping[str, torch.Tensor]: ...
 
 
 @dataclass(kw_only=True, slots=True)
@@ -281,29 +302,34 @@ class Store(Protocol):
     def last_checkpoint(self, stage: str) -> tuple[CheckpointRef, Mapping[str, Any]] | None: ...
     def checkpoints(self, stage: str) -> Sequence[CheckpointRef]: ...
     def truncate(self, stage: str, step: int, *, first_group: int = 0) -> None: ...
+    def supersede(self, stage: str, number: int) -> None: ...
     def close(self) -> None: ...
 
 
 class Cluster(Protocol):
     """Which process runs where. A stage asks for parts and never builds them.
 
-    `path` is a Hugging Face checkpoint folder. A trainer and an engine of one name start from equal weights at
-    version 0 and never share storage (law 9).
+    `path` is a Hugging Face checkpoint folder, for `worth` one with a scalar head. A trainer and an engine of one name start from
+    equal weights at version 0 and never share storage (law 9).
     """
 
     def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer: ...
     def engine(self, name: str, *, path: str) -> Engine: ...
+    def worth(self, name: str, *, path: str) -> Worth: ...
     async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainPlan:
-    """What a stage wants of a trainer: its loss terms, how many steps the schedule spans, and the keys of `[train]`
-    that this stage replaces."""
+    """What a stage wants of a trainer: its loss terms, how many steps the schedule spans, the keys of `[train]` that this stage
+    replaces, and the head it trains (as `model.load` has it). `teachers`, the checkpoint folders of models by name, are computed
+    beside it, without gradients."""
 
     losses: Sequence[Loss]
     total_steps: int
     overrides: Mapping[str, Any]
+    head: str = "tokens"
+    teachers: Mapping[str, str] = field(default_factory=dict)
 
 
 class GroupSource(Protocol):

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sparring.generation import Constraint, KeptSets, Runs, Sampling
+from sparring.generation import Constraint, KeptSets, Runs, Sampling, TopRows
 
 Role = Literal["system", "user", "assistant", "tool"]
 Source = Literal["policy", "prompt", "tool", "harness", "expert", "teacher"]
@@ -110,8 +110,9 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """What the world says after a reply. `state_key` marks equal states for anchor-state credit. `constraint` is what the text of
-    the next reply must be, in the place of the run's."""
+    """What the world says after a reply. `reward` is what that reply earned of the score's reward, None for nothing to say;
+    `state_key` names the state that the next reply is made in, so that turns taken in equal states can be compared. `constraint`
+    is what the text of the next reply must be, in the place of the run's."""
 
     messages: tuple[Message, ...] = ()
     reward: float | None = None
@@ -242,12 +243,23 @@ class Rollout:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
     """`reward` None means not scored, which is not 0. `parts` are named components for reports; `success` is the
-    verifier's yes or no (None where a world has no such notion)."""
+    verifier's yes or no (None where a world has no such notion).
+
+    `per_turn` says what of `reward` each sampled turn earned, in the order in which they were sampled; what they leave of it was
+    earned by the end. `states` says which state each of those turns was taken in, None where no other is like it (see
+    `Observation.state_key`). `per_role` replaces `reward` for a role that it names, where roles earn different rewards.
+    """
 
     reward: float | None
     parts: Mapping[str, float] = field(default_factory=dict)
     success: bool | None = None
     per_turn: tuple[float, ...] | None = None
+    states: tuple[str | None, ...] | None = None
+    per_role: Mapping[str, float] | None = None
+
+    def of(self, role: str) -> float | None:
+        """What a role earned."""
+        return (self.per_role or {}).get(role, self.reward)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -255,7 +267,8 @@ class Group:
     """A task's rollouts with their scores, in rollout order. A rollout that left for an infrastructure failure is in
     `failed`, never among `rollouts`; an unscored or misaligned group cannot be built.
 
-    `index` is the admission number (batches form in this order, law 5); `version` the weight version at admission.
+    `index` is the admission number (batches form in this order, law 5); `version` the weight version at admission. `baselines`
+    are the scores of the task's rollouts with purpose "baseline": never trained, and no members of the group.
     """
 
     id: str
@@ -265,6 +278,7 @@ class Group:
     scores: tuple[Score, ...]
     failed: tuple[Rollout, ...] = ()
     version: int = 0
+    baselines: tuple[Score, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.rollouts) != len(self.scores):
@@ -291,6 +305,11 @@ class Sample:
     `weights` maps a loss term (policy, imitate, ...) to its per-token weights; a term that is absent touches nothing.
     `kept` has an empty row where nothing was sampled or nothing truncated; it is None where that is so everywhere. `bias` is
     likewise, per token, what was added to logits before it was drawn: (id, value), minus infinity for what was impossible.
+
+    `label` is what the preference term is told of the row: 1 chosen or wanted, -1 rejected or unwanted; 0: judged for a batch
+    statistic alone, never trained. The chosen and the rejected rows of one `group` are a pair.
+    `teacher` names the model that the distill term compares with; `tops` is what that one finds likeliest in the place of each
+    token, where no more of its distribution is asked for.
     """
 
     id: str
@@ -306,6 +325,9 @@ class Sample:
     kept: KeptSets | None = None
     bias: tuple[tuple[tuple[int, float], ...], ...] | None = None
     annotations: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    label: float | None = None
+    teacher: str | None = None
+    tops: TopRows | None = None
 
     def __post_init__(self) -> None:
         for name, values in (*self.weights.items(), *self.annotations.items()):
@@ -313,6 +335,8 @@ class Sample:
                 raise ValueError(f"sample {self.id}: {name} has {len(values)} values for {len(self.tokens)} tokens")
         if self.kept is not None and len(self.kept) != len(self.tokens):
             raise ValueError(f"sample {self.id}: {len(self.kept)} kept sets for {len(self.tokens)} tokens")
+        if self.tops is not None and len(self.tops) != len(self.tokens):
+            raise ValueError(f"sample {self.id}: {len(self.tops)} rows of a teacher for {len(self.tokens)} tokens")
         if self.bias is not None and len(self.bias) != len(self.tokens):
             raise ValueError(f"sample {self.id}: {len(self.bias)} biases for {len(self.tokens)} tokens")
         if any(values and values[0] for values in self.weights.values()):

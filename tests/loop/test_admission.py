@@ -12,7 +12,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparring.errors import SandboxError, SparringError, StoreError
+from sparring.errors import JudgeError, SandboxError, SparringError, StoreError
 from sparring.harness.chat import ChatHarness
 from sparring.record.recorder import Recorder
 from sparring.rollout.config import RolloutConfig
@@ -105,7 +105,7 @@ def make_run(
     window = Window(groups_per_step, settings.max_lag, total_steps)
     source = world.tasks("train", 0)
     scheduler = Scheduler(
-        runner, source, window, run_seed=5, engine_version=lambda: engine.version, stage="rl", scorer=scorer
+        runner, source, window, run_seed=5, engine_version=lambda: engine.version, stage="rl", scorers=[] if scorer is None else [scorer]
     )
     return Run(scheduler, window, engine, runner, source)
 
@@ -281,6 +281,27 @@ def test_a_second_pass_scores_what_the_world_left_open() -> None:
     for group in taken:
         assert [s.reward for s in group.scores] == [1.0, 0.0]
         assert [(r.index, r.outcome.kind) for r in group.failed] == [(2, "judge_failed")]
+
+
+class Fallen:
+    """A scorer that raises what it was made with."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    async def score(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> Sequence[Score]:
+        """No scores."""
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [JudgeError("judge: gone"), KeyError("gone")])
+def test_a_second_pass_that_fails_is_no_reward(error: Exception) -> None:
+    """The run goes on; the rollouts leave with what failed."""
+    ((taken,), _) = run_virtual(make_run(ToyWorld(), scorer=Fallen(error)).steps(1, 1))
+    for group in taken:
+        assert not group.rollouts and len(group.failed) == 3
+        assert {r.outcome.kind for r in group.failed} == {"judge_failed"}
+        assert all("gone" in r.outcome.failure.message for r in group.failed if r.outcome.failure)
 
 
 def test_what_nobody_scores_leaves_the_group() -> None:

@@ -11,7 +11,7 @@ import pytest
 from sparring.cli.main import main
 
 RL = ('run.stages=["rl"]', "rl.steps=4", "rl.minibatches=2", "rollout.max_lag=1", "observe.progress=off", "rl.train.save_every=2")
-KL = ("algo.kl.coefficient=0.1", "algo.kl.placement=reward", "algo.kl.estimator=k1", "algo.kl.target=0.01")
+KL = ("algo.kl_reward.coefficient=0.1", "algo.kl_reward.target=0.01")
 
 
 def run(recipe: Path, name: str, *settings: str) -> tuple[list[dict[str, float]], str]:

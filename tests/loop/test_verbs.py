@@ -99,8 +99,9 @@ def test_what_is_no_recorded_rollout(run: Path, capsys: pytest.CaptureFixture[st
 def test_eval_finds_what_the_run_found(run: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary = json.loads((run / "summary.json").read_text())
     with contextlib.chdir(home):
-        last = said(capsys, "eval", "first try.toml", "runs/tiny").splitlines()[-1].split()
-    assert last[:4] == ["all", "together", f"{100 * summary['rl_success']:.1f}", "%"] and last[-1] == "6"
+        lines = said(capsys, "eval", "first try.toml", "runs/tiny").splitlines()
+    [total] = [line.split() for line in lines if line.startswith("all together")]
+    assert total[:4] == ["all", "together", f"{100 * summary['rl_success']:.1f}", "%"] and total[-1] == "6"
 
 
 def test_eval_refuses_more_tasks_than_there_are(home: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,3 +31,12 @@ class Sums(PythonTool, Env):
             return Message(role="assistant", tool_calls=(ToolCall(id="call_0", name="python", arguments={"code": code}),))
 
         return reply
+
+
+class Chance(Sums):
+    """The same, where about every other rollout succeeds, whatever it says: the last reply's ids add up to an odd number."""
+
+    async def score(self, trajectory: Trajectory) -> Score:
+        """Also of rollouts that were cut short."""
+        odd = sum(trajectory.segments[-1].tokens) % 2 == 1
+        return Score(reward=float(odd), success=odd)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, Literal
 
 import msgspec
@@ -11,12 +11,16 @@ import msgspec
 from sparring.algo.aggregation import Aggregation
 from sparring.algo.correction.rule import PRESETS as CORRECTIONS
 from sparring.algo.correction.rule import Correction
-from sparring.algo.credit.rules import CreditRule, Grpo
+from sparring.algo.credit.rules import COMPARING, OF_ONE_GROUP, CreditRule, Grpo, refuse_annotations, refuse_group_size
+from sparring.algo.filter.difficulty import Difficulty
 from sparring.algo.gate.rules import Clip, ClipCov, GateRule, Geometric, KlCov, M2po, Topr, TvMask, Vespo
 from sparring.algo.kl import Kl
 from sparring.algo.presets import ALGORITHMS
 from sparring.algo.ratio.rules import ProductRatio, RatioRule, TokenRatio
+from sparring.algo.shaping.kl_reward import KlReward
+from sparring.algo.shaping.rules import ShapingRule
 from sparring.algo.tokens import StepGate, Unit
+from sparring.errors import refusal
 
 
 def rules(union: Any) -> tuple[type[msgspec.Struct], ...]:
@@ -85,8 +89,18 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The share of an optimiser step's tokens, those of highest entropy, that the surrogate is taken of; 0.2: the 80/20 rule
     (arXiv 2506.01939). Below 1 it costs a first pass over the step's tokens."""
 
-    zero_variance_filter: bool = True
-    """Leave out groups whose rewards are all equal, which carry no signal, so that the mean is over signal only (DAPO)."""
+    shaping: tuple[ShapingRule, ...] = ()
+    """What is added to rewards before credit, in this order: a list of tables, each with the name of a rule and its settings."""
+
+    kl_reward: KlReward | None = None
+    """A price per token for leaving the reference, in the reward."""
+
+    difficulty: Difficulty | None = None
+    """Train only groups of which this share of rollouts succeeded."""
+
+    zero_variance_filter: bool | None = None
+    """Leave out groups whose rewards are all equal, so that the mean is over signal only (DAPO). None: where such a group says
+    nothing to the credit rule."""
 
     control: Literal["none", "shuffled"] = "none"
     """`shuffled` permutes the rewards over all rollouts of an update: an experiment's control, which must learn nothing."""
@@ -104,6 +118,8 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError("max_tokens and entropy_bonus must be 0 or more")
         if not 0 < self.top_entropy <= 1:
             raise ValueError(f"top_entropy must lie above 0 and at most at 1, got {self.top_entropy}")
+        if self.kl.target is not None and self.kl_reward is not None and self.kl_reward.target is not None:
+            raise ValueError("kl_reward.target must be left out beside kl.target: one coefficient adapts")
         self._check_ratio()
 
     def _check_ratio(self) -> None:
@@ -122,6 +138,26 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return Correction() if isinstance(self.correction, str) else self.correction
 
     @property
+    def filters_flat_groups(self) -> bool:
+        """Whether groups of equal rewards are left out."""
+        return isinstance(self.credit, COMPARING) if self.zero_variance_filter is None else self.zero_variance_filter
+
+    @property
+    def sees_one_group(self) -> bool:
+        """Whether an advantage depends on its group alone, as it is recorded."""
+        return isinstance(self.credit, OF_ONE_GROUP) and self.control == "none" and self.kl_reward is None
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a reference's log-probabilities have a part in the update."""
+        return bool(self.kl.coefficient or self.kl_reward or self.credit.__struct_config__.tag == "prime")
+
+    @property
+    def adaptive(self) -> Kl | KlReward:
+        """Of the two penalties for leaving the reference the one whose coefficient may adapt."""
+        return self.kl_reward if self.kl_reward is not None and self.kl.target is None else self.kl
+
+    @property
     def needs_proximal(self) -> bool:
         """Whether the trainer's log-probabilities before an update have a part in it."""
         rule = self.correction_rule
@@ -134,14 +170,26 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return next(unit for unit in ("sequence", "turn", "token") if unit in units)
 
     @property
-    def needs_statistics(self) -> bool:
+    def needs_survey(self) -> bool:
         """Whether a token's part in the loss depends on all tokens of its optimiser step."""
         return isinstance(self.gate, StepGate) or self.top_entropy < 1 or self.correction_rule.normalise
 
     @property
     def needs_idle_tokens(self) -> bool:
         """Whether tokens of no advantage have a part in the gradient, or in that of others."""
-        return bool(self.kl.in_loss or self.entropy_bonus or self.unit != "token" or self.needs_statistics)
+        return bool(self.kl.coefficient or self.entropy_bonus or self.unit != "token" or self.needs_survey)
+
+    def check(self, group_size: int, annotations: Set[str]) -> None:
+        """Refuse a credit rule that could not work in a stage with groups of this size which writes these annotations.
+
+        Raises:
+            BadInput: it compares more members than there are, or reads what nobody writes; or every group would be filtered.
+        """
+        refuse_group_size(self.credit, group_size)
+        refuse_annotations(self.credit, annotations)
+        if group_size < 2 and self.filters_flat_groups:
+            got, do = "a filter that drops every group of one", "leave zero_variance_filter out, or raise rollout.group_size"
+            raise refusal("algo.zero_variance_filter", "groups that can differ", got, do)
 
 
 def named(algo: Any) -> Any:

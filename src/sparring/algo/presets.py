@@ -42,6 +42,28 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "gate": {"name": "clip", "low": 0.2, "high": 0.2},
         "aggregation": "token_mean",
     },
+    "ppo": {"credit": "gae", "gate": {"name": "clip", "low": 0.2, "high": 0.2}, "aggregation": "token_mean"},
+    "rloo": {"credit": "rloo", "gate": "none", "aggregation": "sequence_sum"},
+    "reinforce_plus_plus": {
+        "credit": "reinforce_plus_plus",
+        "gate": {"name": "clip", "low": 0.2, "high": 0.2},
+        "aggregation": "token_mean",
+    },
+    "reinforce_plus_plus_baseline": {
+        "credit": "reinforce_plus_plus_baseline",
+        "gate": {"name": "clip", "low": 0.2, "high": 0.2},
+        "aggregation": "token_mean",
+    },
+    "remax": {"credit": "remax", "gate": "none", "aggregation": "sequence_sum"},
+    "opo": {"credit": "opo", "gate": "none", "aggregation": "token_mean"},
+    "gpg": {"credit": "gpg", "gate": "none", "aggregation": "token_mean"},
+    "gigpo": {"credit": "gigpo", "gate": {"name": "clip", "low": 0.2, "high": 0.2}, "aggregation": "sequence_mean"},
+    "raft_plus_plus": {
+        "credit": "raft_plus_plus",
+        "gate": {"name": "clip", "low": 0.2, "high": 0.2},
+        "aggregation": "sequence_mean",
+    },
+    "topr": {"credit": "topr", "ratio": "product", "gate": "topr", "aggregation": "sequence_sum"},
 }
 """What is not set here is the default, which the recipe may set."""
 
@@ -64,5 +86,15 @@ SOURCES: dict[str, str] = {
     "top_entropy": "arXiv 2506.01939: DAPO on the fifth of the tokens with the highest entropy",
     "decoupled_ppo": "AReaL, arXiv 2505.24298, equation 5, with its cap of 5",
     "decoupled_ppo_loglinear": "the same, the proximal policy guessed from versions",
+    "ppo": "arXiv 1707.06347 with GAE, arXiv 1506.02438; takes a critic",
+    "rloo": "arXiv 2402.14740",
+    "reinforce_plus_plus": "arXiv 2501.03262",
+    "reinforce_plus_plus_baseline": "arXiv 2501.03262",
+    "remax": "arXiv 2310.10505",
+    "opo": "arXiv 2505.23585",
+    "gpg": "arXiv 2504.02546",
+    "gigpo": "arXiv 2505.10978",
+    "raft_plus_plus": "arXiv 2504.11343",
+    "topr": "arXiv 2503.14286",
 }
 """Where each is from."""

@@ -123,7 +123,8 @@ def _parts(rows: Sequence[Sample], plan: Plan, step: int) -> list[list[Sample]]:
         return [list(rows)]
     whole: dict[str, list[Sample]] = {}
     for row in rows:
-        whole.setdefault(row.id.rpartition("#")[0], []).append(row)
+        # the two of a pair are compared with each other
+        whole.setdefault(row.id.rpartition("#")[0] if row.label is None else row.group, []).append(row)
     parts = []
     for number in range(plan.passes):
         order = sorted(whole, key=lambda id: xxhash.xxh3_64_intdigest(f"parts/{plan.seed}/{step}/{number}/{id}".encode()))
@@ -154,13 +155,19 @@ def _account(group: Group, before: Sequence[Sample], after: Sequence[Sample], mo
 
 
 def _policy_tokens(row: Sample) -> int:
-    """Tokens with weight in the policy term."""
-    weights = row.weights.get("policy", ())
+    """Tokens with weight in the term that trains what the policy sampled: its own, or in its place the preference term or the
+    distill term."""
+    weights = row.weights.get("policy" if row.label is None else "preference") or row.weights.get("distill", ())
     return len(weights) - weights.count(0.0)
 
 
 def _trained_tokens(row: Sample) -> int:
-    """Of these, the ones whose advantage is not exactly zero."""
+    """Of these, the ones whose advantage is not exactly zero; of compared rows, those with a label that is not; all that the
+    distill term weighs."""
+    if row.label is not None:
+        return _policy_tokens(row) if row.label else 0
+    if "policy" not in row.weights and "distill" in row.weights:
+        return _policy_tokens(row)
     if row.advantages is None:
         raise SparringError(f"sample {row.id}: expected advantages from the credit, got none; set them or drop the whole group")
     weighted = list(compress(row.advantages, row.weights.get("policy", ())))
@@ -168,5 +175,7 @@ def _trained_tokens(row: Sample) -> int:
 
 
 def _has_gradient(row: Sample) -> bool:
+    if row.label is not None:
+        return row.label != 0
     others = (values for term, values in row.weights.items() if term != "policy")
     return _trained_tokens(row) > 0 or any(map(any, others))

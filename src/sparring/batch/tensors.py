@@ -1,14 +1,14 @@
 """Rows -> tensors of one micro-batch.
 
-Shapes: N tokens, one for each distinct prefix of a row; B rows; M weighted tokens (those that some term trains);
-K kept ids in all; A logits in all that something was added to.
+Shapes: N tokens, one for each distinct prefix of a row; R rows given; B rows of the walk; M weighted tokens (those that some
+term trains); K kept ids in all, or a teacher's likeliest ids per token; A logits in all that something was added to.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ class MicroBatch:
     targets: torch.Tensor
     """[M] int64: the weighted tokens' ids."""
     rows: torch.Tensor
-    """[M] int64: the row that the token is in, from 0 in the order of the rows given."""
+    """[M] int64: which of the R rows the token is of, in the order given."""
     turns: torch.Tensor
     """[M] int64: the turn that the token is in, from 0 over all rows: a stretch of weighted tokens without context between."""
     weights: Mapping[str, torch.Tensor]
@@ -63,10 +63,21 @@ class MicroBatch:
     bias: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
     """Offsets [M + 1] int64, ids [A] int64 and values [A] float32: what was added to which logits before token m was drawn. None
     where that is nothing for all."""
+    tops: tuple[torch.Tensor, torch.Tensor] | None
+    """ids [M, K] int64 and log-probabilities [M, K] float32 of what a teacher finds likeliest; a row that has fewer than K ends
+    in -1 and minus infinity. None where no teacher was asked."""
+    teachers: Mapping[str, torch.Tensor]
+    """Per teacher that a row names, which of the M tokens are of its rows: [M] bool."""
     annotations: Mapping[str, torch.Tensor]
     """Per annotation that every row carries, [M] float32."""
     denominators: Mapping[str, float]
     """Per term, over the whole update."""
+    group: torch.Tensor
+    """[R] int64: rows of one group have one number, from 0."""
+    label: torch.Tensor
+    """[R] float32: see `Sample.label`; 0 where there is none."""
+    statistics: Mapping[str, float] = field(default_factory=dict)
+    """What a first pass over the whole update found, for losses that declare it; by name, without gradient."""
 
 
 def micro_batch(
@@ -115,9 +126,19 @@ def micro_batch(
         temperature=torch.from_numpy(flat.of_each([row.temperature for row in rows], np.float32)[chosen]).to(device),
         kept=_kept(flat, chosen, device),
         bias=_bias(flat, chosen, device),
+        tops=_tops(flat, chosen, device),
+        teachers=_teachers(flat, chosen, device),
         annotations={name: column(row.annotations[name] for row in rows) for name in names},
         denominators=dict(denominators),
+        group=integers(_numbered([row.group for row in rows])),
+        label=torch.tensor([row.label or 0.0 for row in rows], dtype=torch.float32, device=device),
     )
+
+
+def _numbered(names: Sequence[str]) -> np.ndarray:
+    """Equal names as equal numbers, in the order of their first."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return np.array([numbers[name] for name in names], np.int64)
 
 
 class _Flat:
@@ -186,6 +207,28 @@ def _bias(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[
     ids = torch.tensor([token for token, _ in pairs], dtype=torch.int64)
     values = torch.tensor([value for _, value in pairs], dtype=torch.float32)
     return offsets.to(device), ids.to(device), values.to(device)
+
+
+def _tops(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """What a teacher finds likeliest in the place of the `chosen` [M] of the T tokens."""
+    if all(row.tops is None for row in flat.rows):
+        return None
+    every = [pairs for row in flat.rows for pairs in (row.tops.rows if row.tops else (b"",) * len(row.tokens))]
+    rows = [np.frombuffer(every[token], [("id", "<u4"), ("logprob", "<f4")]) for token in chosen.tolist()]
+    shape = (len(rows), max(map(len, rows), default=0))
+    ids, logprobs = np.full(shape, -1, np.int64), np.full(shape, -np.inf, np.float32)
+    for place, row in enumerate(rows):
+        ids[place, : len(row)], logprobs[place, : len(row)] = row["id"], row["logprob"]
+    return torch.from_numpy(ids).to(device), torch.from_numpy(logprobs).to(device)
+
+
+def _teachers(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> dict[str, torch.Tensor]:
+    """Which of the `chosen` [M] of the T tokens are of rows that name a teacher, by its name."""
+    named = sorted({row.teacher for row in flat.rows if row.teacher is not None})
+    return {
+        name: torch.from_numpy(flat.of_each([row.teacher == name for row in flat.rows], np.bool_)[chosen]).to(device)
+        for name in named
+    }
 
 
 def _predicting(flat: _Flat, chosen: np.ndarray) -> tuple[Layout, np.ndarray]:

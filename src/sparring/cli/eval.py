@@ -1,9 +1,17 @@
-"""`sparring eval RECIPE CHECKPOINT`: a checkpoint on a recipe's held-out tasks."""
+"""`sparring eval RECIPE CHECKPOINT...`: checkpoints or endpoints on a recipe's held-out tasks, compared with the first."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sparring.config import RunConfig
+    from sparring.launch.evaluate import Gate, Subject
+
+ENDPOINT = ("http://", "https://", "unix:")
 
 
 def add(subparsers: argparse._SubParsersAction) -> None:
@@ -12,27 +20,104 @@ def add(subparsers: argparse._SubParsersAction) -> None:
 
     parser = subparsers.add_parser(
         "eval",
-        help="evaluate a checkpoint on a recipe's held-out tasks",
-        description="Sample a checkpoint on the held-out tasks of a recipe's environment, with 95 % intervals.",
+        help="evaluate checkpoints or endpoints on a recipe's held-out tasks",
+        description="Sample checkpoints or endpoints on the held-out tasks of a recipe's environment, with 95 % intervals. "
+        "Several are compared with the first, task by task. Stopped, the same command goes on where it was.",
+        epilog="exit status: 0 done, 1 the gate closed or the evaluation failed, 2 refused",
     )
     add_recipe(parser)
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="a Hugging Face folder")
+    parser.add_argument(
+        "subjects",
+        metavar="CHECKPOINT",
+        nargs="+",
+        help="a Hugging Face folder, an adapter's, a run's; the URL of an endpoint; an evaluation.json of before",
+    )
+    parser.add_argument("--env", metavar="NAME", help="an environment in place of the recipe's [env]; --set env.* adds to it")
     parser.add_argument("--tasks", type=int, help="how many, in place of the recipe's [eval] tasks")
+    parser.add_argument("--samples", type=int, help="of each task, in place of the recipe's [eval] samples")
+    parser.add_argument("--k", metavar="K,...", help="tell pass@k and pass^k, in place of the recipe's [eval] ks")
+    parser.add_argument("--tokenizer", metavar="FOLDER", type=Path, help="of an endpoint; by default of the recipe's policy")
+    parser.add_argument("--gate", metavar="X", type=float, help="exit with 1 if a figure fell by more than X against the first")
+    parser.add_argument("--figure", default="", help="of the gate: success, reward, pass@K or pass^K")
+    parser.add_argument("--strict", action="store_true", help="the gate also closes where that cannot be excluded")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write all results into this file too")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate and print success by dataset.
+    """Evaluate, print tables, and say with the exit status what the gate says.
 
     Raises:
-        BadInput: the recipe or the checkpoint is refused.
+        BadInput: the recipe, a checkpoint or a setting is refused.
+        EvaluationFailed: infrastructure or judge broke too many rollouts.
+    """
+    from sparring.cli.evaluation import print_results
+    from sparring.cli.recipe import load_recipe
+    from sparring.dashboard.report import write_report
+    from sparring.launch.evaluate import check_writable, evaluate_subjects
+    from sparring.observe.results import write_results
+
+    gate = _gate(args)
+    if args.json is not None:
+        check_writable(args.json)
+    args.overrides[:] = [*_environment(args), *args.overrides, *_settings(args)]
+    config = load_recipe(args)
+    subjects = [_subject(config, text, args.tokenizer) for text in args.subjects]
+    results = evaluate_subjects(config, subjects, gate)
+    print_results(results)
+    if args.json is not None:
+        write_results(results, args.json)
+    for subject, evaluated in zip(subjects, results.evaluations, strict=True):
+        if not isinstance(subject, Path):
+            print(f"report: {write_report(Path(evaluated.folder))}")
+    closing = ("regressed", "undecided") if args.strict else ("regressed",)
+    return int(any(compared.verdict in closing for compared in results.comparisons))
+
+
+def _environment(args: argparse.Namespace) -> list[str]:
+    return [] if args.env is None else [f"env={{ name = {json.dumps(args.env, ensure_ascii=False)} }}"]
+
+
+def _settings(args: argparse.Namespace) -> list[str]:
+    """The keys of [eval] that the arguments replace."""
+    given = {"tasks": args.tasks, "samples": args.samples, "ks": None if args.k is None else f"[{args.k}]"}
+    return [f"eval.{key}={value}" for key, value in given.items() if value is not None]
+
+
+def _gate(args: argparse.Namespace) -> Gate | None:
+    """The gate that is asked for.
+
+    Raises:
+        BadInput: no margin, or one that is none.
+    """
+    from sparring.errors import refusal
+    from sparring.launch.evaluate import Gate
+
+    if args.gate is None:
+        if args.figure or args.strict:
+            raise refusal("--gate", "a margin beside --figure or --strict", "none", "add --gate 0.02, say")
+        return None
+    if not 0 <= args.gate < float("inf"):
+        raise refusal("--gate", "a margin of 0 or more", str(args.gate), "say how far the figure may fall")
+    return Gate(margin=args.gate, figure=args.figure)
+
+
+def _subject(config: RunConfig, text: str, tokenizer: Path | None) -> Subject | Path:
+    """What an argument means.
+
+    Raises:
+        BadInput: there is no such folder, or no tokenizer for an endpoint.
     """
     from sparring.cli.checkpoint import find_checkpoint
-    from sparring.cli.recipe import load_recipe
-    from sparring.cli.result import print_rates
-    from sparring.launch.run import evaluate_checkpoint
+    from sparring.errors import refusal
+    from sparring.launch.evaluate import Subject
+    from sparring.model.hub import local_folder
 
-    if args.tasks is not None:
-        args.overrides.append(f"eval.tasks={args.tasks}")
-    print_rates(evaluate_checkpoint(load_recipe(args), find_checkpoint(args.checkpoint)))
-    return 0
+    if text.startswith(ENDPOINT):
+        named = config.models["policy"].path
+        if tokenizer is None and named is None:
+            raise refusal(text, "a tokenizer for the endpoint's tokens", "none", "give its folder: --tokenizer FOLDER")
+        folder = local_folder(named) if tokenizer is None else find_checkpoint(tokenizer)
+        return Subject(name=text, folder=folder, endpoint=text)
+    path = Path(text)
+    return path if path.suffix == ".json" else Subject(name=text, folder=find_checkpoint(path))

@@ -79,7 +79,8 @@ def guarded(verb: Callable[[], int], command: str) -> int:
     except BadInput as error:
         return _say(str(error), 2)
     except KeyboardInterrupt:
-        goes_on = f"; the same command goes on where it stopped: {command}" if command.startswith("sparring run ") else ""
+        resumes = command.startswith(("sparring run ", "sparring eval "))
+        goes_on = f"; the same command goes on where it stopped: {command}" if resumes else ""
         return _say(f"\ninterrupted{goes_on}", 130)
     except BrokenPipeError:
         # whoever read our output has left; keep the interpreter from complaining about it at exit

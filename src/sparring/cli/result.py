@@ -26,6 +26,8 @@ def print_result(folder: Path) -> None:
 def result_lines(summary: Mapping[str, Any]) -> list[str]:
     """The table, line by line. Leaves out what the run does not have."""
     columns = {"sft": "after SFT", "rl": "after RL"}
+    if summary.get("preference_success") is not None:
+        columns = {"sft": "after SFT", "preference": "after preferences", "rl": "after RL"}
     if summary.get("init_success") is not None:
         columns = {"init": "before", **columns}
     rows = [("dataset", "coverage", *columns.values(), "tasks")]
@@ -33,8 +35,10 @@ def result_lines(summary: Mapping[str, Any]) -> list[str]:
         rows.append((name, entry.get("coverage") or "", *(_rate(entry.get(key)) for key in columns), str(entry["tasks"])))
     together = [_rate(summary.get(f"{key}_success")) for key in columns]
     rows.append(("all together", "", *together, str(summary.get("eval_tasks", ""))))
-    lines = _table(rows) if any(together) else []
+    lines = table(rows) if any(together) else []
+    judged = summary.get("held_out", {}).items()
     facts = {
+        **{f"held out, judged right after {name}": f"{_rate(of['accuracy'])} of {of['count']}" for name, of in judged},
         "lower end of the 95 % interval after RL": _rate(summary.get("rl_success_low")),
         "with the tool host switched off": _rate(summary.get("no_tool_success")),
         "engine against trainer, largest log-probability difference": _plain(summary.get("logprob_max_abs_diff")),
@@ -46,17 +50,7 @@ def result_lines(summary: Mapping[str, Any]) -> list[str]:
     return lines + [""] * bool(lines) + [f"{name:<{width}}  {value}" for name, value in known.items()]
 
 
-def print_rates(result: Mapping[str, Any]) -> None:
-    """Print one evaluation: `success`, `low`, `high`, `tasks` and `by_dataset` of the same, as JSON and as a table."""
-    rows = [("dataset", "success", "95 % interval", "tasks")]
-    for name, entry in (*result.get("by_dataset", {}).items(), ("all together", result)):
-        interval = f"{_rate(entry['low'])} to {_rate(entry['high'])}"
-        rows.append((name, _rate(entry["success"]), interval, str(entry["tasks"])))
-    for line in _table(rows):
-        print(line)
-
-
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
+def table(rows: list[tuple[str, ...]]) -> list[str]:
     """Columns as wide as they must be; the first is left-aligned, and rules stand under the head and above the last row."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from sparring.engine.config import EngineConfig
-from sparring.model.config import ModelConfig
-from sparring.protocols import Engine, Trainer, TrainPlan
+from sparring.model.config import ModelConfig, ServedConfig
+from sparring.protocols import Engine, Trainer, TrainPlan, Worth
 from sparring.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -19,21 +22,30 @@ class InlineCluster:
     Args:
         models: `[models]` by name.
         train: `[train]`.
-        engine: `[engine]`.
+        engine: `[engine]`, the policy's.
+        engines: `[engines]`, by the name of the model; one that is not there has a native engine.
         device: a resolved device, `cpu` or `cuda`.
         threads: CPU threads of the trainer and of the engine each, at least 1.
     """
 
     def __init__(
-        self, *, models: dict[str, ModelConfig], train: TrainConfig, engine: EngineConfig, device: str, threads: int
+        self,
+        *,
+        models: dict[str, ModelConfig],
+        train: TrainConfig,
+        engine: EngineConfig,
+        engines: Mapping[str, EngineConfig] = MappingProxyType({}),
+        device: str,
+        threads: int,
     ) -> None:
         self._models = models
         self._train = train
-        self._engine = engine
+        self._engine_of = defaultdict(EngineConfig, engines, policy=engine)
         self._device = device
         self._threads = threads
         self._engines: list[Engine] = []
         self._trainers: list[Trainer] = []
+        self._rewards: list[Worth] = []
 
     def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer:
         """A trainer of model `name` that starts from the checkpoint folder `path` at version 0."""
@@ -49,39 +61,72 @@ class InlineCluster:
             device=self._device,
             numerics=spec.numerics,
             gradient_checkpointing=spec.gradient_checkpointing,
+            head=plan.head,
         )
         config = msgspec.structs.replace(self._train, **plan.overrides)
         trainer = LocalTrainer(
-            model, config, plan.losses, name=name, total_steps=plan.total_steps, threads=self._threads
+            model,
+            config,
+            plan.losses,
+            name=name,
+            total_steps=plan.total_steps,
+            threads=self._threads,
+            teachers={teacher: self._model(teacher, folder) for teacher, folder in plan.teachers.items()},
         )
         self._trainers.append(trainer)
         return trainer
 
     def engine(self, name: str, *, path: str) -> Engine:
         """An engine that serves the checkpoint folder `path` as version 0."""
+        served = self._models[name].served
+        if served is not None:
+            engine = self._served(name, served)
+            self._engines.append(engine)
+            return engine
         kinds = {"native": self._native, "vllm": self._vllm, "remote": self._remote, "openai": self._openai}
-        engine = kinds[self._engine.kind](name, path)
+        engine = kinds[self._engine_of[name].kind](name, path)
         self._engines.append(engine)
         return engine
+
+    def worth(self, name: str, *, path: str) -> Worth:
+        """What serves the reward model in the checkpoint folder `path`, in the numerics of model `name`."""
+        from sparring.engine.reward import RewardModel
+        from sparring.model.load import load
+
+        spec = self._models[name]
+        model = load(path, dtype=spec.dtype, device=self._device, numerics=spec.numerics, head="scalar")
+        reward = RewardModel(model, token_budget=self._train.token_budget, threads=self._threads)
+        self._rewards.append(reward)
+        return reward
+
+    def _served(self, name: str, served: ServedConfig) -> Engine:
+        from sparring.engine.adapters.key import key_of
+        from sparring.engine.adapters.openai_compatible import OpenAiEngine
+        from sparring.engine.adapters.remote import RemoteEngine
+
+        key = key_of(served.api_key_env)
+        if served.kind == "remote":
+            return RemoteEngine(served.url, name=name, api_key=key)
+        return OpenAiEngine(served.url, model=served.served_model, api_key=key)
 
     def _native(self, name: str, path: str) -> Engine:
         from sparring.engine.native import NativeEngine
 
-        return NativeEngine(self._model(name, path), self._engine, name=name, threads=self._threads)
+        return NativeEngine(self._model(name, path), self._engine_of[name], name=name, threads=self._threads)
 
     def _vllm(self, name: str, path: str) -> Engine:
         from sparring.engine.adapters.vllm import VllmEngine
         from sparring.engine.adapters.vllm_server import VllmServer
 
         spec = self._models[name]
-        server = VllmServer(path, self._engine, dtype=spec.dtype, threads=self._threads)
-        return VllmEngine(server, self._engine, name=name, dtype=spec.dtype)
+        server = VllmServer(path, self._engine_of[name], dtype=spec.dtype, threads=self._threads)
+        return VllmEngine(server, self._engine_of[name], name=name, dtype=spec.dtype)
 
     def _remote(self, name: str, path: str) -> Engine:
         from sparring.engine.adapters.key import key_of
         from sparring.engine.adapters.remote import RemoteEngine
 
-        spec, config = self._models[name], self._engine
+        spec, config = self._models[name], self._engine_of[name]
         engine = RemoteEngine(config.url, name=name, api_key=key_of(config.api_key_env))
         model = self._model(name, path)
         engine.check(spec.dtype, model.path_name, config)
@@ -93,7 +138,8 @@ class InlineCluster:
         from sparring.engine.adapters.key import key_of
         from sparring.engine.adapters.openai_compatible import OpenAiEngine
 
-        return OpenAiEngine(self._engine.url, model=self._engine.served_model, api_key=key_of(self._engine.api_key_env))
+        config = self._engine_of[name]
+        return OpenAiEngine(config.url, model=config.served_model, api_key=key_of(config.api_key_env))
 
     def _model(self, name: str, path: str) -> CausalModel:
         from sparring.model.load import load
@@ -107,3 +153,5 @@ class InlineCluster:
             await self._engines.pop().close()
         while self._trainers:
             await self._trainers.pop().close()
+        while self._rewards:
+            await self._rewards.pop().close()

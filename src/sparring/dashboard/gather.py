@@ -15,17 +15,17 @@ import msgspec
 
 from sparring.algo.config import AlgoConfig, named
 from sparring.algo.credit.load import load_credit
+from sparring.dashboard.evaluations import OF_A_RUN, evaluations
 from sparring.dashboard.pick import Picker
 from sparring.dashboard.pieces import Piece, load_pieces
 from sparring.dashboard.rollouts import group_advantages, group_entries
-from sparring.observe.statistics import wilson
 from sparring.protocols import Store
 
 POINTS = 600
 """Most points drawn of one curve; longer ones are averaged in equal stretches."""
 
-TRAIN_STAGES = ("sft", "rl")
-"""Stages that may have metrics."""
+TRAIN_STAGES = ("sft", "preference", "reward_model", "rl", "eval")
+"""Stages that may have metrics; those of eval are of evaluations beside training."""
 
 AT_THE_END = {
     "loss_imitate": "loss",
@@ -36,8 +36,8 @@ AT_THE_END = {
 }
 """Metrics whose last value stands in the stage table, and what they are called there."""
 
-GROUP_STAGES = ("rl", "eval/sft", "eval/rl", "eval/no_tool")
-"""Names under which a run may have stored groups."""
+GROUP_STAGES = ("rl", *(f"eval/{name}" for name in OF_A_RUN), "eval")
+"""Names under which a run or an evaluation may have stored groups."""
 
 
 def gather(run_dir: Path, store: Store, *, model: str = "policy", picks_each: int = 3) -> dict[str, Any]:
@@ -66,6 +66,7 @@ def gather(run_dir: Path, store: Store, *, model: str = "policy", picks_each: in
         "stages": _stages(summary, metrics),
         "metrics": {stage: curves for stage, curves in metrics.items() if curves["steps"]},
         "evaluation": _evaluation(summary),
+        "evaluations": evaluations(run_dir, store),
         "account": _account(summary),
         "outcomes": groups.outcomes(),
         "rollouts": groups.entries,
@@ -80,8 +81,8 @@ class _Groups:
 
     def __init__(self, config: Mapping[str, Any], *, model: str, picks_each: int) -> None:
         algo = msgspec.convert(named(config.get("algo", {})), AlgoConfig)
-        # the shuffled control permutes rewards over a whole update, so one group alone does not tell its advantages
-        self._credit = load_credit(algo, seed=0) if algo.control == "none" else None
+        # where an advantage depends on more than its group as it is stored, the report does not know it
+        self._credit = load_credit(algo, seed=0) if algo.sees_one_group else None
         self._model = model
         self._picks_each = picks_each
         self._kinds: Counter[str] = Counter()
@@ -155,35 +156,33 @@ def _stages(summary: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[dict
 
 
 def _evaluation(summary: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Rates with 95 % intervals by dataset and over all, weighted by tasks."""
+    """Rates with 95 % intervals by dataset and over all."""
     by_dataset = summary.get("by_dataset")
     if not by_dataset:
         return None
+    before = "init" if summary.get("sft_success") is None else "sft"
     rows = [
         {
             "name": name,
             "coverage": entry.get("coverage"),
             "tasks": entry["tasks"],
-            "before": _rate(entry.get("init") if entry.get("sft") is None else entry["sft"], entry["tasks"]),
-            "after": _rate(entry.get("rl"), entry["tasks"]),
+            "before": _rate(entry.get(before), entry["intervals"].get(before)),
+            "after": _rate(entry.get("rl"), entry["intervals"].get("rl")),
         }
         for name, entry in by_dataset.items()
     ]
     tasks = summary.get("eval_tasks") or sum(row["tasks"] for row in rows)
-    total = {
-        "name": "all together",
-        "tasks": tasks,
-        "before": _rate(summary.get("init_success") if summary.get("sft_success") is None else summary["sft_success"], tasks),
-        "after": _rate(summary.get("rl_success"), tasks),
-    }
+    total = {"name": "all together", "tasks": tasks, "before": _overall(summary, before), "after": _overall(summary, "rl")}
     return {"rows": rows, "total": total}
 
 
-def _rate(rate: float | None, tasks: int) -> tuple[float, float, float] | None:
-    if rate is None or not tasks:
-        return None
-    low, high = wilson(round(rate * tasks), tasks)
-    return rate, low, high
+def _overall(summary: Mapping[str, Any], stage: str) -> tuple[float, float, float] | None:
+    ends = [summary.get(f"{stage}_success_{end}") for end in ("low", "high")]
+    return _rate(summary.get(f"{stage}_success"), None if None in ends else ends)
+
+
+def _rate(rate: float | None, interval: Sequence[float] | None) -> tuple[float, float, float] | None:
+    return None if rate is None or interval is None else (rate, interval[0], interval[1])
 
 
 def _account(summary: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -59,11 +59,36 @@ function evaluation(data) {
   };
   const heads = [["dataset"], ["0 to 100 %, with 95 % interval"], ["after SFT", 1], ["after RL", 1], ["points", 1], ["tasks", 1]];
   return [
-    node("p.note", null, "Tasks no training stream has seen, sampled at training temperature. Intervals are Wilson's, at 95 %."),
+    node("p.note", null, "Tasks no training stream has seen, sampled at training temperature. Intervals at 95 %."),
     key([["after SFT", "var(--faint)"], ["after RL", "var(--teal)"]]),
     node("div.panel.scroll", null, node("table", {id: "evaluation-table"}, node("thead", null, node("tr", null, heads.map(([h, right]) => node("th" + (right ? ".number" : ""), null, h)))),
       node("tbody", null, data.evaluation.rows.map((r) => row(r, false)), row(data.evaluation.total, true)))),
   ];
+}
+
+function evaluations(data) {
+  if (!data.evaluations.length) return null;
+  const range = (f, text) => f && f[1] !== null ? node("div.hint", null, text(f[1]) + " – " + text(f[2])) : null;
+  const figure = (f, text) => f ? [text(f[0]), range(f, text)] : "–";
+  const signed = (text) => (v) => (v < 0 ? "−" : "+") + text(Math.abs(v));
+  const change = (c) => c ? [figure(c.figure, signed(c.of === "success" ? percent : number)), node("div.hint", null, "against " + c.against)] : "–";
+  const row = (e) => node("tr", null,
+    node("td", null, e.name, e.passes.length ? node("div.hint", null, e.passes.filter((p) => p.figure).map((p) => p.name + " " + percent(p.figure[0])).join(" · ")) : null),
+    node("td.number", null, figure(e.success, percent)), node("td.number", null, figure(e.reward, number)), node("td.number", null, change(e.change)),
+    node("td.number", null, count(e.tasks) + (e.samples > 1 ? " × " + count(e.samples) : "")),
+    node("td.number" + (e.lost ? ".down" : ""), null, e.lost ? count(e.lost) + " of " + count(e.rollouts) : "0"));
+  const heads = [["evaluation"], ["success", 1], ["reward", 1], ["change", 1], ["tasks × samples", 1], ["lost", 1]];
+  return [
+    node("p.note", null, "Intervals at 95 %, clustered by task; changes are task by task, over the tasks that both scored. Lost rollouts were broken by infrastructure or judge and are in no figure."),
+    node("div.panel.scroll", null, node("table", {id: "evaluations-table"}, node("thead", null, node("tr", null, heads.map(([h, right]) => node("th" + (right ? ".number" : ""), null, h)))),
+      node("tbody", null, data.evaluations.map(row)))),
+  ];
+}
+
+// A figure of evaluations beside training, between the ends of its interval.
+function spread(name, metrics, options) {
+  const y = metrics.values, band = [["upper end", name + "_high", "var(--faint)"], [name, name, "var(--teal)"], ["lower end", name + "_low", "var(--faint)"]];
+  return lineChart(band.map(([label, key, color]) => ({name: label, color, x: metrics.steps, y: y[key]})), {smooth: false, ...options});
 }
 
 function stages(data) {
@@ -96,12 +121,14 @@ function manyChart(names, metrics, options) {
 function stageCurves(stage, metrics) {
   const names = Object.keys(metrics.values), known = Object.keys(KNOWN).filter((n) => names.includes(n));
   const activities = ACTIVITIES.filter((n) => names.includes(n)), datasets = names.filter((n) => n.startsWith(BY_DATASET));
-  const shown = new Set([...known, ...activities, ...datasets]), rest = names.filter((n) => !shown.has(n));
+  const spreads = ["success", "reward"].filter((n) => names.includes(n + "_low"));
+  const shown = new Set([...known, ...activities, ...datasets, ...spreads.flatMap((n) => [n, n + "_low", n + "_high"])]), rest = names.filter((n) => !shown.has(n));
   const draw = (n) => metricChart(n, metrics.steps, metrics.values[n]);
   return [
     node("h3.stage", null, node("b", null, stage), ` · ${metrics.last} steps`),
     node("div.charts", null,
       datasets.length ? manyChart(datasets.map((n) => [n, n.slice(BY_DATASET.length)]), metrics, {title: "Success by dataset", hint: "training rollouts of each step, smoothed", wide: true}) : null,
+      spreads.map((n) => spread(n, metrics, n === "success" ? {title: "Held-out success", hint: "evaluations beside training, 95 % interval", format: share, low: 0, high: 1} : {title: "Held-out reward", hint: "evaluations beside training, 95 % interval"})),
       known.map(draw),
       activities.length ? manyChart(activities.map((n) => [n, n.slice(5)]), metrics, {title: "Where the time goes", hint: "share of each step"}) : null),
     rest.length ? node("details", null, node("summary", null, rest.length + " more metrics"), node("div.charts", null, rest.map(draw))) : null,
@@ -134,6 +161,7 @@ function main() {
   document.getElementById("lede").textContent = data.lede;
   figures(data);
   put("evaluation", evaluation(data));
+  put("evaluations", evaluations(data));
   put("stages", stages(data));
   put("curves", Object.entries(data.metrics).map(([stage, metrics]) => stageCurves(stage, metrics)));
   put("account", account(data));

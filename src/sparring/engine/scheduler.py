@@ -75,6 +75,7 @@ class Scheduler:
     def plan(self, version: int) -> list[Chunk]:
         """The chunks of one step under weights `version`; they count as computed from here on."""
         self.cache.trim()
+        self._make_way()
         preempted, page_size = self.num_preempted, self.cache.page_size
         running = [(sequence, sequence.pending) for sequence in self._running]
         budget = self._max_batch_tokens - sum(pending == 1 for _, pending in running)
@@ -204,6 +205,18 @@ class Scheduler:
             self.remove(sequence)
         return sequences
 
+    def _make_way(self) -> None:
+        """Whoever runs at a lower priority leaves where one of a higher one waits and lacks a slot or pages."""
+        slots = pages = 0
+        for sequence in () if self.held else tuple(self._waiting):
+            if not self._running or not _above(sequence, self._running[-1]):
+                return
+            slots, pages = slots + 1, pages + self.cache.pages_for(len(sequence.tokens))
+            while self._running and _above(sequence, self._running[-1]):
+                if slots <= len(self._slots) and pages + len(self._running) <= self.cache.num_available:
+                    break
+                self._preempt(self._running[-1])
+
     def _chunk(self, sequence: Sequence, count: int, version: int) -> Chunk:
         begin, end = sequence.computed, sequence.computed + count
         sequence.computed, now = end, sequence.version_under(version)
@@ -296,6 +309,11 @@ class Scheduler:
 def _adapter(chunk: Chunk) -> int:
     adapter = chunk.sequence.adapter
     return -1 if adapter is None else adapter.number
+
+
+def _above(sequence: Sequence, other: Sequence) -> bool:
+    """Whether it has the higher priority, whenever it came."""
+    return sequence.rank[0] < other.rank[0]
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:

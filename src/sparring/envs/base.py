@@ -25,7 +25,7 @@ import msgspec
 
 from sparring.envs.schema import arguments_type, checked, tool_spec
 from sparring.errors import EnvError, boundary, refusal
-from sparring.protocols import Sandbox
+from sparring.protocols import Sandbox, Scorer
 from sparring.types import Message, Observation, Score, Task, ToolCall, ToolSpec, Trajectory
 
 Expert = Callable[[Sequence[Message]], Message]
@@ -59,6 +59,7 @@ class Env:
         functions: plain functions that are tools, beside the methods marked with `@tool`.
         needs_box: whether `open` gets a box.
         success_at: the reward from which a rollout counts as a success; None where the world has no such notion.
+        scorer: the second pass over a whole group, where rewards are relative to each other.
     """
 
     Args: ClassVar[type[msgspec.Struct]] = NoArgs
@@ -70,6 +71,7 @@ class Env:
         self.args = self.Args() if args is None else args
         self.task: Task
         self.box: Sandbox | None = None
+        self.scorer: Scorer | None = None
         self._tools = _tools_of(type(self))
 
     # What an author writes.
@@ -81,6 +83,9 @@ class Env:
     def prompt(self, task: Task) -> str | Sequence[Message]:
         """What the model is asked; `task.data["prompt"]` by default."""
         return task.data["prompt"]
+
+    def check(self, task: Task) -> None:
+        """Refuse a task that `reward` could not score (`BadInput`), before anything starts."""
 
     def reward(self, completion: str, task: Task) -> Any:
         """The final answer's worth: a float, a bool, a `Score`, or None for not scored. May be `async`."""

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from sparring.envs.rubrics.config import Part
 from sparring.types import BoxSpec, Limits
 
 
@@ -85,6 +86,9 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     id: str = "id"
     """A stable name of the row; its line number where the column is absent."""
 
+    domain: str = "domain"
+    """What the row is about: which parts of a rubric it is for, and what reports are split by."""
+
     def mapping(self) -> Mapping[str, str]:
         """Our name -> the file's name."""
         return msgspec.structs.asdict(self)
@@ -94,13 +98,16 @@ class EnvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """`[env]`: the world that the agent spars with."""
 
     name: str = ""
-    """A built-in world, `package.module:Name`, or `path/to/file.py:Name`. Empty with `reward`."""
+    """A built-in world, `package.module:Name`, or `path/to/file.py:Name`. Empty with `reward` or `rubric`."""
 
     args: dict[str, Any] = {}
     """The world's own settings; `Args` of the world says which exist."""
 
     reward: str = ""
     """Instead of a name: `path/to/file.py:function` with `def function(completion: str, answer: str) -> float`."""
+
+    rubric: dict[str, Part] = {}
+    """Or the parts of a rubric by name, each of a `kind`: see docs/rewards.md."""
 
     data: str = ""
     """A file of tasks: JSON Lines, Parquet, or a Hugging Face datasets folder."""
@@ -121,7 +128,7 @@ class EnvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """A system message before every prompt."""
 
     tools: tuple[Literal["python"], ...] = ()
-    """Built-in tools for a `reward` function; a world of your own names its tools itself."""
+    """Built-in tools for a `reward` function or a rubric; a world of your own names its tools itself."""
 
     limits: LimitsConfig = LimitsConfig()
     """What one rollout may use."""
@@ -130,12 +137,12 @@ class EnvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """What the policy's code may use, where the world has a box."""
 
     def __post_init__(self) -> None:
-        if bool(self.name) == bool(self.reward):
-            raise ValueError("exactly one of name and reward must be given")
-        if self.reward and not self.data:
-            raise ValueError("reward needs data, a file of tasks")
-        if self.tools and not self.reward:
-            raise ValueError("tools belongs to reward; a named world brings its own tools")
+        if sum(map(bool, (self.name, self.reward, self.rubric))) != 1:
+            raise ValueError("exactly one of name, reward and rubric must be given")
+        if not self.name and not self.data:
+            raise ValueError(f"{'reward' if self.reward else 'rubric'} needs data, a file of tasks")
+        if self.tools and self.name:
+            raise ValueError("tools belongs to reward and rubric; a named world brings its own tools")
         if self.eval_data and not self.data:
             raise ValueError("eval_data needs data")
         if self.held_out < 0 or self.demonstrations < 0:

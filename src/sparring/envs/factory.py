@@ -37,6 +37,7 @@ class WorldFactory:
         self._make = make
         self._config = config
         self._probe = make()
+        self.scorer = self._probe.scorer
         self._splits: dict[int, Splits] = {}
         if config.data:
             if read_rows is None:
@@ -87,6 +88,8 @@ class WorldFactory:
         config = self._config
         box = config.box.spec() if self._probe.needs_box else None
         task = Task(id=id, env=self.name, messages=(), data=data, limits=config.limits.limits(), box=box, seed=seed)
+        with boundary(BadInput, f"task {id}", "a task that can be scored", "correct the environment or its data"):
+            self._probe.check(task)
         if not messages:
             with boundary(BadInput, f"task {id}", f"a prompt from {self.name}.prompt", "correct the environment or its data"):
                 asked = self._probe.prompt(task)
@@ -101,7 +104,7 @@ class WorldFactory:
             limits=task.limits,
             box=box,
             seed=seed,
-            tag=str(data.get("tag", "")),
+            tag=str(data.get("tag", data.get("domain", ""))),
         )
 
     def _from_files(self, read_rows: ReadRows) -> tuple[list[Task], list[Task]]:

@@ -25,17 +25,16 @@ class RewardFunction(Env):
         self._wants = tuple(inspect.signature(function).parameters)
         self._texts = {name for name, hint in typing.get_type_hints(function).items() if hint is str}
 
-    def prompt(self, task: Task) -> str:
-        """The row's prompt.
+    def check(self, task: Task) -> None:
+        """The row has the columns that the function asks for.
 
         Raises:
-            BadInput: the row lacks a column that the function asks for.
+            BadInput: it lacks one.
         """
         missing = [name for name in self._wants if name not in task.data and name not in ("completion", "task")]
         if missing:
             there = ", ".join(sorted(task.data))
             raise refusal(f"task {task.id}", f"a column {missing[0]!r} for the reward function", there, "map it in env.columns")
-        return task.data["prompt"]
 
     def reward(self, completion: str, task: Task) -> Any:
         """Call the function. A column that it hints as `str` arrives as text even where the file has a number."""

@@ -13,7 +13,7 @@ from sparring.model.hub import base_folder, local_folder
 from sparring.model.peft import is_adapter
 from sparring.render.load import load_renderer
 from sparring.rollout.replay import replay
-from sparring.stages.context import ORDER, POLICY
+from sparring.stages.context import APART, ORDER, POLICY
 from sparring.stages.export import write_weights
 from sparring.store.sqlite import SqliteStore
 from sparring.types import Rollout
@@ -95,10 +95,12 @@ def _weights(config: RunConfig, folder: Path, store: SqliteStore, rollout: Rollo
     stage, _, rest = rollout.id.partition("/")
     version = version_of(rollout)
     if stage == "eval":
-        label = rest.partition("/")[0]
+        label, _, number = rest.partition("/")
+        if not number:  # of `sparring eval`, whose recipe names what was evaluated
+            return _output(config, folder, "init")
         tried = [s for s in config.eval.checkpoints if store.get(f"stage/{s}") is not None]
         return _output(config, folder, tried[-1] if label == "no_tool" else label)
-    finished = [s for s in ORDER[: ORDER.index(stage)] if store.get(f"stage/{s}") is not None and s != "eval"]
+    finished = [s for s in ORDER[: ORDER.index(stage)] if store.get(f"stage/{s}") is not None and s not in APART]
     source = _output(config, folder, finished[-1] if finished else "init")
     if config.models[POLICY].lora is not None and not is_adapter(source):
         source = folder / "lora"

@@ -6,6 +6,7 @@ import importlib
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from sparring.stages.summary import write_summary
 if TYPE_CHECKING:
     from sparring.launch.chat import Chat
     from sparring.launch.replay import Replayed
+    from sparring.protocols import Cluster, Engine, Renderer
 
 CONFIG = "config.toml"
 STORE = "store.sqlite"
@@ -64,6 +66,7 @@ async def _stage(context: Context, name: str) -> None:
         result = await module.run(context)
     finally:
         context.store.put(f"wall/{name}", before + time.monotonic() - started)
+        await context.judges.close()
         await context.cluster.close()
     context.store.put(f"stage/{name}", result)
 
@@ -77,12 +80,22 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
     """
     from sparring.cluster.inline import InlineCluster
     from sparring.envs.registry import load_env
+    from sparring.envs.rubrics.judges import Judges
     from sparring.sandbox.bubblewrap import BubblewrapBoxes
     from sparring.stages.check import check_directory
     from sparring.store.sqlite import SqliteStore
     from sparring.tasks.files import read_rows
 
-    factory = load_env(config.env, read_rows)
+    cluster = InlineCluster(
+        models=config.models,
+        train=config.train,
+        engine=config.engine,
+        engines=config.engines,
+        device=config.run.device,
+        threads=config.run.threads,
+    )
+    judges = Judges(partial(_open_model, config, cluster))
+    factory = load_env(config.env, read_rows, judges)
     folder = Path(config.run.directory) / config.run.name
     check_directory(Path(config.run.directory))
     try:
@@ -96,23 +109,34 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
         sinks = load_sinks(config.observe, folder, name=config.run.name, recipe=recipe)
         sink = Fanout([*sinks, progress(config.observe)])
         boxes = BubblewrapBoxes(config.sandbox)
-        cluster = InlineCluster(
-            models=config.models,
-            train=config.train,
-            engine=config.engine,
-            device=config.run.device,
-            threads=config.run.threads,
-        )
         try:
             yield Context(
-                config=config, folder=folder, store=store, sink=sink, cluster=cluster, boxes=boxes, factory=factory
+                config=config,
+                folder=folder,
+                store=store,
+                sink=sink,
+                cluster=cluster,
+                boxes=boxes,
+                factory=factory,
+                judges=judges,
             )
         finally:
+            await judges.close()
             await cluster.close()
             await boxes.close()
             sink.close()
     finally:
         store.close()
+
+
+async def _open_model(config: RunConfig, cluster: Cluster, name: str) -> tuple[Engine, Renderer]:
+    """An engine that serves a model of `[models]` as it is, and its renderer."""
+    from sparring.model.hub import base_folder, local_folder
+    from sparring.render.load import load_renderer
+
+    spec = config.models[name]
+    folder = local_folder(str(spec.path))
+    return cluster.engine(name, path=str(folder)), load_renderer(base_folder(folder), spec.renderer, spec.thinking)
 
 
 def _claim(folder: Path, config: RunConfig) -> None:
@@ -174,31 +198,6 @@ def check_recipe(config: RunConfig) -> list[str]:
                 return await check(context)
 
     return block(checked())
-
-
-def evaluate_checkpoint(config: RunConfig, checkpoint: Path) -> dict[str, Any]:
-    """A checkpoint on a recipe's held-out tasks: `success`, `low`, `high`, `tasks` and `by_dataset` of the same.
-
-    Raises:
-        BadInput: the recipe or the checkpoint is refused.
-    """
-    import tempfile
-
-    from sparring.sandbox.check import check_sandbox
-    from sparring.stages.eval import evaluate_folder, held_out
-    from sparring.stages.summary import rates
-
-    async def evaluated() -> dict[str, Any]:
-        with tempfile.TemporaryDirectory() as folder:
-            run = msgspec.structs.replace(config.run, directory=folder)
-            quiet = msgspec.structs.replace(config.observe, sinks=())
-            async with opened(resolve(msgspec.structs.replace(config, run=run, observe=quiet))) as context:
-                tasks = held_out(context, config.eval.tasks)
-                if tasks[0].box is not None:
-                    check_sandbox(config.sandbox)
-                return rates(await evaluate_folder(context, str(checkpoint), tasks, "checkpoint"))
-
-    return block(evaluated())
 
 
 def export_checkpoint(checkpoint: Path, out: Path, dtype: str) -> None:

@@ -35,6 +35,9 @@ class InitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Standard deviation of the random weights."""
     vocab_size: int = 2048
     """Number of token ids of the tokenizer that is trained for it."""
+    tokenizer: str | None = None
+    """A checkpoint whose tokenizer and chat format it takes, as a student does of its teachers; None: one is trained for it, of
+    `vocab_size` ids."""
     digits: int = 1
     """Most digits of a number in one token of that tokenizer. Qwen has 1; a tiny model copies numbers more surely in pairs."""
 
@@ -87,6 +90,26 @@ class LoraConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError("target_modules must name at least one linear layer, got none")
 
 
+class ServedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A server that answers for a model; its checkpoint is still named, for tokenizer and chat format."""
+
+    kind: Literal["openai", "remote", "chat"] = "openai"
+    """openai: an OpenAI-compatible server that takes and tells token ids, such as vLLM; remote: `sparring serve`; chat: any
+    server of chat completions, text alone, which can be collected from and nothing else."""
+    url: str
+    """`http://host:port`, or `unix:path` of a socket; for openai with the path up to `/v1`."""
+    api_key_env: str = ""
+    """Environment variable with the key that it wants; empty: none."""
+    served_model: str = ""
+    """What an openai server calls the model; empty: the only one that it has."""
+
+    def __post_init__(self) -> None:
+        if not self.url:
+            raise ValueError("url must be given, got none")
+        if self.kind == "chat" and not self.served_model:
+            raise ValueError("served_model must be given for a chat server, got none")
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One `[models.<name>]` section: a checkpoint folder or hub name, or a fresh model."""
 
@@ -104,10 +127,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Whether the model may think before it speaks, where its format knows thoughts."""
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward pass instead of keeping its activations."""
+    served: ServedConfig | None = None
+    """Who answers for a teacher that is served elsewhere; None: an engine of this run, as `[engine]` says."""
     lora: LoraConfig | None = None
     """Train adapters beside frozen weights; None: train the weights."""
 
     def __post_init__(self) -> None:
+        if self.served is not None and self.served.kind == "chat" and self.path is None and self.init is None:
+            return  # text alone: it needs no tokenizer here
         if (self.path is None) == (self.init is None):
             got = "neither" if self.path is None else "both"
             raise ValueError(f"exactly one of `path` and `init` (the shape of a fresh model), got {got}")

@@ -21,6 +21,8 @@ BiasRows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 an id beyond the vocabulary stands for nothing."""
 
 QUANTITIES = frozenset({"logprob", "entropy"})
+SCALAR_QUANTITIES = frozenset({"value"})
+"""What a scalar head gives: of each target, what the text before it is worth."""
 CHUNK_ROWS = 1024
 KEEP_ELEMENTS = 1 << 25
 """128 MiB of float32 logits."""
@@ -45,7 +47,7 @@ def token_quantities(
         hidden: [M, D].
         targets: [M] int64.
         temperature: [M] float32; 0 stands for greedy sampling, as in `Sampling`.
-        needs: names out of `QUANTITIES`.
+        needs: names out of `QUANTITIES`; out of `SCALAR_QUANTITIES` where the head is scalar.
         kept: the ids that truncated sampling left for each of the M; None where it left all of them.
         bias: what is added to logits; None where it is nothing.
         keep_elements: up to this many logits are kept for the backward pass; above, each chunk is computed again there,
@@ -57,9 +59,12 @@ def token_quantities(
     Raises:
         BadInput: an unknown name is needed, or a target is not among its kept ids.
     """
-    unknown = set(needs) - QUANTITIES
+    known = SCALAR_QUANTITIES if model.is_scalar else QUANTITIES
+    unknown = set(needs) - known
     if unknown:
-        raise refusal("token_quantities", f"names out of {sorted(QUANTITIES)}", f"{sorted(unknown)}", "use another loss")
+        raise refusal("token_quantities", f"names out of {sorted(known)}", f"{sorted(unknown)}", "use another loss")
+    if model.is_scalar:
+        return {"value": model.values(hidden)}
     recompute = torch.is_grad_enabled() and hidden.shape[0] * model.vocab_size > keep_elements
 
     def quantities(

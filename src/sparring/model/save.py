@@ -37,6 +37,10 @@ def save(model_state: Mapping[str, torch.Tensor], source_path: str | Path, out_p
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)
     config["dtype"] = str(next(iter(model_state.values())).dtype).removeprefix("torch.")
+    if "score.weight" in model_state:  # a scalar head
+        names = config.get("architectures") or []
+        config["architectures"] = [name.replace("ForCausalLM", "ForSequenceClassification") for name in names]
+        config["id2label"], config["label2id"] = {"0": "LABEL_0"}, {"LABEL_0": 0}
     (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model_state.items()}
     on_disk = revert_weight_conversion(skeleton(source), state)

@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping
 
 HEADLINES: tuple[tuple[str, str, str], ...] = (
     ("loss", "loss_imitate", "{:.3f}"),
+    ("preference loss", "loss_preference", "{:.3f}"),
+    ("accuracy", "accuracy", "{:.1%}"),
+    ("margin", "reward_margin", "{:.3f}"),
     ("reward", "rollout/reward", "{:.3f}"),
     ("success", "rollout/success", "{:.1%}"),
     ("tokens/s", "time/tokens_per_s", "{:,.0f}"),

@@ -50,7 +50,9 @@ class LiveProgress:
         self._stage, self._pace, self._values = stage, Pace(total_steps), {}
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
-        """Show a step."""
+        """Show a step. What goes on beside the stage says it with events."""
+        if stage != self._stage:
+            return
         self._pace.advance(step)
         self._values = dict(values)
 

@@ -1,12 +1,51 @@
-"""Confidence intervals of success rates."""
+"""What an evaluation may claim: rates, means and differences over tasks, each with its standard error and interval.
+
+Tasks are what is drawn at random; the samples of one task hang together (Miller 2024, arXiv 2411.00640, section 2.2). So
+everything here is computed from one number per task: uncertainty is what is left between tasks. Standard library only.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
 
 Interval = tuple[float, float]
+MOST_EXACT = 200
+"""Degrees of freedom up to which Student's t is summed term by term; its expansion is good to 1e-9 beyond."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """A figure over `tasks` tasks: None over none. A standard error needs two tasks; an interval is None where none is known."""
+
+    value: float | None
+    standard_error: float | None
+    interval: Interval | None
+    tasks: int
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """The chance that of `k` samples of a task at least one succeeds, without bias from `n` samples of which `c` did:
+    1 - C(n - c, k) / C(n, k), as a product of numbers below 1 (Chen et al. 2021, arXiv 2107.03374, equation 1).
+
+    Raises:
+        ValueError: not 0 <= c <= n, or not 1 <= k <= n.
+    """
+    _check_counts(n, c, k)
+    return 1.0 - math.prod(1.0 - k / i for i in range(n - c + 1, n + 1)) if n - c >= k else 1.0
+
+
+def pass_hat_k(n: int, c: int, k: int) -> float:
+    """The chance that all of `k` samples of a task succeed (pass^k), without bias from `n` samples of which `c` did:
+    C(c, k) / C(n, k) (Yao et al. 2024, tau-bench, arXiv 2406.12045, section 4).
+
+    Raises:
+        ValueError: not 0 <= c <= n, or not 1 <= k <= n.
+    """
+    _check_counts(n, c, k)
+    return math.prod((c - i) / (n - i) for i in range(k)) if c >= k else 0.0
 
 
 def wilson(successes: int, n: int, confidence: float = 0.95) -> Interval:
@@ -22,42 +61,139 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> Interval:
     """
     if not 0 <= successes <= n:
         raise ValueError(f"successes must be between 0 and {n}, got {successes}")
-    if n == 0:
-        return (0.0, 1.0)
-    z = _quantile(confidence)
-    rate = successes / n
-    scale = 1 + z * z / n
-    centre = (rate + z * z / (2 * n)) / scale
-    half = z / scale * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
-    low = 0.0 if successes == 0 else centre - half  # exact at the ends, where rounding could leave the unit interval
-    return (low, 1.0 if successes == n else centre + half)
+    return _score_interval(successes / n, n, _normal(confidence)) if n else (0.0, 1.0)
 
 
-def paired_difference(before: Sequence[bool], after: Sequence[bool], confidence: float = 0.95) -> tuple[float, Interval]:
-    """The change of a success rate over the same tasks, and its interval (Agresti and Min 2005: Wald after adding 1/2
-    to each cell of the 2 x 2 table, which keeps its coverage for few and for one-sided changes).
+def rate(values: Sequence[float], samples: float, confidence: float = 0.95) -> Estimate:
+    """The mean of one number from 0 to 1 per task (a share of successes, pass@k, pass^k).
+
+    The standard error is clustered by task: Miller 2024, equation 4, which for equally many samples per task is the spread of
+    the tasks' own means; here with T - 1 for T. The interval is Wilson's with the effective sample size p (1 - p) / SE^2
+    (Kott and Carr 1997; Dean and Pagano 2015, "Evaluating confidence interval methods for binomial proportions in clustered
+    surveys"), at most `samples`, and Student's quantile where that size is itself estimated. Where all tasks have the same 0 or
+    1, nothing tells how the samples of a task hang together, and each task counts as one trial. With one sample per task this
+    is `wilson`.
 
     Args:
-        before: success per task.
-        after: success of the same tasks in the same order.
+        values: one per task.
+        samples: independent trials behind them if tasks made no difference; the number of tasks where each has one.
         confidence: coverage.
+    """
+    tasks = len(values)
+    if not tasks:
+        return Estimate(value=None, standard_error=None, interval=None, tasks=0)
+    mean = math.fsum(values) / tasks
+    error = _standard_error(values, mean)
+    spread, within = error * error * (tasks - 1), mean * (1.0 - mean)
+    size, quantile = float(tasks), _normal(confidence)
+    if within > 0.0 and tasks > 1:
+        size = samples if spread <= 0.0 else min(samples, max(tasks, tasks * within / spread))
+        quantile = _student(confidence, tasks - 1) if samples > tasks else quantile
+    interval = _score_interval(mean, size, quantile)
+    return Estimate(value=mean, standard_error=error if tasks > 1 else None, interval=interval, tasks=tasks)
 
-    Returns:
-        The plain difference of the rates, and the interval.
+
+def mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
+    """The mean of any one number per task, such as its mean reward, with Student's interval over tasks. Where all have the same
+    one, nothing tells how far others may differ, and there is no interval."""
+    tasks = len(values)
+    if not tasks:
+        return Estimate(value=None, standard_error=None, interval=None, tasks=0)
+    value = math.fsum(values) / tasks
+    if tasks == 1:
+        return Estimate(value=value, standard_error=None, interval=None, tasks=1)
+    error = _standard_error(values, value)
+    if min(values) == max(values):
+        return Estimate(value=value, standard_error=0.0, interval=None, tasks=tasks)
+    half = _student(confidence, tasks - 1) * error
+    return Estimate(value=value, standard_error=error, interval=(value - half, value + half), tasks=tasks)
+
+
+def paired_difference(before: Sequence[float], after: Sequence[float], confidence: float = 0.95) -> Estimate:
+    """The change of a rate over the same tasks: the mean of what changed per task (Miller 2024, section 4.2).
+
+    The interval is Agresti and Min's (2005): two tasks are added, in whose four cells (both, neither, gained, lost) stands 1/2
+    each, so that it has a width, and its coverage, also where few or no tasks changed. With one sample per task it is theirs;
+    with several, changes are fractions, and the added tasks make it a little wider than it had to be.
+
+    Args:
+        before: a number from 0 to 1 per task.
+        after: of the same tasks in the same order.
+        confidence: coverage.
 
     Raises:
         ValueError: the sequences differ in length or are empty.
     """
+    changes = _changes(before, after)
+    tasks, change = len(changes), math.fsum(changes) / len(changes)
+    centre = math.fsum(changes) / (tasks + 2)
+    spread = (math.fsum(d * d for d in changes) + 1.0) / (tasks + 2) - centre * centre
+    half = _normal(confidence) * math.sqrt(spread / (tasks + 2))
+    interval = (max(-1.0, centre - half), min(1.0, centre + half))
+    error = _standard_error(changes, change) if tasks > 1 else None
+    return Estimate(value=change, standard_error=error, interval=interval, tasks=tasks)
+
+
+def paired_mean_difference(before: Sequence[float], after: Sequence[float], confidence: float = 0.95) -> Estimate:
+    """The same for any number per task, such as its mean reward: Student's interval of the mean change.
+
+    Raises:
+        ValueError: the sequences differ in length or are empty.
+    """
+    return mean(_changes(before, after), confidence)
+
+
+def _changes(before: Sequence[float], after: Sequence[float]) -> list[float]:
     if len(before) != len(after) or not before:
         raise ValueError(f"expected two equally long sequences, got {len(before)} and {len(after)}")
-    pairs = list(zip(before, after, strict=True))
-    gained = sum(1 for b, a in pairs if a and not b)
-    lost = sum(1 for b, a in pairs if b and not a)
-    total, more, less = len(pairs) + 2, gained + 0.5, lost + 0.5
-    centre = (more - less) / total
-    half = _quantile(confidence) * math.sqrt((more + less) - (more - less) ** 2 / total) / total
-    return (gained - lost) / len(pairs), (max(-1.0, centre - half), min(1.0, centre + half))
+    return [float(a) - float(b) for b, a in zip(before, after, strict=True)]
 
 
-def _quantile(confidence: float) -> float:
+def _standard_error(values: Sequence[float], mean: float) -> float:
+    """Of the mean of independent values; 0 for one, of which it is not known."""
+    n = len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n * (n - 1))) if n > 1 else 0.0
+
+
+def _score_interval(rate: float, n: float, z: float) -> Interval:
+    scale = 1 + z * z / n
+    centre = (rate + z * z / (2 * n)) / scale
+    half = z / scale * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
+    # exact at the ends, where rounding could leave the unit interval
+    return (0.0 if rate == 0.0 else max(0.0, centre - half), 1.0 if rate == 1.0 else min(1.0, centre + half))
+
+
+def _normal(confidence: float) -> float:
     return NormalDist().inv_cdf(0.5 + confidence / 2)
+
+
+def _student(confidence: float, freedom: int) -> float:
+    """Two-sided quantile of Student's t: by bisection, for many degrees of freedom by its expansion in 1/freedom (Abramowitz and
+    Stegun 26.7.5)."""
+    z = _normal(confidence)
+    if freedom > MOST_EXACT:
+        first = (z**3 + z) / 4
+        second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+        third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+        return z + first / freedom + second / freedom**2 + third / freedom**3
+    low, high = 0.0, math.pi / 2  # of the angle atan(t / sqrt(freedom)), in which the probability is smooth
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _student_within(middle, freedom) < confidence else (low, middle)
+    return math.tan((low + high) / 2) * math.sqrt(freedom)
+
+
+def _student_within(angle: float, freedom: int) -> float:
+    """The chance that |t| < sqrt(freedom) tan(angle) (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
+    sine, square = math.sin(angle), math.cos(angle) ** 2
+    term = math.cos(angle) if freedom % 2 else 1.0
+    total = term if freedom > 1 else 0.0
+    for i in range(3 if freedom % 2 else 2, freedom - 1, 2):
+        term *= square * (i - 1) / i
+        total += term
+    return (angle + sine * total) * 2 / math.pi if freedom % 2 else sine * total
+
+
+def _check_counts(n: int, c: int, k: int) -> None:
+    if not 0 <= c <= n or not 1 <= k <= n:
+        raise ValueError(f"expected 0 <= c <= n and 1 <= k <= n, got n = {n}, c = {c}, k = {k}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from sparring.errors import EnvError, InfraError, boundary
@@ -48,6 +49,7 @@ class GuardedEnv:
     def __init__(self, make: Callable[[], Env]) -> None:
         self._make = make
         self._made: Env | None = None
+        self._observed: list[Observation] = []
         self.world_s = 0.0
 
     @property
@@ -66,18 +68,37 @@ class GuardedEnv:
     async def open(self, task: Task, box: Sandbox | None) -> Observation:
         """Open the world. Raises EnvError for whatever its code raises, and for what no model can be told."""
         with _Measured(self, "env.open"):
-            return _told(await self._env.open(task, box))
+            self._observed = [_told(await self._env.open(task, box))]
+            return self._observed[0]
 
     async def step(self, reply: Message) -> Observation:
         """Answer a reply. Raises EnvError for whatever its code raises, and for what no model can be told."""
         with _Measured(self, "env.step"):
-            return _told(await self._env.step(reply))
+            self._observed.append(_told(await self._env.step(reply)))
+            return self._observed[-1]
 
     async def score(self, trajectory: Trajectory) -> Score | None:
         """Score a trajectory. Raises EnvError for whatever its code raises, and for a reward that is no finite number; a
         JudgeError passes through."""
         with _Measured(self, "env.score"):
             return _rated(await self._env.score(trajectory))
+
+    def with_turns(self, score: Score, trajectory: Trajectory) -> Score:
+        """The score with what observations said of each sampled turn, where it does not say so itself: the reward that answered
+        it (0 where none did) and the state that it was taken in. It stays as it is where the world answered more replies than
+        were sampled: nobody then knows which.
+        """
+        turns = sum(segment.model is not None and bool(segment.tokens) for segment in trajectory.segments)
+        answers = self._observed[1:]
+        if len(answers) > turns:
+            return score
+        if score.per_turn is None and any(answer.reward is not None for answer in answers):
+            rewards = [answer.reward or 0.0 for answer in answers]
+            score = replace(score, per_turn=(*rewards, *[0.0] * (turns - len(rewards))))
+        if score.states is None and any(observation.state_key is not None for observation in self._observed):
+            keys = [observation.state_key for observation in self._observed][:turns]
+            score = replace(score, states=(*keys, *[None] * (turns - len(keys))))
+        return score
 
     async def close(self) -> None:
         """Close the world, if there is one. Raises EnvError for whatever its code raises."""
@@ -87,9 +108,11 @@ class GuardedEnv:
 
 
 def _told(said: object) -> Observation:
-    """What a world said, if it is an observation of text that UTF-8 (so tokenizer and store) can carry."""
+    """What a world said, if it is an observation of text that UTF-8 (so tokenizer and store) can carry; its reward adds up."""
     if not isinstance(said, Observation):
         raise TypeError(f"expected an Observation, got {said!r:.80}")
+    if said.reward is not None and not (isinstance(said.reward, (int, float)) and math.isfinite(said.reward)):
+        raise ValueError(f"expected a finite number as reward, got {said.reward!r:.80}")
     for message in said.messages:
         message.content.encode()
     return said

@@ -1,18 +1,25 @@
-"""Evaluation: every held-out task once, beside training at a lower priority, never near a window or a baseline."""
+"""Evaluation: held-out tasks, each sampled once or several times, beside training at a lower priority, never near a window or a
+baseline. What is recorded is not run again."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from sparring.observe.statistics import Interval, wilson
-from sparring.rollout.runner import Finished, RolloutRunner
+import msgspec
+import xxhash
+
+from sparring.errors import InfraError, JudgeError, boundary, refusal
+from sparring.observe.evaluation import Evaluation, Lost, TaskResult, mean_reward, passes, success_rate
+from sparring.observe.statistics import pass_at_k, pass_hat_k
+from sparring.protocols import Scorer
+from sparring.rollout.runner import Finished, RolloutRunner, failure_of
 from sparring.rollout.scheduler import unscored
 from sparring.rollout.seeds import rollout_seed
-from sparring.types import Group, Score, Task
+from sparring.types import Group, Outcome, Purpose, Score, Task
 
 PRIORITY = -1
 """Below training's 0: the engine serves evaluation with what training leaves."""
@@ -25,135 +32,208 @@ class EvalStore(Protocol):
         """Record groups, all or none."""
         ...
 
-    def truncate(self, stage: str, step: int, *, first_group: int = 0) -> None:
-        """Let what was recorded after `step` count no longer."""
+    def groups(self, *, stage: str | None = None) -> Iterable[Group]:
+        """The groups of a stage that count."""
+        ...
+
+    def supersede(self, stage: str, number: int) -> None:
+        """Let one group count no longer: it is done again."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SuccessRate:
-    """A rate over `tasks` tasks with its 95 % Wilson interval. None over no tasks."""
+class EvalPlan:
+    """Which rollouts an evaluation consists of, by number: every task once, then every task a second time, and so on.
 
-    success_rate: float | None
-    interval: Interval
-    tasks: int
+    The seed of a rollout depends on `run_seed`, its task and which sample of it it is, on nothing else. So two evaluations
+    differ by their weights only and can be compared in pairs, and one with more samples contains the one with fewer.
+
+    Attributes:
+        tasks: with unique ids.
+        samples: per task.
+        run_seed: everything sampled derives from it.
+        stage: rollout 7 is `<stage>/7`, and recorded under `stage`.
+    """
+
+    tasks: Sequence[Task]
+    run_seed: int
+    samples: int = 1
+    stage: str = "eval"
+
+    def __len__(self) -> int:
+        return len(self.tasks) * self.samples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EvalResult:
-    """What an evaluation found.
+class Finding:
+    """What one rollout says. `reward` is None where it says nothing about the policy, `success` also where the world knows no
+    such thing; `failure` is then what broke. `versions`: lowest and highest, None where nothing was sampled."""
 
-    Rates and means are over the tasks that were scored; `infra_failed` counts the others, which say nothing about the
-    policy. A task of a world that knows no success (`Score.success` is None) counts in the means only.
+    rollout: str
+    success: bool | None
+    reward: float | None
+    turns: int
+    ending: str
+    failure: str
+    versions: tuple[int, int] | None
 
-    Attributes:
-        overall: success over all tasks.
-        by_tag: success by `Task.tag`.
-        successes: by task id, for paired comparison with another evaluation.
-        mean_reward: None where nothing was scored.
-        mean_turns: model turns per rollout, None where nothing was scored.
-        mean_turns_successful: the same over successful rollouts.
-        outcomes: how many rollouts ended how, as `kind/reason`.
-        infra_failed: tasks excluded because infrastructure or judge failed.
-        versions: lowest and highest weight version that sampled a token, None where nothing was sampled.
+
+def recorded(plan: EvalPlan, store: EvalStore) -> dict[int, Finding]:
+    """What the store has of an evaluation, by number. Rollouts that say nothing about the policy are superseded, to be run again.
+
+    Raises:
+        BadInput: the record is of other tasks.
     """
+    found: dict[int, Finding] = {}
+    for group in store.groups(stage=plan.stage):
+        if group.index >= len(plan):
+            continue
+        task = plan.tasks[group.index % len(plan.tasks)]
+        if digest(group.task) != digest(task):
+            expected, got = f"{task.id} as it is now", f"{group.task.id} as it was, or another task"
+            raise refusal(f"recorded rollout {group.id}", expected, got, "evaluate under another --name, or remove the folder")
+        if group.rollouts:
+            found[group.index] = _finding(group)
+        else:
+            store.supersede(plan.stage, group.index)
+    return found
 
-    overall: SuccessRate
-    by_tag: Mapping[str, SuccessRate] = field(default_factory=dict)
-    successes: Mapping[str, bool] = field(default_factory=dict)
-    mean_reward: float | None = None
-    mean_turns: float | None = None
-    mean_turns_successful: float | None = None
-    outcomes: Mapping[str, int] = field(default_factory=dict)
-    infra_failed: int = 0
-    versions: tuple[int, int] | None = None
 
-
-async def evaluate(
-    runner: RolloutRunner,
-    tasks: Sequence[Task],
-    *,
-    run_seed: int,
-    max_concurrent_rollouts: int,
-    stage: str = "eval",
-    store: EvalStore | None = None,
-    done: Callable[[int, Finished], None] = lambda number, finished: None,
-) -> EvalResult:
-    """Run every task once.
-
-    The seeds depend on the run and the task alone, so two evaluations of one run differ by their weights only and can be
-    compared in pairs.
+class ScoredRunner:
+    """A runner whose rollouts are also scored by what scores whole groups in training, each as a group of one: a reward model
+    says what it says, and what compares the answers of a group has nothing to compare.
 
     Args:
         runner: runs one rollout.
-        tasks: with unique ids.
-        run_seed: everything sampled derives from it.
+        scorers: in training's order.
+    """
+
+    def __init__(self, runner: RolloutRunner, scorers: Sequence[Scorer]) -> None:
+        self._runner = runner
+        self._scorers = scorers
+
+    async def run(
+        self, task: Task, *, rollout_id: str, index: int, seed: int, purpose: Purpose = "eval", priority: int = PRIORITY
+    ) -> Finished:
+        """As the runner. A scorer that fails is a judge that failed."""
+        finished = await self._runner.run(
+            task, rollout_id=rollout_id, index=index, seed=seed, purpose=purpose, priority=priority
+        )
+        if finished.score is None:
+            return finished
+        scores: Sequence[Score] = [finished.score]
+        try:
+            with boundary(JudgeError, "scorer"):
+                for scorer in self._scorers:
+                    scores = await scorer.score(task, [finished.rollout], scores)
+        except InfraError as error:
+            outcome = Outcome(kind="judge_failed", reason="failure", failure=failure_of(error))
+            return replace(finished, rollout=unscored(finished.rollout, outcome), score=None)
+        return replace(finished, score=scores[0])
+
+
+async def evaluate(
+    runner: RolloutRunner | ScoredRunner,
+    plan: EvalPlan,
+    *,
+    max_concurrent_rollouts: int,
+    store: EvalStore | None = None,
+    done: Callable[[int, Finding], None] = lambda number, finding: None,
+) -> dict[int, Finding]:
+    """Run what the store does not have. Each rollout is recorded, as a group of one, as soon as it is finished.
+
+    Args:
+        runner: runs one rollout.
+        plan: which rollouts.
         max_concurrent_rollouts: rollouts in flight, at least 1.
-        stage: first part of the rollouts' ids, and the stage that they are recorded under.
-        store: where rollouts are recorded as groups of one, in the order of `tasks`, when all are done; they take the place
-            of an earlier evaluation under the same stage, such as one that a crash cut off.
-        done: called after each rollout with how many are finished.
+        store: the record; None keeps none.
+        done: called after each rollout with how many the record has.
+
+    Returns:
+        What was found, by number, earlier findings included.
 
     Raises:
+        BadInput: the record is of other tasks.
         Exception: the first that killed a rollout and is no infrastructure failure.
     """
-    if store is not None:
-        store.truncate(stage, 0)
-    slots = asyncio.Semaphore(max_concurrent_rollouts)
-    finished: dict[int, Finished] = {}
+    found = recorded(plan, store) if store is not None else {}
+    missing = iter([number for number in range(len(plan)) if number not in found])
 
-    async def one(index: int, task: Task) -> None:
-        async with slots:
-            seed = rollout_seed(run_seed, "eval", task, 0)
-            finished[index] = await runner.run(
-                task, rollout_id=f"{stage}/{index}", index=0, seed=seed, purpose="eval", priority=PRIORITY
-            )
-        done(len(finished), finished[index])
+    async def work() -> None:
+        for number in missing:
+            group = await _one(runner, plan, number)
+            if store is not None:
+                store.append(group, stage=plan.stage)
+            found[number] = _finding(group)
+            done(len(found), found[number])
 
     try:
-        async with asyncio.TaskGroup() as group:
-            for index, task in enumerate(tasks):
-                group.create_task(one(index, task))
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(min(max_concurrent_rollouts, len(plan) - len(found))):
+                workers.create_task(work())
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
-    ordered = [_group(stage, index, task, finished[index]) for index, task in enumerate(tasks)]
-    if store is not None:
-        store.append(*ordered, stage=stage)
-    return summarize(ordered)
+    return dict(sorted(found.items()))
 
 
-def summarize(groups: Sequence[Group]) -> EvalResult:
-    """The result over groups of one, such as `Store.groups(stage=...)` of a recorded evaluation."""
-    scored = [(g, g.rollouts[0], g.scores[0]) for g in groups if g.rollouts]
-    known = {g.task.id: (g.task.tag, bool(s.success)) for g, _, s in scored if s.success is not None}
-    tags = sorted({tag for tag, _ in known.values() if tag})
-    turns = [(sum(t.usage.turns for t in r.trajectories), s.success) for _, r, s in scored]
-    last = [g.rollouts[0] if g.rollouts else g.failed[-1] for g in groups]
-    versions = [
-        v for r in last for t in r.trajectories for s in t.segments if s.versions is not None for v in s.versions.values
-    ]
-    return EvalResult(
-        overall=_rate([success for _, success in known.values()]),
-        by_tag={tag: _rate([success for of, success in known.values() if of == tag]) for tag in tags},
-        successes={task: success for task, (_, success) in known.items()},
-        mean_reward=_mean([s.reward for _, _, s in scored if s.reward is not None]),
-        mean_turns=_mean([n for n, _ in turns]),
-        mean_turns_successful=_mean([n for n, success in turns if success]),
-        outcomes=dict(Counter(f"{r.outcome.kind}/{r.outcome.reason}" for r in last)),
-        infra_failed=len(groups) - len(scored),
-        versions=(min(versions), max(versions)) if versions else None,
+def summarize(plan: EvalPlan, found: Mapping[int, Finding], ks: Sequence[int] = ()) -> Evaluation:
+    """The result over what was found.
+
+    Args:
+        plan: of the evaluation.
+        found: as `evaluate` returns it.
+        ks: for which pass@k and pass^k are told.
+    """
+    by_task: dict[int, list[Finding]] = defaultdict(list)
+    for number, finding in sorted(found.items()):
+        by_task[number % len(plan.tasks)].append(finding)
+    tasks = {plan.tasks[place].id: _task_result(plan.tasks[place], by_task[place]) for place in sorted(by_task)}
+    results = list(tasks.values())
+    scored = [f for f in found.values() if f.reward is not None]
+    sampled = [f.versions for f in found.values() if f.versions is not None]
+    tags = sorted({task.tag for task in results if task.tag and task.solved})
+    return Evaluation(
+        success=success_rate(results),
+        reward=mean_reward(results),
+        pass_at={str(k): passes(results, k, pass_at_k) for k in ks},
+        pass_hat={str(k): passes(results, k, pass_hat_k) for k in ks},
+        by_tag={tag: success_rate([task for task in results if task.tag == tag]) for tag in tags},
+        samples=plan.samples,
+        rollouts=len(found),
+        lost=tuple(
+            Lost(rollout=f.rollout, task=plan.tasks[number % len(plan.tasks)].id, failure=f.failure)
+            for number, f in sorted(found.items())
+            if f.reward is None
+        ),
+        mean_turns=_mean([f.turns for f in scored]),
+        mean_turns_successful=_mean([f.turns for f in scored if f.success]),
+        outcomes=dict(Counter(f.ending for f in found.values())),
+        versions=(min(low for low, _ in sampled), max(high for _, high in sampled)) if sampled else None,
+        tasks=tasks,
     )
 
 
-def _group(stage: str, index: int, task: Task, finished: Finished) -> Group:
-    """A group of one, or of none where it left."""
+def digest(task: Task) -> str:
+    """Of what is asked and with what it is scored: the same for equal tasks in every process."""
+    asked = (task.id, task.seed, [(m.role, m.content) for m in task.messages], task.data)
+    return xxhash.xxh3_64_hexdigest(msgspec.json.encode(asked, order="sorted", enc_hook=repr))
+
+
+async def _one(runner: RolloutRunner | ScoredRunner, plan: EvalPlan, number: int) -> Group:
+    """One rollout as a group of one, or of none where it left."""
+    sample, place = divmod(number, len(plan.tasks))
+    task, name = plan.tasks[place], f"{plan.stage}/{number}"
+    seed = rollout_seed(plan.run_seed, "eval", task, sample)
+    finished: Finished = await runner.run(
+        task, rollout_id=name, index=sample, seed=seed, purpose="eval", priority=PRIORITY
+    )
     rollout, score = finished.rollout, finished.score
     scores: tuple[Score, ...] = (score,) if score is not None and score.reward is not None else ()
     if score is not None and not scores:
         rollout = unscored(rollout)
     return Group(
-        id=f"{stage}/{index}",
-        index=index,
+        id=name,
+        index=number,
         task=task,
         rollouts=(rollout,) if scores else (),
         scores=scores,
@@ -161,10 +241,29 @@ def _group(stage: str, index: int, task: Task, finished: Finished) -> Group:
     )
 
 
-def _rate(successes: Sequence[bool]) -> SuccessRate:
-    n = len(successes)
-    return SuccessRate(
-        success_rate=sum(successes) / n if n else None, interval=wilson(sum(successes), n), tasks=n
+def _finding(group: Group) -> Finding:
+    rollout = group.rollouts[0] if group.rollouts else group.failed[-1]
+    score = group.scores[0] if group.rollouts else Score(reward=None)
+    outcome = rollout.outcome
+    versions = [v for t in rollout.trajectories for s in t.segments if s.versions is not None for v in s.versions.values]
+    broken = outcome.failure if not group.rollouts else None
+    return Finding(
+        rollout=rollout.id,
+        success=score.success,
+        reward=score.reward,
+        turns=sum(t.usage.turns for t in rollout.trajectories),
+        ending=f"{outcome.kind}/{outcome.reason}",
+        failure=f"{broken.error}: {broken.where}: {broken.message}" if broken else "" if group.rollouts else outcome.reason,
+        versions=(min(versions), max(versions)) if versions else None,
+    )
+
+
+def _task_result(task: Task, findings: Sequence[Finding]) -> TaskResult:
+    return TaskResult(
+        digest=digest(task),
+        tag=task.tag,
+        rewards=tuple(f.reward for f in findings if f.reward is not None),
+        solved=tuple(f.success for f in findings if f.success is not None),
     )
 
 

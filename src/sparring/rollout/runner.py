@@ -102,7 +102,7 @@ class RolloutRunner:
             if done.error is None:
                 return Finished(rollout=done.rollout, score=done.score, broken=tuple(broken))
             if broken and _is_the_policys(done.error, broken[-1], done.rollout):
-                failed = _ended(done.rollout, Outcome(kind="policy_failed", reason="failure", failure=_failure(done.error)))
+                failed = _ended(done.rollout, Outcome(kind="policy_failed", reason="failure", failure=failure_of(done.error)))
                 score = Score(reward=self.config.policy_failure_reward, success=False)
                 return Finished(rollout=failed, score=score, broken=tuple(broken))
             broken.append(done.rollout)
@@ -127,10 +127,10 @@ class RolloutRunner:
             score = Score(reward=self.config.policy_failure_reward, success=False)
             return _Attempt(rollout=recorded(MALFORMED), score=score, error=None)
         except JudgeError as error:
-            outcome = Outcome(kind="judge_failed", reason="failure", failure=_failure(error))
+            outcome = Outcome(kind="judge_failed", reason="failure", failure=failure_of(error))
             return _Attempt(rollout=recorded(outcome), score=None, error=error)
         except InfraError as error:
-            outcome = Outcome(kind="infra_failed", reason="failure", failure=_failure(error))
+            outcome = Outcome(kind="infra_failed", reason="failure", failure=failure_of(error))
             return _Attempt(rollout=recorded(outcome), score=None, error=error)
         finally:
             self.close_failures.extend(await episode.close())
@@ -190,10 +190,11 @@ class RolloutRunner:
             if not limit.expired():
                 raise
             raise JudgeError(f"env.score: no answer after {self.config.score_timeout_s} s") from None
-        return Score(reward=None) if score is None else score
+        score = score or Score(reward=None)
+        return episode.env.with_turns(score, rollout.trajectories[0]) if len(rollout.trajectories) == 1 else score
 
 
-def _failure(error: InfraError) -> Failure:
+def failure_of(error: InfraError) -> Failure:
     """An error for the record. Messages begin with the place that broke."""
     where, _, message = str(error).partition(": ")
     return Failure(error=type(error).__name__, where=where if message else "", message=message or where)
@@ -208,6 +209,6 @@ def _is_the_policys(error: InfraError, before: Rollout, now: Rollout) -> bool:
     """Whether the same failure of the world followed the policy's acts twice."""
     return (
         not isinstance(error, (EngineError, JudgeError))
-        and before.outcome.failure == _failure(error)
+        and before.outcome.failure == failure_of(error)
         and all(t.usage.sampled_tokens > 0 for t in (before.trajectories[0], now.trajectories[0]))
     )

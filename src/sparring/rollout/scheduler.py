@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from sparring.errors import SparringError
+from sparring.errors import InfraError, JudgeError, SparringError, boundary
 from sparring.observe.metrics import Metrics
 from sparring.protocols import Scorer, TaskSource
 from sparring.rollout.metrics import length_bias, measure
-from sparring.rollout.runner import Finished, RolloutRunner
+from sparring.rollout.runner import Finished, RolloutRunner, failure_of
 from sparring.rollout.seeds import rollout_seed
 from sparring.rollout.window import Window
 from sparring.types import Failure, Group, Outcome, Rollout, Score, Task
@@ -36,7 +36,7 @@ class Scheduler:
         run_seed: everything sampled derives from it.
         engine_version: the version that the engine serves now.
         stage: first part of every id: group 12 of stage rl is `rl/12`, its rollout 3 is `rl/12/3`.
-        scorer: second pass over whole groups.
+        scorers: further passes over whole groups, in this order.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Scheduler:
         run_seed: int,
         engine_version: Callable[[], int],
         stage: str = "rl",
-        scorer: Scorer | None = None,
+        scorers: Sequence[Scorer] = (),
     ) -> None:
         self._runner = runner
         self._source = source
@@ -56,7 +56,7 @@ class Scheduler:
         self._run_seed = run_seed
         self._engine_version = engine_version
         self._stage = stage
-        self._scorer = scorer
+        self._scorers = scorers
         self._slots = asyncio.Semaphore(runner.config.max_concurrent_rollouts)
         self._pending: asyncio.Queue[asyncio.Task[Group] | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -193,9 +193,16 @@ class Scheduler:
         finished = await asyncio.gather(*rollouts)
         kept = [(f.rollout, f.score) for f in finished if f.score is not None]
         scores: Sequence[Score] = [score for _, score in kept]
-        if self._scorer is not None and kept:
-            scores = await self._scorer.score(task, [rollout for rollout, _ in kept], scores)
         failed = [r for f in finished for r in (*f.broken, *([f.rollout] if f.score is None else []))]
+        if kept:
+            try:
+                with boundary(JudgeError, "scorer"):
+                    for scorer in self._scorers:
+                        scores = await scorer.score(task, [rollout for rollout, _ in kept], scores)
+            except InfraError as error:
+                outcome = Outcome(kind="judge_failed", reason="failure", failure=failure_of(error))
+                failed += [unscored(rollout, outcome) for rollout, _ in kept]
+                kept, scores = [], []
         usable: list[tuple[Rollout, Score]] = []
         for (rollout, _), score in zip(kept, scores, strict=True):
             if score.reward is None:
@@ -242,6 +249,6 @@ class Scheduler:
             waiting.cancel()
 
 
-def unscored(rollout: Rollout) -> Rollout:
+def unscored(rollout: Rollout, outcome: Outcome = UNSCORED) -> Rollout:
     """A rollout that nobody scored, as it leaves its group: None is not 0."""
-    return replace(rollout, trajectories=tuple(replace(t, outcome=UNSCORED) for t in rollout.trajectories))
+    return replace(rollout, trajectories=tuple(replace(t, outcome=outcome) for t in rollout.trajectories))

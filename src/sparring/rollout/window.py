@@ -100,17 +100,10 @@ def check_window(
         rollout_tokens: the longest context of one rollout; None where it is not known yet.
 
     Raises:
-        BadInput: the run could wait for ever, or could never learn.
+        BadInput: the run could wait for ever.
     """
     if groups_per_step < 1:
         raise refusal("rl.groups_per_step", "at least 1", str(groups_per_step), "raise it")
-    if config.group_size < 2:
-        raise refusal(
-            "rollout.group_size",
-            "at least 2 rollouts to compare",
-            str(config.group_size),
-            "raise it: a group of one has no baseline and would be filtered in every step",
-        )
     for name in ("timeout_s", "score_timeout_s", "box_timeout_s"):
         if getattr(config, name) == math.inf:
             raise refusal(f"rollout.{name}", "a finite time", "inf", "set one: a wait without an end can stop the run")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparring.algo.annotate.forwarded import Forwarded
-from sparring.algo.annotate.kl import KlCoefficient, KlPenalty
+from sparring.algo.annotate.kl import KlCoefficient
 from sparring.algo.annotate.loglinear import ProximalShare
 from sparring.errors import refusal
 from sparring.model.hub import local_folder
 from sparring.protocols import Annotator, Trainer, TrainPlan
 from sparring.stages.context import POLICY, Context
+from sparring.stages.online import needs_reference
 
 
 def annotators(context: Context, trainer: Trainer, source: Path, coefficient: KlCoefficient) -> list[Annotator]:
@@ -23,18 +24,18 @@ def annotators(context: Context, trainer: Trainer, source: Path, coefficient: Kl
         coefficient: of the KL penalty, where it adapts.
     """
     config, found = context.config, list[Annotator]()
-    steps = config.rl.passes * config.rl.minibatches
+    algo, steps = config.algo, config.rl.passes * config.rl.minibatches
+    ours = config.rl.preference is None
     # of a batch that is trained once, the forward with gradients says what the trainer's were before the update
-    if config.algo.needs_proximal and steps > 1:
-        guessed = config.algo.anchor == "loglinear"
+    if ours and algo.needs_proximal and steps > 1:
+        guessed = algo.anchor == "loglinear"
         found.append(ProximalShare(lambda: trainer.version) if guessed else Forwarded(trainer.forward, "proximal"))
-    kl = config.algo.kl
-    if kl.coefficient:
+    if needs_reference(config):
         found.append(Forwarded(_reference(context, trainer, source).forward, "reference"))
-    if kl.target is not None:
+    if ours and algo.adaptive.target is not None:
         found.append(coefficient)
-    if kl.in_reward:
-        found.append(KlPenalty(kl))
+    if ours and algo.kl_reward is not None:
+        found.append(algo.kl_reward)
     return found
 
 
@@ -69,10 +70,10 @@ def check_reference(context: Context) -> None:
         BadInput: it cannot, or has not.
     """
     config, kl = context.config, context.config.algo.kl
-    if not kl.coefficient:
+    if not config.algo.needs_reference:
         return
     if kl.reference == "last":
-        if kl.placement == "loss" and config.rl.passes * config.rl.minibatches == 1:
+        if kl.coefficient and config.rl.passes * config.rl.minibatches == 1:
             do = "set rl.minibatches or rl.passes, or choose another reference"
             raise refusal("algo.kl.reference", "several optimiser steps an update beside \"last\"", "one, whose KL is 0", do)
     elif kl.reference != "start":

@@ -8,21 +8,29 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
+
 from sparring.engine.config import EngineConfig
 from sparring.errors import EnvError, refusal
 from sparring.rollout.window import check_window
 from sparring.sandbox.check import check_sandbox
 from sparring.stages.annotators import check_reference
+from sparring.stages.beside import check_beside
+from sparring.stages.compared import check_compared
 from sparring.stages.context import ORDER, POLICY, Context
 from sparring.stages.demonstrate import Conversation, converse, demonstrate, given_conversations
 from sparring.stages.eval import held_out
 from sparring.stages.fit import SOME, check_rendering
+from sparring.stages.judged import check_judges
 from sparring.stages.lora import check_lora
 from sparring.stages.memory import Held
-from sparring.stages.rl import correction_chosen
+from sparring.stages.online import check_online
+from sparring.stages.rewarded import check_reward_model
+from sparring.stages.rl import ANNOTATIONS, correction_chosen
 from sparring.stages.servable import check_model
 from sparring.stages.served import check_served
 from sparring.stages.shape import Shape, folder_shape
+from sparring.stages.teachers import check_collect, check_distill
 from sparring.types import Message, Task
 
 GIB = 1 << 30
@@ -44,23 +52,33 @@ async def check(context: Context) -> list[str]:
     facts += _memory(context, shape) + _engine(context, shape)
     _sampling(context)
     facts += check_served(context)
-    if "rl" in config.run.stages:
+    if "rl" in config.run.stages and config.rl.preference is None:
+        config.algo.check(config.rollout.group_size, ANNOTATIONS)
         check_reference(context)
+    for stage in {"rl", "distill"} & set(config.run.stages):
+        # a teacher compares with nobody: a rollout may be alone in its group
+        alone = msgspec.structs.replace(config.rollout, group_size=max(2, config.rollout.group_size))
         check_window(
-            config.rollout,
-            groups_per_step=config.rl.groups_per_step,
+            config.rollout if stage == "rl" else alone,
+            groups_per_step=config.rl.groups_per_step if stage == "rl" else config.distill.groups_per_step,
             engine_tokens=config.engine.kv_tokens or None,
             rollout_tokens=shape.max_positions,
         )
+    if "rl" in config.run.stages:
         facts += ["rollouts: the window cannot deadlock", correction_chosen(config)]
-    facts += _held_out(context)
+    facts += await check_judges(context)
+    facts += check_collect(context) + check_distill(context) + _held_out(context) + check_beside(context)
     tasks = _some_tasks(context)
     task = tasks[0]
     if task.box is not None:
         check_sandbox(config.sandbox)
         facts.append(f"sandbox: {config.sandbox.bwrap} isolates a command on this machine")
     found, held, shown = await _world(context, task)
-    facts += found + check_rendering(context, shape, tasks, shown, held)
+    about, compared = check_compared(context)
+    shown += compared
+    about += check_online(config)
+    about += check_reward_model(context, context.given())
+    facts += about + found + check_rendering(context, shape, tasks, shown, held)
     return facts + check_model(context, shape)
 
 
@@ -80,7 +98,7 @@ def _stages(context: Context) -> list[str]:
 
 def _sampling(context: Context) -> None:
     """Rollouts differ, or they teach nothing."""
-    if "rl" not in context.config.run.stages:
+    if not {"rl", "distill"} & set(context.config.run.stages):
         return
     rollout = context.config.rollout
     if rollout.temperature == 0:
@@ -185,7 +203,7 @@ async def _world(context: Context, task: Task) -> tuple[list[str], list[Conversa
     """
     config = context.config
     fresh = "init" in config.run.stages and context.given() is None
-    if not fresh and "sft" not in config.run.stages:
+    if not fresh and ("sft" not in config.run.stages or "collect" in config.run.stages and config.sft.data is None):
         silent = await _empty(context, task)
         return [f"env: {context.factory.name} opens and does not reward an empty answer"], [silent], []
     if config.sft.data is not None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
 
+from sparring.algo.loss.preference.config import ComparingLoss, DpoConfig, OrpoConfig, PreferenceLoss
 from sparring.train.config import TrainConfig
 
 MAX_THREADS = 1024
 """More than any one machine has a use for; the threading library ends the process where it cannot start them."""
 
-StageName = Literal["init", "sft", "rl", "eval", "export"]
+NAMED = {("preference", "loss"): "dpo", ("reward_model", "loss"): "bradley_terry", ("rl", "preference"): "dpo"}
+"""Tables of several kinds, and the kind of one that does not say its name; a name alone stands for a table of defaults."""
+
+StageName = Literal["init", "collect", "sft", "preference", "reward_model", "rl", "distill", "eval", "export"]
 
 
 class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,6 +52,32 @@ class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError(f"threads must be 0 (all) to {MAX_THREADS}, got {self.threads}")
 
 
+class CollectConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[collect]`: traces of a teacher on the environment's training tasks, sampled as `[rollout]` says, for the sft stage."""
+
+    model: str = "teacher"
+    """Who is asked: a name of `[models]`."""
+
+    tasks: int = 100
+    """Training tasks, the first ones of the stream."""
+
+    attempts: int = 1
+    """Rollouts of each task."""
+
+    min_reward: float = 1.0
+    """Least reward of a rollout that is kept."""
+
+    keep: int = 1
+    """Most rollouts of one task that are kept, the first ones."""
+
+    max_concurrent_rollouts: int = 32
+    """Rollouts in flight."""
+
+    def __post_init__(self) -> None:
+        if min(self.tasks, self.attempts, self.keep, self.max_concurrent_rollouts) < 1:
+            raise ValueError("tasks, attempts, keep and max_concurrent_rollouts must be at least 1")
+
+
 class SftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[sft]`: supervised fine-tuning on demonstrations, loss on assistant tokens only."""
 
@@ -60,11 +91,109 @@ class SftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Keys of `[train]` that this stage replaces, such as `learning_rate`."""
 
     data: str | None = None
-    """A file of conversations (JSON Lines, Parquet, a datasets folder) with a `messages` column; None asks the world's expert."""
+    """A file of conversations (JSON Lines, Parquet, a datasets folder) with a `messages` column; None takes what the run's
+    collect stage has gathered, or, where it has none, asks the world's expert."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.rows_per_step < 1:
             raise ValueError("steps and rows_per_step must be at least 1")
+        _check_overrides(self.train)
+
+
+class PreferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[preference]`: the policy learns from replies that somebody compared or labelled."""
+
+    data: str | None = None
+    """A file (JSON Lines, Parquet, a datasets folder) of {prompt or messages, chosen, rejected}; with kto also of {prompt or
+    messages, completion, label}."""
+
+    held_out: int = 0
+    """At least that many rows, whole prompts, are not trained but judged at the end; 0: none."""
+
+    loss: PreferenceLoss = DpoConfig()
+    """The algorithm, by `name`."""
+
+    imitate: float | None = None
+    """What the negative log-likelihood of chosen replies counts beside the loss; None: as papers have it, 1 with orpo, else 0."""
+
+    steps: int = 100
+    """Optimiser steps."""
+
+    rows_per_step: int = 64
+    """Pairs per step; labelled replies with kto."""
+
+    train: dict[str, int | float | str | bool] = {}
+    """Keys of `[train]` that this stage replaces, such as `learning_rate`."""
+
+    @property
+    def imitates(self) -> float:
+        """`imitate`, decided."""
+        return float(isinstance(self.loss, OrpoConfig)) if self.imitate is None else self.imitate
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.rows_per_step < 1 or self.held_out < 0:
+            raise ValueError("steps and rows_per_step must be at least 1, held_out not below 0")
+        if self.imitates < 0:
+            raise ValueError(f"imitate must be 0 or more, got {self.imitate}")
+        if isinstance(self.loss, OrpoConfig) and not self.imitates:
+            raise ValueError("imitate must be above 0 with orpo, which by itself only compares; leave it out")
+        _check_overrides(self.train)
+
+
+class BradleyTerryConfig(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="bradley_terry"
+):
+    """The chosen text is worth more (arXiv 2203.02155, equation 1).
+
+        loss = -log sigmoid(r(chosen) - r(rejected) - margin) + centre * (r(chosen) + r(rejected))^2
+
+    A reward model for whole replies, from compared ones.
+    """
+
+    centre: float = 0.0
+    """What the square of the sum of a pair's rewards counts: holds rewards near zero (arXiv 2312.09244)."""
+
+    def __post_init__(self) -> None:
+        if self.centre < 0:
+            raise ValueError(f"centre must be 0 or more, got {self.centre}")
+
+
+class StepsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="steps"):
+    """Each step of a solution is right or not (arXiv 2305.20050).
+
+        loss = -y * log sigmoid(v) - (1 - y) * log sigmoid(-v),    v the value behind the step, y its label
+
+    A process reward model, from solutions whose steps were judged.
+    """
+
+    separator: str = "\n"
+    """What stands between two steps."""
+
+
+class RewardModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[reward_model]`: a scalar head on the policy's weights learns what replies, or their steps, are worth."""
+
+    data: str | None = None
+    """A file of {prompt or messages, chosen, rejected, margin?}; with `steps` of {prompt or messages, steps, labels}."""
+
+    held_out: int = 0
+    """At least that many rows, whole prompts, are not trained but judged at the end; 0: none."""
+
+    loss: BradleyTerryConfig | StepsConfig = BradleyTerryConfig()
+    """What is learned, by `name`."""
+
+    steps: int = 100
+    """Optimiser steps."""
+
+    rows_per_step: int = 64
+    """Pairs or solutions per step."""
+
+    train: dict[str, int | float | str | bool] = {}
+    """Keys of `[train]` that this stage replaces, such as `learning_rate`."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.rows_per_step < 1 or self.held_out < 0:
+            raise ValueError("steps and rows_per_step must be at least 1, held_out not below 0")
         _check_overrides(self.train)
 
 
@@ -86,11 +215,109 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     passes: int = 1
     """How often every sampled token is trained before its weights are published."""
 
+    preference: ComparingLoss | None = None
+    """Online preference optimisation in the place of `[algo]`: the best rollout of each group against its worst; the reference is
+    what the stage begins with."""
+
+    reward_model: str | None = None
+    """Who scores rollouts beside the world: `reward_model`, what that stage of this run has written, or a name in `[models]`."""
+
+    reward_weight: float = 1.0
+    """What the reward model's rewards are multiplied with before they are added to the world's."""
+
+    observations: float = 0.0
+    """Scale of a cross-entropy loss on the tokens that tools answered (ECHO, arXiv 2605.24517); 0: none."""
+
     def __post_init__(self) -> None:
         if self.steps < 1 or self.groups_per_step < 1:
             raise ValueError("steps and groups_per_step must be at least 1")
         if self.minibatches < 1 or self.passes < 1:
             raise ValueError("minibatches and passes must be at least 1")
+        if not 0 <= self.observations < math.inf:
+            raise ValueError(f"observations must be 0 or more, got {self.observations}")
+        _check_overrides(self.train)
+
+
+class DistillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[distill]`: on-policy distillation. The policy samples, and becomes what its teachers make of what it sampled."""
+
+    steps: int = 100
+    """Optimiser steps."""
+
+    groups_per_step: int = 16
+    """Tasks per step; `[rollout] group_size` rollouts of each."""
+
+    train: dict[str, int | float | str | bool] = {}
+    """Keys of `[train]` that this stage replaces, such as `learning_rate`."""
+
+    teachers: dict[str, str] = {}
+    """Teachers by domain: the tag of a task, else its environment, else "*" for all that no other is for; each the name of a
+    model, as in { "*" = "teacher" } with [models.teacher]."""
+
+    over: Literal["token", "top_k", "vocabulary"] = "token"
+    """What is compared in the place of each sampled token: the log-probabilities of that token alone; the teacher's `top_k`
+    likeliest tokens and the rest as one; or the whole distributions, the teachers computed beside the trainer."""
+
+    divergence: Literal["reverse", "forward", "jensen_shannon"] = "reverse"
+    """reverse: KL(student || teacher); forward: KL(teacher || student); jensen_shannon: of `beta` (GKD, arXiv 2306.13649). The
+    sampled token alone knows the reverse one only."""
+
+    beta: float = 0.5
+    """jensen_shannon = beta KL(teacher || mixture) + (1 - beta) KL(student || mixture), of which beta is the teacher's share."""
+
+    top_k: int = 32
+    """Likeliest tokens of the teacher, under `over` = "top_k"."""
+
+    estimator: Literal["policy_gradient", "squared"] = "policy_gradient"
+    """Under `over` = "token": the teacher's log-probability minus the student's as the advantage of each token; or half its
+    square as a loss. Their gradients are equal where the weights that are trained sampled the token."""
+
+    ratio_cap: float = 2.0
+    """Largest weight of a token that older weights sampled, under `estimator` = "policy_gradient"."""
+
+    tokenizers: Literal["same", "any"] = "same"
+    """any: what the student said is said to a teacher in the teacher's own tokens, and compared wherever a token of both ends;
+    for `over` = "token"."""
+
+    feedback: Literal["none", "sibling"] = "none"
+    """sibling: the teacher is shown a successful rollout of the same task and reads what the student wrote without it (SDPO,
+    arXiv 2601.20802); it may then be the policy itself, as its engine serves it at that time. A rollout whose group has no other
+    success teaches nothing."""
+
+    observations: float = 0.0
+    """Scale of a cross-entropy loss on the tokens that tools answered (ECHO, arXiv 2605.24517); 0: none."""
+
+    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
+    """token_mean: every token counts the same; sequence_mean: every trajectory does."""
+
+    max_concurrent_scores: int = 64
+    """Requests to teachers under way at once."""
+
+    retries: int = 2
+    """How often a request is repeated that a teacher failed to answer."""
+
+    retry_delay_s: float = 0.5
+    """Pause before the first repetition; doubles with each."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.groups_per_step < 1 or self.max_concurrent_scores < 1:
+            raise ValueError("steps, groups_per_step and max_concurrent_scores must be at least 1")
+        if not 0 < self.beta < 1:
+            raise ValueError(f"beta must lie between 0 and 1, got {self.beta}; its ends are forward and reverse")
+        if self.over == "token" and self.divergence != "reverse":
+            raise ValueError(f'divergence must be reverse where over is "token", got {self.divergence}; or compare over top_k')
+        if self.tokenizers == "any" and (self.over != "token" or self.feedback != "none"):
+            raise ValueError('tokenizers = "any" needs over = "token" and feedback = "none": only text is the same for both')
+        if self.feedback != "none" and self.over == "vocabulary":
+            raise ValueError('feedback needs over = "token" or "top_k": the teacher reads another text than the student')
+        if not 0 <= self.observations < math.inf:
+            raise ValueError(f"observations must be 0 or more, got {self.observations}")
+        if self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1, got {self.top_k}")
+        if not self.ratio_cap >= 1:
+            raise ValueError(f"ratio_cap must be at least 1, the weight of equal probabilities, got {self.ratio_cap}")
+        if self.retries < 0 or self.retry_delay_s < 0:
+            raise ValueError("retries and retry_delay_s must be 0 or more")
         _check_overrides(self.train)
 
 
@@ -103,15 +330,36 @@ class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     no_tool_tasks: int = 0
     """Of these, how many are also tried with the tool host switched off; 0 leaves that out."""
 
-    checkpoints: tuple[Literal["init", "sft", "rl"], ...] = ("sft", "rl")
+    checkpoints: tuple[Literal["init", "sft", "preference", "rl", "distill"], ...] = ("sft", "preference", "rl", "distill")
     """The stages whose final weights are evaluated, where the run has them."""
+
+    samples: int = 1
+    """Of each task. Several tell pass@k and pass^k, and make intervals narrower where luck matters more than the task."""
+
+    ks: tuple[int, ...] = ()
+    """For which k pass@k and pass^k are told; at most `samples`."""
+
+    every: int = 0
+    """Evaluate after every so many steps of the rl stage too, beside training and without holding it up; 0: never."""
+
+    every_tasks: int = 100
+    """Held-out tasks of an evaluation beside training, the first of `tasks`; one sample each. 0 takes all of them."""
+
+    max_lost: float = 0.05
+    """Share of rollouts that infrastructure or judge may break, retries included; with more of them the evaluation has failed."""
 
     max_concurrent_rollouts: int = 128
     """Rollouts in flight."""
 
     def __post_init__(self) -> None:
-        if min(self.tasks, self.no_tool_tasks) < 0 or self.max_concurrent_rollouts < 1:
-            raise ValueError("tasks and no_tool_tasks must be 0 or more, max_concurrent_rollouts at least 1")
+        if min(self.tasks, self.no_tool_tasks, self.every, self.every_tasks) < 0:
+            raise ValueError("tasks, no_tool_tasks, every and every_tasks must be 0 or more")
+        if min(self.samples, self.max_concurrent_rollouts) < 1:
+            raise ValueError("samples and max_concurrent_rollouts must be at least 1")
+        if not all(1 <= k <= self.samples for k in self.ks) or len(set(self.ks)) != len(self.ks):
+            raise ValueError(f"ks must be different numbers from 1 to samples = {self.samples}, got {list(self.ks)}")
+        if not 0 <= self.max_lost <= 1:
+            raise ValueError(f"max_lost must be a share from 0 to 1, got {self.max_lost}")
 
 
 class ExportConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

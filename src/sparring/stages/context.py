@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparring.config import RunConfig
+from sparring.envs.rubrics.judges import Judges
 from sparring.errors import refusal
 from sparring.model.hub import base_folder, local_folder
 from sparring.observe.sinks.sink import Sink
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
     from sparring.protocols import Renderer
 
 POLICY = "policy"
-ORDER = ("init", "sft", "rl", "eval", "export")
+ORDER = ("init", "collect", "sft", "preference", "reward_model", "rl", "distill", "eval", "export")
+APART = ("collect", "reward_model", "eval")
+"""Stages whose output is not the policy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +33,7 @@ class Context:
     cluster: Cluster
     boxes: Boxes
     factory: EnvFactory
+    judges: Judges
 
     def output(self, stage: str) -> Path:
         """The Hugging Face or adapter folder that `stage` writes (whether or not it exists yet)."""
@@ -53,7 +57,7 @@ class Context:
             BadInput: no stage before it has run, and no checkpoint is named.
         """
         for before in reversed(ORDER[: ORDER.index(stage)]):
-            if before != "eval" and self.done(before) is not None:
+            if before not in APART and self.done(before) is not None:
                 return self.output(before)
         given = self.given()
         if given is not None:

@@ -84,14 +84,20 @@ def rendered(conversation: Conversation, renderer: Renderer) -> Rendered:
         raise BadInput(f"{conversation.name}: {error}") from error
 
 
+def given_data(context: Context) -> str | None:
+    """The file of conversations to imitate: `[sft] data`, or what the collect stage wrote; None where there is none (yet)."""
+    return context.config.sft.data or (context.done("collect") or {}).get("data")
+
+
 def given_conversations(context: Context) -> list[Conversation]:
     """The rows of `[sft] data`.
 
     Raises:
         BadInput: there is none, or one does not parse.
     """
-    path, tools = str(context.config.sft.data), context.factory.make().tools
-    rows = read_conversations(path, context.config.env.columns.mapping())
+    path, tools = str(given_data(context)), context.factory.make().tools
+    mapping = {} if context.config.sft.data is None else context.config.env.columns.mapping()
+    rows = read_conversations(path, mapping)
     if not rows:
         raise refusal(path, "at least one conversation", "none", "add rows, or leave out sft.data to ask the expert")
     return [Conversation(name=f"{path}, row {n}", messages=row, tools=tools) for n, row in enumerate(rows, 1)]
@@ -103,7 +109,7 @@ async def conversations(context: Context, count: int | None) -> list[Conversatio
     Raises:
         BadInput: there is none, a row does not parse, or the environment has no expert for a task.
     """
-    if context.config.sft.data is not None:
+    if given_data(context) is not None:
         return given_conversations(context)[:count]
     source = context.factory.tasks("demonstration", context.config.run.seed)
     tasks: list[Task] = []

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from sparring.errors import refusal
-from sparring.rollout.runner import Finished
+from sparring.errors import EvaluationFailed, refusal
+from sparring.observe.evaluation import Evaluation
+from sparring.protocols import Engine
+from sparring.rollout.evaluate import EvalPlan, Finding, ScoredRunner, evaluate, recorded, summarize
 from sparring.stages.context import POLICY, Context
 from sparring.types import Task
 
@@ -18,8 +20,10 @@ async def run(context: Context) -> dict[str, Any]:
     """Evaluate the final weights of every stage that `[eval] checkpoints` names and the run has.
 
     Returns:
-        Per checkpoint, and for `no_tool` (the last one with the tool host switched off): success, its interval, the same by
-        dataset, turns and outcomes.
+        Per checkpoint, and for `no_tool` (the last one with the tool host switched off), an `Evaluation` as plain data.
+
+    Raises:
+        EvaluationFailed: infrastructure or judge broke too many rollouts of one.
     """
     config = context.config.eval
     tasks = held_out(context, config.tasks)
@@ -40,8 +44,8 @@ async def run(context: Context) -> dict[str, Any]:
     return results
 
 
-def held_out(context: Context, count: int) -> list[Task]:
-    """The first `count` tasks of the environment's evaluation split; 0 takes all.
+def held_out(context: Context, count: int, key: str = "eval.tasks") -> list[Task]:
+    """The first `count` tasks of the environment's evaluation split; 0 takes all. `key` is where the count stands.
 
     Raises:
         BadInput: there are fewer.
@@ -51,7 +55,7 @@ def held_out(context: Context, count: int) -> list[Task]:
     while (not count or len(tasks) < count) and (task := source.next()) is not None:
         tasks.append(task)
     if len(tasks) < max(1, count):
-        raise refusal("eval.tasks", f"at most {len(tasks)}, the held-out tasks", str(count), "lower it, or raise env.held_out")
+        raise refusal(key, f"at most {len(tasks)}, the held-out tasks", str(count), "lower it, or raise env.held_out")
     return tasks
 
 
@@ -62,49 +66,80 @@ def check_held_out(context: Context, tasks: Sequence[Task]) -> None:
         BadInput: one was.
     """
     texts = {_text(task): task.id for task in tasks}
-    trained = [group.task for group in context.store.groups(stage="rl")]
+    for index in range((context.done("collect") or {}).get("tasks", 0)):
+        prompt = context.store.get(f"collect/{index}")["prompt"]
+        if prompt in texts:
+            raise _trained_on(texts[prompt], f"the prompt of a trace, {prompt[:60]!r}")
+    trained = [group.task for stage in ("rl", "distill") for group in context.store.groups(stage=stage)]
     source = context.factory.tasks("demonstration", context.config.run.seed)
     while context.done("sft") is not None and (task := source.next()) is not None:
         trained.append(task)
     for task in trained:
         if _text(task) in texts:
-            raise refusal(
-                f"held-out task {texts[_text(task)]}",
-                "a prompt that no training stream holds",
-                f"the prompt of {task.id}",
-                "change the splits of the environment",
-            )
+            raise _trained_on(texts[_text(task)], f"the prompt of {task.id}")
 
 
-async def evaluate_folder(context: Context, folder: str, tasks: Sequence[Task], label: str) -> dict[str, Any]:
-    """Evaluate one checkpoint folder on `tasks`; as in `run`, without recording the result."""
-    from pathlib import Path
+def _trained_on(task: str, got: str) -> Exception:
+    expected = "a prompt that no training stream holds"
+    return refusal(f"held-out task {task}", expected, got, "change the splits of the environment")
 
-    from sparring.rollout.evaluate import evaluate
+
+async def evaluate_folder(context: Context, folder: str, plan: EvalPlan) -> Evaluation:
+    """Evaluate one checkpoint folder, going on from what the store has. Where that is everything, no engine is made.
+
+    Raises:
+        EvaluationFailed: more than `[eval] max_lost` of the rollouts were broken by infrastructure or judge.
+        BadInput: the store has it of other tasks.
+    """
+    found = recorded(plan, context.store)
+    if len(found) < len(plan):
+        engine = context.cluster.engine(POLICY, path=folder)
+        try:
+            found = await _sampled(context, engine, Path(folder), plan)
+        finally:
+            await engine.close()
+    result = summarize(plan, found, context.config.eval.ks)
+    check_lost(result, context.config.eval.max_lost, plan.stage)
+    return result
+
+
+def check_lost(result: Evaluation, most: float, name: str) -> None:
+    """Whether enough is left to speak of a result.
+
+    Raises:
+        EvaluationFailed: too many rollouts were broken by infrastructure or judge; which and how.
+    """
+    if result.lost_share <= most:
+        return
+    some = "; ".join(f"{lost.rollout} ({lost.failure})" for lost in result.lost[:3])
+    raise EvaluationFailed(
+        f"{name}: expected at most {most:.1%} of rollouts broken by infrastructure or judge (eval.max_lost), got "
+        f"{len(result.lost)} of {result.rollouts}: {some}{'; ...' if len(result.lost) > 3 else ''}; "
+        "the same command runs only these again"
+    )
+
+
+async def _sampled(context: Context, engine: Engine, folder: Path, plan: EvalPlan) -> dict[int, Finding]:
+    """Run what is missing, told to the sink under the plan's stage."""
+    from sparring.stages.rewarded import scorers
     from sparring.stages.rl import runner
 
-    successes = 0
+    name, successes = plan.stage.replace("/", " "), 0
 
-    def done(number: int, finished: Finished) -> None:
-        nonlocal successes
-        successes += bool(finished.score is not None and finished.score.success)
-        context.sink.log(f"eval {label}", number, {"rollout/success": successes / number})
+    def done(number: int, finding: Finding) -> None:
+        nonlocal successes, ours
+        successes, ours = successes + bool(finding.success), ours + 1
+        context.sink.log(name, number, {"rollout/success": successes / ours})
 
-    context.sink.start(f"eval {label}", len(tasks))
-    engine = context.cluster.engine(POLICY, path=folder)
-    try:
-        result = await evaluate(
-            runner(context, engine, Path(folder)),
-            tasks,
-            run_seed=context.config.run.seed,
-            store=context.store,
-            stage=f"eval/{label}",
-            max_concurrent_rollouts=context.config.eval.max_concurrent_rollouts,
-            done=done,
-        )
-    finally:
-        await engine.close()
-    return dataclasses.asdict(result)
+    ours = 0
+    context.sink.start(name, len(plan))
+    return await evaluate(
+        ScoredRunner(runner(context, engine, folder), scorers(context)),
+        plan,
+        store=context.store,
+        max_concurrent_rollouts=context.config.eval.max_concurrent_rollouts,
+        done=done,
+    )
 
 
 async def _once(context: Context, label: str, stage: str, tasks: Sequence[Task]) -> dict[str, Any]:
@@ -112,8 +147,9 @@ async def _once(context: Context, label: str, stage: str, tasks: Sequence[Task])
     found = context.store.get(f"eval/{label}")
     if found is not None:
         return found
-    context.store.truncate(f"eval/{label}", 0)
-    result = await evaluate_folder(context, str(context.output(stage)), tasks, label)
+    config = context.config
+    plan = EvalPlan(tasks=tasks, run_seed=config.run.seed, samples=config.eval.samples, stage=f"eval/{label}")
+    result = msgspec.to_builtins(await evaluate_folder(context, str(context.output(stage)), plan))
     context.store.put(f"eval/{label}", result)
     return result
 

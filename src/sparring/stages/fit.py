@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sparring.errors import BadInput, refusal
 from sparring.generation import GenerateRequest, Sampling
+from sparring.model.hub import local_folder
 from sparring.protocols import Renderer
 from sparring.stages.context import POLICY, Context
 from sparring.stages.demonstrate import Conversation, rendered
@@ -113,6 +114,10 @@ def _renderer(context: Context, shape: Shape, shown: Sequence[Conversation]) -> 
     given = context.given()
     if given is not None:
         yield context.renderer(given)
+        return
+    init = context.config.models[POLICY].init
+    if init is not None and init.tokenizer is not None:
+        yield context.renderer(local_folder(init.tokenizer))
         return
     if shape.vocab_size < MIN_VOCAB_SIZE:
         raise refusal("models.policy.init.vocab_size", f"at least {MIN_VOCAB_SIZE}", str(shape.vocab_size), "raise it")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sparring.model.hub import base_folder, local_folder
 from sparring.stages.context import POLICY, Context
 from sparring.stages.demonstrate import Conversation, conversations
 
 TEXTS = 600
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
 async def run(context: Context) -> dict[str, Any]:
@@ -29,7 +32,10 @@ async def run(context: Context) -> dict[str, Any]:
 
     context.sink.start("init", 1)
     out = context.output("init")
-    trained_tokenizer(await conversations(context, TEXTS), spec.init.vocab_size, out)
+    if spec.init.tokenizer is None:
+        trained_tokenizer(await conversations(context, TEXTS), spec.init.vocab_size, out)
+    else:
+        copied_tokenizer(base_folder(local_folder(spec.init.tokenizer)), out)
     tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
     vocab_size = -(-tokenizer.get_vocab_size() // 64) * 64
     create(
@@ -41,6 +47,14 @@ async def run(context: Context) -> dict[str, Any]:
         pad_token_id=tokenizer.token_to_id("<|endoftext|>"),
     )
     return {"model": str(out), "vocab_size": vocab_size, "parameters": _parameters(out)}
+
+
+def copied_tokenizer(folder: Path, out: Path) -> None:
+    """Take the tokenizer and the chat format of a checkpoint folder over to `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name in TOKENIZER_FILES:
+        if (folder / name).exists():
+            shutil.copy(folder / name, out / name)
 
 
 def trained_tokenizer(shown: Sequence[Conversation], vocab_size: int, out: Path) -> None:

@@ -10,24 +10,31 @@ from typing import Any
 import msgspec
 
 from sparring.algo.annotate.kl import KlCoefficient
-from sparring.algo.credit.load import load_credit
+from sparring.algo.annotate.observed import observing
+from sparring.algo.annotate.watch import Watch
 from sparring.batch.batches import Plan, batches
 from sparring.config import RunConfig
 from sparring.harness.chat import ChatHarness
 from sparring.loop import run_loop
 from sparring.observe.spans import Spans
-from sparring.protocols import Annotator, Engine, TrainPlan
+from sparring.protocols import Annotator, Credit, Engine, Scorer, TrainPlan
 from sparring.record.recorder import Recorder
 from sparring.rollout.runner import RolloutRunner
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
 from sparring.stages.annotators import annotators
+from sparring.stages.beside import evaluated
 from sparring.stages.checkpoints import Checkpoints
 from sparring.stages.context import POLICY, Context
 from sparring.stages.lora import trained_folder
+from sparring.stages.online import credit_chosen, needs_reference, preference_loss
+from sparring.stages.rewarded import scorers
 from sparring.stages.shape import context_room, folder_shape
 from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
 from sparring.types import Batch, Group, StepResult, TokenAccount
+
+ANNOTATIONS = frozenset({"reference"})
+"""What the stage's annotators can write for a credit rule."""
 
 
 async def run(context: Context) -> dict[str, Any]:
@@ -40,16 +47,11 @@ async def run(context: Context) -> dict[str, Any]:
     config = context.config
     source = trained_folder(context, context.input("rl"))
     spans = Spans()
-    engine = WatchedEngine(context.cluster.engine(POLICY, path=str(source)), spans)
+    engine = WatchedEngine(served := context.cluster.engine(POLICY, path=str(source)), spans)
     trainer = WatchedTrainer(context.cluster.trainer(POLICY, path=str(source), plan=_plan(context)), spans)
     window = Window(config.rl.groups_per_step, config.rollout.max_lag, config.rl.steps)
-    scheduler = Scheduler(
-        runner(context, engine, source),
-        context.factory.tasks("train", config.run.seed),
-        window,
-        run_seed=config.run.seed,
-        engine_version=lambda: engine.version,
-    )
+    credit = credit_chosen(config)
+    scheduler = _scheduler(context, engine, source, window, judges := scorers(context))
     checkpoints = Checkpoints(
         trainer=trainer,
         store=context.store,
@@ -60,26 +62,28 @@ async def run(context: Context) -> dict[str, Any]:
     )
     done, state = await checkpoints.resume()
     context.store.truncate("rl", done, first_group=done * config.rl.groups_per_step)
-    totals, coefficient = _Totals(state.get("totals")), KlCoefficient(config.algo.kl)
+    totals, coefficient = Totals(state.get("totals")), KlCoefficient(config.algo.adaptive)
     if done:
         coefficient.restore(state["kl"])
         scheduler.restore(state["scheduler"], context.store.groups(stage="rl"))
+        credit.restore(state.get("credit", {}))
         await engine.pull(await trainer.push())
     context.sink.start("rl", config.rl.steps)
     context.sink.event("rl", correction_chosen(config))
     clock = StepClock(spans)
     async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
-        metrics = {**metrics, **scheduler.metrics(), **engine.lap(), **clock.lap(batch.account.sampled)}
-        metrics |= coefficient.metrics() if config.algo.kl.target is not None else {}
+        metrics = {**metrics, **scheduler.metrics(), **context.judges.metrics(), **coefficient.metrics()}
+        metrics |= {**engine.lap(), **clock.lap(batch.account.sampled)}
         totals.add(batch, metrics)
         context.store.metric("rl", step.version, metrics)
         context.sink.log("rl", step.version, metrics)
-        kept = {"scheduler": scheduler.state(step.version), "totals": totals.as_dict(), "kl": coefficient.state()}
-        await checkpoints.after(step, metrics, kept)
+        kept = {"scheduler": scheduler.state(step.version), "totals": totals.as_dict(), "credit": credit.state()}
+        await checkpoints.after(step, metrics, {**kept, "kl": coefficient.state()})
+        evaluator.after(step.version)
 
-    async with aclosing(scheduler.groups()) as groups:
-        asked = annotators(context, trainer, source, coefficient)
-        steps = _batches(context, groups, asked, done)
+    beside = evaluated(runner(context, served, source), context, judges, done=done)
+    async with beside as evaluator, aclosing(scheduler.groups()) as groups:
+        steps = _batches(context, groups, credit, annotators(context, trainer, source, coefficient), done)
         await run_loop(steps, {POLICY: trainer}, {POLICY: engine}, window, after_step)
     from sparring.stages.export import write_model
 
@@ -87,18 +91,29 @@ async def run(context: Context) -> dict[str, Any]:
     return {**totals.as_dict(), "model": str(context.output("rl"))}
 
 
+def _scheduler(context: Context, engine: Engine, model: Path, window: Window, judges: Sequence[Scorer]) -> Scheduler:
+    return Scheduler(
+        runner(context, engine, model),
+        context.factory.tasks("train", context.config.run.seed),
+        window,
+        run_seed=context.config.run.seed,
+        engine_version=lambda: engine.version,
+        scorers=judges,
+    )
+
+
 def _batches(
-    context: Context, groups: AsyncIterator[Group], asked: Sequence[Annotator], done: int
+    context: Context, groups: AsyncIterator[Group], credit: Credit, asked: Sequence[Annotator], done: int
 ) -> AsyncIterator[Batch]:
     """The stage's batches after `done` updates."""
-    config = context.config
+    config, watch = context.config, Watch()
     return batches(
-        groups,
+        watch.groups(groups),
         steps=range(done + 1, config.rl.steps + 1),
         groups_per_step=config.rl.groups_per_step,
-        credit=load_credit(config.algo, seed=config.run.seed, max_tokens=config.rollout.max_turn_tokens),
+        credit=credit,
         model=POLICY,
-        annotators=asked,
+        annotators=[*asked, *observing(watch, config.rl.observations), watch],
         store=context.store,
         plan=Plan(
             minibatches=config.rl.minibatches,
@@ -132,14 +147,17 @@ def correction_chosen(config: RunConfig) -> str:
 
 
 def _plan(context: Context) -> TrainPlan:
+    from sparring.algo.loss.imitate import ImitateLoss
     from sparring.algo.loss.policy import PolicyLoss
 
     config = context.config
     total = config.rl.steps * config.rl.passes * config.rl.minibatches
-    return TrainPlan(losses=[PolicyLoss(config.algo)], total_steps=total, overrides=config.rl.train)
+    loss = preference_loss(config) or PolicyLoss(config.algo)
+    imitate = [ImitateLoss(scale=config.rl.observations)] if config.rl.observations else []
+    return TrainPlan(losses=[loss, *imitate], total_steps=total, overrides=config.rl.train)
 
 
-class _Totals:
+class Totals:
     """What the stage's result says about all its steps; saved with every checkpoint so that a resume loses none."""
 
     def __init__(self, saved: Mapping[str, Any] | None) -> None:
@@ -152,6 +170,7 @@ class _Totals:
         self.steps = int(saved.get("steps", 0))
 
     def add(self, batch: Batch, metrics: Mapping[str, float]) -> None:
+        """One step."""
         self.account += batch.account
         self.logprob_max_abs_diff = _larger(self.logprob_max_abs_diff, metrics.get("logprob_max_abs_diff"))
         self.lag_max = max(self.lag_max, metrics.get("rollout/lag_max", 0.0))
@@ -160,6 +179,7 @@ class _Totals:
         self.steps += 1
 
     def as_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps, and the stage's result says."""
         import dataclasses
 
         return {

@@ -22,7 +22,7 @@ def check_served(context: Context) -> list[str]:
 
     engine, spec = context.config.engine, context.config.models[POLICY]
     if engine.kind == "openai":
-        if "rl" in context.config.run.stages:
+        if {"rl", "distill"} & set(context.config.run.stages):
             expected = "an engine that takes weights while the run trains"
             raise refusal("engine.kind", expected, '"openai"', 'write "native" or "remote", or leave rl out of run.stages')
         OpenAiEngine(engine.url, model=engine.served_model, api_key=key_of(engine.api_key_env))

@@ -67,11 +67,19 @@ class StoredGroup(msgspec.Struct, frozen=True, kw_only=True):
     task: Task
     scores: tuple[Score, ...]
     version: int
+    baselines: tuple[Score, ...] = ()
 
     @staticmethod
     def of(group: Group) -> StoredGroup:
         """The stored form of a group."""
-        return StoredGroup(id=group.id, index=group.index, task=group.task, scores=group.scores, version=group.version)
+        return StoredGroup(
+            id=group.id,
+            index=group.index,
+            task=group.task,
+            scores=group.scores,
+            version=group.version,
+            baselines=group.baselines,
+        )
 
     def group(self, rollouts: Sequence[Rollout], failed: Sequence[Rollout]) -> Group:
         """The noun again."""
@@ -83,6 +91,7 @@ class StoredGroup(msgspec.Struct, frozen=True, kw_only=True):
             scores=self.scores,
             failed=tuple(failed),
             version=self.version,
+            baselines=self.baselines,
         )
 
 

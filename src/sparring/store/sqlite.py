@@ -286,6 +286,11 @@ class SqliteStore:
             run("UPDATE checkpoints SET superseded = 1 WHERE stage = ? AND step > ?", (stage, step))
             run("DELETE FROM turns WHERE row <= ?", (self._cut_off,))
 
+    def supersede(self, stage: str, number: int) -> None:
+        """Let one group count no longer, because it is done again; it stays in the file. Raises StoreError as `append_turns`."""
+        with self._transaction():
+            self._database.execute("UPDATE groups SET superseded = 1 WHERE stage = ? AND number = ?", (stage, number))
+
     def close(self) -> None:
         """Copy the log into the database and let the next run in. Safe to call twice."""
         self._copier.shutdown(wait=True)

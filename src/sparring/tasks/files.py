@@ -36,7 +36,7 @@ def read_rows(path: str, columns: Mapping[str, str] = DEFAULT_COLUMNS) -> list[d
         BadInput: no such file, a format that is not one of the three, or a row that does not parse.
     """
     names = {**DEFAULT_COLUMNS, **columns}
-    return [_task_row(row, names, where, number) for number, where, row in _located(path)]
+    return [_task_row(row, names, where, number) for number, where, row in located(path)]
 
 
 def read_conversations(path: str, columns: Mapping[str, str] = DEFAULT_COLUMNS) -> list[tuple[Message, ...]]:
@@ -46,7 +46,7 @@ def read_conversations(path: str, columns: Mapping[str, str] = DEFAULT_COLUMNS) 
         BadInput: as `read_rows`, or a conversation in which the assistant says nothing.
     """
     names = {**DEFAULT_COLUMNS, **columns}
-    return [_conversation(row, names, where) for _, where, row in _located(path)]
+    return [_conversation(row, names, where) for _, where, row in located(path)]
 
 
 class FileTasks:
@@ -117,7 +117,12 @@ Located = Iterator[tuple[int, str, dict[str, Any]]]
 """(number from 1, where in words, row)."""
 
 
-def _located(path: str) -> Located:
+def located(path: str) -> Located:
+    """Every row of a file, as it stands there.
+
+    Raises:
+        BadInput: no such file, or a format that is not one of the three.
+    """
     source = Path(path)
     if source.is_dir():
         return _datasets_folder(source)
@@ -186,7 +191,7 @@ def _task_row(row: dict[str, Any], names: Mapping[str, str], where: str, number:
     id = renamed.get("id")
     renamed["id"] = str(number if id is None else id)
     if renamed.get("messages") is not None:
-        renamed["messages"] = messages = _messages(renamed["messages"], where)
+        renamed["messages"] = messages = messages_of(renamed["messages"], where)
         if messages[-1].role == "assistant":
             raise refusal(where, "a conversation that waits for the assistant", "one that ends with it", "drop the reply")
     else:
@@ -202,7 +207,7 @@ def _conversation(row: dict[str, Any], names: Mapping[str, str], where: str) -> 
             Message(role="user", content=_text(renamed, "prompt", names, where)),
             Message(role="assistant", content=_text(renamed, "answer", names, where)),
         )
-    messages = _messages(renamed["messages"], where)
+    messages = messages_of(renamed["messages"], where)
     if all(message.role != "assistant" for message in messages):
         raise refusal(where, "an assistant message to learn", "none", "add one or remove the row")
     if messages[0].role == "assistant":
@@ -227,7 +232,12 @@ def _text(row: Mapping[str, Any], name: str, names: Mapping[str, str], where: st
     return row[name]
 
 
-def _messages(value: Any, where: str) -> tuple[Message, ...]:
+def messages_of(value: Any, where: str) -> tuple[Message, ...]:
+    """A list of {role, content, ...}, as chat APIs write messages.
+
+    Raises:
+        BadInput: it is none, `where` it stands.
+    """
     if not isinstance(value, list) or not value:
         raise refusal(f"{where}, messages", "a list of {role, content}", repr(value)[:80], "correct the row")
     return tuple(_message(entry, f"{where}, messages[{index}]") for index, entry in enumerate(value))

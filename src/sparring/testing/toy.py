@@ -130,6 +130,7 @@ class ToyWorld:
     """Implements `EnvFactory` for sums."""
 
     name = "toy"
+    scorer = None
 
     def make(self) -> ToyEnv:
         """A fresh world."""

@@ -41,7 +41,7 @@ class Measures:
             before = self._sums.get(name, (0.0, 0.0))
             self._sums[name] = (before[0] + amount, before[1] + count)
 
-    def add_tokens(self, micro: MicroBatch, logprobs: torch.Tensor) -> None:
+    def add_tokens(self, micro: MicroBatch, logprobs: torch.Tensor | None) -> None:
         """Count the weighted tokens and compare log-probabilities with those recorded when sampled.
 
         A token is fresh when this trainer's version sampled it and computed all the KV it attended to; only then must
@@ -60,8 +60,14 @@ class Measures:
 
         Args:
             micro: the micro-batch.
-            logprobs: [M] float32, from the very forward whose gradients are taken.
+            logprobs: [M] float32, from the very forward whose gradients are taken; None of a scalar head.
         """
+        self._counts["tokens"] += len(micro.targets)
+        self._counts["forward"] += len(micro.tokens)
+        self._counts["shared"] += int(micro.shared.sum())
+        self._counts["micro_batches"] += 1
+        if logprobs is None:
+            return
         versions, kv_versions = micro.versions.cpu().numpy(), micro.kv_versions.cpu().numpy()
         sampled = versions >= 0
         fresh = sampled & (versions == self._version) & (kv_versions == self._version) & self._pristine
@@ -71,12 +77,8 @@ class Measures:
         self._maximum("logprob_stale_max_abs_diff", difference[stale])
         self._maximum("version_lag_max", self._version - versions[sampled])
         self._compare((logprobs.detach() - micro.behaviour_logprobs).double().cpu().numpy()[fresh])
-        self._counts["tokens"] += len(micro.targets)
-        self._counts["forward"] += len(micro.tokens)
-        self._counts["shared"] += int(micro.shared.sum())
         self._counts["sampled"] += int(sampled.sum())
         self._counts["stale"] += int(stale.sum())
-        self._counts["micro_batches"] += 1
 
     def result(self) -> dict[str, float]:
         """All measures by name."""

@@ -14,19 +14,21 @@ import msgspec
 import torch
 import xxhash
 
-from sparring.batch.packing import cut, pack
+from sparring.batch.packing import pack
 from sparring.batch.tensors import MicroBatch, micro_batch
+from sparring.batch.units import cut_units, pack_units
 from sparring.errors import refusal
 from sparring.model.attention import Packed
 from sparring.model.causal import CausalModel
+from sparring.model.divergence import from_teacher, from_tops
 from sparring.model.head import token_quantities
-from sparring.protocols import Loss, LossResult, StepLoss
+from sparring.protocols import Divergence, Loss, LossResult
 from sparring.train import checkpoint
 from sparring.train.config import TrainConfig
 from sparring.train.measure import Measures
 from sparring.train.optimiser import Optimiser
 from sparring.train.schedule import learning_rate
-from sparring.train.statistics import with_statistics
+from sparring.train.survey import surveyed
 from sparring.types import Batch, CheckpointRef, Sample, StepResult, WeightRef
 from sparring.weights.inline import Probe, publish
 
@@ -37,15 +39,16 @@ _PROBE_TOKENS = 16
 _LANES = 2
 """Micro-batches that a CPU computes side by side: between the parallel regions of one, the other uses its threads. The same
 number on every machine, because which rows are summed together decides the last bits of a gradient."""
-_UNITS = ("token", "turn", "sequence")
-"""A micro-batch holds whole rows, so that none of these is ever split."""
+_UNITS = ("token", "turn", "sequence", "pair")
+"""A micro-batch holds whole rows, so that only pairs could be split."""
 
 
 class _Part(NamedTuple):
-    """What one micro-batch gives: its log-probabilities [M], results by term, and a gradient or None for each parameter."""
+    """What one micro-batch gives: its log-probabilities [M] (None of a scalar head), results by term, and a gradient or None for
+    each parameter."""
 
     micro: MicroBatch
-    logprobs: torch.Tensor
+    logprobs: torch.Tensor | None
     results: Mapping[str, LossResult]
     gradients: Sequence[torch.Tensor | None]
 
@@ -66,6 +69,7 @@ class LocalTrainer:
         total_steps: how many optimiser steps the learning rate's schedule spans.
         version: of the weights that `model` holds.
         threads: CPU threads of the worker; 0 keeps torch's number.
+        teachers: models by name that a loss compares with over the whole vocabulary; nobody else may compute with them.
     """
 
     def __init__(
@@ -78,17 +82,20 @@ class LocalTrainer:
         total_steps: int,
         version: int = 0,
         threads: int = 0,
+        teachers: Mapping[str, CausalModel] | None = None,
     ) -> None:
         for loss in losses:
-            if loss.needs.statistics and not isinstance(loss, StepLoss):
-                do = "give it the method `statistics`, or use a loss without"
-                raise refusal(f"loss {loss.term}", "what it asks of all tokens", "a loss that only says that it does", do)
             if loss.needs.unit not in _UNITS:
                 got = f"{loss.needs.unit!r}, which micro-batches may split"
                 raise refusal(f"loss {loss.term}", f"a unit out of {', '.join(_UNITS)}", got, "use a loss with one of these")
         self._model = model
         self._config = config
         self._losses = {loss.term: loss for loss in losses}
+        self._paired = frozenset(loss.term for loss in losses if loss.needs.unit == "pair")
+        # what is told of every token: it is compared with what an engine recorded
+        self._told = frozenset() if model.is_scalar else frozenset({"logprob"})
+        self._divergence = next((loss.needs.divergence for loss in losses if loss.needs.divergence), None)
+        self._teachers = dict(teachers or {})
         self._name = name
         self._total_steps = total_steps
         self._version = version
@@ -160,7 +167,8 @@ class LocalTrainer:
         return await self._work(self._step, ends_update)
 
     async def push(self) -> WeightRef:
-        """Publish a copy of what is trained with a probe: a fixed row of tokens and its log-probabilities under them."""
+        """Publish a copy of what is trained with a probe: a fixed row of tokens and its log-probabilities under them. What has a
+        scalar head samples nothing, and has no probe."""
         return await self._work(self._push)
 
     async def save(self, path: str, *, stage: str, metrics: Mapping[str, float]) -> CheckpointRef:
@@ -211,10 +219,12 @@ class LocalTrainer:
         if unknown:
             raise ValueError(f"batch {batch.step} carries terms {sorted(unknown)}, this trainer has {sorted(self._losses)}")
         measures = Measures(self._version, pristine=self._pristine)
-        losses = [self._losses[term] for term in batch.denominators]
-        every = with_statistics(batch.rows, batch.denominators, losses, self._forward)
-        for rows in pack(every, self._config.token_budget):
-            for part in self._side_by_side(cut(rows, self._lanes), batch.denominators):
+        every = surveyed(batch.rows, batch.denominators, list(self._losses.values()), self._forward)
+        whole = self._statistics(batch)
+        trained = [row for row in every if row.label != 0]
+        for rows in pack_units(trained, self._config.token_budget, self._paired):
+            parts = cut_units(rows, self._lanes, self._paired)
+            for part in self._side_by_side(parts, batch.denominators, whole):
                 measures.add_tokens(part.micro, part.logprobs)
                 for term, result in part.results.items():
                     measures.add_loss(term, result)
@@ -222,37 +232,76 @@ class LocalTrainer:
                 self._has_gradients = True
         return {**measures.result(), "forward_backward_s": time.perf_counter() - started}
 
-    def _side_by_side(self, parts: Sequence[Sequence[Sample]], denominators: Mapping[str, float]) -> list[_Part]:
+    @torch.no_grad()
+    def _statistics(self, batch: Batch) -> dict[str, float]:
+        """What losses that need it find in a first pass over the whole batch: means by name."""
+        losses = [loss for term, loss in self._losses.items() if loss.needs.statistics and term in batch.denominators]
+        sums: dict[str, tuple[float, float]] = {}
+        for rows in pack(batch.rows, self._config.token_budget) if losses else ():
+            micro = micro_batch(rows, batch.denominators, self._model.device, idle_tokens=self._idle_tokens)
+            if not len(micro.targets):
+                continue
+            quantities = self._quantities(micro, frozenset().union(*(loss.needs.quantities for loss in losses)))
+            for name, (amount, count) in [pair for loss in losses for pair in loss.statistics(quantities, micro).items()]:
+                before = sums.get(name, (0.0, 0.0))
+                sums[name] = (before[0] + amount, before[1] + count)
+        return {name: amount / count for name, (amount, count) in sums.items() if count}
+
+    def _side_by_side(
+        self, parts: Sequence[Sequence[Sample]], denominators: Mapping[str, float], whole: Mapping[str, float]
+    ) -> list[_Part]:
         """One or two micro-batches; those without a token to train are left out."""
         if len(parts) == 1 or self._threads == 1:
-            found = [self._micro_batch(rows, denominators) for rows in parts]
+            found = [self._micro_batch(rows, denominators, whole) for rows in parts]
         else:
-            beside = self._beside.submit(self._micro_batch, parts[1], denominators)
+            beside = self._beside.submit(self._micro_batch, parts[1], denominators, whole)
             torch.set_num_threads(self._threads - self._threads // 2)
             try:
-                found = [self._micro_batch(parts[0], denominators)]
+                found = [self._micro_batch(parts[0], denominators, whole)]
             finally:
                 torch.set_num_threads(self._threads)
                 wait([beside])
             found.append(beside.result())
         return [part for part in found if part is not None]
 
-    def _micro_batch(self, rows: Sequence[Sample], denominators: Mapping[str, float]) -> _Part | None:
+    def _micro_batch(
+        self, rows: Sequence[Sample], denominators: Mapping[str, float], whole: Mapping[str, float]
+    ) -> _Part | None:
         micro = micro_batch(rows, denominators, self._model.device, idle_tokens=self._idle_tokens)
+        micro = replace(micro, statistics=whole)
         if not len(micro.targets):
             return None
         losses = [self._losses[term] for term in micro.weights]
-        quantities = self._quantities(micro, {"logprob"}.union(*(loss.needs.quantities for loss in losses)))
+        quantities = self._quantities(micro, self._told.union(*(loss.needs.quantities for loss in losses)))
         results = {loss.term: loss(quantities, micro) for loss in losses}
         total = sum(result.loss for result in results.values())
         # not backward(): two of these run at once, and who adds to a parameter first must not be left to chance
         gradients = torch.autograd.grad(total, self._optimiser.parameters, allow_unused=True)
-        return _Part(micro, quantities["logprob"].detach(), results, gradients)
+        return _Part(micro, quantities["logprob"].detach() if self._told else None, results, gradients)
 
     def _quantities(self, micro: MicroBatch, needs: Set[str]) -> dict[str, torch.Tensor]:
         where = Packed(micro.cu_seqlens, micro.shared)
         hidden = self._model.hidden(micro.tokens, micro.positions, where, micro.predicting)
-        return token_quantities(self._model, hidden, micro.targets, micro.temperature, needs, micro.kept, micro.bias)
+        of_targets = needs - {"divergence"}
+        found = token_quantities(self._model, hidden, micro.targets, micro.temperature, of_targets, micro.kept, micro.bias)
+        if "divergence" in needs and self._divergence is not None:
+            found["divergence"] = self._diverging(micro, hidden, self._divergence)
+        return found
+
+    def _diverging(self, micro: MicroBatch, hidden: torch.Tensor, form: Divergence) -> torch.Tensor:
+        """[M]: how far the model, whose output is `hidden` [M, D], is from the teacher of each token; 0 where there is none."""
+        if form.over == "top_k":
+            if micro.tops is None:
+                raise ValueError("expected rows with a teacher's likeliest tokens, got none; annotate them")
+            return from_tops(self._model, hidden, micro.temperature, micro.tops, form)
+        where = Packed(micro.cu_seqlens, micro.shared)
+        found = hidden.new_zeros(len(hidden), dtype=torch.float32)
+        for name, its in micro.teachers.items():
+            teacher = self._teachers[name]
+            with torch.no_grad():
+                theirs = teacher.hidden(micro.tokens, micro.positions, where, micro.predicting[its])
+            found = found.index_put((its,), from_teacher(self._model, hidden[its], micro.temperature[its], teacher, theirs, form))
+        return found
 
     def _step(self, ends_update: bool) -> StepResult:
         started = time.perf_counter()
@@ -280,7 +329,8 @@ class LocalTrainer:
     @torch.no_grad()
     def _push(self) -> WeightRef:
         adapter = None if self._trained is self._model else self._name
-        return publish(self._name, self._version, self._trained.state(), self._probe(), adapter=adapter)
+        probe = None if self._model.is_scalar else self._probe()
+        return publish(self._name, self._version, self._trained.state(), probe, adapter=adapter)
 
     def _probe(self) -> Probe:
         """The probe's tokens [T] and the log-probabilities [T - 1] of all but the first."""

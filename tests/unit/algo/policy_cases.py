@@ -58,7 +58,7 @@ def computed(case, dtype=torch.float64, parts=None):
     samples = samples_of(case)
     over = denominators(samples, policy=denominator(samples, config.aggregation))
     whole, quantities = _tensors(samples, over, dtype)
-    told = loss.statistics(quantities, whole) if loss.needs.statistics else {}
+    told = loss.survey(quantities, whole) if loss.needs.survey else {}
     total, gradients, entropies, metrics = 0.0, {}, {}, {}
     for part in parts or [range(len(samples))]:
         micro, quantities = _tensors([samples[row] for row in part], over, dtype)

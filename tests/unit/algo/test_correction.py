@@ -33,7 +33,7 @@ def loss_of(config, old, behaviour, dtype=torch.float32):
     )
     logprob = torch.tensor(old, dtype=dtype, requires_grad=True)
     micro, quantities, loss = micro_batch([row], {"policy": 4.0}), {"logprob": logprob, "entropy": torch.zeros(4)}, PolicyLoss(config)
-    micro = replace(micro, annotations=loss.statistics(quantities, micro))
+    micro = replace(micro, annotations=loss.survey(quantities, micro))
     result = loss(quantities, micro)
     result.loss.backward()
     return result.loss.detach(), logprob.grad, result.metrics

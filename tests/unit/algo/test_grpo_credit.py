@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from sparring.algo.config import AlgoConfig
-from sparring.algo.credit.grpo import Grpo
 from sparring.algo.correction.rule import Correction
+from sparring.algo.credit.grpo import Grpo
 from sparring.algo.credit.load import Assigned, load_credit
 from sparring.algo.credit.shuffled import Shuffled
 from sparring.algo.gate.clip import Clip

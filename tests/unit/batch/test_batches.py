@@ -8,6 +8,7 @@ import pytest
 
 from sparring.algo.config import AlgoConfig
 from sparring.algo.credit.load import load_credit
+from sparring.algo.credit.pairs import Pairs
 from sparring.batch.batches import Plan, assemble, batches
 from sparring.batch.flatten import flatten
 from sparring.errors import SparringError
@@ -249,3 +250,11 @@ def test_branches_of_one_trajectory_stay_in_one_minibatch():
     found = [batch for batch, _ in collect([group], steps=[1], groups_per_step=1, credit=credit, plan=Plan(minibatches=4))]
     assert [len(batch.rows) for batch in found] == [2, 2, 2, 2]
     assert all(len({row.id.rpartition("#")[0] for row in batch.rows}) == 1 for batch in found)
+
+
+def test_the_two_of_a_pair_stay_in_one_minibatch():
+    groups = [make_group(f"g{n}", [1.0, 0.0, 0.5], index=n) for n in range(5)]
+    found = [batch for batch, _ in collect(groups, steps=[1], groups_per_step=5, credit=Pairs(), plan=Plan(minibatches=3))]
+    assert len(found) == 3 and sum(len(batch.rows) for batch in found) == 10
+    for batch in found:
+        assert all(sorted(row.label for row in batch.rows if row.group == group) == [-1.0, 1.0] for group in {r.group for r in batch.rows})

@@ -10,6 +10,7 @@ import pytest
 
 from sparring.cli.main import VERBS, guarded, main, parser
 from sparring.errors import BadInput, EngineError, StoreError
+from sparring.stages.config import RlConfig
 
 RECIPE = """
 [run]
@@ -79,11 +80,12 @@ def test_a_wrong_command_line_ends_with_2(argv: list[str], said: str, capsys: py
 def test_a_refused_recipe_ends_with_2_and_one_line(verb: str, tmp_path: Path) -> None:
     recipe = tmp_path / "first.toml"
     recipe.write_text(RECIPE + "[rl]\nstepps = 3\n")
+    keys = ", ".join(sorted(RlConfig.__struct_fields__))
     done = _sparring(verb, str(recipe))
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.splitlines() == [
-        f"{recipe}: rl.stepps: expected one of groups_per_step, minibatches, passes, steps, train, got an unknown key; do you mean rl.steps?"
+        f"{recipe}: rl.stepps: expected one of {keys}, got an unknown key; do you mean rl.steps?"
     ]
 
 

@@ -112,7 +112,7 @@ def test_a_key_like_no_other_is_to_be_removed(recipe: Path) -> None:
         ("train.learning_rate=true", "train.learning_rate: expected a number, got true"),
         ("run.cluster=moon", 'run.cluster: expected one of "inline", got "moon"'),
         ("run.name.0=x", 'expected a table at run.name, got "first"'),
-        ('run.stages=["init", "zft"]', 'run.stages.1: expected one of "eval", '),
+        ('run.stages=["init", "zft"]', 'run.stages.1: expected one of "collect", "distill", "eval", '),
         ("run=3", "run: expected a table, got 3"),
         ("models.policy.dtype=int8", "models.policy.dtype: expected one of "),
         ("models.policy.init.hidden_sise=8", "do you mean models.policy.init.hidden_size?"),

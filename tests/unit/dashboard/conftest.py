@@ -130,7 +130,10 @@ def _metrics(step: int, rate: float, source: random.Random) -> dict[str, float]:
 SUMMARY = {
     "sft_success": 0.561,
     "rl_success": 0.952,
+    "sft_success_low": 0.518,
+    "sft_success_high": 0.603,
     "rl_success_low": 0.931,
+    "rl_success_high": 0.968,
     "no_tool_success": 0.04,
     "eval_tasks": 520,
     "logprob_max_abs_diff": 0.0,
@@ -140,7 +143,13 @@ SUMMARY = {
     "wall_s": {"init": 2.1, "sft": 61.0, "rl": 190.4, "eval": 38.2, "export": 0.6},
     "peak_rss_bytes": 1_430_000_000,
     "by_dataset": {
-        name: {"coverage": coverage, "sft": sft, "rl": rl, "tasks": 130}
+        name: {
+            "coverage": coverage,
+            "sft": sft,
+            "rl": rl,
+            "intervals": {"sft": (sft - 0.1, sft + 0.1), "rl": (rl - 0.05, rl + 0.02)},
+            "tasks": 130,
+        }
         for name, coverage, sft, rl in zip(
             DATASETS, ("well", "well", "thin", "thin"), (0.9, 0.83, 0.3, 0.21), (0.98, 0.97, 0.94, 0.91), strict=True
         )

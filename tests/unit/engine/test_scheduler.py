@@ -212,3 +212,40 @@ def test_tokens_sampled_ahead_are_found_by_others_once_their_pages_are_full():
     assert first.computed == 3 + steps == len(first.tokens) - 1
     seat = cache.admit(None, first.tokens, cache.pages_for(len(first.tokens)), 0, [], 0)
     assert seat.known == first.computed // PAGE * PAGE and seat.pages[: seat.known // PAGE] == first.pages[: seat.known // PAGE]
+
+
+def test_a_lower_priority_gives_its_slot_up_and_goes_on_later():
+    work = scheduler(max_running=2)
+    low = [sequence(1, max_new=9, priority=-1), sequence(2, max_new=9, priority=-1)]
+    for one in low:
+        work.add(one)
+    for _ in range(3):
+        step(work.plan(0), work)
+    high = sequence(3, max_new=2)
+    work.add(high)
+    plan = work.plan(0)
+    assert {chunk.sequence.arrival for chunk in plan} == {1, 3}
+    finished = [one.arrival for one in step(plan, work)]
+    for _ in range(40):
+        finished += [one.arrival for one in step(work.plan(0), work)]
+    assert finished[0] == 3 and sorted(finished) == [1, 2, 3]
+    assert all(len(one.logprobs) == 9 for one in low)
+
+
+def test_a_lower_priority_gives_its_pages_up():
+    work = scheduler(num_pages=6)
+    low = sequence(1, prompt=15, max_new=9, priority=-1)
+    work.add(low)
+    step(work.plan(0), work)
+    high = sequence(2, prompt=15, max_new=2)
+    work.add(high)
+    assert [chunk.sequence for chunk in work.plan(0)] == [high]
+
+
+def test_of_one_priority_whoever_came_first_keeps_its_slot():
+    work = scheduler(max_running=1)
+    first, second = sequence(1, max_new=9), sequence(2)
+    work.add(first)
+    step(work.plan(0), work)
+    work.add(second)
+    assert [chunk.sequence for chunk in work.plan(0)] == [first] and work.num_preempted == 0

@@ -104,8 +104,8 @@ def test_a_file_that_does_not_run_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "exactly one of name and reward"),
-        ({"name": "a", "reward": "b"}, "exactly one of name and reward"),
+        ({}, "exactly one of name, reward and rubric"),
+        ({"name": "a", "reward": "b"}, "exactly one of name, reward and rubric"),
         ({"reward": "r.py:f"}, "reward needs data"),
         ({"name": "a", "tools": ("python",)}, "tools belongs to reward"),
         ({"name": "a", "eval_data": "x"}, "eval_data needs data"),

@@ -136,6 +136,17 @@ def test_plain_lines_are_few_and_say_what_matters() -> None:
     assert len(lines) == 2 + 20 + 1  # steps 1, 6, ..., 96 and the last
 
 
+def test_what_goes_on_beside_a_stage_does_not_move_its_progress() -> None:
+    stream, clock = io.StringIO(), Clock()
+    sink = ConsoleSink(stream, every_s=0.0, clock=clock)
+    sink.start("rl", 10)
+    for step in (1, 2):
+        clock.now += 1
+        sink.log("rl", step, {})
+        sink.log("eval", 1, {"success": 0.5})
+    assert stream.getvalue().splitlines() == ["rl: 10 steps", "rl 1/10  eta 0:09", "rl 2/10  eta 0:08"]
+
+
 def test_a_resumed_stage_knows_its_pace() -> None:
     clock = Clock()
     pace = Pace(100, clock)

@@ -1,12 +1,22 @@
-"""Intervals against published numbers, their definitions and exact coverage."""
+"""Estimates against enumeration, intervals against published numbers, their definitions and coverage."""
 
+import itertools
 import math
+import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparring.observe.statistics import paired_difference, wilson
+from sparring.observe.statistics import (
+    mean,
+    paired_difference,
+    paired_mean_difference,
+    pass_at_k,
+    pass_hat_k,
+    rate,
+    wilson,
+)
 
 
 @pytest.mark.parametrize(
@@ -52,9 +62,9 @@ def test_a_paired_difference_by_hand() -> None:
     # 40 both, 30 gained, 6 lost, 24 neither: difference 24 / 100; with half a success added to each cell
     before = [True] * 40 + [False] * 30 + [True] * 6 + [False] * 24
     after = [True] * 40 + [True] * 30 + [False] * 6 + [False] * 24
-    difference, (low, high) = paired_difference(before, after)
+    found = paired_difference(before, after)
     half = 1.959964 * math.sqrt((30.5 + 6.5) - 24**2 / 102) / 102
-    assert difference == 0.24 and (low, high) == pytest.approx((24 / 102 - half, 24 / 102 + half), abs=1e-6)
+    assert found.value == 0.24 and found.interval == pytest.approx((24 / 102 - half, 24 / 102 + half), abs=1e-6)
 
 
 def test_a_paired_difference_covers_as_often_as_it_says() -> None:
@@ -70,7 +80,7 @@ def test_a_paired_difference_covers_as_often_as_it_says() -> None:
                 continue
             before = [False] * gained + [True] * lost + [True] * same
             after = [True] * gained + [False] * lost + [True] * same
-            low, high = paired_difference(before, after)[1]
+            low, high = paired_difference(before, after).interval
             covered += chance * (low <= gain - loss <= high)
     assert 0.93 < covered < 0.98
 
@@ -80,3 +90,148 @@ def test_a_paired_difference_needs_pairs() -> None:
         paired_difference([True], [True, False])
     with pytest.raises(ValueError, match="got 0 and 0"):
         paired_difference([], [])
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 7])
+def test_pass_at_k_and_pass_hat_k_are_shares_of_all_draws(n: int) -> None:
+    for c in range(n + 1):
+        outcomes = [True] * c + [False] * (n - c)
+        for k in range(1, n + 1):
+            draws = list(itertools.combinations(outcomes, k))
+            assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, draws)) / len(draws), rel=1e-12)
+            assert pass_hat_k(n, c, k) == pytest.approx(sum(map(all, draws)) / len(draws), rel=1e-12)
+
+
+@pytest.mark.parametrize(("p", "k"), [(0.3, 1), (0.3, 3), (0.05, 5), (0.9, 5)])
+def test_pass_at_k_and_pass_hat_k_have_no_bias(p: float, k: int) -> None:
+    n = 8
+    chances = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
+    at = sum(chance * pass_at_k(n, c, k) for c, chance in enumerate(chances))
+    hat = sum(chance * pass_hat_k(n, c, k) for c, chance in enumerate(chances))
+    assert (at, hat) == pytest.approx((1 - (1 - p) ** k, p**k), rel=1e-12)
+
+
+def test_large_counts_are_stable() -> None:
+    # exact: integers of any size
+    n, c, k = 10_000, 37, 1_000
+    exact = 1 - math.comb(n - c, k) / math.comb(n, k)
+    assert pass_at_k(n, c, k) == pytest.approx(exact, rel=1e-12)
+    assert pass_hat_k(n, n - 3, k) == pytest.approx(math.comb(n - 3, k) / math.comb(n, k), rel=1e-11)
+
+
+@pytest.mark.parametrize("numbers", [(3, 4, 1), (3, -1, 1), (3, 1, 0), (3, 1, 4)])
+def test_counts_that_cannot_be(numbers: tuple[int, int, int]) -> None:
+    for one in (pass_at_k, pass_hat_k):
+        with pytest.raises(ValueError, match="expected 0 <= c <= n and 1 <= k <= n"):
+            one(*numbers)
+
+
+@given(values=st.lists(st.booleans(), min_size=1, max_size=60))
+def test_a_rate_of_one_sample_per_task_is_wilsons(values: list[bool]) -> None:
+    found = rate(values, len(values))
+    assert found.value == pytest.approx(sum(values) / len(values))
+    assert found.interval == pytest.approx(wilson(sum(values), len(values)), abs=1e-12)
+
+
+def test_the_standard_error_is_clustered_by_hand() -> None:
+    # Miller 2024, equation 4, over the twelve samples: 1/n^2 times the sum over tasks of the squared sum of deviations
+    solved = [[1, 1, 1, 0], [0, 0, 0, 0], [1, 0, 1, 0]]
+    overall = sum(map(sum, solved)) / 12
+    equation = math.sqrt(sum(sum(s - overall for s in task) ** 2 for task in solved)) / 12
+    found = rate([sum(task) / 4 for task in solved], 12)
+    assert found.value == pytest.approx(overall) == pytest.approx(5 / 12)
+    assert found.standard_error == pytest.approx(equation * math.sqrt(3 / 2))  # T - 1 for T
+    naive = math.sqrt(overall * (1 - overall) / 12)
+    assert found.standard_error > naive
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_at_the_ends_samples_of_a_task_count_once(value: float) -> None:
+    found = rate([value] * 20, 80)
+    assert found.standard_error == 0.0 and found.interval == pytest.approx(wilson(int(20 * value), 20))
+
+
+def test_equal_tasks_count_every_sample() -> None:
+    assert rate([0.5] * 50, 200).interval == pytest.approx(wilson(100, 200), abs=0.002)  # but for Student's quantile
+
+
+def test_of_one_task_nothing_is_known_about_others() -> None:
+    assert rate([0.5], 16).standard_error is None and rate([0.5], 16).interval == pytest.approx(wilson(0, 0), abs=0.15)
+    assert mean([0.5]).interval is None
+    assert rate([], 0) == mean([]) and mean([]).value is None and mean([]).tasks == 0
+
+
+def tasks_solved(draw: random.Random, a: float, b: float, tasks: int, samples: int) -> list[int]:
+    """How often each task was solved: its own chance is drawn from a beta distribution."""
+    chances = [draw.betavariate(a, b) for _ in range(tasks)]
+    return [sum(draw.random() < p for _ in range(samples)) for p in chances]
+
+
+@pytest.mark.parametrize(("a", "b"), [(0.5, 0.5), (2.0, 2.0), (8.0, 1.0)])
+def test_clustered_intervals_cover_as_often_as_they_say(a: float, b: float) -> None:
+    """1000 evaluations of 30 tasks with 4 samples; an interval that takes samples for independent covers less."""
+    draw, covered, naive = random.Random(11), 0, 0
+    truth = a / (a + b)
+    for _ in range(1000):
+        solved = tasks_solved(draw, a, b, 30, 4)
+        low, high = rate([c / 4 for c in solved], 120).interval
+        covered += low <= truth <= high
+        low, high = wilson(sum(solved), 120)
+        naive += low <= truth <= high
+    assert 930 <= covered <= 975
+    assert naive < covered - 15
+
+
+def test_intervals_of_pass_at_k_cover_as_often_as_they_say() -> None:
+    draw, covered = random.Random(12), [0, 0]
+    # of Beta(1, 1): 1 - E (1 - p)^3 = 3/4 and E p^3 = 1/4
+    for _ in range(1000):
+        solved = tasks_solved(draw, 1.0, 1.0, 40, 6)
+        for place, (one, truth) in enumerate([(pass_at_k, 0.75), (pass_hat_k, 0.25)]):
+            low, high = rate([one(6, c, 3) for c in solved], 80).interval
+            covered[place] += low <= truth <= high
+    assert all(930 <= count <= 980 for count in covered)
+
+
+def test_a_paired_difference_covers_with_several_samples() -> None:
+    """Two policies whose chances on a task hang together: the pairs cover, and are narrower than unpaired."""
+    draw, covered = random.Random(13), 0
+    for _ in range(1000):
+        before, after = [], []
+        for _ in range(60):
+            p = draw.betavariate(1.0, 1.0)
+            before.append(sum(draw.random() < p for _ in range(4)) / 4)
+            after.append(sum(draw.random() < 0.9 * p + 0.1 for _ in range(4)) / 4)
+        low, high = paired_difference(before, after).interval
+        covered += low <= 0.05 <= high  # E(0.9 p + 0.1 - p) at E p = 1/2
+    assert 935 <= covered <= 985
+    widths = [end - begin for begin, end in (rate(before, 240).interval, rate(after, 240).interval)]
+    assert high - low < 0.8 * math.hypot(*widths)
+
+
+def test_nothing_changed_is_not_certain() -> None:
+    found = paired_difference([1.0] * 30, [1.0] * 30)
+    assert found.value == 0.0 and found.interval[0] < -0.03 and found.interval[1] > 0.03
+
+
+def test_of_equal_numbers_no_interval_is_known() -> None:
+    assert mean([0.3] * 9).interval is None and mean([0.3] * 9).standard_error == 0.0
+    assert paired_mean_difference([5.0, 7.0], [5.0, 7.0]).interval is None
+
+
+def test_a_mean_and_its_paired_difference_by_hand() -> None:
+    # deviations -1.5, -0.5, 0.5, 1.5: variance 5/3, error sqrt(5/12); Student's 97.5 % point of 3 degrees is 3.182446
+    found = mean([1.0, 2.0, 3.0, 4.0])
+    half = 3.182446 * math.sqrt(5 / 12)
+    assert found.value == 2.5 and found.interval == pytest.approx((2.5 - half, 2.5 + half), abs=1e-6)
+    change = paired_mean_difference([5.0, 5.0, 5.0, 5.0], [6.0, 7.0, 8.0, 9.0])
+    assert change == found
+
+
+@pytest.mark.parametrize(
+    ("tasks", "quantile"),  # Student's 97.5 % points as tables print them
+    [(2, 12.7062), (3, 4.30265), (6, 2.57058), (11, 2.22814), (31, 2.04227), (101, 1.98397), (1001, 1.96234)],
+)
+def test_students_quantile(tasks: int, quantile: float) -> None:
+    found = mean([float(i % 2) for i in range(tasks)])
+    assert (found.interval[1] - found.value) / found.standard_error == pytest.approx(quantile, rel=5e-6)

@@ -99,13 +99,12 @@ def test_a_window_in_use_cannot_be_resumed() -> None:
 
 def test_the_proof_accepts_what_can_run() -> None:
     check_window(RolloutConfig(), groups_per_step=16, engine_tokens=512, rollout_tokens=512)
-    check_window(RolloutConfig(group_size=2, max_concurrent_rollouts=1, max_lag=7), groups_per_step=1)
+    check_window(RolloutConfig(group_size=1, max_concurrent_rollouts=1, max_lag=7), groups_per_step=1)
 
 
 @pytest.mark.parametrize(
     ("config", "extra", "message"),
     [
-        (RolloutConfig(group_size=1), {}, "rollout.group_size: expected at least 2"),
         (RolloutConfig(timeout_s=float("inf")), {}, "rollout.timeout_s: expected a finite time, got inf"),
         (RolloutConfig(score_timeout_s=float("inf")), {}, "rollout.score_timeout_s: expected a finite time"),
         (RolloutConfig(box_timeout_s=float("inf")), {}, "rollout.box_timeout_s: expected a finite time"),

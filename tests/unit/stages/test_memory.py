@@ -14,12 +14,15 @@ PARAMETERS = 2 * 64 * 1000 + 3 * (64 * (4 + 2 + 2 + 4) * 16 + 3 * 64 * 128)
 GIB = 1 << 30
 
 
-def held(engine: dict | None = None, shape: Shape = SHAPE, stages: tuple[str, ...] = ("rl",), **policy: object) -> Held:
+def held(
+    engine: dict | None = None, shape: Shape = SHAPE, stages: tuple[str, ...] = ("rl",), rl: dict | None = None, **policy: object
+) -> Held:
     document = {
         "run": {"name": "a", "stages": stages},
         "models": {"policy": {"path": "there", **policy}},
         "env": {"name": "reverse"},
         "engine": {"kv_bytes": GIB, **(engine or {})},
+        "rl": rl or {},
     }
     return Held.of(msgspec.convert(document, RunConfig), shape)
 
@@ -31,6 +34,15 @@ def test_weights_are_there_ten_times_in_a_step_that_updates_the_engine() -> None
     assert found.parameters == found.trained == PARAMETERS
     assert found.trainer + found.engine + found.packed + found.update == 10 * PARAMETERS * 4
     assert found.total - held(stages=("sft",)).total == 3 * PARAMETERS * 4
+
+
+def test_a_reference_and_a_reward_model_are_there_too() -> None:
+    """Each as weights and packed; in the stage that asks them alone."""
+    compared = {"preference": {"name": "dpo"}}
+    assert held(rl=compared).total - held().total == 2 * PARAMETERS * 4
+    assert held(rl={"preference": {"name": "simpo"}}).total == held().total
+    assert held(rl={**compared, "reward_model": "judge"}).total - held().total == 4 * PARAMETERS * 4
+    assert held(stages=("sft",), rl=compared).total == held(stages=("sft",)).total
 
 
 def test_of_a_model_below_adapters_there_are_four_copies() -> None:

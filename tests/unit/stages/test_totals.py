@@ -4,19 +4,19 @@ import math
 
 import pytest
 
-from sparring.stages.rl import _Totals
+from sparring.stages.rl import Totals
 from sparring.types import Batch, TokenAccount
 
 ONE = Batch(step=1, model="policy", rows=(), denominators={}, account=TokenAccount(sampled=3, filtered=3))
 TIMES = {"time/overlap": 0.5, "time/step_s": 2.0}
 
 
-def totals(*differences: float | None) -> _Totals:
+def totals(*differences: float | None) -> Totals:
     """After one step each; None is a step in which no fresh token was trained."""
-    made = _Totals(None)
+    made = Totals(None)
     for difference in differences:
         made.add(ONE, TIMES if difference is None else {**TIMES, "logprob_max_abs_diff": difference})
-        made = _Totals(made.as_dict())  # as a resume would
+        made = Totals(made.as_dict())  # as a resume would
     return made
 
 

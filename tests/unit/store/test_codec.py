@@ -62,6 +62,8 @@ SCORES = st.builds(
     parts=st.dictionaries(TEXTS, NUMBERS, max_size=2),
     success=st.none() | st.booleans(),
     per_turn=st.none() | st.lists(NUMBERS, max_size=2).map(tuple),
+    states=st.none() | st.lists(st.none() | TEXTS, max_size=2).map(tuple),
+    per_role=st.none() | st.dictionaries(TEXTS, NUMBERS, max_size=2),
 )
 TRAINABLE = st.sampled_from(
     [
@@ -132,6 +134,7 @@ def groups(draw) -> Group:
         scores=tuple(draw(SCORES) for _ in range(count)),
         failed=tuple(draw(rollouts(task, count, broken)) for _ in range(draw(st.integers(0, 1)))),
         version=draw(COUNTS),
+        baselines=tuple(draw(st.lists(SCORES, max_size=1))),
     )
 
 

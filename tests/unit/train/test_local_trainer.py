@@ -250,20 +250,12 @@ def test_wrong_batches_are_refused(make_model, make_batch):
         run(make_trainer(make_model()), lambda t: t.forward_backward(replace(batch, denominators={"value": 1.0})))
 
 
-def test_a_loss_that_only_says_that_it_needs_statistics_is_refused(make_model):
-    class Whitened(ImitateLoss):
-        needs = replace(ImitateLoss.needs, statistics=True)
-
-    with pytest.raises(BadInput, match="asks of all tokens"):
-        LocalTrainer(make_model(), TrainConfig(), [Whitened()], name="policy", total_steps=1)
-
-
 def test_a_loss_whose_unit_could_be_split_is_refused(make_model):
-    class Paired(ImitateLoss):
-        needs = replace(ImitateLoss.needs, unit="pair")
+    class Grouped(ImitateLoss):
+        needs = replace(ImitateLoss.needs, unit="group")
 
-    with pytest.raises(BadInput, match="loss imitate: expected a unit out of token, turn, sequence, got 'pair', which micro-batches"):
-        LocalTrainer(make_model(), TrainConfig(), [Paired()], name="policy", total_steps=1)
+    with pytest.raises(BadInput, match="expected a unit out of token, turn, sequence, pair, got 'group', which micro-batches"):
+        LocalTrainer(make_model(), TrainConfig(), [Grouped()], name="policy", total_steps=1)
 
 
 def test_bfloat16_trains_float32_masters(make_model, make_batch):

@@ -1,4 +1,4 @@
-"""What leaving the reference costs: the coefficient that adapts, and the penalty in the reward."""
+"""What leaving the reference costs, where that adapts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from sparring.algo.aggregation import trajectory_of
 from sparring.algo.kl import Kl
+from sparring.algo.shaping.kl_reward import KlReward
 from sparring.errors import refusal
 from sparring.types import Sample
 
@@ -25,10 +26,10 @@ class KlCoefficient:
     KL_n is the mean over the update's trajectories of the sum of log(behaviour / reference), over tokens that the policy sampled.
 
     Args:
-        config: `[algo.kl]`, with a target.
+        config: of the penalty; without a target nothing adapts.
     """
 
-    def __init__(self, config: Kl) -> None:
+    def __init__(self, config: Kl | KlReward) -> None:
         self._config = config
         self._coefficient = config.coefficient
         self._divergence: float | None = None
@@ -50,7 +51,9 @@ class KlCoefficient:
         return told
 
     def metrics(self) -> dict[str, float]:
-        """kl_coefficient, of the next update, and kl_per_trajectory, measured at the last."""
+        """kl_coefficient, of the next update, and kl_per_trajectory, measured at the last; none where nothing adapts."""
+        if self._config.target is None:
+            return {}
         measured = {} if self._divergence is None else {"kl_per_trajectory": self._divergence}
         return {"kl_coefficient": self._coefficient, **measured}
 
@@ -64,36 +67,6 @@ class KlCoefficient:
 
     def _everywhere(self, row: Sample) -> tuple[float, ...]:
         return (self._coefficient,) * len(row.tokens)
-
-
-class KlPenalty:
-    """Implements `Annotator`: KL in the reward. Every token the policy sampled pays coefficient * k(log behaviour - log
-    reference), k the estimator of `[algo.kl]` (Ziegler et al., arXiv 1909.08593, equation 2), in the annotation `reward`: what
-    a token earned beside the outcome, which credit counts.
-
-    Args:
-        config: `[algo.kl]`. Where samples have the annotation `kl_coefficient`, that is the coefficient.
-    """
-
-    def __init__(self, config: Kl) -> None:
-        self._config = config
-
-    async def annotate(self, samples: Sequence[Sample]) -> Sequence[Sample]:
-        """The samples with the penalty taken off their annotation `reward`.
-
-        Raises:
-            BadInput: a sample has no annotation `reference`.
-        """
-        return [self._sample(row) for row in samples]
-
-    def _sample(self, row: Sample) -> Sample:
-        earned = row.annotations.get("reward", (0.0,) * len(row.tokens))
-        costs = row.annotations.get("kl_coefficient", (self._config.coefficient,) * len(row.tokens))
-        left = [
-            reward - cost * self._config.of(own - other) if weight else reward
-            for reward, cost, (own, other, weight) in zip(earned, costs, _compared(row), strict=True)
-        ]
-        return replace(row, annotations={**row.annotations, "reward": tuple(left)})
 
 
 def _compared(row: Sample) -> list[tuple[float, float, float]]:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import ClassVar
 
 import msgspec
 
-from sparring.algo.aggregation import trajectory_of
+from sparring.algo.credit.members import Member, per_trajectory
+from sparring.algo.credit.statistics import centred, standardised
 from sparring.types import Group, Sample
 
 
 class Grpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="grpo", tag_field="name"):
-    """GRPO's outcome supervision (arXiv 2402.03300, section 4.1.2): one advantage for all sampled tokens of a rollout.
-
-    With rewards r_1 .. r_G of a group:
+    """GRPO's outcome supervision: one advantage for all sampled tokens of a rollout.
 
         A_i = (r_i - mean(r)) / (std(r) + epsilon)      std over G - 1, as in the common implementations
-        A_i =  r_i - mean(r)                            without `normalise`: Dr. GRPO (arXiv 2503.20783, section 3.2)
+        A_i =  r_i - mean(r)                            without `normalise`: Dr. GRPO
+
+    Shao et al. (DeepSeekMath), arXiv 2402.03300, section 4.1.2; Liu et al. (Dr. GRPO), arXiv 2503.20783, section 3.2. Use it as
+    the default for verifiable rewards. Without the deviation, tasks of every difficulty push as hard as their rewards differ.
     """
+
+    least_members: ClassVar[int] = 2
 
     normalise: bool = True
     """Whether to divide by the group's standard deviation."""
@@ -33,47 +35,13 @@ class Grpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError(f"epsilon must be above 0, got {self.epsilon}")
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages.
+        """Set advantages; see `protocols.Credit`. A member without siblings gets exactly zero.
 
         Raises:
             ValueError: a sample belongs to no trajectory of its group, or a reward is not finite.
         """
-        return [self._group(group, rows) for group, rows in zip(groups, samples, strict=True)]
+        return per_trajectory(groups, samples, self._advantages)
 
-    def _group(self, group: Group, rows: Sequence[Sample]) -> list[Sample]:
-        earned: dict[str, list[float]] = defaultdict(list)  # beside the outcome, such as minus a KL penalty
-        for row in rows:
-            earned[trajectory_of(row)] += row.annotations.get("reward", ())
-        rewards = [
-            _reward(score.reward, group.id) + math.fsum(x for of in rollout.trajectories for x in earned.get(of.id, ()))
-            for rollout, score in zip(group.rollouts, group.scores, strict=True)
-        ]
-        advantages = {
-            trajectory.id: advantage
-            for rollout, advantage in zip(group.rollouts, self._advantages(rewards), strict=True)
-            for trajectory in rollout.trajectories
-        }
-        for row in rows:
-            if trajectory_of(row) not in advantages:
-                raise ValueError(f"group {group.id}: sample {row.id} belongs to none of its trajectories")
-        return [_with(row, advantages[trajectory_of(row)]) for row in rows]
-
-    def _advantages(self, rewards: Sequence[float]) -> list[float]:
-        if len(set(rewards)) <= 1:  # exactly zero, which a rounded mean would miss
-            return [0.0] * len(rewards)
-        mean = math.fsum(rewards) / len(rewards)
-        centred = [reward - mean for reward in rewards]
-        if not self.normalise:
-            return centred
-        deviation = math.sqrt(math.fsum(c * c for c in centred) / (len(rewards) - 1))
-        return [c / (deviation + self.epsilon) for c in centred]
-
-
-def _with(row: Sample, advantage: float) -> Sample:
-    return replace(row, advantages=tuple([advantage if weight else 0.0 for weight in row.weights["policy"]]))
-
-
-def _reward(reward: float | None, group: str) -> float:
-    if reward is None or not math.isfinite(reward):
-        raise ValueError(f"group {group}: reward {reward} is not a finite number")
-    return reward
+    def _advantages(self, members: Sequence[Member]) -> list[float]:
+        rewards = [m.reward for m in members]
+        return standardised(rewards, epsilon=self.epsilon) if self.normalise else centred(rewards)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from sparring.algo.aggregation import aggregated, denominator
 from sparring.algo.config import AlgoConfig
+from sparring.algo.credit.rae import RaeCredit
+from sparring.algo.credit.rules import open_rule
 from sparring.algo.credit.shuffled import Shuffled
 from sparring.protocols import Credit
 from sparring.types import Group, Sample
 
 
 class Assigned:
-    """A credit rule between what selects groups before it and what aggregates tokens behind it; implements `Credit`.
+    """A credit rule between what shapes and selects groups before it and what aggregates tokens behind it; implements `Credit`.
 
     Args:
         config: `[algo]`.
@@ -21,23 +24,41 @@ class Assigned:
 
     def __init__(self, config: AlgoConfig, *, max_tokens: int) -> None:
         self._config = config
+        self._rule = open_rule(config.credit)
         self._max_tokens = config.max_tokens or max_tokens
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages and weights. A group that the filter leaves out gives an empty list; no rule sees it.
+        """Set advantages and weights. A group that a filter leaves out gives an empty list; no rule sees it. Difficulty is what
+        the scorer said; equal rewards are those after shaping.
 
         Raises:
             ValueError: as the rule.
         """
-        config = self._config
-        stays = [not (config.zero_variance_filter and _is_flat(group)) for group in groups]
-        chosen = [(group, rows) for group, rows, stay in zip(groups, samples, stays, strict=True) if stay]
-        credited = iter(config.credit.credit([group for group, _ in chosen], [rows for _, rows in chosen]))
+        config, shaped = self._config, list(groups)
+        for rule in config.shaping:
+            shaped = rule.shape(shaped)
+        stays = [self._stays(group, after) for group, after in zip(groups, shaped, strict=True)]
+        chosen = [(group, rows) for group, rows, stay in zip(shaped, samples, stays, strict=True) if stay]
+        credited = iter(self._rule.credit([group for group, _ in chosen], [rows for _, rows in chosen]))
         return [aggregated(next(credited), config.aggregation, self._max_tokens) if stay else [] for stay in stays]
 
     def denominator(self, rows: Iterable[Sample]) -> float | None:
         """What the policy term of an update with these rows is divided by; None: by the sum of its weights."""
         return denominator(rows, self._config.aggregation)
+
+    def state(self) -> Mapping[str, Any]:
+        """What the rule remembers of earlier updates; nothing for most."""
+        return self._rule.state() if isinstance(self._rule, RaeCredit) else {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        if isinstance(self._rule, RaeCredit):
+            self._rule.restore(state)
+
+    def _stays(self, group: Group, shaped: Group) -> bool:
+        difficulty = self._config.difficulty
+        kept = difficulty is None or difficulty.keep(group)
+        return kept and not (self._config.filters_flat_groups and _is_flat(shaped))
 
 
 def load_credit(config: AlgoConfig, *, seed: int, max_tokens: int = 1) -> Credit:
@@ -47,4 +68,10 @@ def load_credit(config: AlgoConfig, *, seed: int, max_tokens: int = 1) -> Credit
 
 
 def _is_flat(group: Group) -> bool:
-    return len({score.reward for score in group.scores}) <= 1
+    """Whether every role earned the same in all rollouts."""
+    earned = {
+        (trajectory.role, score.of(trajectory.role))
+        for rollout, score in zip(group.rollouts, group.scores, strict=True)
+        for trajectory in rollout.trajectories
+    }
+    return len(earned) == len({role for role, _ in earned})

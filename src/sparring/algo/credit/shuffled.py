@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import xxhash
 
 from sparring.protocols import Credit
-from sparring.types import Group, Sample
+from sparring.types import Group, Sample, Score
 
 
 class Shuffled:
     """Permute the scores over all rollouts of all groups of an update, then ask the wrapped credit.
 
     What is learned under it is learned from nothing; a run that still improves has a leak. The permutation is a function
-    of the seed and of the update's first admission number alone, so a resumed run shuffles the same way.
+    of the seed and of the update's first admission number alone, so a resumed run shuffles the same way. States of turns stay
+    where they were; what turns earned goes to the end.
     """
 
     def __init__(self, credit: Credit, *, seed: int) -> None:
@@ -27,12 +29,25 @@ class Shuffled:
         scores = [score for group in groups for score in group.scores]
         order = sorted(range(len(scores)), key=lambda place: self._key(groups[0].index, place))
         permuted = iter([scores[place] for place in order])
-        shuffled = [replace(group, scores=tuple(next(permuted) for _ in group.scores)) for group in groups]
+        shuffled = [replace(group, scores=tuple(_in_place_of(own, next(permuted)) for own in group.scores)) for group in groups]
         return self._credit.credit(shuffled, samples)
 
     def denominator(self, rows: Iterable[Sample]) -> float | None:
         """The wrapped credit's."""
         return self._credit.denominator(rows)
 
+    def state(self) -> Mapping[str, Any]:
+        """The wrapped credit's."""
+        return self._credit.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self._credit.restore(state)
+
     def _key(self, update: int, place: int) -> int:
         return xxhash.xxh3_64_intdigest(f"shuffled/{self._seed}/{update}/{place}".encode())
+
+
+def _in_place_of(own: Score, other: Score) -> Score:
+    """Another rollout's score in the place of this one's, whose turns are others."""
+    return replace(other, states=own.states, per_turn=None if own.per_turn is None else (0.0,) * len(own.per_turn))

@@ -14,12 +14,15 @@ from sparring.protocols import LossResult, Needs
 
 
 class ImitateLoss:
-    """loss = - sum_t weight_t * logprob_t / denominator: supervised fine-tuning when the weights are a mask."""
+    """loss = - scale * sum_t weight_t * logprob_t / denominator: supervised fine-tuning when the weights are a mask."""
 
     term = "imitate"
     needs = Needs(quantities=frozenset({"logprob"}))
 
+    def __init__(self, *, scale: float = 1.0) -> None:
+        self._scale = scale
+
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
         """The term's share of the update's loss: a scalar from `logprob` [M] float32 with gradient."""
-        loss = -(micro_batch.weights[self.term] * quantities["logprob"]).sum() / micro_batch.denominators[self.term]
-        return LossResult(loss=loss, metrics={})
+        total = (micro_batch.weights[self.term] * quantities["logprob"]).sum()
+        return LossResult(loss=-self._scale * total / micro_batch.denominators[self.term], metrics={})

@@ -27,7 +27,7 @@ class PolicyLoss:
     this very forward, without gradient. "loglinear" puts it between the two, the annotation `proximal_share` of the way from
     recorded to current.
 
-    What depends on all of an optimiser step's tokens is found in a first pass (`statistics`) and comes back as annotations.
+    What depends on all of an optimiser step's tokens is found in a first pass (`survey`) and comes back as annotations.
     """
 
     term = "policy"
@@ -37,7 +37,7 @@ class PolicyLoss:
         self.needs = Needs(
             quantities=frozenset({"logprob", "entropy"}),
             unit=config.unit,
-            statistics=config.needs_statistics,
+            survey=config.needs_survey,
             idle_tokens=config.needs_idle_tokens,
         )
 
@@ -65,14 +65,15 @@ class PolicyLoss:
         metrics = {**_metrics(tokens, log_ratio, gated.stopped), **corrected.metrics}
         if config.entropy_bonus:
             total = total + config.entropy_bonus * (weights * quantities["entropy"]).sum()
-        if config.kl.in_loss:
+        if config.kl.coefficient:
             kl = config.kl(quantities["logprob"], micro_batch.annotations["reference"])
-            total = total - (weights * micro_batch.annotations.get("kl_coefficient", config.kl.coefficient) * kl).sum()
+            coefficient = config.kl.coefficient if config.kl.target is None else micro_batch.annotations["kl_coefficient"]
+            total = total - (weights * coefficient * kl).sum()
             metrics["reference_kl"] = (kl.detach()[tokens.ours].double().sum().item(), metrics["ratio"][1])
         return LossResult(loss=-total / micro_batch.denominators[self.term], metrics=metrics)
 
     @torch.no_grad()
-    def statistics(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> dict[str, torch.Tensor]:
+    def survey(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> dict[str, torch.Tensor]:
         """What the loss asks of all M tokens of an optimiser step, per token: `chosen` by the gate, `entropic` by `top_entropy`
         (each 0.0 or 1.0), `correction_mean`. Arguments as for the loss, of the whole step at once."""
         config, found = self._config, dict[str, torch.Tensor]()

@@ -23,17 +23,19 @@ class ConsoleSink:
         self._stream = stream
         self._every_s = every_s
         self._clock = clock
-        self._pace = Pace(0, clock)
+        self._stage, self._pace = "", Pace(0, clock)
         self._printed = -math.inf
 
     def start(self, stage: str, total_steps: int) -> None:
         """Print that a stage begins."""
-        self._pace = Pace(total_steps, self._clock)
+        self._stage, self._pace = stage, Pace(total_steps, self._clock)
         self._printed = -math.inf
         self._print(f"{stage}: {total_steps} steps" if total_steps else stage)
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
-        """Print a step's line when it is time."""
+        """Print a step's line when it is time. What goes on beside the stage says it with events."""
+        if stage != self._stage:
+            return
         self._pace.advance(step)
         now = self._clock()
         if now - self._printed < self._every_s and step != self._pace.total_steps:

@@ -1,4 +1,4 @@
-"""Golden vectors: what an algorithm must give for what inputs, from references that share no code with it.
+"""Golden vectors: references of every algorithm, written from the papers' equations in float64 NumPy, and what they give.
 
 `python -m sparring.testing.golden.dump` writes them as JSON, for anyone's framework.
 """

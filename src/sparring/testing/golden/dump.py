@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import sys
 
-from sparring.testing.golden import kl, policy
+from sparring.testing.golden import credit, kl, policy, preference, shaping
 
 
 def main() -> None:
     """Write every case of every name."""
+    for of in (credit, shaping):
+        for rule in sorted(of.REFERENCES):
+            for case in of.cases(rule):
+                sys.stdout.write(json.dumps(case) + "\n")
     for part, name in policy.names():
         for case in policy.cases(part, name):
             sys.stdout.write(json.dumps(case) + "\n")
     for case in kl.cases():
         sys.stdout.write(json.dumps(case) + "\n")
+    for vector in preference.vectors():
+        sys.stdout.write(json.dumps(vector._asdict()) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,13 +12,13 @@ from itertools import compress
 import torch
 
 from sparring.batch.tensors import micro_batch
-from sparring.protocols import Loss, StepLoss
+from sparring.protocols import Loss
 from sparring.types import Sample
 
 Forward = Callable[[Sequence[Sample], Set[str]], Sequence[Mapping[str, tuple[float, ...]]]]
 
 
-def with_statistics(
+def surveyed(
     rows: Sequence[Sample], denominators: Mapping[str, float], losses: Sequence[Loss], forward: Forward
 ) -> Sequence[Sample]:
     """The rows with what `losses` say of each token in view of all the step's, as annotations; the rows themselves where none
@@ -30,10 +30,10 @@ def with_statistics(
     Args:
         rows: all rows of the optimiser step.
         denominators: of the batch.
-        losses: its terms.
+        losses: of the trainer.
         forward: quantities of every weighted token, without gradients (`LocalTrainer._forward`).
     """
-    asking = [loss for loss in losses if isinstance(loss, StepLoss) and loss.needs.statistics]
+    asking = [loss for loss in losses if loss.needs.survey and loss.term in denominators]
     if not asking or not rows:
         return rows
     needs = sorted(set[str]().union(*(loss.needs.quantities for loss in asking)))
@@ -43,7 +43,7 @@ def with_statistics(
     quantities = {
         name: torch.tensor([x for of, one in zip(values, there, strict=True) for x in compress(of[name], one)]) for name in needs
     }
-    found = {name: iter(column.tolist()) for loss in asking for name, column in loss.statistics(quantities, micro).items()}
+    found = {name: iter(column.tolist()) for loss in asking for name, column in loss.survey(quantities, micro).items()}
     return [
         replace(row, annotations={**row.annotations, **{n: _spread(column, mask) for n, column in found.items()}})
         for row, mask in zip(rows, there, strict=True)

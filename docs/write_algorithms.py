@@ -1,0 +1,157 @@
+"""Writes docs/algorithms.md: every algorithm by name, from the docstrings of the rules. Run it after changing one.
+
+    python docs/write_algorithms.py
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import runpy
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from sparring.algo import aggregation
+from sparring.algo.correction import rule as correction
+from sparring.algo.correction.rule import PRESETS as CORRECTIONS
+from sparring.algo.correction.rule import Correction
+from sparring.algo.credit.rules import CreditRule
+from sparring.algo.filter.difficulty import Difficulty
+from sparring.algo.gate.rules import GateRule
+from sparring.algo.kl import Kl
+from sparring.algo.loss.preference.config import PreferenceLoss
+from sparring.algo.presets import ALGORITHMS, SOURCES
+from sparring.algo.ratio.rules import RatioRule
+from sparring.algo.shaping.kl_reward import KlReward
+from sparring.algo.shaping.rules import ShapingRule
+from sparring.stages.config import BradleyTerryConfig, StepsConfig
+
+PAGE = Path(__file__).with_name("algorithms.md")
+CONFIGURATION: Mapping[str, Any] = runpy.run_path(str(Path(__file__).with_name("write_configuration.py")))
+
+HEAD = """# Algorithms
+
+An algorithm is chosen part by part, each by name. A part is one small file whose docstring is what stands here: what it does, its
+formula, the paper, when to use it, and its settings. A name alone takes the defaults; with settings it is a table:
+
+    [algo]
+    credit = {name = "pass_at_k", k = 8}
+
+Every name has golden vectors (`sparring.testing.golden`): an independent NumPy reference in float64, an example worked by hand and
+random cases. `python -m sparring.testing.golden.dump` prints the vectors as JSON, one per line, for any framework.
+
+*This page is written by `docs/write_algorithms.py` from the code.*
+"""
+
+SECTIONS: tuple[tuple[str, str, tuple[type[msgspec.Struct], ...]], ...] = (
+    (
+        "Credit",
+        "What of a score each sampled token is credited with. Members of a group are compared role by role; what failed for an "
+        "infrastructure reason is no member; a token that branches share counts once. `algo/credit/`.",
+        typing.get_args(CreditRule),
+    ),
+    (
+        "Shaping",
+        "What is added to scores before credit. `algo/shaping/`.",
+        (*typing.get_args(ShapingRule), KlReward),
+    ),
+    (
+        "Preference",
+        "What is learned from compared or labelled replies, by `[preference] loss` and `[rl] preference`; "
+        "[Preferences and reward models](preference.md) says how. `algo/loss/preference/`.",
+        typing.get_args(PreferenceLoss),
+    ),
+    (
+        "Reward models",
+        "What a scalar head learns, by `[reward_model] loss`.",
+        (BradleyTerryConfig, StepsConfig),
+    ),
+    ("Selection", "Which scored groups are trained. `algo/filter/`.", (Difficulty,)),
+    (
+        "Ratio",
+        "What one probability ratio r belongs to. It is to the anchor: the recorded log-probability, the trainer's own before the "
+        "update (`proximal`), or an estimate of that from the versions of tokens (`loglinear`). `algo/ratio/`.",
+        typing.get_args(RatioRule),
+    ),
+    ("Gate", "What the policy term makes of a ratio r and an advantage A, token by token. `algo/gate/`.", typing.get_args(GateRule)),
+    ("Correction", "`[algo] correction`: a name of the table below, or a table of settings. `algo/correction/`.", (Correction,)),
+    ("KL in the loss", "`[algo.kl]`. `kl_reward` above is the one in the reward.", (Kl,)),
+)
+
+
+def page() -> str:
+    """The whole page."""
+    sections = [line for section in SECTIONS for line in _section(*section)]
+    return "\n".join([HEAD, *sections, *_corrections(), *_aggregations(), *_presets()])
+
+
+def _section(title: str, lead: str, kinds: tuple[type[msgspec.Struct], ...]) -> Iterator[str]:
+    yield f"## {title}\n\n{lead}\n"
+    for kind in sorted(kinds, key=_name):
+        yield f"### `{_name(kind)}`\n\n{inspect.getdoc(kind)}\n"
+        yield from _settings(kind)
+
+
+def _corrections() -> Iterator[str]:
+    yield "## Corrections by name\n\n| name | what it sets |\n| --- | --- |"
+    for name, settings in CORRECTIONS.items():
+        yield f"| `{name}` | {_setting(settings)} |"
+    yield f"\n{_literal(correction, 'PRESETS')}\n"
+
+
+def _aggregations() -> Iterator[str]:
+    yield f"## Aggregation\n\n`[algo] aggregation`: what each token counts. {_literal(aggregation, 'Aggregation')}\n"
+
+
+def _presets() -> Iterator[str]:
+    yield "## Algorithms by name\n\n`[algo] preset` fills in what the recipe does not say.\n\n| preset | what it sets | from |"
+    yield "| --- | --- | --- |"
+    for name, settings in ALGORITHMS.items():
+        yield f"| `{name}` | {_setting(settings)} | {SOURCES[name]} |"
+    yield ""
+
+
+def _setting(settings: Mapping[str, Any]) -> str:
+    """Settings as they stand in a recipe."""
+    return "<br>".join(_lines(settings)) or "nothing"
+
+
+def _lines(settings: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in settings.items():
+        inner = ", ".join(f"{k} = {json.dumps(v)}" for k, v in value.items()) if isinstance(value, Mapping) else ""
+        yield f"`{key} = {{ {inner} }}`" if inner else f"`{key} = {json.dumps(value)}`"
+
+
+def _literal(module: ModuleType, name: str) -> str:
+    """The literal under a module's name."""
+    body = ast.parse(inspect.getsource(module)).body
+    for node, after in zip(body, body[1:], strict=False):
+        target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0] if isinstance(node, ast.Assign) else None
+        if isinstance(target, ast.Name) and target.id == name and isinstance(after, ast.Expr):
+            return str(ast.literal_eval(after.value)).strip()
+    raise LookupError(f"{module.__name__} has no text under {name}")
+
+
+def _settings(kind: type[msgspec.Struct]) -> Iterator[str]:
+    fields = msgspec.structs.fields(kind)
+    if fields:
+        docs = CONFIGURATION["_field_docs"](kind)
+        yield "| setting | type | default | |\n| --- | --- | --- | --- |"
+        for field in fields:
+            cells = CONFIGURATION["_type"](field.type), CONFIGURATION["_default"](field), docs[field.name]
+            yield f"| `{field.name}` | {' | '.join(cells)} |"
+        yield ""
+
+
+def _name(kind: type[msgspec.Struct]) -> str:
+    return str(kind.__struct_config__.tag or kind.__name__.lower())
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,31 @@
+"""The credit of distillation: no reward is asked; what the policy sampled is handed from the policy term to the distill term."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from sparring.algo.aggregation import aggregated
+from sparring.types import Group, Sample
+
+
+class Distilled:
+    """The policy's weights, as `aggregation` makes them, become those of the distill term. Every row stays, whatever its
+    reward."""
+
+    def __init__(self, aggregation: Literal["token_mean", "sequence_mean"] = "token_mean") -> None:
+        self._aggregation = aggregation
+
+    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+        """Move the weights of every group's rows."""
+        return [[_moved(row) for row in aggregated(rows, self._aggregation, 1)] for rows in samples]
+
+    def denominator(self, rows: Iterable[Sample]) -> float | None:
+        """The sum of the weights."""
+        return None
+
+
+def _moved(row: Sample) -> Sample:
+    others = {term: values for term, values in row.weights.items() if term != "policy"}
+    return replace(row, weights={**others, "distill": row.weights["policy"]})

@@ -1,0 +1,90 @@
+"""Generalised advantage estimation with a critic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import msgspec
+
+from sparring.algo.credit.members import Member, in_order, members, returns
+from sparring.algo.credit.statistics import standardised
+from sparring.types import Group, Sample
+
+
+class Gae(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="gae", tag_field="name"):
+    """GAE: what happened from a token on, against what a critic expected.
+
+        delta_t  = r_t + discount * V_(t+1) - V_t          V after the last token is 0
+        A_t      = sum_{l >= 0} (discount * lambda_policy)^l * delta_(t+l)
+        return_t = sum_{l >= 0} (discount * lambda_value)^l * delta_(t+l) + V_t       the critic's target
+
+    Schulman et al., arXiv 1506.02438, equation 16. A token's reward r_t is its own (annotation `reward`, such as a KL
+    penalty), its turn's at the turn's last token, and what is left of the outcome at the last token. The annotation `value` at
+    a token is the critic's value of the context that the token was sampled in. Tokens between turns are skipped: the next
+    sampled token follows. Two values of lambda are decoupled GAE (VC-PPO, arXiv 2503.01491). `length_alpha` makes the policy's
+    lambda adapt to the number l of sampled tokens, 1 - 1 / (length_alpha * l), and 0 where that is below 0 (VAPO, arXiv
+    2504.05118, section 4.2). Use it for PPO: long rollouts, dense rewards, one rollout per task. The target is written as the
+    annotation `return`.
+    """
+
+    least_members: ClassVar[int] = 1
+
+    discount: float = 1.0
+    """Per token."""
+
+    lambda_policy: float = 0.95
+    """How far the advantage trusts what happened over what the critic says."""
+
+    lambda_value: float = 1.0
+    """The same for the critic's target; 1 is what happened alone."""
+
+    length_alpha: float | None = None
+    """VAPO uses 0.05; replaces lambda_policy. None: lambda_policy for every length."""
+
+    whiten: bool = True
+    """Standardise the advantages over all tokens of the update."""
+
+    epsilon: float = 1e-8
+    """Added to the standard deviation."""
+
+    def __post_init__(self) -> None:
+        for name in ("discount", "lambda_policy", "lambda_value"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie between 0 and 1")
+        if self.length_alpha is not None and self.length_alpha <= 0:
+            raise ValueError("length_alpha must be above 0")
+
+    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+        """Set advantages and the annotation `return`; see `protocols.Credit`.
+
+        Raises:
+            BadInput: a row has no annotation `value`.
+        """
+        everyone = [members(group, rows) for group, rows in zip(groups, samples, strict=True)]
+        both = [self._member(m) for of_group in everyone for m in of_group]
+        advantages = [a for of, _ in both for a in of]
+        if self.whiten:
+            advantages = standardised(advantages, epsilon=self.epsilon, lost=0)
+        normal, targets = iter(advantages), iter(both)
+        credited = []
+        for of_group, rows in zip(everyone, samples, strict=True):
+            made = []
+            for m in of_group:
+                of, target = next(targets)
+                with_target = replace(m, rows=m.with_steps(target, "return"))
+                made.append(with_target.with_steps([next(normal) for _ in of]))
+            credited.append(in_order(rows, made, made))
+        return credited
+
+    def _member(self, member: Member) -> tuple[list[float], list[float]]:
+        """Advantages before whitening, and the critic's targets."""
+        values, rewards = member.read("value", "gae"), member.step_rewards()
+        after = [*values[1:], 0.0]
+        deltas = [r + self.discount * later - now for r, later, now in zip(rewards, after, values, strict=True)]
+        lambda_policy = self.lambda_policy
+        if self.length_alpha is not None and values:
+            lambda_policy = max(0.0, 1 - 1 / (self.length_alpha * len(values)))
+        targets = [g + v for g, v in zip(returns(deltas, self.discount * self.lambda_value), values, strict=True)]
+        return returns(deltas, self.discount * lambda_policy), targets

@@ -1,0 +1,67 @@
+"""GDPO: several rewards, each normalised before they are added."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+
+from sparring.algo.credit.members import Member, by_role, in_order, members
+from sparring.algo.credit.statistics import standardised
+from sparring.errors import refusal
+from sparring.types import Group, Sample
+
+
+class Gdpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="gdpo", tag_field="name"):
+    """GDPO: every named part of the score is normalised in its group, then their weighted sum over the update.
+
+        A_k,i = (r_k,i - mean(r_k)) / (std(r_k) + epsilon)      per part k of the score, in the group
+        S_i   = sum_k weight_k * A_k,i
+        A_i   = (S_i - mean(S)) / (std(S) + epsilon)            over all rollouts of the update
+
+    NVIDIA, arXiv 2601.05242. Use it with several rewards of different scales, which GRPO's sum would let collapse into each
+    other. The reward itself is not looked at. A group of one leaves the update.
+    """
+
+    least_members: ClassVar[int] = 2
+
+    weights: dict[str, float]
+    """The parts of the score that count, and how much each does."""
+
+    epsilon: float = 1e-6
+    """Added to standard deviations."""
+
+    def __post_init__(self) -> None:
+        if not self.weights:
+            raise ValueError("weights must name at least one part of the score")
+
+    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+        """Set advantages; see `protocols.Credit`.
+
+        Raises:
+            BadInput: a score lacks a part that has a weight.
+        """
+        everyone = [members(group, rows) for group, rows in zip(groups, samples, strict=True)]
+        compared = [role for of_group in everyone for role in by_role(of_group).values() if len(role) > 1]
+        sums = {m.trajectory.id: value for role in compared for m, value in zip(role, self._sums(role), strict=True)}
+        normal = dict(zip(sums, standardised(list(sums.values()), epsilon=self.epsilon), strict=True))
+        credited = []
+        for of_group, rows in zip(everyone, samples, strict=True):
+            told = [m for m in of_group if m.trajectory.id in normal]
+            rows_of = (m.with_advantage(normal.get(m.trajectory.id, 0.0)) for m in of_group)
+            credited.append(in_order(rows, rows_of, bool(told)))
+        return credited
+
+    def _sums(self, role: Sequence[Member]) -> list[float]:
+        """Each member's weighted sum of normalised parts."""
+        for m in role:
+            if absent := [name for name in self.weights if name not in m.score.parts]:
+                do = f"have the environment or a rubric report it; it reports {sorted(m.score.parts)}"
+                raise refusal("[algo] credit 'gdpo' weights", f"a part {absent[0]!r} of every score", f"none of {m.rollout}", do)
+        parts = [
+            [weight * a for a in standardised([m.score.parts[name] for m in role], epsilon=self.epsilon)]
+            for name, weight in self.weights.items()
+        ]
+        return [math.fsum(of) for of in zip(*parts, strict=True)]

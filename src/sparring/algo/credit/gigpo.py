@@ -1,0 +1,90 @@
+"""GiGPO: turns taken in the same state are compared with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+
+from sparring.algo.credit.members import Member, by_role, in_order, members, returns
+from sparring.algo.credit.statistics import centred, standardised
+from sparring.errors import refusal
+from sparring.types import Group, Sample
+
+
+class Gigpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="gigpo", tag_field="name"):
+    """GiGPO: an advantage of the whole episode, and one of the turn among all turns of the group taken in the same state.
+
+        A^E_i   = (R_i - mean(R)) / F                           over the members
+        G_i,t   = sum_{s >= t} discount^(s - t) * r_i,s         over the turns; the outcome's rest is the last turn's
+        A^S_i,t = (G_i,t - mean(G)) / F                         over the turns with the same state key (anchor state)
+        A_i,t   = A^E_i + step_weight * A^S_i,t                 for every token of the turn
+
+    Feng et al., arXiv 2505.10978. F is the standard deviation + epsilon, or 1. A state that occurs once, and one that the
+    scorer does not name, has no A^S. Use it for long multi-turn tasks whose episodes revisit states. `Score.states` names
+    them. A group of one leaves the update unless it revisits a state.
+    """
+
+    least_members: ClassVar[int] = 2
+
+    discount: float = 0.95
+    """Per turn."""
+
+    step_weight: float = 1.0
+    """How much the turn's advantage counts beside the episode's."""
+
+    divide: bool = True
+    """Divide by standard deviations. False: F is 1."""
+
+    epsilon: float = 1e-6
+    """Added to standard deviations."""
+
+    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+        """Set advantages; see `protocols.Credit`.
+
+        Raises:
+            BadInput: no score of the update names a state.
+        """
+        if groups and not any(score.states for group in groups for score in group.scores):
+            do = "have the environment's score say them, or choose 'grpo'"
+            raise refusal("[algo] credit 'gigpo'", "scores with the states of their turns", "none in the whole update", do)
+        credited = []
+        for group, rows in zip(groups, samples, strict=True):
+            everyone = members(group, rows)
+            values = {}
+            for role in by_role(everyone).values():
+                values |= self._role(role)
+            credited.append(in_order(rows, (m.with_steps(values[m.trajectory.id]) for m in everyone), bool(values)))
+        return credited
+
+    def _role(self, role: Sequence[Member]) -> dict[str, list[float]]:
+        """Each member's advantages per step; empty where nothing can be compared."""
+        episodes = self._compared([m.reward for m in role])
+        to_go = [returns(_turn_rewards(m), self.discount) for m in role]
+        places: dict[str, list[tuple[int, int]]] = {}
+        for number, m in enumerate(role):
+            for turn, state in enumerate(m.states()):
+                if state is not None:
+                    places.setdefault(state, []).append((number, turn))
+        if len(role) < 2 and all(len(of) < 2 for of in places.values()):
+            return {}
+        turns = [[episode] * len(of) for episode, of in zip(episodes, to_go, strict=True)]
+        for of in places.values():
+            for (number, turn), value in zip(of, self._compared([to_go[n][t] for n, t in of]), strict=True):
+                turns[number][turn] += self.step_weight * value
+        return {
+            m.trajectory.id: [value for value, steps in zip(of, m.steps(), strict=True) for _ in steps]
+            for m, of in zip(role, turns, strict=True)
+        }
+
+    def _compared(self, values: Sequence[float]) -> list[float]:
+        return standardised(values, epsilon=self.epsilon) if self.divide else centred(values)
+
+
+def _turn_rewards(member: Member) -> list[float]:
+    """What each turn earned, with what is left of the reward at the last."""
+    rewards = member.per_turn()
+    if rewards:
+        rewards[-1] += member.reward - sum(rewards)
+    return rewards

@@ -1,0 +1,44 @@
+"""GPG: plain group policy gradient, with the update's share of useful groups made up for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+
+from sparring.algo.credit.members import Member, by_role, members, per_trajectory
+from sparring.algo.credit.statistics import centred, deviation
+from sparring.types import Group, Sample
+
+
+class Gpg(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="gpg", tag_field="name"):
+    """GPG: centred rewards, scaled up by how many rollouts of the update say nothing.
+
+        A_i   = alpha * (r_i - mean(r)) / F
+        alpha = B / (B - M)      B: rollouts of the update; M: those of groups whose rewards are all equal
+        F     = 1, or the group's standard deviation
+
+    Chu et al., arXiv 2504.02546. Use it without a clip and without a zero-variance filter, whose work alpha
+    does: the gradient keeps its size when most groups are solved. A group of one counts among M and leaves the update.
+    """
+
+    least_members: ClassVar[int] = 2
+
+    divide: bool = False
+    """Divide by the group's standard deviation."""
+
+    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+        """Set advantages; see `protocols.Credit`."""
+        compared = [
+            role for group, rows in zip(groups, samples, strict=True) for role in by_role(members(group, rows)).values()
+        ]
+        useful = sum(len(role) for role in compared if len({m.reward for m in role}) > 1)
+        alpha = sum(map(len, compared)) / useful if useful else 0.0
+
+        def advantages(role: Sequence[Member]) -> list[float] | None:
+            rewards = [m.reward for m in role]
+            scale = (deviation(rewards) or 1.0) if self.divide else 1.0
+            return [alpha * c / scale for c in centred(rewards)] if len(role) > 1 else None
+
+        return per_trajectory(groups, samples, advantages)

@@ -1,0 +1,49 @@
+"""Baselines for roles that act under another: each is compared where the task was the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+
+from sparring.algo.credit.members import Member, in_order, members
+from sparring.algo.credit.statistics import centred
+from sparring.types import Group, Sample
+
+
+class Hierarchical(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="hierarchical", tag_field="name"
+):
+    """Hierarchical baselines: proposers are compared across the group, solvers inside the rollout that posed their problem.
+
+        A_i = r_i - mean(r of its peers)
+        peers of a role in `inside`: the trajectories `role`, `role/0`, `role/1`, ... of the same rollout
+        peers of any other role:     that role's trajectories in the whole group
+
+    The comparison of prime-rl's hierarchical GRPO. Use it where one role writes the other's task: rollouts then differ in
+    difficulty, and only a rollout's own attempts are alike. Without peers an advantage is 0; a group in which nobody has peers
+    leaves the update.
+    """
+
+    least_members: ClassVar[int] = 1
+
+    inside: tuple[str, ...] = ("solver",)
+    """Roles that are compared inside a rollout."""
+
+    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+        """Set advantages; see `protocols.Credit`."""
+        credited = []
+        for group, rows in zip(groups, samples, strict=True):
+            everyone = members(group, rows)
+            peers: dict[tuple[str, str], list[Member]] = {}
+            for m in everyone:
+                family = m.trajectory.role.partition("/")[0]
+                key = (family, m.rollout) if family in self.inside else (m.trajectory.role, "")
+                peers.setdefault(key, []).append(m)
+            told = {}
+            for of in peers.values():
+                if len(of) > 1:
+                    told |= {m.trajectory.id: a for m, a in zip(of, centred([m.reward for m in of]), strict=True)}
+            credited.append(in_order(rows, (m.with_advantage(told.get(m.trajectory.id, 0.0)) for m in everyone), told))
+        return credited

@@ -1,0 +1,43 @@
+"""MaxRL: maximum likelihood of success."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+
+from sparring.algo.credit.members import Member, per_trajectory
+from sparring.algo.credit.statistics import centred, mean
+from sparring.types import Group, Sample
+
+
+class MaxRl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="maxrl", tag_field="name"):
+    """MaxRL: centred rewards over their mean, so that rare success weighs more.
+
+        A_i = (r_i - mean(r)) / mean(r)      0 where nobody in the group earned anything
+
+    Tajwar et al., arXiv 2602.02710: with rewards of 0 and 1 this is an unbiased gradient of the group's truncation of log
+    p(success), where RLOO's is of p itself. Use it where many tasks are hard and samples are cheap. A group of one leaves the
+    update.
+    """
+
+    least_members: ClassVar[int] = 2
+
+    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+        """Set advantages; see `protocols.Credit`.
+
+        Raises:
+            ValueError: a reward is below 0.
+        """
+        return per_trajectory(groups, samples, _advantages)
+
+
+def _advantages(members: Sequence[Member]) -> list[float] | None:
+    rewards = [m.reward for m in members]
+    if min(rewards) < 0:
+        raise ValueError(f"rollout {members[0].rollout}: maxrl divides by the mean reward and needs rewards of at least 0")
+    average = mean(rewards)
+    if len(members) < 2:
+        return None
+    return [c / average for c in centred(rewards)] if average else [0.0] * len(rewards)

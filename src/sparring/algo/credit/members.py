@@ -1,0 +1,221 @@
+"""What a credit rule compares: the trajectories of a group, with what each earned and where its sampled tokens lie in rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import compress
+from typing import TypeVar
+
+from sparring.errors import refusal
+from sparring.types import Group, Sample, Score, Trajectory
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """The tokens that one reply added to row `row` (of its member): positions `start` up to `stop`."""
+
+    row: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Member:
+    """One trajectory of a group. `rollout` is its rollout's id; `rows` are its branches, none where another model played it.
+
+    Its steps are its sampled tokens that carry policy weight, in the order in which they were sampled, whatever branch they lie
+    in. A token that several branches share has weight in one of them only, so it is one step.
+    """
+
+    trajectory: Trajectory
+    rollout: str
+    score: Score
+    rows: tuple[Sample, ...]
+
+    @property
+    def reward(self) -> float:
+        """What the trajectory earned in all: its role's reward, and every per-token reward that annotators gave it."""
+        return self.outcome + math.fsum(x for row in self.rows for x in _weighted(row, row.annotations.get("reward")))
+
+    @property
+    def outcome(self) -> float:
+        """What the scorer gave it: its role's reward, or its rollout's.
+
+        Raises:
+            ValueError: it is not a finite number.
+        """
+        reward = self.score.of(self.trajectory.role)
+        if reward is None or not math.isfinite(reward):
+            raise ValueError(f"rollout {self.rollout}: reward {reward} is not a finite number")
+        return reward
+
+    @property
+    def length(self) -> int:
+        """How many steps it has."""
+        return sum(len(row.weights["policy"]) - row.weights["policy"].count(0.0) for row in self.rows)
+
+    def turns(self) -> list[Turn | None]:
+        """Where each sampled segment lies, in the order in which they were sampled; None where it carries no weight."""
+        where: dict[int, Turn] = {}
+        branches = list(self.trajectory.branches())
+        for number, row in enumerate(self.rows):
+            start = 0
+            for segment in branches[int(row.id.rpartition("#")[2])]:
+                stop = start + len(segment.tokens)
+                if segment.model is not None and any(row.weights["policy"][start:stop]):
+                    where.setdefault(segment.index, Turn(row=number, start=start, stop=stop))
+                start = stop
+        return [where.get(s.index) for s in self.trajectory.segments if s.model is not None and s.tokens]
+
+    def steps(self) -> list[list[tuple[int, int]]]:
+        """(row, position) of each step, per turn; a turn without weight has none."""
+        return [
+            [(turn.row, at) for at in range(turn.start, turn.stop) if self.rows[turn.row].weights["policy"][at]] if turn else []
+            for turn in self.turns()
+        ]
+
+    def per_turn(self) -> list[float]:
+        """What each turn earned; zeros where the scorer says nothing about turns.
+
+        Raises:
+            ValueError: the scorer's turns are not the trajectory's, or the rollout has other roles beside it.
+        """
+        return self._aligned("per_turn", self.score.per_turn, 0.0)
+
+    def states(self) -> list[str | None]:
+        """The state that each turn was taken in; see `Score.states`. Raises as `per_turn` does."""
+        return self._aligned("states", self.score.states, None)
+
+    def read(self, name: str, rule: str) -> list[float]:
+        """An annotation of each step.
+
+        Raises:
+            BadInput: the rows have no such annotation.
+        """
+        for row in self.rows:
+            if name not in row.annotations:
+                do = "add the part that writes it to the stage, or choose a credit that does without"
+                raise refusal(f"[algo] credit {rule!r}", f"an annotation {name!r} on every sample", f"none on {row.id}", do)
+        return [self.rows[row].annotations[name][at] for turn in self.steps() for row, at in turn]
+
+    def logprobs(self) -> list[float]:
+        """The recorded log-probability of each step."""
+        recorded = [row.logprobs or () for row in self.rows]
+        return [recorded[row][at] for turn in self.steps() for row, at in turn]
+
+    def step_rewards(self) -> list[float]:
+        """The reward of each step: its own, its turn's at the turn's last token, and what is left of the outcome at the end."""
+        steps, turns = self.steps(), self.per_turn()
+        flat = [place for turn in steps for place in turn]
+        if not flat:
+            return []
+        own = [self.rows[row].annotations.get("reward") for row, _ in flat]
+        rewards = [0.0 if values is None else values[at] for values, (_, at) in zip(own, flat, strict=True)]
+        last = -1
+        for turn, reward in zip(steps, turns, strict=True):
+            last += len(turn)
+            if turn:
+                rewards[last] += reward
+        rewards[-1] += self.outcome - math.fsum(reward for turn, reward in zip(steps, turns, strict=True) if turn)
+        return rewards
+
+    def with_steps(self, values: Sequence[float], name: str = "") -> tuple[Sample, ...]:
+        """Its rows with one value per step: as advantages, or as the annotation `name`; 0.0 elsewhere."""
+        written = [[0.0] * len(row.tokens) for row in self.rows]
+        for (row, at), value in zip((place for turn in self.steps() for place in turn), values, strict=True):
+            written[row][at] = value
+        if name:
+            return tuple(
+                replace(row, annotations={**row.annotations, name: tuple(v)}) for row, v in zip(self.rows, written, strict=True)
+            )
+        return tuple(replace(row, advantages=tuple(v)) for row, v in zip(self.rows, written, strict=True))
+
+    def with_advantage(self, value: float) -> tuple[Sample, ...]:
+        """Its rows with the same advantage at every step."""
+        return tuple(
+            replace(row, advantages=tuple([value if weight else 0.0 for weight in row.weights["policy"]])) for row in self.rows
+        )
+
+    def _aligned(self, what: str, values: Sequence[T] | None, absent: T) -> list[T]:
+        count = sum(s.model is not None and bool(s.tokens) for s in self.trajectory.segments)
+        if values is None:
+            return [absent] * count
+        if len(values) != count:
+            raise ValueError(f"trajectory {self.trajectory.id}: the score has {len(values)} {what} for {count} sampled turns")
+        return list(values)
+
+
+Rule = Callable[[Sequence[Member]], Sequence[float] | None]
+"""Members that may be compared -> an advantage each, or None where they tell nothing about each other."""
+
+
+def members(group: Group, rows: Sequence[Sample]) -> list[Member]:
+    """The trajectories of a group in rollout and role order. What failed is no member.
+
+    Raises:
+        ValueError: a row belongs to none of them, or a score speaks of turns where a rollout has several roles.
+    """
+    of: dict[str, list[Sample]] = {}
+    for row in rows:
+        of.setdefault(row.id.rpartition("#")[0], []).append(row)
+    found = []
+    for rollout, score in zip(group.rollouts, group.scores, strict=True):
+        if len(rollout.trajectories) > 1 and (score.per_turn is not None or score.states is not None):
+            raise ValueError(f"rollout {rollout.id}: a score says nothing about turns where there are several roles")
+        for trajectory in rollout.trajectories:
+            own = tuple(of.pop(trajectory.id, ()))
+            found.append(Member(trajectory=trajectory, rollout=rollout.id, score=score, rows=own))
+    if of:
+        raise ValueError(f"group {group.id}: sample {next(iter(of.values()))[0].id} belongs to none of its trajectories")
+    return found
+
+
+def by_role(of: Sequence[Member]) -> dict[str, list[Member]]:
+    """Members that are compared with each other: those of one role."""
+    roles: dict[str, list[Member]] = {}
+    for member in of:
+        roles.setdefault(member.trajectory.role, []).append(member)
+    return roles
+
+
+def per_trajectory(groups: Sequence[Group], samples: Sequence[Sequence[Sample]], rule: Rule) -> list[list[Sample]]:
+    """One advantage for all tokens of a trajectory, from its role's other trajectories in the group.
+
+    A role about which the rule says nothing gets 0.0; where that is so for every role, the group leaves the update.
+    """
+    credited = []
+    for group, rows in zip(groups, samples, strict=True):
+        advantages: dict[str, float] = {}
+        everyone = members(group, rows)
+        for role in by_role(everyone).values():
+            values = rule(role)
+            if values is not None:
+                advantages |= {m.trajectory.id: value for m, value in zip(role, values, strict=True)}
+        credited.append(in_order(rows, (m.with_advantage(advantages.get(m.trajectory.id, 0.0)) for m in everyone), advantages))
+    return credited
+
+
+def in_order(rows: Sequence[Sample], credited: Iterable[tuple[Sample, ...]], any_credit: object) -> list[Sample]:
+    """The credited rows of a group in the order of `rows`; none where nobody got credit."""
+    if not any_credit:
+        return []
+    found = {row.id: row for of_member in credited for row in of_member}
+    return [found[row.id] for row in rows]
+
+
+def _weighted(row: Sample, values: Sequence[float] | None) -> Iterable[float]:
+    """The values of a row's steps; none where there are none."""
+    return compress(values or (), row.weights["policy"])
+
+
+def returns(rewards: Sequence[float], discount: float) -> list[float]:
+    """Reward to go: G_t = r_t + discount * G_(t+1), and 0 after the end."""
+    to_go, total = [], 0.0
+    for reward in reversed(rewards):
+        total = reward + discount * total
+        to_go.append(total)
+    return to_go[::-1]

@@ -1,0 +1,38 @@
+"""OPO: the baseline of least variance where gradients grow with length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+
+from sparring.algo.credit.members import Member, per_trajectory
+from sparring.types import Group, Sample
+
+
+class Opo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="opo", tag_field="name"):
+    """OPO: rewards are compared with their mean weighted by length.
+
+        A_i = r_i - sum_j l_j * r_j / sum_j l_j          l: sampled tokens
+
+    Hao et al., arXiv 2505.23585: the optimal baseline, if the squared norm of a response's gradient grows with its
+    length. Use it strictly on policy. A group of one has no baseline and leaves the update.
+    """
+
+    least_members: ClassVar[int] = 2
+
+    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+        """Set advantages; see `protocols.Credit`."""
+        return per_trajectory(groups, samples, _advantages)
+
+
+def _advantages(members: Sequence[Member]) -> list[float] | None:
+    rewards, lengths = [m.reward for m in members], [m.length for m in members]
+    if len(members) < 2 or not sum(lengths):
+        return None
+    if len(set(rewards)) == 1:
+        return [0.0] * len(rewards)
+    baseline = math.fsum(length * reward for length, reward in zip(lengths, rewards, strict=True)) / sum(lengths)
+    return [reward - baseline for reward in rewards]

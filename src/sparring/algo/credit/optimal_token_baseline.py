@@ -1,0 +1,69 @@
+"""The optimal token baseline: each position has its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import ClassVar
+
+import msgspec
+
+from sparring.algo.credit.members import Member, by_role, in_order, members, returns
+from sparring.types import Group, Sample
+
+
+class OptimalTokenBaseline(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="optimal_token_baseline", tag_field="name"
+):
+    """Optimal token baseline: returns are compared per position, weighted by the gradient collected up to there.
+
+        w_i,t = 1 - 2 * p(y_t) + sum_v p(v)^2            squared norm of the gradient in the logits
+        W_i,t = sum_{s <= t} w_i,s
+        B_t   = sum_i W_i,t * G_i,t / sum_i W_i,t        over the members that have a token t
+        A_i,t = G_i,t - B_t                              G: reward to go
+
+    Li et al., arXiv 2602.07078. p(y_t) is the recorded probability of the sampled token; the annotation `probability_squares`
+    is the sum over the vocabulary at that position. Use it for long rollouts with small groups. The token that only one member
+    reached has no baseline but itself: its advantage is 0. A group of one leaves the update.
+    """
+
+    least_members: ClassVar[int] = 2
+
+    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+        """Set advantages; see `protocols.Credit`.
+
+        Raises:
+            BadInput: a row lacks the annotation.
+        """
+        credited = []
+        for group, rows in zip(groups, samples, strict=True):
+            everyone = members(group, rows)
+            values = {}
+            for role in by_role(everyone).values():
+                values |= _role([m for m in role if m.rows])
+            told = ((m, values.get(m.trajectory.id, [0.0] * m.length)) for m in everyone)
+            credited.append(in_order(rows, (m.with_steps(of) for m, of in told), bool(values)))
+        return credited
+
+
+def _role(role: Sequence[Member]) -> dict[str, list[float]]:
+    if len(role) < 2:
+        return {}
+    to_go = [returns(m.step_rewards(), 1.0) for m in role]
+    weights = [list(accumulate(_norms(m))) for m in role]
+    values = [list(of) for of in to_go]
+    for t in range(max(map(len, to_go))):
+        reached = [number for number, of in enumerate(to_go) if t < len(of)]
+        total = math.fsum(weights[n][t] for n in reached)
+        same = len({to_go[n][t] for n in reached}) == 1
+        baseline = math.fsum(weights[n][t] * to_go[n][t] for n in reached) / total if total > 0 else 0.0
+        for n in reached:
+            values[n][t] = 0.0 if same else to_go[n][t] - baseline
+    return {m.trajectory.id: of for m, of in zip(role, values, strict=True)}
+
+
+def _norms(member: Member) -> list[float]:
+    """w of each step."""
+    squares = member.read("probability_squares", "optimal_token_baseline")
+    return [1 - 2 * math.exp(logprob) + square for logprob, square in zip(member.logprobs(), squares, strict=True)]

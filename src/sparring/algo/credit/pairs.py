@@ -1,0 +1,66 @@
+"""Preference pairs of a policy's own rollouts: the best of a group against the worst."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sparring.types import Group, Sample
+
+SHARE = 0.5
+"""What each side of a pair weighs."""
+
+
+class Pairs:
+    """Implements `Credit` for online preference optimisation (online DPO, Guo et al., arXiv 2402.04792; of a whole group the best
+    and the worst, as Dong et al., arXiv 2405.07863, section 3.2, choose them).
+
+    The rollout with the highest reward is chosen, the one with the lowest rejected; of equals the first. All branches of a
+    rollout are its side of the pair. Rows of the others are returned with label 0, never trained. A group in which nobody is
+    better than another leaves the update.
+    """
+
+    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+        """Rows of the preference term, in the place of those of the policy term.
+
+        Raises:
+            ValueError: a reward is not finite.
+        """
+        return [self._group(group, rows) for group, rows in zip(groups, samples, strict=True)]
+
+    def denominator(self, rows: Iterable[Sample]) -> float | None:
+        """None: weights add up to one a pair."""
+        return None
+
+    def state(self) -> Mapping[str, Any]:
+        """Nothing: every update is for itself."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Nothing to go on from."""
+
+    def _group(self, group: Group, rows: Sequence[Sample]) -> list[Sample]:
+        rewards = [math.nan if score.reward is None else score.reward for score in group.scores]
+        if not all(map(math.isfinite, rewards)):
+            raise ValueError(f"group {group.id}: rewards {rewards} are not all finite numbers")
+        if len(set(rewards)) < 2:
+            return []
+        owner = {t.id: number for number, rollout in enumerate(group.rollouts) for t in rollout.trajectories}
+        sides: Mapping[int, float] = {rewards.index(max(rewards)): 1.0, rewards.index(min(rewards)): -1.0}
+        of_row = [owner[row.id.rpartition("#")[0]] for row in rows]
+        lengths = dict.fromkeys(range(len(rewards)), 0)
+        for row, number in zip(rows, of_row, strict=True):
+            lengths[number] += len(row.tokens) - row.weights["policy"].count(0.0)
+        if not all(lengths[number] for number in sides):
+            return []  # who said nothing cannot be compared
+        return [
+            _labelled(row, sides.get(number, 0.0), SHARE / lengths[number]) for row, number in zip(rows, of_row, strict=True)
+        ]
+
+
+def _labelled(row: Sample, label: float, weight: float) -> Sample:
+    others = {term: values for term, values in row.weights.items() if term != "policy"}
+    ours = tuple(weight if value else 0.0 for value in row.weights["policy"])
+    return replace(row, weights={**others, "preference": ours}, label=label)

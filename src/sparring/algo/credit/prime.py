@@ -1,0 +1,63 @@
+"""PRIME: implicit process rewards beside the outcome's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+
+from sparring.algo.credit.members import Member, by_role, in_order, members, returns
+from sparring.algo.credit.statistics import against_others, mean
+from sparring.types import Group, Sample
+
+
+class Prime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="prime", tag_field="name"):
+    """PRIME: leave-one-out on the outcome, and on token rewards that a language model trained on outcomes implies.
+
+        r_i,t = beta * (log p_implicit(y_t) - log p_reference(y_t))
+        A_i,t = sum_{s >= t} discount^(s - t) * (r_i,s - mean_{j != i}(mean_t(r_j,t)))  +  o_i - mean_{j != i}(o_j)
+
+    Cui et al., arXiv 2502.01456, section 3.3. The annotations `implicit` and `reference` are log-probabilities of the sampled
+    tokens under the implicit process reward model and under the model it was trained from; o is the reward. Use it for dense
+    credit without step labels. A group of one leaves the update.
+    """
+
+    least_members: ClassVar[int] = 2
+
+    beta: float = 0.05
+    """Scale of the implicit reward."""
+
+    discount: float = 1.0
+    """Per token."""
+
+    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+        """Set advantages; see `protocols.Credit`.
+
+        Raises:
+            BadInput: a row lacks one of the annotations.
+        """
+        credited = []
+        for group, rows in zip(groups, samples, strict=True):
+            everyone = members(group, rows)
+            values = {}
+            for role in by_role(everyone).values():
+                values |= self._role([m for m in role if m.rows])
+            told = ((m, values.get(m.trajectory.id, [0.0] * m.length)) for m in everyone)
+            credited.append(in_order(rows, (m.with_steps(of) for m, of in told), bool(values)))
+        return credited
+
+    def _role(self, role: Sequence[Member]) -> dict[str, list[float]]:
+        if len(role) < 2:
+            return {}
+        implied = [
+            [self.beta * (a - b) for a, b in zip(m.read("implicit", "prime"), m.read("reference", "prime"), strict=True)]
+            for m in role
+        ]
+        means = [mean(of) for of in implied]
+        outcomes = against_others([m.reward for m in role])
+        values = {}
+        for m, of, own, less, outcome in zip(role, implied, means, against_others(means), outcomes, strict=True):
+            others = own - less
+            values[m.trajectory.id] = [value + outcome for value in returns([r - others for r in of], self.discount)]
+        return values

@@ -1,0 +1,66 @@
+"""Role-conditioned advantages: each role has a moving baseline of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from sparring.algo.credit.members import in_order, members
+from sparring.types import Group, Sample
+
+
+class Rae(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="rae", tag_field="name"):
+    """Role-conditioned advantage estimation (SPIRAL): rewards less a moving average per environment and role.
+
+        b_role <- decay * b_role + (1 - decay) * r_i
+        A_i     = r_i - b_role               = decay * (r_i - b_role before)
+
+    Liu et al., arXiv 2506.24119, algorithm 1; members in the order of admission, b from 0. Use it for self-play: in a zero-sum
+    game the mean over roles is 0 whatever the policy does, and the advantage of moving first would be credited for ever. The
+    averages are state: `open` makes the rule that keeps them.
+    """
+
+    least_members: ClassVar[int] = 1
+
+    decay: float = 0.95
+    """How much of the average stays when a reward comes."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay < 1:
+            raise ValueError("decay must be at least 0 and below 1")
+
+    def open(self) -> RaeCredit:
+        """The rule with its state, at the start of a run."""
+        return RaeCredit(self.decay)
+
+
+class RaeCredit:
+    """The averages of a run; `restore` takes what `state` gave: a resumed run goes on exactly."""
+
+    def __init__(self, decay: float) -> None:
+        self._decay = decay
+        self._averages: dict[str, float] = {}
+
+    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+        """Set advantages and move the averages on; see `protocols.Credit`."""
+        credited = []
+        for group, rows in zip(groups, samples, strict=True):
+            told = {}
+            everyone = members(group, rows)
+            for m in everyone:
+                key = f"{group.task.env}/{m.trajectory.role}"
+                average = self._decay * self._averages.get(key, 0.0) + (1 - self._decay) * m.reward
+                self._averages[key] = average
+                told[m.trajectory.id] = m.reward - average
+            credited.append(in_order(rows, (m.with_advantage(told[m.trajectory.id]) for m in everyone), told))
+        return credited
+
+    def state(self) -> Mapping[str, Any]:
+        """The average of each environment and role."""
+        return {"averages": dict(self._averages)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self._averages = dict(state["averages"])

@@ -1,0 +1,39 @@
+"""RAFT: imitate the best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+
+from sparring.algo.credit.members import Member, per_trajectory
+from sparring.types import Group, Sample
+
+
+class Raft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="raft", tag_field="name"):
+    """RAFT: the best of the group are imitated, the others are not looked at.
+
+        A_i = 1 if r_i is among the `best` highest of the group, else 0      of equal rewards, the earlier member's
+
+    Dong et al., arXiv 2304.06767, algorithm 1. Use it with several optimiser steps per batch and no ratio, as supervised
+    learning on what was sampled. Nothing asks whether the best is good: `raft_plus_plus` does.
+    """
+
+    least_members: ClassVar[int] = 1
+
+    best: int = 1
+    """How many members of a group are imitated."""
+
+    def __post_init__(self) -> None:
+        if self.best < 1:
+            raise ValueError("best must be at least 1")
+
+    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+        """Set advantages; see `protocols.Credit`."""
+        return per_trajectory(groups, samples, self._advantages)
+
+    def _advantages(self, members: Sequence[Member]) -> list[float]:
+        order = sorted(range(len(members)), key=lambda at: (-members[at].reward, at))
+        kept = set(order[: self.best])
+        return [1.0 if at in kept else 0.0 for at in range(len(members))]

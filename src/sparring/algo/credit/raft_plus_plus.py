@@ -1,0 +1,36 @@
+"""RAFT++: imitate what succeeded, with a ratio and a clip."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+
+from sparring.algo.credit.members import Member, per_trajectory
+from sparring.types import Group, Sample
+
+
+class RaftPlusPlus(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="raft_plus_plus", tag_field="name"
+):
+    """RAFT++: every rollout that succeeded is imitated.
+
+        A_i = 1 if r_i > solved_above, else 0
+
+    Xiong et al., arXiv 2504.11343, section 2. With the token ratio and PPO's clip it is RAFT++; without a ratio it is rejection
+    sampling on positives. Use it as the baseline that negative samples have to beat. A group without success leaves the update.
+    """
+
+    least_members: ClassVar[int] = 1
+
+    solved_above: float = 0.5
+    """A rollout succeeded when its reward is above this."""
+
+    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+        """Set advantages; see `protocols.Credit`."""
+        return per_trajectory(groups, samples, self._advantages)
+
+    def _advantages(self, members: Sequence[Member]) -> list[float] | None:
+        solved = [m.reward > self.solved_above for m in members]
+        return [float(right) for right in solved] if any(solved) else None

@@ -1,0 +1,43 @@
+"""REINFORCE: the return itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+
+from sparring.algo.credit.members import in_order, members, returns
+from sparring.types import Group, Sample
+
+
+class Reinforce(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="reinforce", tag_field="name"):
+    """REINFORCE: a token is credited with what was earned from it on, less a constant.
+
+        A_t = sum_{s >= t} discount^(s - t) * r_s - baseline
+
+    A token's reward r_t is its own (annotation `reward`, such as a KL penalty), its turn's at the turn's last token, and what is
+    left of the outcome at the last token. Williams 1992. Use it as the plainest yardstick, with groups of one, or
+    where rewards are already centred.
+    """
+
+    least_members: ClassVar[int] = 1
+
+    discount: float = 1.0
+    """Per token."""
+
+    baseline: float = 0.0
+    """Subtracted from every return."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.discount <= 1:
+            raise ValueError("discount must lie between 0 and 1")
+
+    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+        """Set advantages; see `protocols.Credit`."""
+        credited = []
+        for group, rows in zip(groups, samples, strict=True):
+            everyone = members(group, rows)
+            values = {m.trajectory.id: [g - self.baseline for g in returns(m.step_rewards(), self.discount)] for m in everyone}
+            credited.append(in_order(rows, (m.with_steps(values[m.trajectory.id]) for m in everyone), values))
+        return credited

@@ -1,0 +1,59 @@
+"""REINFORCE++: returns normalised over the whole update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+
+from sparring.algo.credit.members import Member, in_order, members, returns
+from sparring.algo.credit.statistics import standardised
+from sparring.types import Group, Sample
+
+
+class ReinforcePlusPlus(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="reinforce_plus_plus", tag_field="name"
+):
+    """REINFORCE++: a token's return, normalised over all tokens of the update.
+
+        G_t = sum_{s >= t} r_s           with the KL penalty of a reference in r_s, where one is annotated
+        A_t = (G_t - mean(G)) / (std(G) + epsilon)      mean and std over every sampled token of the update
+
+    Hu et al., arXiv 2501.03262. Use it for general RLHF with one rollout per prompt, where groups say nothing:
+    the update is the baseline.
+    """
+
+    least_members: ClassVar[int] = 1
+
+    epsilon: float = 1e-8
+    """Added to the standard deviation."""
+
+    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+        """Set advantages; see `protocols.Credit`."""
+        everyone = [members(group, rows) for group, rows in zip(groups, samples, strict=True)]
+        to_go = [[returns(m.step_rewards(), 1.0) for m in of_group] for of_group in everyone]
+        return over_the_update(everyone, to_go, samples, epsilon=self.epsilon)
+
+
+def over_the_update(
+    everyone: Sequence[Sequence[Member]],
+    values: Sequence[Sequence[Sequence[float]] | None],
+    samples: Sequence[Sequence[Sample]],
+    *,
+    epsilon: float,
+) -> list[list[Sample]]:
+    """Rows with the values of their steps as advantages, standardised over all steps of the update.
+
+    Args:
+        everyone: the members of each group.
+        values: for each group, one value per step of each member; None where the group leaves the update.
+        samples: the rows of each group.
+        epsilon: added to the standard deviation.
+    """
+    normal = iter(standardised([v for group in values if group for of in group for v in of], epsilon=epsilon, lost=0))
+    credited = []
+    for of_group, group, rows in zip(everyone, values, samples, strict=True):
+        told = {m.trajectory.id: [next(normal) for _ in of] for m, of in zip(of_group, group or (), strict=bool(group))}
+        credited.append(in_order(rows, (m.with_steps(told[m.trajectory.id]) for m in of_group), told))
+    return credited

@@ -1,0 +1,45 @@
+"""REINFORCE++ with the group's mean as baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+
+from sparring.algo.credit.members import Member, by_role, members
+from sparring.algo.credit.reinforce_plus_plus import over_the_update
+from sparring.algo.credit.statistics import centred
+from sparring.types import Group, Sample
+
+
+class ReinforcePlusPlusBaseline(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="reinforce_plus_plus_baseline", tag_field="name"
+):
+    """REINFORCE++ with baseline: the group's mean is taken off, then the update's scale.
+
+        A'_i = r_i - mean(r of the group)
+        A_t  = (A'_t - mean(A')) / (std(A') + epsilon)      mean and std over every sampled token of the update
+
+    Hu et al., arXiv 2501.03262. Use it for reasoning with groups, where GRPO's division by the group's own deviation
+    blows up nearly solved and nearly hopeless tasks. A group of one has no baseline and leaves the update.
+    """
+
+    least_members: ClassVar[int] = 2
+
+    epsilon: float = 1e-8
+    """Added to the standard deviation."""
+
+    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+        """Set advantages; see `protocols.Credit`."""
+        everyone = [members(group, rows) for group, rows in zip(groups, samples, strict=True)]
+        return over_the_update(everyone, [_less_mean(of_group) for of_group in everyone], samples, epsilon=self.epsilon)
+
+
+def _less_mean(of_group: Sequence[Member]) -> list[list[float]] | None:
+    """Per member, its reward less its role's mean, at each step; None where no role has two members."""
+    roles = by_role(of_group).values()
+    if all(len(role) < 2 for role in roles):
+        return None
+    less = {m.trajectory.id: value for role in roles for m, value in zip(role, centred([m.reward for m in role]), strict=True)}
+    return [[less[m.trajectory.id]] * m.length for m in of_group]

@@ -1,0 +1,49 @@
+"""Rejection fine-tuning: imitate what succeeded, each solution once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+
+from sparring.algo.credit.members import Member, per_trajectory
+from sparring.types import Group, Sample
+
+
+class Rejection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="rejection", tag_field="name"):
+    """Rejection fine-tuning: of the rollouts that succeeded, the distinct ones are imitated.
+
+        A_i = 1 if r_i > solved_above, no earlier member sampled the same tokens and fewer than `at_most` were taken, else 0
+
+    Yuan et al., arXiv 2308.01825, section 3.3. Use it without a ratio, as supervised learning on the policy's own successes;
+    `at_most` keeps easy tasks from crowding out hard ones. A group without success leaves the update.
+    """
+
+    least_members: ClassVar[int] = 1
+
+    solved_above: float = 0.5
+    """A rollout succeeded when its reward is above this."""
+
+    at_most: int | None = None
+    """Members taken per group and role; None takes all."""
+
+    def __post_init__(self) -> None:
+        if self.at_most is not None and self.at_most < 1:
+            raise ValueError("at_most must be at least 1")
+
+    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+        """Set advantages; see `protocols.Credit`."""
+        return per_trajectory(groups, samples, self._advantages)
+
+    def _advantages(self, members: Sequence[Member]) -> list[float] | None:
+        seen: set[tuple[tuple[int, ...], ...]] = set()
+        taken = []
+        for m in members:
+            said = tuple(s.tokens for s in m.trajectory.segments if s.model is not None)
+            room = self.at_most is None or len(seen) < self.at_most
+            take = m.reward > self.solved_above and said not in seen and room
+            if take:
+                seen.add(said)
+            taken.append(float(take))
+        return taken if seen else None

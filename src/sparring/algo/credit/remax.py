@@ -1,0 +1,47 @@
+"""ReMax: the greedy answer is the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import msgspec
+
+from sparring.algo.credit.members import in_order, members
+from sparring.algo.credit.statistics import mean
+from sparring.errors import refusal
+from sparring.types import Group, Sample
+
+
+class Remax(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="remax", tag_field="name"):
+    """ReMax: a rollout is judged against what greedy decoding earns on the same task.
+
+        A_i = r_i - r(greedy)
+
+    Li et al., arXiv 2310.10505. Use it where one sampled rollout per task has to do. The greedy rollouts are the
+    group's `baselines` (their mean counts, where there are several); a group whose baseline failed for an infrastructure
+    reason leaves the update.
+    """
+
+    least_members: ClassVar[int] = 1
+    wants_baseline: ClassVar[bool] = True
+
+    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+        """Set advantages; see `protocols.Credit`.
+
+        Raises:
+            BadInput: nobody made a baseline rollout.
+        """
+        credited = []
+        for group, rows in zip(groups, samples, strict=True):
+            if not group.baselines and not any(rollout.purpose == "baseline" for rollout in group.failed):
+                do = "let the scheduler add a greedy rollout, or choose 'rloo'"
+                raise refusal("[algo] credit 'remax'", "a baseline rollout per task", f"none in group {group.id}", do)
+            everyone = members(group, rows)
+            told = {}
+            for m in everyone if group.baselines else ():
+                greedy = [replace(m, score=score, rows=()).outcome for score in group.baselines]
+                told[m.trajectory.id] = m.reward - mean(greedy)
+            credited.append(in_order(rows, (m.with_advantage(told[m.trajectory.id]) for m in everyone), told))
+        return credited

@@ -1,0 +1,33 @@
+"""REINFORCE leave-one-out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+
+from sparring.algo.credit.members import Member, per_trajectory
+from sparring.algo.credit.statistics import against_others
+from sparring.types import Group, Sample
+
+
+class Rloo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="rloo", tag_field="name"):
+    """RLOO: a rollout is judged against the mean of its siblings.
+
+        A_i = r_i - 1 / (n - 1) * sum_{j != i} r_j
+
+    Kool et al. 2019; Ahmadian et al., arXiv 2402.14740, section 2.2. Use it where the baseline must be unbiased at a small
+    group size and rewards have a scale that means something. A member without siblings has no baseline: a group of one leaves
+    the update.
+    """
+
+    least_members: ClassVar[int] = 2
+
+    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+        """Set advantages; see `protocols.Credit`."""
+        return per_trajectory(groups, samples, _advantages)
+
+
+def _advantages(members: Sequence[Member]) -> list[float] | None:
+    return against_others([member.reward for member in members]) if len(members) > 1 else None

@@ -1,0 +1,71 @@
+"""Turn-level advantages beside the outcome's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+
+from sparring.algo.credit.members import Member, by_role, in_order, members
+from sparring.algo.credit.statistics import standardised
+from sparring.errors import refusal
+from sparring.types import Group, Sample
+
+
+class TurnLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="turn_level", tag_field="name"):
+    """MT-GRPO: a turn is compared with the same turn of its siblings, and the outcome with theirs.
+
+        A^T_i,k = (r_i,k - mean_i(r_i,k)) / (std_i(r_i,k) + epsilon)       over the members that have a turn k before their last
+        A^O_i   = (o_i - mean(o)) / (std(o) + epsilon)                     o: what the turns leave of the reward
+        A_i,k   = A^T_i,k + outcome_weight * A^O_i                         before the last turn
+        A_i,K   = A^O_i                                                    in the last turn
+
+    Zeng et al., arXiv 2505.11821 (version 1), section 4.2, with any number of turns. Use it where every turn can be verified,
+    such as tool calls before an answer. `Score.per_turn` says what turns earned. A group of one leaves the update.
+    """
+
+    least_members: ClassVar[int] = 2
+
+    outcome_weight: float = 1.0
+    """How much the outcome counts in turns before the last."""
+
+    epsilon: float = 1e-6
+    """Added to standard deviations."""
+
+    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+        """Set advantages; see `protocols.Credit`.
+
+        Raises:
+            BadInput: a score says nothing about turns.
+        """
+        credited = []
+        for group, rows in zip(groups, samples, strict=True):
+            everyone = members(group, rows)
+            want_turns(everyone, "turn_level")
+            values = {}
+            for role in by_role(everyone).values():
+                values |= self._role(role) if len(role) > 1 else {}
+            credited.append(in_order(rows, (m.with_steps(values[m.trajectory.id]) for m in everyone), bool(values)))
+        return credited
+
+    def _role(self, role: Sequence[Member]) -> dict[str, list[float]]:
+        turns = [m.per_turn() for m in role]
+        outcomes = standardised([m.reward - sum(of) for m, of in zip(role, turns, strict=True)], epsilon=self.epsilon)
+        values = [[self.outcome_weight * o] * (len(of) - 1) + [o] for o, of in zip(outcomes, turns, strict=True)]
+        for k in range(max(map(len, turns)) - 1):
+            reached = [number for number, of in enumerate(turns) if k < len(of) - 1]
+            for number, value in zip(reached, standardised([turns[n][k] for n in reached], epsilon=self.epsilon), strict=True):
+                values[number][k] += value
+        return {
+            m.trajectory.id: [value for value, steps in zip(of, m.steps(), strict=True) for _ in steps]
+            for m, of in zip(role, values, strict=True)
+        }
+
+
+def want_turns(everyone: Sequence[Member], rule: str) -> None:
+    """Refuse scores without rewards of turns."""
+    for m in everyone:
+        if m.score.per_turn is None:
+            do = "have the environment or a process reward model say them, or choose 'grpo'"
+            raise refusal(f"[algo] credit {rule!r}", "a score with rewards per turn", f"none of rollout {m.rollout}", do)

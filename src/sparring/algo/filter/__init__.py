@@ -1,0 +1,1 @@
+"""Filters: which scored groups are worth training. Torch-free."""

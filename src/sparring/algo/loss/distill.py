@@ -1,0 +1,76 @@
+"""The distillation term: the model's distribution becomes a teacher's, on the tokens that the model itself sampled.
+
+Shapes: M weighted tokens of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+
+from sparring.protocols import Divergence, LossResult, Needs
+
+Estimator = Literal["policy_gradient", "squared"]
+
+TEACHER = "teacher"
+"""The annotation with the teacher's log-probability of each token."""
+
+_MAX_LOG_RATIO = 20.0
+"""As in the policy's loss: far outside of what is sound and far inside float32."""
+
+
+class SampledDistillLoss:
+    """Reverse KL by the sampled token alone: E_q[log q - log p], estimated by the teacher's log-probability of what was sampled.
+
+        gap_t            = logprob_t - teacher_t
+        policy_gradient    loss = - sum_t weight_t * min(ratio_t, cap) * stop_gradient(-gap_t) / denominator
+        squared            loss =   sum_t weight_t * gap_t^2 / 2 / denominator
+
+    `policy_gradient` makes teacher_t - logprob_t the advantage of each token by itself, without what follows from it (on-policy
+    distillation: Lu and Thinking Machines Lab, 2025; a discount of 0); ratio_t = exp(logprob_t - behaviour_t) is exactly 1
+    where the weights that are trained have sampled, and truncated as in V-trace (arXiv 1802.01561, section 4.1) its gradient
+    stays. `squared` is k2 of http://joschu.net/blog/kl-approx.html: the estimate that may be differentiated directly, because its
+    gradient, gap_t * grad logprob_t, is the same, while that of E[gap_t] itself is 0 in expectation (arXiv 2506.09477).
+    """
+
+    term = "distill"
+    needs = Needs(quantities=frozenset({"logprob"}))
+
+    def __init__(self, estimator: Estimator = "policy_gradient", *, ratio_cap: float = 2.0) -> None:
+        self._estimator = estimator
+        self._ratio_cap = ratio_cap
+
+    def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
+        """The term's share of the update's loss: a scalar from `logprob` [M] with gradient, the annotation `teacher` and the
+        recorded log-probabilities. `distill_gap` is the mean of gap_t: what the update minimises."""
+        weights, logprob = micro_batch.weights[self.term], quantities["logprob"]
+        gap = logprob - micro_batch.annotations[TEACHER]
+        if self._estimator == "squared":
+            each = gap.square() / 2
+        else:
+            log_ratio = (logprob - micro_batch.behaviour_logprobs).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+            ratio = log_ratio.exp()
+            each = ratio * (self._ratio_cap / ratio.detach()).clamp(max=1.0) * gap.detach()
+        loss = (weights * each).sum() / micro_batch.denominators[self.term]
+        ours = weights != 0
+        return LossResult(loss=loss, metrics={"distill_gap": (gap.detach()[ours].sum().item(), float(ours.sum()))})
+
+
+class DistillLoss:
+    """loss = sum_t weight_t * divergence_t / denominator, the divergence between a teacher's whole distribution, or its likeliest
+    tokens and the rest, and the model's in the place of each token (GKD, arXiv 2306.13649, section 3, on the model's own
+    samples and without a gradient through the sampling)."""
+
+    term = "distill"
+
+    def __init__(self, divergence: Divergence) -> None:
+        self.needs = Needs(quantities=frozenset({"divergence"}), divergence=divergence)
+
+    def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
+        """The term's share of the update's loss: a scalar from `divergence` [M] with gradient. `divergence` is its mean."""
+        weights, divergence = micro_batch.weights[self.term], quantities["divergence"]
+        loss = (weights * divergence).sum() / micro_batch.denominators[self.term]
+        ours = weights != 0
+        return LossResult(loss=loss, metrics={"divergence": (divergence.detach()[ours].sum().item(), float(ours.sum()))})

@@ -1,0 +1,52 @@
+"""The Bradley-Terry model of preferences: a scalar head learns what a text is worth.
+
+Shapes: M weighted tokens of a micro-batch, P pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn.functional import logsigmoid
+
+from sparring.algo.loss.preference.pairs import pair_metrics, per_pair, sides
+from sparring.protocols import LossResult, Needs
+
+MARGIN = "margin"
+"""The annotation that says how much better the chosen text is; rows without one have 0."""
+
+
+class BradleyTerry:
+    """Implements `Loss` after Ouyang et al. (arXiv 2203.02155, equation 1).
+
+        loss = sum_p weight_p * (-log sigmoid(r_chosen - r_rejected - margin) + centre * (r_chosen + r_rejected)^2) / denominator
+
+    r is the value of the one token of a row that the term weighs: what the text before it is worth. With K ranked replies to a
+    prompt, all K (K - 1) / 2 pairs are in one batch, as the paper has it. The margin is that of Llama 2 (arXiv 2307.09288,
+    equation 2); `centre` holds the free constant of all rewards near zero (Eisenstein et al., arXiv 2312.09244, section 2).
+    """
+
+    term = "preference"
+    needs = Needs(quantities=frozenset({"value"}), unit="pair")
+
+    def __init__(self, *, centre: float = 0.0) -> None:
+        self.centre = centre
+
+    def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
+        """The term's share of the update's loss, a scalar from `value` [M] float32 with gradient; metrics as of `PairLoss`."""
+        weights, values = micro_batch.weights[self.term], quantities["value"]
+        pair, side = sides(micro_batch, weights)
+        ours = pair >= 0
+        of_pair = per_pair(weights, pair)
+        places = (pair * 2 + side)[ours]
+        rewards = values.new_zeros(2 * len(of_pair)).index_add(0, places, values[ours]).view(-1, 2)
+        margin = rewards[:, 0] - rewards[:, 1]
+        if MARGIN in micro_batch.annotations:
+            asked = micro_batch.annotations[MARGIN].to(values.dtype)
+            of_side = values.new_zeros(2 * len(of_pair)).index_add(0, places, asked[ours]).view(-1, 2)
+            margin = margin - of_side[:, 0]
+        wrong = self.centre * rewards.sum(1) ** 2 - logsigmoid(margin)
+        loss = (of_pair * wrong).sum() / micro_batch.denominators[self.term]
+        return LossResult(loss=loss, metrics=pair_metrics(rewards.detach()))

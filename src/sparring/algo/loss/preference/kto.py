@@ -1,0 +1,70 @@
+"""Kahneman-Tversky optimisation: single replies, each wanted or unwanted.
+
+Shapes: M weighted tokens of a micro-batch, R rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from sparring.algo.loss.preference.pairs import REFERENCE, replies
+from sparring.protocols import LossResult, Needs
+
+
+class Kto:
+    """Implements `Loss` after Ethayarajh et al. (arXiv 2402.01306, equation 8).
+
+        r    = log pi(y|x) - log reference(y|x)
+        z    = max(0, mean of r over mismatched rows), without gradient
+        loss = sum_i weight_i * (lambda_i - value_i) / denominator
+        value_i = wanted   * sigmoid(beta * (r_i - z))      where label_i = 1,  lambda_i = wanted
+                  unwanted * sigmoid(beta * (z - r_i))      where label_i = -1, lambda_i = unwanted
+
+    A mismatched row, of label 0, is the prompt of one example with the reply to another: its mean r estimates how far the
+    policy is from the reference. It is a statistic of the whole batch and costs a first pass over it.
+    """
+
+    term = "preference"
+    needs = Needs(quantities=frozenset({"logprob"}), unit="sequence", statistics=True)
+
+    def __init__(self, *, beta: float = 0.1, wanted: float = 1.0, unwanted: float = 1.0) -> None:
+        self.beta, self.wanted, self.unwanted = beta, wanted, unwanted
+
+    def statistics(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> dict[str, tuple[float, float]]:
+        """`kto_shift`: r over the mismatched rows, as (sum, count)."""
+        reward, there = self._rewards(quantities, micro_batch)
+        found = reward[there & (micro_batch.label == 0)]
+        return {"kto_shift": (float(found.double().sum()), len(found))}
+
+    def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
+        """The term's share of the update's loss.
+
+        Args:
+            quantities: `logprob` [M] float32 with gradient.
+            micro_batch: `batch.tensors.MicroBatch` with the annotation `reference` and the statistic `kto_shift`.
+
+        Returns:
+            A scalar, and the metrics reward_chosen and reward_rejected (beta * r of wanted and of unwanted rows) and
+            kto_shift (z) as (sum, count) over rows.
+        """
+        reward, there = self._rewards(quantities, micro_batch)
+        label, shift = micro_batch.label.to(reward.dtype), max(0.0, micro_batch.statistics["kto_shift"])
+        there = there & (label != 0)
+        scale = torch.full_like(reward, self.unwanted).masked_fill(label > 0, self.wanted)
+        value = scale * torch.sigmoid(self.beta * label * (reward - shift))
+        weights = micro_batch.weights[self.term]
+        of_row = weights.new_zeros(len(label)).index_add(0, micro_batch.rows, weights)
+        loss = (of_row * (scale - value))[there].sum() / micro_batch.denominators[self.term]
+        metrics = {"kto_shift": (shift * int(there.sum()), int(there.sum()))}
+        for name, ours in (("reward_chosen", there & (label > 0)), ("reward_rejected", there & (label < 0))):
+            metrics[name] = (self.beta * float(reward.detach()[ours].double().sum()), int(ours.sum()))
+        return LossResult(loss=loss, metrics=metrics)
+
+    def _rewards(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """r of every row [R], and whether the term weighs it [R]."""
+        which = torch.where(micro_batch.weights[self.term] != 0, micro_batch.rows, -1)
+        found = replies(quantities["logprob"], micro_batch.annotations[REFERENCE], which, len(micro_batch.label))
+        return found.logprob - found.reference, found.length > 0

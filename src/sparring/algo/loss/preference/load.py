@@ -1,0 +1,30 @@
+"""Which loss a config asks for."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sparring.algo.loss.preference.config import (
+    DpoConfig,
+    IpoConfig,
+    KtoConfig,
+    OrpoConfig,
+    PreferenceLoss,
+    RobustDpoConfig,
+    SimPoConfig,
+)
+from sparring.algo.loss.preference.dpo import Dpo
+from sparring.algo.loss.preference.ipo import Ipo
+from sparring.algo.loss.preference.kto import Kto
+from sparring.algo.loss.preference.orpo import Orpo
+from sparring.algo.loss.preference.pairs import PairLoss
+from sparring.algo.loss.preference.robust_dpo import RobustDpo
+from sparring.algo.loss.preference.simpo import SimPo
+
+FORMS = {DpoConfig: Dpo, RobustDpoConfig: RobustDpo, IpoConfig: Ipo, SimPoConfig: SimPo, OrpoConfig: Orpo}
+
+
+def load_preference(config: PreferenceLoss) -> PairLoss | Kto:
+    """The loss of `config`, with its settings."""
+    settings = msgspec.structs.asdict(config)
+    return Kto(**settings) if isinstance(config, KtoConfig) else PairLoss(FORMS[type(config)](**settings))

@@ -1,0 +1,38 @@
+"""Odds ratio preference optimisation: no reference, beside the negative log-likelihood of the chosen reply."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import logsigmoid
+
+from sparring.algo.loss.preference.pairs import Replies
+
+MOST_LIKELY = -1e-6
+"""Where the mean log-probability of a reply ends: the odds of what is certain are infinite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orpo:
+    """Implements `Form` after Hong et al. (arXiv 2403.07691, equations 4, 6 and 7).
+
+        reward = log odds = m - log(1 - exp(m)),    m = log pi(y|x) / length
+        loss   = -strength * log sigmoid(margin)
+
+    Equation 6 adds it to the negative log-likelihood of the chosen reply: the imitate term, on the same rows. strength is the
+    paper's lambda.
+    """
+
+    strength: float = 0.1
+    name: str = "orpo"
+    has_reference: bool = False
+
+    def reward(self, replies: Replies) -> torch.Tensor:
+        """Logarithms of odds."""
+        mean = (replies.logprob / replies.length).clamp(max=MOST_LIKELY)
+        return mean - torch.log(-torch.expm1(mean))
+
+    def loss(self, margin: torch.Tensor) -> torch.Tensor:
+        """[P] -> [P]."""
+        return -self.strength * logsigmoid(margin)

@@ -1,0 +1,140 @@
+"""Pairs of replies: a form says what a reply is worth and how wrong a margin is; the rest is the same for all.
+
+Shapes: M weighted tokens of a micro-batch, R rows, P pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from sparring.protocols import LossResult, Needs
+from sparring.types import Sample
+
+REFERENCE = "reference"
+"""The annotation that holds the reference model's log-probabilities."""
+
+
+class Replies(NamedTuple):
+    """Sums over the tokens of each reply, all of one shape: log-probabilities under the policy and under the reference (zeros
+    where there is none), and their number."""
+
+    logprob: torch.Tensor
+    reference: torch.Tensor
+    length: torch.Tensor
+
+
+class Form(Protocol):
+    """One algorithm over pairs. `has_reference`: rows carry the annotation `reference`."""
+
+    name: str
+    has_reference: bool
+
+    def reward(self, replies: Replies) -> torch.Tensor:
+        """What each reply is worth."""
+        ...
+
+    def loss(self, margin: torch.Tensor) -> torch.Tensor:
+        """How wrong it is that the chosen reply is worth `margin` [P] more than the rejected one."""
+        ...
+
+
+class PairLoss:
+    """loss = sum_p weight_p * form.loss(reward(chosen_p) - reward(rejected_p)) / denominator.
+
+    A reply is all rows of its side of the group, so that one that branches is still one reply. A token's weight says which
+    tokens are the reply's; those of a pair add up to the weight of the pair, so that the denominator, the sum of all weights,
+    is the number of pairs where none counts more than another.
+    """
+
+    term = "preference"
+    needs = Needs(quantities=frozenset({"logprob"}), unit="pair")
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+
+    def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
+        """The term's share of the update's loss.
+
+        Args:
+            quantities: `logprob` [M] float32 with gradient.
+            micro_batch: `batch.tensors.MicroBatch`, every pair of it whole.
+
+        Returns:
+            A scalar, and as (sum, count) over pairs the metrics accuracy (the chosen reply is worth more; a tie counts half),
+            reward_margin, reward_chosen and reward_rejected.
+        """
+        weights = micro_batch.weights[self.term]
+        pair, side = sides(micro_batch, weights)
+        reference = micro_batch.annotations[REFERENCE] if self.form.has_reference else None
+        rewards = self.form.reward(replies(quantities["logprob"], reference, pair * 2 + side, 2 * _count(pair))).view(-1, 2)
+        of_pair = per_pair(weights, pair)
+        margin = rewards[:, 0] - rewards[:, 1]
+        loss = (of_pair * self.form.loss(margin)).sum() / micro_batch.denominators[self.term]
+        return LossResult(loss=loss, metrics=pair_metrics(rewards.detach()))
+
+
+def sides(micro_batch: Any, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each of the M tokens its pair, from 0, and its side: 0 chosen, 1 rejected; the pair is -1 where `weights` [M] is 0.
+
+    Raises:
+        ValueError: a pair lacks a side.
+    """
+    ours = weights != 0
+    label = micro_batch.label[micro_batch.rows]
+    _, pair = micro_batch.group[micro_batch.rows[ours]].unique(return_inverse=True)
+    everywhere = torch.full_like(micro_batch.rows, -1)
+    everywhere[ours] = pair
+    side = (label < 0).long()
+    if len((everywhere * 2 + side)[ours].unique()) != 2 * _count(everywhere):
+        raise ValueError("preference: a pair without a chosen or without a rejected reply")
+    return everywhere, side
+
+
+def replies(logprob: torch.Tensor, reference: torch.Tensor | None, which: torch.Tensor, count: int) -> Replies:
+    """`count` replies from [M] tokens, of which token m belongs to reply which[m]; to none where that is negative."""
+    ours = which >= 0
+    zeros = logprob.new_zeros(count)
+
+    def summed(values: torch.Tensor) -> torch.Tensor:
+        return zeros.index_add(0, which[ours], values[ours].to(zeros.dtype))
+
+    known = torch.zeros_like(logprob) if reference is None else reference
+    return Replies(summed(logprob), summed(known), summed(torch.ones_like(logprob)))
+
+
+def per_pair(weights: torch.Tensor, pair: torch.Tensor) -> torch.Tensor:
+    """[P]: what each pair weighs."""
+    return weights.new_zeros(_count(pair)).index_add(0, pair[pair >= 0], weights[pair >= 0])
+
+
+def pair_metrics(rewards: torch.Tensor) -> dict[str, tuple[float, float]]:
+    """Of rewards [P, 2], chosen and rejected."""
+    margin = rewards[:, 0] - rewards[:, 1]
+    right = (margin > 0).double() + 0.5 * (margin == 0).double()
+    names = ("accuracy", "reward_margin", "reward_chosen", "reward_rejected")
+    values = torch.stack([right, margin.double(), *rewards.double().T]).sum(1).tolist()
+    return {name: (value, len(margin)) for name, value in zip(names, values, strict=True)}
+
+
+def rewards_of(form: Form, rows: Sequence[Sample], logprobs: Sequence[Sequence[float]]) -> list[float]:
+    """What each row's reply is worth, in float64.
+
+    Args:
+        form: the algorithm.
+        rows: with weights of the preference term.
+        logprobs: per row and token, as `Trainer.forward` gives them.
+    """
+    found = []
+    for row, values in zip(rows, logprobs, strict=True):
+        ours = torch.tensor(row.weights[PairLoss.term]) != 0
+        reference = torch.tensor(row.annotations[REFERENCE], dtype=torch.float64)[ours] if form.has_reference else None
+        logprob = torch.tensor(values, dtype=torch.float64)[ours]
+        found.append(float(form.reward(replies(logprob, reference, torch.zeros(len(logprob), dtype=torch.int64), 1))))
+    return found
+
+
+def _count(pair: torch.Tensor) -> int:
+    return int(pair.max()) + 1 if len(pair) else 0

@@ -1,0 +1,32 @@
+"""Simple preference optimisation: no reference, rewards per token, a target margin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import logsigmoid
+
+from sparring.algo.loss.preference.pairs import Replies
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimPo:
+    """Implements `Form` after Meng et al. (arXiv 2405.14734, equation 6).
+
+        reward = beta / length * log pi(y|x)
+        loss   = -log sigmoid(margin - gamma)
+    """
+
+    beta: float = 2.0
+    gamma: float = 1.0
+    name: str = "simpo"
+    has_reference: bool = False
+
+    def reward(self, replies: Replies) -> torch.Tensor:
+        """Mean log-probabilities, times beta."""
+        return self.beta * replies.logprob / replies.length
+
+    def loss(self, margin: torch.Tensor) -> torch.Tensor:
+        """[P] -> [P]."""
+        return -logsigmoid(margin - self.gamma)

@@ -1,0 +1,42 @@
+"""The value term of a process reward model: is each step of a solution right?
+
+Shapes: M weighted tokens of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn.functional import logsigmoid
+
+from sparring.protocols import LossResult, Needs
+
+LABEL = "step_label"
+"""The annotation that says of the token behind a step whether the step is right: 1, 0, or a probability."""
+
+
+class StepLabels:
+    """Implements `Loss`: cross-entropy at the ends of steps (Lightman et al., arXiv 2305.20050, with two classes; labels between
+    0 and 1 as in Math-Shepherd, arXiv 2312.08935).
+
+        loss = - sum_t weight_t * (y_t * log sigmoid(v_t) + (1 - y_t) * log sigmoid(-v_t)) / denominator
+
+    v_t is the value of a weighted token: what the text before it, up to the end of the step, is worth.
+    """
+
+    term = "value"
+    needs = Needs(quantities=frozenset({"value"}))
+
+    def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
+        """The term's share of the update's loss, a scalar from `value` [M] float32 with gradient, and the metric accuracy: the
+        share of steps whose sigmoid is on the label's side of one half, ties half."""
+        weights, values = micro_batch.weights[self.term], quantities["value"]
+        label = micro_batch.annotations[LABEL].to(values.dtype)
+        wrong = -(label * logsigmoid(values) + (1.0 - label) * logsigmoid(-values))
+        loss = (weights * wrong).sum() / micro_batch.denominators[self.term]
+        ours = weights != 0
+        side = (values.detach() * (label - 0.5))[ours]
+        right = float((side > 0).double().sum() + 0.5 * (side == 0).double().sum())
+        return LossResult(loss=loss, metrics={"accuracy": (right, int(ours.sum()))})

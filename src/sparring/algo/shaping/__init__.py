@@ -1,0 +1,1 @@
+"""Shaping: scores of groups -> other scores, before credit. Torch-free."""

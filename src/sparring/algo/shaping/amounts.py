@@ -1,0 +1,51 @@
+"""What shaping rules add to rewards, and where it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from sparring.types import Group, Score, Trajectory
+
+Amounts = Callable[[Sequence[Trajectory], Sequence[float]], Sequence[float]]
+"""The trajectories of one role of a group, and what each earned -> what is added to each."""
+
+
+def sampled_tokens(trajectory: Trajectory) -> int:
+    """How many tokens were sampled in it, each segment counted once."""
+    return sum(len(segment.tokens) for segment in trajectory.segments if segment.model is not None)
+
+
+def sampled_turns(trajectory: Trajectory) -> int:
+    """How many replies were sampled in it."""
+    return sum(segment.model is not None and bool(segment.tokens) for segment in trajectory.segments)
+
+
+def shaped(group: Group, name: str, amounts: Amounts) -> Group:
+    """The group with amounts added to rewards, role by role.
+
+    Where a rollout has one role, its `reward` changes and the part `name` says by how much; where it has several, each role's
+    `per_role` does and the part is `name/role`. What turns earned stays: the amount belongs to the end.
+    """
+    added: dict[str, float] = {}
+    by_role: dict[str, list[tuple[Trajectory, float]]] = {}
+    for rollout, score in zip(group.rollouts, group.scores, strict=True):
+        for trajectory in rollout.trajectories:
+            by_role.setdefault(trajectory.role, []).append((trajectory, score.of(trajectory.role) or 0.0))
+    for of in by_role.values():
+        trajectories = [trajectory for trajectory, _ in of]
+        for trajectory, amount in zip(trajectories, amounts(trajectories, [reward for _, reward in of]), strict=True):
+            added[trajectory.id] = amount
+    pairs = zip(group.rollouts, group.scores, strict=True)
+    return replace(group, scores=tuple(_score(score, rollout.trajectories, added, name) for rollout, score in pairs))
+
+
+def _score(score: Score, trajectories: Sequence[Trajectory], added: dict[str, float], name: str) -> Score:
+    if len(trajectories) == 1:
+        [trajectory] = trajectories
+        amount = added[trajectory.id]
+        reward = (score.of(trajectory.role) or 0.0) + amount
+        return replace(score, reward=reward, per_role=None, parts={**score.parts, name: amount})
+    per_role = {t.role: (score.of(t.role) or 0.0) + added[t.id] for t in trajectories}
+    parts = {f"{name}/{t.role}": added[t.id] for t in trajectories}
+    return replace(score, per_role=per_role, parts={**score.parts, **parts})

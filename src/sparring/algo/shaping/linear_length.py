@@ -1,0 +1,53 @@
+"""A price per token or turn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from sparring.algo.shaping.amounts import sampled_tokens, sampled_turns, shaped
+from sparring.types import Group, Trajectory
+
+
+class LinearLength(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="linear_length", tag_field="name"
+):
+    """Linear length penalty: what a rollout used has a price, in full only where the task is mastered.
+
+        r' = r - price * max(0, l - free) * s
+        s  = share of the role's members with a reward above solved_above, or 1
+
+    l: tokens or turns that the role sampled. Use it to make a policy that already succeeds cheaper: with the share of success
+    as a factor, tasks that still fail are not taught to give up early.
+    """
+
+    price: float
+    """Reward per unit."""
+
+    per: Literal["token", "turn"] = "token"
+    """The unit."""
+
+    free: int = 0
+    """Units that cost nothing."""
+
+    by_success: bool = True
+    """Multiply with the share of members that succeeded."""
+
+    solved_above: float = 0.5
+    """A member succeeded when its reward is above this."""
+
+    def __post_init__(self) -> None:
+        if self.price < 0 or not math.isfinite(self.price) or self.free < 0:
+            raise ValueError("price and free must be at least 0")
+
+    def shape(self, groups: Sequence[Group]) -> list[Group]:
+        """The groups with rewards less the price; the part `linear_length` of a score says by how much."""
+        return [shaped(group, "linear_length", self._amounts) for group in groups]
+
+    def _amounts(self, trajectories: Sequence[Trajectory], rewards: Sequence[float]) -> list[float]:
+        count = sampled_tokens if self.per == "token" else sampled_turns
+        share = sum(reward > self.solved_above for reward in rewards) / len(rewards) if self.by_success else 1.0
+        return [-self.price * max(0, count(t) - self.free) * share for t in trajectories]

@@ -1,0 +1,46 @@
+"""DAPO's soft punishment of overlong rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+
+from sparring.algo.shaping.amounts import sampled_tokens, shaped
+from sparring.types import Group, Trajectory
+
+
+class Overlong(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="overlong", tag_field="name"):
+    """Soft overlong punishment: the last `buffer` tokens before the limit cost more and more.
+
+        r' = r + weight * p
+        p  =  0                                 where l <= limit - buffer
+             (limit - buffer - l) / buffer      where limit - buffer < l <= limit
+             -1                                 where l > limit
+
+    Yu et al. (DAPO), arXiv 2503.14476, equation 13; l: tokens that the role sampled. Use it where rollouts are cut at the
+    limit, so that a sound one that is merely long does not lose everything at one token.
+    """
+
+    limit: int | None = None
+    """Tokens; None is the task's own limit (`max_tokens`)."""
+
+    buffer: int = 256
+    """Tokens before the limit over which the punishment grows."""
+
+    weight: float = 1.0
+    """The punishment at the limit."""
+
+    def __post_init__(self) -> None:
+        if self.buffer < 1 or (self.limit is not None and self.limit < self.buffer):
+            raise ValueError("buffer must be at least 1 and not above limit")
+
+    def shape(self, groups: Sequence[Group]) -> list[Group]:
+        """The groups with punished rewards; the part `overlong` of a score says by how much."""
+        limits = [self.limit or group.task.limits.max_tokens for group in groups]
+        return [shaped(group, "overlong", partial(self._amounts, limit)) for group, limit in zip(groups, limits, strict=True)]
+
+    def _amounts(self, limit: int, trajectories: Sequence[Trajectory], rewards: Sequence[float]) -> list[float]:
+        over = [(limit - self.buffer - sampled_tokens(t)) / self.buffer for t in trajectories]
+        return [self.weight * max(-1.0, min(0.0, share)) for share in over]

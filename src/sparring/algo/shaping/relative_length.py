@@ -1,0 +1,43 @@
+"""Kimi's length reward: shorter than the siblings is better."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from sparring.algo.shaping.amounts import sampled_tokens, shaped
+from sparring.types import Group, Trajectory
+
+
+class RelativeLength(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="relative_length", tag_field="name"
+):
+    """Relative length reward: among the rollouts of a task, short successes gain and long ones lose.
+
+        x_i = 0.5 - (l_i - min(l)) / (max(l) - min(l))      0 where all are equally long
+        r'  = r + weight * x_i             where r > solved_above
+              r + weight * min(0, x_i)     elsewhere
+
+    Kimi team (k1.5), arXiv 2501.12599, section 2.3.3; l: tokens that the role sampled. Use it after a warm-up, against
+    overthinking.
+    """
+
+    weight: float = 1.0
+    """How much length counts beside the reward."""
+
+    solved_above: float = 0.5
+    """A member succeeded when its reward is above this."""
+
+    def shape(self, groups: Sequence[Group]) -> list[Group]:
+        """The groups with other rewards; the part `relative_length` of a score says by how much."""
+        return [shaped(group, "relative_length", self._amounts) for group in groups]
+
+    def _amounts(self, trajectories: Sequence[Trajectory], rewards: Sequence[float]) -> list[float]:
+        lengths = [sampled_tokens(t) for t in trajectories]
+        shortest, spread = min(lengths), max(lengths) - min(lengths)
+        if not spread:
+            return [0.0] * len(lengths)
+        places = [0.5 - (length - shortest) / spread for length in lengths]
+        solved = [reward > self.solved_above for reward in rewards]
+        return [self.weight * (x if right else min(0.0, x)) for x, right in zip(places, solved, strict=True)]

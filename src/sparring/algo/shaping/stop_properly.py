@@ -1,0 +1,35 @@
+"""What a rollout that was cut off keeps of its reward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from sparring.algo.shaping.amounts import shaped
+from sparring.types import Group, Trajectory
+
+
+class StopProperly(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="stop_properly", tag_field="name"):
+    """Stop properly: a rollout that a limit cut off keeps a share of its reward.
+
+        r' = keeps * r     where the role's outcome is truncated
+
+    The penalty of ProRL's recipe (arXiv 2505.24864 describes the first version). Use it where truncated work is scored;
+    `overlong` is the gentler choice.
+    """
+
+    keeps: float = 0.0
+    """The share."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.keeps <= 1:
+            raise ValueError("keeps must lie between 0 and 1")
+
+    def shape(self, groups: Sequence[Group]) -> list[Group]:
+        """The groups with other rewards; the part `stop_properly` of a score says by how much."""
+        return [shaped(group, "stop_properly", self._amounts) for group in groups]
+
+    def _amounts(self, trajectories: Sequence[Trajectory], rewards: Sequence[float]) -> list[float]:
+        cut = [t.outcome.kind == "truncated" for t in trajectories]
+        return [(self.keeps - 1) * reward if short else 0.0 for short, reward in zip(cut, rewards, strict=True)]

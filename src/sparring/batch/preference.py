@@ -1,0 +1,99 @@
+"""Replies that somebody compared or labelled -> rows and batches of the preference and value terms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sparring.batch.denominators import denominators
+from sparring.errors import refusal
+from sparring.types import Batch, Sample
+
+CHOSEN, REJECTED, MISMATCHED = 1.0, -1.0, 0.0
+"""`Sample.label`."""
+
+BEHIND = 0
+"""The id of a token that stands behind the end of a text. Its value is what the text is worth; it is never computed itself."""
+
+PAIR_SHARE = 0.5
+"""What each side of a pair weighs, so that a pair weighs 1."""
+
+
+def reply(
+    tokens: Sequence[int], ours: Sequence[bool], *, id: str, group: str, label: float, share: float, imitate: bool = False
+) -> Sample:
+    """A rendered reply as a row of the preference term: `share` is spread evenly over its tokens.
+
+    Args:
+        tokens: prompt and reply, ids [T].
+        ours: which of them are the reply's [T].
+        id: names the reply in messages.
+        group: the pair that it is a side of.
+        label: CHOSEN, REJECTED or MISMATCHED.
+        share: what the whole reply weighs.
+        imitate: whether the imitate term weighs its tokens too, each with 1.
+
+    Raises:
+        BadInput: there is no token to judge, or the first one, which nothing predicts, is among them.
+    """
+    count = sum(ours)
+    if not count or ours[0]:
+        got = "none" if not count else "a reply without a prompt"
+        raise refusal(f"preference {id}", "a prompt and a reply", got, "correct the row or leave it out")
+    weights = {"preference": tuple(share / count if mark else 0.0 for mark in ours)}
+    if imitate:
+        weights["imitate"] = tuple(1.0 if mark else 0.0 for mark in ours)
+    return Sample(id=id, group=group, source="expert", tokens=tuple(tokens), weights=weights, label=label)
+
+
+def whole_text(tokens: Sequence[int], *, id: str, group: str, label: float, margin: float = 0.0) -> Sample:
+    """One side of a pair for a reward model: the value behind the last token counts.
+
+    Args:
+        tokens: prompt and reply, ids [T].
+        id: names the text in messages.
+        group: the pair that it is a side of.
+        label: CHOSEN or REJECTED.
+        margin: how much more the chosen side of this pair should be worth at least.
+    """
+    behind = (0.0,) * len(tokens)
+    return Sample(
+        id=id,
+        group=group,
+        source="expert",
+        tokens=(*tokens, BEHIND),
+        weights={"preference": (*behind, PAIR_SHARE)},
+        annotations={"margin": (*behind, margin)},
+        label=label,
+    )
+
+
+def labelled_steps(tokens: Sequence[int], ends: Mapping[int, float], *, id: str) -> Sample:
+    """A solution for a process reward model.
+
+    Args:
+        tokens: prompt and solution, ids [T].
+        ends: by how many tokens have been read at the end of a step (1 to T), whether the step is right (0 to 1).
+        id: names the solution in messages.
+    """
+    places = range(len(tokens) + 1)
+    return Sample(
+        id=id,
+        group=id,
+        source="expert",
+        tokens=(*tokens, BEHIND),
+        weights={"value": tuple(1.0 if place in ends else 0.0 for place in places)},
+        annotations={"step_label": tuple(ends.get(place, 0.0) for place in places)},
+    )
+
+
+def mismatched(row: Sample, other: Sample, longest: int) -> Sample:
+    """The prompt of `row` with the reply of `other`, of at most `longest` tokens, for KTO's estimate of the divergence."""
+    first, start = (next(place for place, weight in enumerate(r.weights["preference"]) if weight) for r in (row, other))
+    ours = (*(False,) * first, *(weight != 0 for weight in other.weights["preference"][start:]))[:longest]
+    tokens = (row.tokens[:first] + other.tokens[start:])[:longest]
+    return reply(tokens, ours, id=f"{row.id} with {other.id}", group=row.group, label=MISMATCHED, share=1.0)
+
+
+def preference_batch(rows: Sequence[Sample], *, step: int, model: str) -> Batch:
+    """One optimiser step on rows of this module, every pair whole. Nothing was sampled, so the account is empty."""
+    return Batch(step=step, model=model, rows=tuple(rows), denominators=denominators(rows), publish=False)

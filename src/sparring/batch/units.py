@@ -1,0 +1,63 @@
+"""Rows that a loss looks at together, such as the two of a pair, in micro-batches of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from itertools import accumulate, pairwise
+
+from sparring.batch.packing import SMALLEST_PIECE, cut, pack
+from sparring.batch.prefixes import walk
+from sparring.types import Sample
+
+Unit = list[Sample]
+"""Rows that stay together."""
+
+
+def units(rows: Sequence[Sample], paired: Set[str]) -> list[Unit]:
+    """The rows that one of the terms `paired` weighs, group by group, and every other row alone; in the order of their first."""
+    found: dict[tuple[str, str | int], Unit] = {}
+    for place, row in enumerate(rows):
+        key = ("pair", row.group) if paired & row.weights.keys() else ("row", place)
+        found.setdefault(key, []).append(row)
+    return list(found.values())
+
+
+def pack_units(rows: Sequence[Sample], token_budget: int, paired: Set[str]) -> list[list[Sample]]:
+    """As `pack`, but no unit is split. Where there are units of several rows, they are placed first-fit, and what one unit shares
+    with another is counted for both: a micro-batch may be smaller than it could, never larger than `token_budget`, but for a
+    unit that alone is.
+    """
+    whole = units(rows, paired)
+    if len(whole) == len(rows):
+        return pack(rows, token_budget)
+    bins: list[list[Sample]] = []
+    room: list[int] = []
+    for unit in whole:
+        size = _size(unit)
+        place = next((b for b, left in enumerate(room) if size <= left), len(bins))
+        if place == len(bins):
+            bins.append([])
+            room.append(token_budget)
+        bins[place] += unit
+        room[place] -= size
+    return bins
+
+
+def cut_units(rows: Sequence[Sample], lanes: int, paired: Set[str]) -> list[list[Sample]]:
+    """As `cut`, but no unit is split."""
+    whole = units(rows, paired)
+    if len(whole) == len(rows):
+        return cut(rows, lanes)
+    before = list(accumulate((_size(unit) for unit in whole), initial=0))
+    count = max(1, min(lanes, before[-1] // SMALLEST_PIECE, len(whole)))
+    cuts = [0]
+    for piece in range(1, count):
+        places = range(cuts[-1] + 1, len(whole) - count + piece + 1)
+        cuts.append(min(places, key=lambda place: abs(before[place] - before[-1] * piece / count)))
+    return [[row for unit in whole[a:b] for row in unit] for a, b in pairwise([*cuts, len(whole)])]
+
+
+def _size(unit: Unit) -> int:
+    """Distinct prefixes' tokens."""
+    order, shared = walk([row.tokens for row in unit])
+    return sum(len(unit[index].tokens) - known for index, known in zip(order, shared, strict=True))

@@ -1,0 +1,85 @@
+"""Results of `sparring eval` as tables in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sparring.cli.result import table
+from sparring.observe.results import Compared, Evaluated, Results
+from sparring.observe.statistics import Estimate
+
+ONE = ("pass@1", "pass^1")
+"""Two more names for success."""
+
+NAMED = 5
+"""Rollouts or tasks that are named; the result file has all."""
+
+
+def print_results(results: Results) -> None:
+    """Print each evaluation, then what changed against the first."""
+    for evaluated in results.evaluations:
+        print(*evaluation_lines(evaluated), sep="\n", end="\n\n")
+    for compared in results.comparisons:
+        print(*comparison_lines(compared), sep="\n", end="\n\n")
+
+
+def evaluation_lines(evaluated: Evaluated) -> Iterator[str]:
+    """One evaluation: success by dataset, reward, pass@k, and what was lost."""
+    found = evaluated.evaluation
+    yield f"{evaluated.name} on {evaluated.environment}"
+    rows = [(tag, *_cells(estimate)) for tag, estimate in found.by_tag.items()]
+    if found.success.tasks:
+        total = ("all together", *_cells(found.success))
+        lines = table if rows else _plain
+        yield from lines([("dataset", "success", "std. error", "95 % interval", "tasks"), *rows, total])
+    rows = [("reward", *_cells(found.reward, percent=False))]
+    rows += [(f"pass@{k}", *_cells(estimate)) for k, estimate in found.pass_at.items() if k != "1"]
+    rows += [(f"pass^{k}", *_cells(estimate)) for k, estimate in found.pass_hat.items() if k != "1"]
+    yield from _plain([("figure", "mean", "std. error", "95 % interval", "tasks"), *rows])
+    turns = "" if found.mean_turns is None else f", {found.mean_turns:.2f} turns each"
+    how = f"temperature {evaluated.temperature:g}, seed {evaluated.seed}"
+    yield f"{found.rollouts} rollouts, {found.samples} of each task{turns}, {how}"
+    if found.versions is not None and found.versions[0] != found.versions[1]:
+        yield "weight versions {} to {}".format(*found.versions)
+    if found.lost:
+        some = [f"{lost.rollout} ({lost.failure})" for lost in found.lost]
+        yield f"lost to infrastructure or judge, and in no figure: {len(found.lost)} of {found.rollouts}: {_some(some)}"
+
+
+def comparison_lines(compared: Compared) -> Iterator[str]:
+    """What changed, and what the gate says."""
+    found = compared.comparison
+    yield f"{compared.after} against {compared.before}, task by task"
+    changes = {name: change for name, change in found.changes.items() if name not in ONE}
+    rows = [(name, *_cells(change, percent=name != "reward", signed=True)) for name, change in changes.items()]
+    yield from _plain([("figure", "change", "std. error", "95 % interval", "tasks"), *rows])
+    if found.left_out:
+        yield f"left out, because only one of the two scored them: {len(found.left_out)} tasks: {_some(found.left_out)}"
+    if compared.verdict is not None and compared.margin is not None:
+        says = {"held": "held", "regressed": "REGRESSED", "undecided": "undecided: more tasks or samples would tell"}
+        margin = _number(compared.margin, compared.figure != "reward")
+        yield f"gate: {compared.figure} may fall by {margin}: {says[compared.verdict]}"
+
+
+def _plain(rows: list[tuple[str, ...]]) -> list[str]:
+    """A table whose last row is no sum."""
+    *lines, _, last = table(rows)
+    return [*lines, last]
+
+
+def _cells(estimate: Estimate, *, percent: bool = True, signed: bool = False) -> tuple[str, ...]:
+    low, high = estimate.interval or (None, None)
+    interval = "" if low is None else f"{_number(low, percent, signed)} to {_number(high, percent, signed)}"
+    value, error = (_number(x, percent, signed and x is estimate.value) for x in (estimate.value, estimate.standard_error))
+    return value, error, interval, str(estimate.tasks)
+
+
+def _number(value: float | None, percent: bool, signed: bool = False) -> str:
+    if value is None:
+        return ""
+    sign = "+" if signed else ""
+    return f"{100 * value:{sign}.1f} %" if percent else f"{value:{sign}.4g}"
+
+
+def _some(names: list[str] | tuple[str, ...]) -> str:
+    return "; ".join(names[:NAMED]) + ("; ..." if len(names) > NAMED else "")

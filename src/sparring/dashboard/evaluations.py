@@ -1,0 +1,78 @@
+"""The evaluations of a run, as the page shows them: each with its intervals, and against the first of the same tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sparring.errors import BadInput
+from sparring.observe.evaluation import Evaluation, compare
+from sparring.observe.results import RESULT, read_result
+from sparring.observe.statistics import Estimate
+from sparring.protocols import Store
+
+OF_A_RUN = ("init", "sft", "preference", "rl", "distill", "no_tool")
+"""What a run's own eval stage may have evaluated."""
+
+FOLDERS = "evaluations"
+"""Of a run: where `sparring eval` leaves one folder for each."""
+
+
+def evaluations(run_dir: Path, store: Store) -> list[dict[str, Any]]:
+    """One row for each: those of the run's own eval stage, that of the folder itself, those of `sparring eval` beside it.
+
+    Args:
+        run_dir: of a run, or of one evaluation.
+        store: of the folder.
+    """
+    found = list(_found(run_dir, store))
+    return [_row(name, evaluation, found[:place]) for place, (name, evaluation) in enumerate(found)]
+
+
+def _found(run_dir: Path, store: Store) -> Iterator[tuple[str, Evaluation]]:
+    for label in OF_A_RUN:
+        recorded = store.get(f"eval/{label}")
+        if recorded is not None:
+            name = "after rl, tool host switched off" if label == "no_tool" else f"after {label}"
+            yield name, msgspec.convert(recorded, Evaluation)
+    for file in (run_dir / RESULT, *sorted((run_dir / FOLDERS).glob(f"*/{RESULT}"))):
+        if file.is_file():
+            evaluated = read_result(file)
+            yield f"{evaluated.name} on {evaluated.environment}", evaluated.evaluation
+
+
+def _row(name: str, found: Evaluation, before: Sequence[tuple[str, Evaluation]]) -> dict[str, Any]:
+    passes = [(f"pass@{k}", e) for k, e in found.pass_at.items()] + [(f"pass^{k}", e) for k, e in found.pass_hat.items()]
+    return {
+        "name": name,
+        "success": _figure(found.success),
+        "reward": _figure(found.reward),
+        "passes": [{"name": label, "figure": _figure(estimate)} for label, estimate in passes if label[5:] != "1"],
+        "tasks": len(found.tasks),
+        "samples": found.samples,
+        "lost": len(found.lost),
+        "rollouts": found.rollouts,
+        "change": _change(found, before),
+    }
+
+
+def _change(found: Evaluation, before: Sequence[tuple[str, Evaluation]]) -> dict[str, Any] | None:
+    """Against the first that asked the same."""
+    for name, first in before:
+        try:
+            changes = compare(first, found).changes
+        except BadInput:
+            continue
+        figure = "success" if "success" in changes else "reward"
+        return {"against": name, "of": figure, "figure": _figure(changes[figure])}
+    return None
+
+
+def _figure(estimate: Estimate) -> list[float | None] | None:
+    """Value, lower and upper end, standard error."""
+    if estimate.value is None:
+        return None
+    return [estimate.value, *(estimate.interval or (None, None)), estimate.standard_error]

@@ -1,0 +1,47 @@
+"""Python objects that a recipe names: `path/to/file.py:name` or `package.module:name`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sparring.errors import BadInput, boundary, refusal
+
+
+def named(name: str, where: str) -> Any:
+    """What `path/to/file.py:name` or `package.module:name` is.
+
+    Raises:
+        BadInput: nothing of this name is there, or its module does not run.
+    """
+    source, _, attribute = name.rpartition(":")
+    if not source or not attribute:
+        raise refusal(where, "path/to/file.py:name or package.module:name", repr(name), "add the part after the colon")
+    module = _from_file(Path(source), where) if source.endswith(".py") else _from_package(source, where)
+    if not hasattr(module, attribute):
+        there = [n for n, v in vars(module).items() if isinstance(v, Callable) and v.__module__ == module.__name__]
+        raise refusal(where, f"a name defined in {source}", repr(attribute), f"use one of: {', '.join(there) or 'none'}")
+    return getattr(module, attribute)
+
+
+def _from_package(source: str, where: str) -> Any:
+    with boundary(BadInput, where, f"an installed module {source}", "install it, or name a file.py"):
+        return importlib.import_module(source)
+
+
+def _from_file(path: Path, where: str) -> Any:
+    if not path.is_file():
+        raise refusal(where, f"a Python file {path}", "no such file", "check the path; it is relative to where you stand")
+    name = f"sparring_user_{path.resolve().as_posix().strip('/').removesuffix('.py').replace('/', '_')}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
+    module = importlib.util.module_from_spec(spec)
+    # Type hints of the file's dataclasses are looked up in sys.modules.
+    sys.modules[name] = module
+    with boundary(BadInput, where, f"a Python file {path} that runs", "correct it"):
+        spec.loader.exec_module(module)
+    return module

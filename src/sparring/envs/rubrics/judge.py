@@ -1,0 +1,156 @@
+"""A part that a language model judges: what it is asked, and how its reply is read, strictly."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sparring.envs.rubrics.config import AskedPart, Judge, Ranking, Verdict
+from sparring.envs.rubrics.judges import Judges
+from sparring.envs.rubrics.text import found
+from sparring.errors import refusal
+from sparring.generation import Constraint
+from sparring.protocols import Sandbox
+from sparring.types import Task
+
+_NAME = re.compile(r"\{(\w+)\}")
+
+
+class JudgedAnswer:
+    """Asks for `samples` verdicts on one answer; their mean is its value."""
+
+    def __init__(self, config: Judge, judges: Judges | None, where: str) -> None:
+        self._config, self._judges, self._where = config, asked_of(config, judges, where), where
+
+    def check(self, task: Task) -> None:
+        """The row has what the prompt names.
+
+        Raises:
+            BadInput: it has not.
+        """
+        check_prompt(self._config.prompt, task, ("completion",))
+
+    async def value(self, completion: str, task: Task, box: Sandbox | None) -> float:
+        """From 0 to 1.
+
+        Raises:
+            JudgeError: there is no verdict.
+        """
+        question = filled(self._config.prompt, task, {"completion": completion})
+        return await mean_verdict(self._judges, self._config, question, self._where)
+
+
+async def mean_verdict(judges: Judges, part: Verdict, question: str, where: str) -> float:
+    """The mean of the part's samples on one question.
+
+    Raises:
+        JudgeError: there is no verdict.
+    """
+    read, constraint = reader(part), verdict_constraint(part)
+    values = [
+        await judges.verdict(part, question, read, where, constraint=constraint, sample=sample) for sample in range(part.samples)
+    ]
+    return sum(values) / len(values)
+
+
+def asked_of(part: AskedPart, judges: Judges | None, where: str) -> Judges:
+    """The judges.
+
+    Raises:
+        BadInput: there are none.
+    """
+    if judges is None:
+        raise refusal(where, "models to ask", "none", "run it by a recipe, or hand the rubric its Judges")
+    return judges
+
+
+def check_prompt(prompt: str, task: Task, names: tuple[str, ...]) -> None:
+    """Every name in the prompt is one of `names` or the row's.
+
+    Raises:
+        BadInput: one is not.
+    """
+    known = {*names, *_values(task)}
+    unknown = [name for name in _NAME.findall(prompt) if name not in known]
+    if unknown:
+        there = ", ".join(sorted(known))
+        raise refusal("prompt", f"names among {there}", f"{{{unknown[0]}}}", "correct it, or map the column in env.columns")
+
+
+def filled(prompt: str, task: Task, names: Mapping[str, str]) -> str:
+    """The prompt with what its names stand for. What is put in is not looked through again."""
+    values = {**_values(task), **names}
+    return _NAME.sub(lambda match: values[match[1]], prompt)
+
+
+def _values(task: Task) -> dict[str, str]:
+    said = "\n\n".join(message.content for message in task.messages if message.role != "system")
+    texts = {n: value if isinstance(value, str) else json.dumps(value, default=str) for n, value in task.data.items()}
+    return {"prompt": said, **texts}
+
+
+def reader(part: Verdict) -> Callable[[str], float | None]:
+    """How a reply is read: exactly one of the choices, or a number in the range, or a JSON object with that as a field."""
+
+    def read(reply: str) -> float | None:
+        text: Any = found(part.find, reply)
+        if text is None:
+            return None
+        if part.field or part.range is not None:
+            text = _json(text)
+        if part.field:
+            text = text.get(part.field) if isinstance(text, dict) else None
+        if part.range is None:
+            return part.choices.get(text) if isinstance(text, str) else None
+        low, high = part.range
+        if not isinstance(text, (int, float)) or isinstance(text, bool) or not low <= text <= high:
+            return None
+        return (text - low) / (high - low)
+
+    return read
+
+
+def verdict_constraint(part: Verdict) -> Constraint:
+    """What a reply must be, so that it is a verdict. Of a range these are the whole numbers, where there are more than two and no
+    more than a thousand, else its hundredths: digits without end are no verdict."""
+    words: list[Any] = list(part.choices) if part.range is None else _steps(*part.range)
+    if not part.field:
+        return Constraint(kind="regex", source="|".join(f"({re.escape(str(word))})" for word in words))
+    inner = {part.field: {"enum": words}}
+    schema = {"type": "object", "properties": inner, "required": [part.field], "additionalProperties": False}
+    return Constraint(kind="json_schema", source=json.dumps(schema))
+
+
+def _steps(low: float, high: float) -> list[float]:
+    if low == int(low) and high == int(high) and 2 <= high - low <= 1000:
+        return list(range(int(low), int(high) + 1))
+    return [min(high, max(low, float(f"{low + (high - low) * step / 100:.6g}"))) for step in range(101)]
+
+
+def order_reader(part: Ranking, count: int) -> Callable[[str], tuple[int, ...] | None]:
+    """How a ranking is read: a JSON list of the numbers 1 to `count`, each once; as places from 0."""
+
+    def read(reply: str) -> tuple[int, ...] | None:
+        text = found(part.find, reply)
+        order = None if text is None else _json(text)
+        if not isinstance(order, list) or any(type(number) is not int for number in order):
+            return None
+        return tuple(n - 1 for n in order) if sorted(order) == list(range(1, count + 1)) else None
+
+    return read
+
+
+def order_constraint(count: int) -> Constraint:
+    """A list of `count` numbers."""
+    number = {"type": "integer", "minimum": 1, "maximum": count}
+    schema = {"type": "array", "items": number, "minItems": count, "maxItems": count}
+    return Constraint(kind="json_schema", source=json.dumps(schema))
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,132 @@
+"""Rewards that are relative to a group: the answers are compared with each other, each comparison in both orders.
+
+A judge prefers a place as well as an answer. With f(i, j) from 0 to 1 for how much i wins when it is shown before j,
+
+    p(i, j) = (f(i, j) + 1 - f(j, i)) / 2
+
+has no part of a preference that is added to every first place, and p(i, j) + p(j, i) = 1. Over m compared answers of a group
+of n,
+
+    u(i) = mean of p(i, j) over its opponents j           pairwise
+    u(i) = 1 - rank(i) / (m - 1), ranks from 0            ranking, the mean over an order and its reverse
+    value(i) = ((m - 1) u(i) + n - m) / (n - 1)
+
+where the n - m others lost without being asked: empty answers, and those that a gate of cap 0 holds. Their value is 0.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import xxhash
+
+from sparring.envs.base import final_text
+from sparring.envs.rubrics.config import RELATIVE, Pairwise, Ranking, Relative, of_domain
+from sparring.envs.rubrics.judge import asked_of, check_prompt, filled, mean_verdict, order_constraint, order_reader
+from sparring.envs.rubrics.judges import Judges
+from sparring.envs.rubrics.rubric import Rubric, together
+from sparring.types import Rollout, Score, Task
+
+
+class RelativeScorer:
+    """Implements `Scorer`: adds what the group's comparison gives to what each answer has by itself.
+
+    Args:
+        rubric: with parts that compare.
+
+    Raises:
+        BadInput: there is nobody to ask.
+    """
+
+    def __init__(self, rubric: Rubric) -> None:
+        self._rubric = rubric
+        self._parts = {name: part for name, part in rubric.parts.items() if isinstance(part, RELATIVE)}
+        for name, part in self._parts.items():
+            self._judges: Judges = asked_of(part, rubric.judges, f"env.rubric.{name}")
+
+    @staticmethod
+    def of(rubric: Rubric) -> RelativeScorer | None:
+        """The scorer of a rubric; None where no part compares."""
+        return RelativeScorer(rubric) if any(isinstance(part, RELATIVE) for part in rubric.parts.values()) else None
+
+    def check(self, task: Task) -> None:
+        """The row has what the prompts name.
+
+        Raises:
+            BadInput: it has not.
+        """
+        for part in self._of(task).values():
+            check_prompt(part.prompt, task, ("first", "second") if isinstance(part, Pairwise) else ("answers",))
+
+    async def score(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> Sequence[Score]:
+        """The group's scores. A group of one is left as it is: there is nobody to compare with.
+
+        Raises:
+            JudgeError: a comparison has no verdict.
+        """
+        parts = self._of(task)
+        if len(rollouts) < 2 or not parts:
+            return scores
+        answers = [final_text(rollout.trajectories[0]) for rollout in rollouts]
+        places = [i for i, score in enumerate(scores) if answers[i] and self._rubric.cap(score.parts) > 0]
+        compared = [answers[i] for i in places]
+        added: list[dict[str, float]] = [dict.fromkeys(parts, 0.0) for _ in scores]
+        for name, part in parts.items():
+            strengths = await self._strengths(name, part, compared, task)
+            for place, strength in zip(places, strengths, strict=True):
+                lost = len(scores) - len(places)
+                added[place][name] = ((len(places) - 1) * strength + lost) / (len(scores) - 1)
+        return [self._with(score, values) for score, values in zip(scores, added, strict=True)]
+
+    def _of(self, task: Task) -> Mapping[str, Relative]:
+        return of_domain(self._parts, str(task.data.get("domain", "")))
+
+    def _with(self, score: Score, values: Mapping[str, float]) -> Score:
+        sum_of = sum(self._parts[name].weight * value for name, value in values.items())
+        reward = min((score.reward or 0.0) + sum_of, self._rubric.cap(score.parts))
+        return replace(score, reward=reward, parts={**score.parts, **values})
+
+    async def _strengths(self, name: str, part: Relative, answers: Sequence[str], task: Task) -> Sequence[float]:
+        """u(i) of each; with nobody to compare with, it does not matter."""
+        if len(answers) < 2:
+            return [0.0] * len(answers)
+        where = f"env.rubric.{name}"
+        ask = self._by_pairs if isinstance(part, Pairwise) else self._by_ranks
+        return await ask(part, answers, task, where)  # type: ignore[arg-type]
+
+    async def _by_pairs(self, part: Pairwise, answers: Sequence[str], task: Task, where: str) -> Sequence[float]:
+        count = len(answers)
+        most = min(part.opponents or count - 1, count - 1)
+        pairs = sorted({tuple(sorted((i, (i + step) % count))) for i in range(count) for step in range(1, most + 1)})
+
+        async def wins(i: int, j: int) -> float:
+            question = filled(part.prompt, task, {"first": answers[i], "second": answers[j]})
+            return await mean_verdict(self._judges, part, question, where)
+
+        different = [(i, j) for i, j in pairs if answers[i] != answers[j]]
+        orders = [order for i, j in different for order in ((i, j), (j, i))]
+        won = dict(zip(orders, await together([wins(*order) for order in orders]), strict=True))
+        totals, opponents = [0.0] * count, [0] * count
+        for i, j in pairs:
+            share = (won[i, j] + 1 - won[j, i]) / 2 if (i, j) in won else 0.5  # equal texts
+            for place, value in ((i, share), (j, 1 - share)):
+                totals[place] += value
+                opponents[place] += 1
+        return [total / number for total, number in zip(totals, opponents, strict=True)]
+
+    async def _by_ranks(self, part: Ranking, answers: Sequence[str], task: Task, where: str) -> Sequence[float]:
+        count = len(answers)
+        read, constraint = order_reader(part, count), order_constraint(count)
+        totals = [0.0] * count
+        for sample in range(part.samples):
+            shown = list(range(count))
+            random.Random(xxhash.xxh3_64_intdigest(f"{task.id}/{where}/{sample}".encode())).shuffle(shown)
+            for order in (shown, shown[::-1]):
+                texts = "\n\n".join(f"[{place}]\n{answers[i]}" for place, i in enumerate(order, 1))
+                question = filled(part.prompt, task, {"answers": texts})
+                ranked = await self._judges.verdict(part, question, read, where, constraint=constraint, sample=sample)
+                for rank, place in enumerate(ranked):
+                    totals[order[place]] += 1 - rank / (count - 1)
+        return [total / (2 * part.samples) for total in totals]

@@ -1,0 +1,166 @@
+"""`Rubric`: named parts with weights and gates -> one `Score` that says what each part gave.
+
+    reward = sum of weight * value over the parts of the row's domain
+    where a gate is closed (value < gate): reward = min(reward, cap)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Coroutine, Mapping
+from typing import Any, Protocol
+
+from sparring.envs.rubrics.code import ProgramTests
+from sparring.envs.rubrics.config import RELATIVE, TEXT, Code, Function, Part, Pointwise, of_domain
+from sparring.envs.rubrics.function import CalledFunction
+from sparring.envs.rubrics.judge import JudgedAnswer
+from sparring.envs.rubrics.judges import Judges
+from sparring.envs.rubrics.text import Text, wanted
+from sparring.envs.rubrics.workers import Workers
+from sparring.errors import BadInput, JudgeError, boundary, refusal
+from sparring.protocols import Sandbox
+from sparring.types import Score, Task
+
+FULL = 1 - 1e-9
+"""A part that decides is satisfied from here on."""
+
+
+class Check(Protocol):
+    """One part at work. `check` refuses a row that the part cannot be asked about, `value` is an answer's."""
+
+    def check(self, task: Task) -> None: ...
+    async def value(self, completion: str, task: Task, box: Sandbox | None) -> float: ...
+
+
+class TextCheck:
+    """A part that reads the text alone."""
+
+    def __init__(self, config: Text, workers: Workers) -> None:
+        self._config, self._workers = config, workers
+
+    def check(self, task: Task) -> None:
+        """The row has what the answer is compared with.
+
+        Raises:
+            BadInput: it has not.
+        """
+        wanted(self._config, task.data)
+
+    async def value(self, completion: str, task: Task, box: Sandbox | None) -> float:
+        """From 0 to 1.
+
+        Raises:
+            JudgeError: the check failed.
+        """
+        return await self._workers.worth(self._config, completion, wanted(self._config, task.data))
+
+
+class Rubric:
+    """Scores answers. Parts that compare the answers of a group are `relative.RelativeScorer`'s.
+
+    Args:
+        parts: by name.
+        workers: check texts; made when they are needed.
+        judges: the models that judge.
+
+    Attributes:
+        parts: by name.
+        needs_box: whether a part runs the answer.
+
+    Raises:
+        BadInput: a part has nobody to ask.
+    """
+
+    def __init__(self, parts: Mapping[str, Part], *, workers: Workers | None = None, judges: Judges | None = None) -> None:
+        self.parts = dict(parts)
+        self.judges = judges
+        self.needs_box = any(isinstance(part, Code) for part in parts.values())
+        workers = workers or Workers()
+        pointwise = {name: part for name, part in self.parts.items() if not isinstance(part, RELATIVE)}
+        self._checks = {name: _working(name, part, workers, judges) for name, part in pointwise.items()}
+
+    def check(self, task: Task) -> None:
+        """Refuse a row that cannot be scored.
+
+        Raises:
+            BadInput: no part is for its domain, or it lacks what a part needs.
+        """
+        parts = self._of(task)
+        if not parts:
+            domains = sorted({domain for part in self.parts.values() for domain in part.domains})
+            got = repr(str(task.data.get("domain", "")))
+            raise refusal(f"task {task.id}, domain", f"one of {', '.join(domains)}", got, "add a part for it to env.rubric")
+        for name in parts:
+            if name in self._checks:
+                try:
+                    self._checks[name].check(task)
+                except BadInput as error:
+                    raise BadInput(f"task {task.id}, env.rubric.{name}: {error}") from error
+
+    async def score(self, completion: str, task: Task, box: Sandbox | None = None) -> Score:
+        """What an answer is worth. An empty one is worth 0, and nobody is asked. The reward is None, not scored, where all is
+        left to the comparison of the group.
+
+        Raises:
+            JudgeError: a part failed, which says nothing about the answer.
+            SandboxError: the box failed.
+        """
+        parts = {name: part for name, part in self._of(task).items() if name in self._checks}
+        if not completion:
+            return Score(reward=0.0, parts=dict.fromkeys(parts, 0.0), success=False)
+        values: dict[str, float] = {}
+        for name in [n for n, part in parts.items() if part.gate is not None and part.cap == 0]:
+            values[name] = await self._value(name, completion, task, box)
+            if self.cap(values) == 0:
+                return Score(reward=0.0, parts=values, success=False)
+        rest = [name for name in parts if name not in values]
+        values.update(zip(rest, await together([self._value(n, completion, task, box) for n in rest]), strict=True))
+        values = {name: values[name] for name in parts}
+        weighed = {name: part.weight for name, part in parts.items() if part.weight}
+        if not weighed and len(parts) < len(self._of(task)):
+            return Score(reward=None, parts=values, success=self._success(parts, values))
+        reward = min(sum(weight * values[name] for name, weight in weighed.items()), self.cap(values))
+        return Score(reward=reward, parts=values, success=self._success(parts, values))
+
+    def cap(self, values: Mapping[str, float]) -> float:
+        """The most that the closed gates among these values leave; infinity where none is closed."""
+        gates = [(self.parts[name], value) for name, value in values.items() if name in self.parts]
+        return min((part.cap for part, value in gates if part.gate is not None and value < part.gate), default=math.inf)
+
+    def _success(self, parts: Mapping[str, Pointwise], values: Mapping[str, float]) -> bool | None:
+        deciding = [name for name, part in parts.items() if part.decides]
+        deciding = deciding or [name for name, part in parts.items() if part.weight > 0]
+        passed = all(values[name] >= FULL for name in deciding) and self.cap(values) == math.inf
+        return passed if deciding or not passed else None
+
+    def _of(self, task: Task) -> dict[str, Any]:
+        return of_domain(self.parts, str(task.data.get("domain", "")))
+
+    async def _value(self, name: str, completion: str, task: Task, box: Sandbox | None) -> float:
+        where = f"env.rubric.{name}"
+        with boundary(JudgeError, where):
+            value = await self._checks[name].value(completion, task, box)
+        if not isinstance(value, (bool, int, float)) or not math.isfinite(value):
+            raise JudgeError(f"{where}: expected a finite number, got {value!r:.80}")
+        return float(value)
+
+
+async def together(work: list[Coroutine[Any, Any, float]]) -> list[float]:
+    """The results, in order; what fails first ends the others and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in work]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+def _working(name: str, part: Pointwise, workers: Workers, judges: Judges | None) -> Check:
+    if isinstance(part, TEXT):
+        return TextCheck(part, workers)
+    if isinstance(part, Code):
+        return ProgramTests(part)
+    if isinstance(part, Function):
+        return CalledFunction(part, f"env.rubric.{name}.function")
+    return JudgedAnswer(part, judges, f"env.rubric.{name}")

@@ -1,0 +1,204 @@
+"""What an answer's text is worth: pure functions of (part, answer, column), run in processes of their own by `workers`.
+
+Formulas are in each function's docstring. Every value is from 0 to 1.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+from sparring.envs.rubrics.config import Exact, Fuzzy, Json, Mathematics, Number, Regex
+from sparring.errors import BadInput, boundary, refusal
+
+Text = Exact | Fuzzy | Number | Mathematics | Regex | Json
+
+_NUMBER = re.compile(
+    r"(?:(?<![\w).])[-−+]\s?)?[$€£]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,9})?(?:/\d{1,30})?"
+)
+LONGEST_EXPONENT = 400
+"""A number beyond 10 to this power is none: as an exact fraction it would fill the memory."""
+
+
+def found(pattern: str, text: str) -> str | None:
+    """The last match of `pattern` (its first group, if it has one), stripped; the text itself without a pattern; None without a
+    match."""
+    if not pattern:
+        return text.strip()
+    last = None
+    for last in re.finditer(pattern, text):
+        pass
+    kept = None if last is None else last[1] if last.re.groups else last[0]
+    return None if kept is None else kept.strip()
+
+
+def wanted(part: Text, row: Mapping[str, Any]) -> Any:
+    """What the answer is compared with; None for a part that compares with nothing.
+
+    Raises:
+        BadInput: the row has nothing of that kind.
+    """
+    column = getattr(part, "column", "")
+    if not column:
+        return None
+    if column not in row:
+        raise refusal(f"column {column}", "one of this name", ", ".join(sorted(row)), "correct the part's column")
+    value = row[column]
+    if isinstance(part, Json):
+        return _fields(part, value)
+    options = [str(option) for option in value] if isinstance(value, (list, tuple)) else [str(value)]
+    texts = [found(part.column_find, option) for option in options]
+    if not texts or not all(texts):
+        raise refusal(f"column {column}", "something to compare with", repr(value)[:80], "correct the row, or column_find")
+    if isinstance(part, Number) and any(number(text or "") is None for text in texts):
+        raise refusal(f"column {column}", "a number", repr(texts)[:80], "correct the row, or column_find")
+    return texts
+
+
+def worth(part: Text, completion: str, target: Any) -> float:
+    """The value of an answer.
+
+    Args:
+        part: what is checked.
+        completion: the answer.
+        target: of `wanted`.
+    """
+    text = found(part.find, completion)
+    if text is None:
+        return 0.0
+    if isinstance(part, Regex):
+        return float(bool((re.fullmatch if part.whole else re.search)(part.pattern, text)))
+    if isinstance(part, Json):
+        return json_worth(part, text, target)
+    return max(_compared(part, text, option) for option in target)
+
+
+def _compared(part: Exact | Fuzzy | Number | Mathematics, text: str, target: str) -> float:
+    if isinstance(part, Exact):
+        return float(normal(text, part.case, part.punctuation) == normal(target, part.case, part.punctuation))
+    if isinstance(part, Fuzzy):
+        similar = similarity(normal(text, False, True), normal(target, False, True), part.unit)
+        return similar if part.at_least is None else float(similar >= part.at_least)
+    if isinstance(part, Number):
+        said, right = number(text), number(target)
+        return float(said is not None and right is not None and abs(said - right) <= abs(right) * Fraction(part.tolerance))
+    from sparring.envs.rubrics.mathematics import equal
+
+    return float(equal(text, target, part.tolerance_digits))
+
+
+def normal(text: str, case: bool, punctuation: bool) -> str:
+    """A text without what does not count: spacing is one blank; case and ASCII punctuation go unless they count."""
+    if not punctuation:
+        text = text.translate(str.maketrans("", "", string.punctuation))
+    text = " ".join(text.split())
+    return text if case else text.casefold()
+
+
+def similarity(a: str, b: str, unit: str = "characters") -> float:
+    """2 L / (m + n), where L is the length of the longest common subsequence of m and n characters or words: 1 for equal texts, 0
+    for texts that share nothing. Two empty texts are equal."""
+    left: Sequence[str] = a.split() if unit == "words" else a
+    right: Sequence[str] = b.split() if unit == "words" else b
+    if not left and not right:
+        return 1.0
+    return 2 * common_subsequence(left, right) / (len(left) + len(right))
+
+
+def common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
+    """Length of the longest common subsequence, a row of the table as the bits of one number (H. Hyyrö, "Bit-parallel LCS-length
+    computation revisited", 2004): with M the places of b's next element in a, V <- (V + (V & M)) | (V & ~M), and the zeros of V
+    count."""
+    places: dict[str, int] = {}
+    for index, element in enumerate(a):
+        places[element] = places.get(element, 0) | 1 << index
+    full = (1 << len(a)) - 1
+    row = full
+    for element in b:
+        match = row & places.get(element, 0)
+        row = ((row + match) | (row - match)) & full
+    return len(a) - row.bit_count()
+
+
+def number(text: str) -> Fraction | None:
+    """The last number of a text, exactly: `1,234.5`, `-3`, `6.02e23`, `3/4`. None where there is none."""
+    matches = [match[0] for match in _NUMBER.finditer(text)]
+    if not matches:
+        return None
+    decimal, _, divisor = re.sub("[,$€£ ]", "", matches[-1]).replace("−", "-").partition("/")
+    value = Decimal(decimal)
+    if abs(value.adjusted()) > LONGEST_EXPONENT or (divisor and not int(divisor)):
+        return None
+    return Fraction(value) / int(divisor or 1)
+
+
+def json_worth(part: Json, text: str, target: Any) -> float:
+    """0 for what is no JSON, repeats a name of an object or is not of the schema; else the share of fields that are equal, or 1
+    only where all are. Equal as JSON: 1 and 1.0 are, 1 and true are not."""
+    try:
+        value = json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return 0.0
+    if part.schema:
+        import jsonschema
+
+        if not jsonschema.validators.validator_for(part.schema)(part.schema).is_valid(value):
+            return 0.0
+    if target is None:
+        return 1.0
+    right = [_same(_at(value, path), inner) for path, inner in target]
+    return sum(right) / len(right) if part.partial else float(all(right))
+
+
+def _fields(part: Json, value: Any) -> list[tuple[str, Any]]:
+    """(path, value) of each field to compare."""
+    where, given = f"column {part.column}", value
+    if isinstance(value, str):
+        with boundary(BadInput, where, "JSON", "correct the row"):
+            value = json.loads(value)
+    if not isinstance(value, dict) or not value:
+        raise refusal(where, "an object with fields", repr(given)[:80], "correct the row")
+    targets = [(path, _at(value, path)) for path in part.fields or tuple(value)]
+    missing = [path for path, target in targets if target is _NOTHING]
+    if missing:
+        raise refusal(where, f"a field {missing[0]!r}", ", ".join(value), "correct the row, or the part's fields")
+    return targets
+
+
+_NOTHING = object()
+
+
+def _at(value: Any, path: str) -> Any:
+    """The field of this name, else the one that `a.b` leads to."""
+    for name in (path,) if isinstance(value, dict) and path in value else path.split("."):
+        if not isinstance(value, dict) or name not in value:
+            return _NOTHING
+        value = value[name]
+    return value
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equality of JSON values; Python's would take true for 1."""
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return a == b
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("a name twice")
+    return value
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")

@@ -1,0 +1,116 @@
+"""`Workers`: texts are checked in processes of their own, because a check by expression or algebra system may never end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from sparring.envs.rubrics.text import Text
+from sparring.errors import JudgeError
+
+MOST = 4
+"""Processes, where there are as many CPUs."""
+
+WALL_S = 60.0
+"""Wall clock after which a check, whatever its limit of processor time, is given up: its process hangs."""
+
+
+class Workers:
+    """Processes that start when they are first needed and end with this one.
+
+    Args:
+        count: how many; 0: as many as CPUs, at most `MOST`.
+        wall_s: wall clock of one check, on top of its limit of processor time.
+    """
+
+    def __init__(self, count: int = 0, *, wall_s: float = WALL_S) -> None:
+        self._wall_s = wall_s
+        most = count or min(MOST, len(os.sched_getaffinity(0)))
+        self._threads = ThreadPoolExecutor(most, thread_name_prefix="check")
+        self._own = threading.local()  # each thread has one process
+
+    async def worth(self, part: Text, completion: str, target: Any) -> float:
+        """`text.worth` under the part's limit: 0 for an answer whose check takes too much time or memory.
+
+        Raises:
+            JudgeError: the check failed for another reason, or its process hangs or was killed.
+        """
+        request = {"part": msgspec.to_builtins(part), "completion": completion, "target": target}
+        line = json.dumps(request).encode() + b"\n"
+        wall_s = part.time_limit_s + self._wall_s
+        answer = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, line, wall_s)
+        if "error" in answer:
+            raise JudgeError(answer["error"])
+        return answer["value"]
+
+    def _ask(self, line: bytes, wall_s: float) -> dict[str, Any]:
+        """On a thread of its own process."""
+        process = getattr(self._own, "process", None)
+        if process is None or process.ended:
+            process = self._own.process = _Process()
+        answer = process.answer(line, wall_s)
+        if answer is not None:
+            return json.loads(answer)
+        hangs, status = not process.ended, process.end()
+        if status == -signal.SIGVTALRM:
+            return {"value": 0.0}
+        why = f"no answer after {wall_s:g} s" if hangs else f"its process ended with status {status}"
+        return {"error": f"check: expected a value, got {why}; see its messages above"}
+
+
+class _Process:
+    """One process; it ends with the last reference to it, at the latest with its input."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "sparring.envs.rubrics.worker"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        self._over = False
+
+    def __del__(self) -> None:
+        self.end()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it answers no more."""
+        return self._over
+
+    def answer(self, line: bytes, wall_s: float) -> bytes | None:
+        """Its answer to a line; None where it ended or hangs."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+        answer = b""
+        try:
+            stdin.write(line)
+            while not answer.endswith(b"\n"):
+                if not select.select([stdout], [], [], wall_s)[0]:
+                    return None
+                piece = os.read(stdout.fileno(), 1 << 16)
+                if not piece:
+                    self._over = True
+                    return None
+                answer += piece
+        except BrokenPipeError:
+            self._over = True
+            return None
+        return answer
+
+    def end(self) -> int:
+        """Kill it, if it still runs; its status."""
+        if not self._over:
+            self._process.kill()
+            self._over = True
+        status = self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+        return status

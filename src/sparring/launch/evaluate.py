@@ -1,0 +1,223 @@
+"""`sparring eval`: what is evaluated, where its record lies, and what comes out."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from sparring.config import RunConfig, dump, resolve
+from sparring.engine.config import EngineConfig
+from sparring.envs.rubrics.config import Function
+from sparring.errors import refusal
+from sparring.launch.block import block
+from sparring.launch.run import CONFIG, opened
+from sparring.model.config import ModelConfig, ServedConfig
+from sparring.observe.config import ObserveConfig
+from sparring.observe.evaluation import Evaluation, compare, verdict
+from sparring.observe.results import RESULT, Compared, Evaluated, Results, read_result, write_results
+from sparring.stages.config import EvalConfig, RlConfig, RunSection
+from sparring.stages.context import POLICY, Context
+from sparring.stages.rewarded import OWN
+
+REWARD_MODEL = "own_reward_model"
+"""What the reward model of the run is called in the recipe of an evaluation."""
+
+CONTENT = (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt")
+"""Endings of the files that decide what a checkpoint says."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """What is evaluated: the weights of a folder, or what answers at an endpoint, of which the folder has the tokenizer."""
+
+    name: str
+    folder: Path
+    endpoint: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gate:
+    """A figure (success, reward, pass@k, pass^k; "" is success, or reward where a world knows none) may fall by `margin`."""
+
+    margin: float
+    figure: str = ""
+
+
+def evaluate_subjects(config: RunConfig, subjects: Sequence[Subject | Path], gate: Gate | None = None) -> Results:
+    """Evaluate each subject, and compare each with the first. A path is an earlier result file, which is read.
+
+    Every evaluation has a folder of its own under `<run.directory>/<run.name>/evaluations`, whose name hangs on all that decides
+    what is sampled. What is recorded there is not run again.
+
+    Raises:
+        BadInput: a subject, the recipe or the gate is refused.
+        EvaluationFailed: infrastructure or judge broke too many rollouts.
+    """
+    config = resolve(config)
+    known = {index: read_result(path) for index, path in enumerate(subjects) if isinstance(path, Path)}
+    if gate is not None and len(subjects) < 2:
+        do = "name the baseline first, then the other"
+        raise refusal("--gate", "a baseline and what is held against it", "one subject", do)
+    evaluations = []
+    for index, subject in enumerate(subjects):
+        evaluations.append(known[index] if isinstance(subject, Path) else block(_evaluated(config, subject)))
+    comparisons = [compared(evaluations[0], other, gate) for other in evaluations[1:]]
+    return Results(evaluations=tuple(evaluations), comparisons=tuple(comparisons))
+
+
+def compared(before: Evaluated, after: Evaluated, gate: Gate | None = None) -> Compared:
+    """The comparison of two evaluations.
+
+    Raises:
+        BadInput: they are not of the same tasks, or have no figure of the gate's name.
+    """
+    found = compare(before.evaluation, after.evaluation)
+    if gate is None:
+        return Compared(before=before.name, after=after.name, comparison=found)
+    figure = gate.figure or ("success" if "success" in found.changes else "reward")
+    if figure not in found.changes:
+        raise refusal("--figure", f"one of {', '.join(found.changes)}", figure, "name one of these, or raise --samples and --k")
+    says = verdict(found.changes[figure], gate.margin)
+    return Compared(
+        before=before.name, after=after.name, comparison=found, figure=figure, margin=gate.margin, verdict=says
+    )
+
+
+def check_writable(path: Path) -> None:
+    """Prove that a result file can be written, before hours of work for it.
+
+    Raises:
+        BadInput: it cannot.
+    """
+    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise refusal(str(path), "a file in a folder that can be written", "none", "choose another")
+
+
+def evaluation_folder(config: RunConfig, subject: Subject) -> Path:
+    """Where the record of an evaluation lies: named by the subject and by a digest of what decides what is sampled."""
+    told = _recipe(config, subject, "", "")
+    run = RunSection(name="-", seed=told.run.seed, device=told.run.device)
+    settings = msgspec.to_builtins(msgspec.structs.replace(told, run=run, observe=ObserveConfig()))
+    found = xxhash.xxh3_64(msgspec.json.encode(settings, order="sorted"))
+    for path in _deciding(config, subject):
+        found.update(path.name.encode())
+        with path.open("rb") as file:
+            while part := file.read(1 << 24):
+                found.update(part)
+    slug = re.sub(r"[^A-Za-z0-9.]+", "-", subject.name).strip("-.")[-48:]
+    return Path(config.run.directory) / config.run.name / "evaluations" / f"{slug}-{found.hexdigest()[:10]}"
+
+
+async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
+    from sparring.rollout.evaluate import EvalPlan
+    from sparring.sandbox.check import check_sandbox
+    from sparring.stages.check import check_directory
+    from sparring.stages.eval import evaluate_folder, held_out
+    from sparring.stages.judged import check_judges
+
+    check_directory(Path(config.run.directory))
+    folder = evaluation_folder(config, subject)
+    recipe = resolve(_recipe(config, subject, str(folder.parent), folder.name))
+    _write_recipe(folder, recipe)
+    async with opened(recipe) as context:
+        context = dataclasses.replace(context, config=msgspec.structs.replace(recipe, eval=config.eval))
+        tasks = held_out(context, config.eval.tasks)
+        if tasks[0].box is not None:
+            check_sandbox(config.sandbox)
+        await check_judges(context)
+        plan = EvalPlan(tasks=tasks, run_seed=config.run.seed, samples=config.eval.samples)
+        evaluation = await evaluate_folder(context, str(subject.folder), plan)
+        result = _told(context, subject, evaluation, folder)
+        write_results(Results(evaluations=(result,)), folder / RESULT)
+        return result
+
+
+def _told(context: Context, subject: Subject, evaluation: Evaluation, folder: Path) -> Evaluated:
+    config = context.config
+    return Evaluated(
+        name=subject.name,
+        folder=str(folder),
+        environment=context.factory.name,
+        seed=config.run.seed,
+        temperature=config.rollout.temperature,
+        evaluation=evaluation,
+    )
+
+
+def _write_recipe(folder: Path, recipe: RunConfig) -> None:
+    """What was evaluated and how, beside the record; the digest in the folder's name says that it is no other."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / CONFIG).write_text(dump(recipe), encoding="utf-8")
+    except OSError as error:
+        raise refusal(str(folder), "a folder that can be made", error.strerror or str(error), "choose another --name") from error
+
+
+def _recipe(config: RunConfig, subject: Subject, directory: str, name: str) -> RunConfig:
+    """Those parts of a recipe that an evaluation reads, and nothing that only says how much of it is done or told."""
+    served = _served(config.engine, subject.endpoint) if subject.endpoint else None
+    spec = msgspec.structs.replace(config.models[POLICY], path=str(subject.folder), init=None, lora=None, served=served)
+    run = config.run
+    return RunConfig(
+        run=RunSection(
+            name=name or "-", directory=directory, seed=run.seed, stages=("eval",), device=run.device, threads=run.threads
+        ),
+        models={**config.models, **_reward_model(config), POLICY: spec},
+        env=config.env,
+        sandbox=config.sandbox,
+        engine=config.engine,
+        engines=config.engines,
+        rollout=config.rollout,
+        rl=_rewards(config),
+        eval=EvalConfig(tasks=config.eval.tasks),
+        observe=ObserveConfig(sinks=(), progress=config.observe.progress, lines_every_s=config.observe.lines_every_s),
+    )
+
+
+def _rewards(config: RunConfig) -> RlConfig:
+    """The reward model that scores, where the recipe has one: that of the run under a name of its own."""
+    name = REWARD_MODEL if config.rl.reward_model == OWN else config.rl.reward_model
+    return RlConfig(reward_model=name, reward_weight=config.rl.reward_weight)
+
+
+def _reward_model(config: RunConfig) -> dict[str, ModelConfig]:
+    """What the run's own stage made, as a model, where it scores.
+
+    Raises:
+        BadInput: it has not made it.
+    """
+    if config.rl.reward_model != OWN:
+        return {}
+    folder = Path(config.run.directory) / config.run.name / OWN / "model"
+    if not folder.is_dir():
+        do = "run the recipe first, or name a model: --set rl.reward_model=NAME"
+        raise refusal("rl.reward_model", f"what the stage {OWN} writes, {folder}", "nothing", do)
+    return {REWARD_MODEL: msgspec.structs.replace(config.models[POLICY], path=str(folder), init=None, lora=None)}
+
+
+def _served(engine: EngineConfig, url: str) -> ServedConfig:
+    """Who answers at an endpoint: OpenAI's completions where the address ends in /v1, else `sparring serve`."""
+    kind = "openai" if url.rstrip("/").endswith("/v1") else "remote"
+    return ServedConfig(kind=kind, url=url, api_key_env=engine.api_key_env, served_model=engine.served_model)
+
+
+def _deciding(config: RunConfig, subject: Subject) -> list[Path]:
+    """The files that decide what is sampled and scored: of the checkpoint and what it adapts, of the run's reward model, and of
+    the environment."""
+    from sparring.model.hub import base_folder
+
+    folders = dict.fromkeys((subject.folder, base_folder(subject.folder)))
+    folders |= {Path(str(spec.path)): None for spec in _reward_model(config).values()}
+    files = [file for folder in folders for file in sorted(folder.iterdir()) if file.suffix in CONTENT]
+    env = config.env
+    functions = [part.function for part in env.rubric.values() if isinstance(part, Function)]
+    sources = [name.rpartition(":")[0] for name in (env.name, env.reward, *functions)]
+    named = [Path(part) for part in (*sources, env.data, env.eval_data) if part]
+    return files + [path for path in named if path.is_file()]

@@ -1,0 +1,157 @@
+"""How far a model's distributions are from a teacher's, in chunks of rows: no [M, V] of a whole micro-batch exists at once.
+
+M rows, D width of the model, E of the teacher, V vocabulary, K likeliest tokens of a row, O outcomes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from sparring.protocols import Divergence
+
+CHUNK_ROWS = 256
+"""Of each, some [rows, V] exist at once: of the model, of the teacher, and what stands between them."""
+
+LEAST_REST = 2.0**-24
+"""Least probability of all that is not among a teacher's likeliest tokens: below, float32 log-probabilities cannot tell."""
+
+
+class Head(Protocol):
+    """What makes logits [M, V] of a model's output [M, D]; a `CausalModel` does."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+
+def from_teacher(
+    model: Head,
+    hidden: torch.Tensor,
+    temperature: torch.Tensor,
+    teacher: Head,
+    teacher_hidden: torch.Tensor,
+    form: Divergence,
+) -> torch.Tensor:
+    """Over the vocabulary: between softmax(logits / temperature) of the model and of `teacher`.
+
+    Where the two heads have different numbers of rows (padding of one tokenizer's vocabulary), both distributions are over the
+    ids that both have.
+
+    Args:
+        model: whose head is applied to `hidden`.
+        hidden: [M, D].
+        temperature: [M] float32, above 0.
+        teacher: whose head is applied to `teacher_hidden`.
+        teacher_hidden: [M, E], without gradient.
+        form: what is computed.
+
+    Returns:
+        [M], with gradient for the model.
+    """
+
+    def chunk(rows: torch.Tensor, theirs: torch.Tensor, heat: torch.Tensor) -> torch.Tensor:
+        ours, given = model.logits(rows), teacher.logits(theirs)
+        shared = min(ours.shape[1], given.shape[1])
+        log_q, log_p = ((logits[:, :shared] / heat[:, None]).log_softmax(1) for logits in (ours, given))
+        return between(log_p.detach(), log_q, form)
+
+    return _in_chunks(chunk, hidden, teacher_hidden, temperature)
+
+
+def from_tops(
+    model: Head, hidden: torch.Tensor, temperature: torch.Tensor, tops: tuple[torch.Tensor, torch.Tensor], form: Divergence
+) -> torch.Tensor:
+    """Over a teacher's likeliest tokens and, as one outcome more, all the others together. See `outcomes`.
+
+    Args:
+        model: whose head is applied to `hidden`.
+        hidden: [M, D].
+        temperature: [M] float32, above 0; the teacher's log-probabilities are of the same.
+        tops: ids [M, K] int64 and log-probabilities [M, K], -1 and minus infinity where there are fewer.
+        form: what is computed.
+
+    Returns:
+        [M], with gradient; 0 in a row without a token.
+    """
+
+    def chunk(rows: torch.Tensor, ids: torch.Tensor, logprobs: torch.Tensor, heat: torch.Tensor) -> torch.Tensor:
+        log_p, log_q = outcomes(model.logits(rows) / heat[:, None], ids, logprobs)
+        return between(log_p, log_q, form)
+
+    return _in_chunks(chunk, hidden, *tops, temperature)
+
+
+def outcomes(logits: torch.Tensor, ids: torch.Tensor, logprobs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A teacher's and the model's log-probabilities of K tokens and of the rest, which is one outcome.
+
+    Merging outcomes never raises an f-divergence (log-sum inequality: Cover and Thomas, Elements of Information Theory, theorem
+    2.7.1), so what is found is a lower bound of the divergence over the vocabulary, equal to it where K = V; and unlike the
+    top K alone, renormalised, it is 0 only where the model agrees about the rest, too (the bias of that: arXiv 2503.16870,
+    section 3).
+
+    Args:
+        logits: [M, V], divided by the temperature.
+        ids: [M, K] int64; -1, or one that the model does not have, belongs to the rest.
+        logprobs: [M, K], the teacher's.
+
+    Returns:
+        log p [M, K + 1] and log q [M, K + 1], minus infinity where there is no outcome.
+    """
+    there = (ids >= 0) & (ids < logits.shape[1])
+    asked = there.any(1)
+    log_z = logits.logsumexp(1, keepdim=True)
+    nothing = torch.full_like(log_z, -math.inf)
+    log_q = torch.where(there, logits.gather(1, ids.where(there, 0)) - log_z, nothing)
+    log_p = torch.where(there, logprobs.to(logits.dtype), nothing)
+    taken = logits.new_zeros(len(logits), logits.shape[1] + 1, dtype=torch.bool)
+    taken = taken.scatter(1, ids.where(there, logits.shape[1]), True)[:, :-1]
+    some = (asked & ~taken.all(1))[:, None]
+    # where nothing is left, something finite goes through logsumexp, whose gradient there would be no number
+    rest = torch.where(some, logits.masked_fill(taken & some, -math.inf).logsumexp(1, keepdim=True) - log_z, nothing)
+    given = (1.0 - log_p.exp().sum(1, keepdim=True)).clamp(min=LEAST_REST).log()
+    return torch.cat((log_p, torch.where(some, given, nothing)), 1), torch.cat((log_q, rest), 1)
+
+
+def between(log_p: torch.Tensor, log_q: torch.Tensor, form: Divergence) -> torch.Tensor:
+    """Divergence of two distributions over the same outcomes; 0 log 0 is 0.
+
+        forward         KL(p || q) = sum p (log p - log q)
+        reverse         KL(q || p)
+        jensen_shannon  beta KL(p || m) + (1 - beta) KL(q || m), m = beta p + (1 - beta) q     (GKD, arXiv 2306.13649, section 2)
+
+    Args:
+        log_p: [M, O], the teacher's.
+        log_q: [M, O], the model's.
+        form: which, and beta.
+
+    Returns:
+        [M], with gradient for log_q.
+    """
+    if form.kind == "forward":
+        return _kl(log_p, log_q)
+    if form.kind == "reverse":
+        return _kl(log_q, log_p)
+    there = log_q > -math.inf  # merged from the same ids, so that both have the same outcomes
+    p, q = (torch.where(there, values, 0.0) for values in (log_p, log_q))
+    log_m = torch.where(there, torch.logaddexp(p + math.log(form.beta), q + math.log1p(-form.beta)), -math.inf)
+    return form.beta * _kl(log_p, log_m) + (1.0 - form.beta) * _kl(log_q, log_m)
+
+
+def _kl(log_a: torch.Tensor, log_b: torch.Tensor) -> torch.Tensor:
+    """KL(a || b) [M]. What has no probability under `a` adds nothing, whatever `b` says."""
+    there = log_a > -math.inf
+    a, b = (torch.where(there, values, 0.0) for values in (log_a, log_b))
+    return torch.where(there, a.exp() * (a - b), 0.0).sum(1)
+
+
+def _in_chunks(chunk: Callable[..., torch.Tensor], *columns: torch.Tensor) -> torch.Tensor:
+    """`chunk` of some rows after the other; where there are gradients, computed again for them."""
+    again = torch.is_grad_enabled()
+    parts = [
+        checkpoint(chunk, *rows, use_reentrant=False) if again else chunk(*rows)
+        for rows in zip(*(column.split(CHUNK_ROWS) for column in columns), strict=True)
+    ]
+    return torch.cat(parts)

@@ -1,0 +1,184 @@
+"""The result of an evaluation as plain numbers, and what two of them say about each other. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sparring.errors import refusal
+from sparring.observe.statistics import (
+    Estimate,
+    mean,
+    paired_difference,
+    paired_mean_difference,
+    pass_at_k,
+    pass_hat_k,
+    rate,
+)
+
+Verdict = Literal["held", "regressed", "undecided"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskResult:
+    """What came of one task's samples. Those that infrastructure or judge broke say nothing about the policy and stand nowhere.
+
+    Attributes:
+        digest: of what was asked, so that only equal tasks are compared.
+        tag: the mixture component.
+        rewards: of the scored samples, by sample.
+        solved: the same for samples of a world that knows success.
+    """
+
+    digest: str
+    tag: str = ""
+    rewards: tuple[float, ...] = ()
+    solved: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lost:
+    """A rollout that infrastructure or judge broke: which, on which task, and how."""
+
+    rollout: str
+    task: str
+    failure: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """What an evaluation found. Every task counts the same, however many of its samples were scored.
+
+    Attributes:
+        success: the share of samples that solve their task (pass@1).
+        reward: their mean reward.
+        pass_at: pass@k by k, over the tasks with at least k scored samples.
+        pass_hat: pass^k, likewise.
+        by_tag: `success` by `Task.tag`.
+        samples: per task that were asked for.
+        rollouts: that were run, broken ones included.
+        lost: those of them that say nothing about the policy.
+        mean_turns: model turns per scored rollout, None where there is none.
+        mean_turns_successful: the same over successful ones.
+        outcomes: how many rollouts ended how, as `kind/reason`.
+        versions: lowest and highest weight version that sampled a token, None where nothing was sampled.
+        tasks: by id.
+    """
+
+    success: Estimate
+    reward: Estimate
+    pass_at: Mapping[str, Estimate] = field(default_factory=dict)
+    pass_hat: Mapping[str, Estimate] = field(default_factory=dict)
+    by_tag: Mapping[str, Estimate] = field(default_factory=dict)
+    samples: int = 1
+    rollouts: int = 0
+    lost: tuple[Lost, ...] = ()
+    mean_turns: float | None = None
+    mean_turns_successful: float | None = None
+    outcomes: Mapping[str, int] = field(default_factory=dict)
+    versions: tuple[int, int] | None = None
+    tasks: Mapping[str, TaskResult] = field(default_factory=dict)
+
+    @property
+    def lost_share(self) -> float:
+        """The share of rollouts that say nothing about the policy."""
+        return len(self.lost) / self.rollouts if self.rollouts else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """What changed from one evaluation to another over the tasks that both scored.
+
+    Attributes:
+        tasks: how many those are.
+        left_out: ids of the tasks that only one of the two scored.
+        changes: by figure (success, reward, pass@k, pass^k): the second's less the first's, with its interval.
+    """
+
+    tasks: int
+    left_out: tuple[str, ...] = ()
+    changes: Mapping[str, Estimate] = field(default_factory=dict)
+
+
+def success_rate(tasks: Sequence[TaskResult]) -> Estimate:
+    """The share of samples that solve their task, over tasks."""
+    known = [task for task in tasks if task.solved]
+    return rate([_solved(task) for task in known], sum(len(task.solved) for task in known))
+
+
+def mean_reward(tasks: Sequence[TaskResult]) -> Estimate:
+    """The mean reward, over tasks."""
+    return mean([_reward(task) for task in tasks if task.rewards])
+
+
+def passes(tasks: Sequence[TaskResult], k: int, one: Callable[[int, int, int], float]) -> Estimate:
+    """pass@k or pass^k over the tasks with at least `k` scored samples.
+
+    Args:
+        tasks: all of them.
+        k: samples at a time.
+        one: `pass_at_k` or `pass_hat_k`.
+    """
+    known = [task for task in tasks if len(task.solved) >= k]
+    values = [one(len(task.solved), sum(task.solved), k) for task in known]
+    return rate(values, sum(len(task.solved) / k for task in known))
+
+
+def compare(before: Evaluation, after: Evaluation) -> Comparison:
+    """What changed, in pairs: by task, so that what makes a task hard for both is no noise (Miller 2024, section 4.2).
+
+    Raises:
+        BadInput: they asked different questions, or none in common was scored.
+    """
+    for name in before.tasks.keys() & after.tasks.keys():
+        if before.tasks[name].digest != after.tasks[name].digest:
+            do = "evaluate both on one recipe, with one run.seed"
+            raise refusal("comparison", "two evaluations of the same tasks", f"two different tasks called {name}", do)
+    changes: dict[str, Estimate] = {}
+    solved, rewards = _both(before, after, _solved), _both(before, after, _reward)
+    if solved[0]:
+        changes["success"] = paired_difference(*solved)
+    if rewards[0]:
+        changes["reward"] = paired_mean_difference(*rewards)
+    for sign, one, found in (("@", pass_at_k, before.pass_at), ("^", pass_hat_k, before.pass_hat)):
+        for k in sorted(map(int, found)):
+            pair = _both(before, after, lambda task, one=one, k=k: _passes(task, k, one))
+            if pair[0]:
+                changes[f"pass{sign}{k}"] = paired_difference(*pair)
+    scored = [{name for name, task in one.tasks.items() if task.rewards} for one in (before, after)]
+    if not changes:
+        got = f"none among {len(scored[0])} and {len(scored[1])} scored ones"
+        raise refusal("comparison", "tasks that both evaluations scored", got, "evaluate both on one recipe, with one run.seed")
+    return Comparison(tasks=len(scored[0] & scored[1]), left_out=tuple(sorted(scored[0] ^ scored[1])), changes=changes)
+
+
+def verdict(change: Estimate, margin: float) -> Verdict:
+    """Whether a figure held, or fell by more than `margin`: what its whole 95 % interval says; undecided where that is on both
+    sides of -margin."""
+    if change.interval is None:
+        return "undecided"
+    low, high = change.interval
+    return "held" if low >= -margin else "regressed" if high < -margin else "undecided"
+
+
+def _both(
+    before: Evaluation, after: Evaluation, figure: Callable[[TaskResult], float | None]
+) -> tuple[list[float], list[float]]:
+    """A figure of every task that has it in both, in one order."""
+    names = sorted(before.tasks.keys() & after.tasks.keys())
+    pairs = [(figure(before.tasks[name]), figure(after.tasks[name])) for name in names]
+    known = [(b, a) for b, a in pairs if b is not None and a is not None]
+    return [b for b, _ in known], [a for _, a in known]
+
+
+def _solved(task: TaskResult) -> float | None:
+    return sum(task.solved) / len(task.solved) if task.solved else None
+
+
+def _reward(task: TaskResult) -> float | None:
+    return sum(task.rewards) / len(task.rewards) if task.rewards else None
+
+
+def _passes(task: TaskResult, k: int, one: Callable[[int, int, int], float]) -> float | None:
+    return one(len(task.solved), sum(task.solved), k) if len(task.solved) >= k else None

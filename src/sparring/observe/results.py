@@ -1,0 +1,72 @@
+"""The file that results of evaluations are written into and read from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from sparring.errors import refusal
+from sparring.observe.evaluation import Comparison, Evaluation, Verdict
+
+RESULT = "evaluation.json"
+"""Its name in the folder of an evaluation."""
+
+
+class Evaluated(msgspec.Struct, frozen=True, kw_only=True):
+    """An evaluation with what it is of: as written into `evaluation.json`. `folder` has its record."""
+
+    name: str
+    folder: str = ""
+    environment: str
+    seed: int
+    temperature: float
+    evaluation: Evaluation
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """What changed from `before` to `after`, and what the gate says to it."""
+
+    before: str
+    after: str
+    comparison: Comparison
+    figure: str | None = None
+    margin: float | None = None
+    verdict: Verdict | None = None
+
+
+class Results(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of a result file."""
+
+    evaluations: tuple[Evaluated, ...]
+    comparisons: tuple[Compared, ...] = ()
+
+
+def read_result(path: Path) -> Evaluated:
+    """The one evaluation of a result file.
+
+    Raises:
+        BadInput: it cannot be read, is no such file, or has several.
+    """
+    try:
+        results = msgspec.json.decode(path.read_bytes(), type=Results)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise refusal(str(path), f"a result file of sparring eval, such as {RESULT}", str(error), "check the path") from error
+    if len(results.evaluations) != 1:
+        got = f"{len(results.evaluations)} of them"
+        raise refusal(str(path), "one evaluation", got, f"take the {RESULT} in the folder of the one that you mean")
+    return results.evaluations[0]
+
+
+def write_results(results: Results, path: Path) -> None:
+    """Write a result file, whole or not at all.
+
+    Raises:
+        BadInput: the path cannot be written.
+    """
+    draft = path.with_name(path.name + ".part")
+    try:
+        draft.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
+        draft.replace(path)
+    except OSError as error:
+        raise refusal(str(path), "a file that can be written", error.strerror or str(error), "choose another") from error

@@ -1,0 +1,45 @@
+"""A reward model scores what the policy said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sparring.protocols import Worth
+from sparring.types import Rollout, Score, Task
+
+PART = "reward_model"
+"""The name of its part of a score."""
+
+
+class RewardScorer:
+    """Implements `Scorer`: adds what a reward model says of the whole conversation, in the very tokens that were sampled, to the
+    reward of the world; a world without one leaves it to the model alone.
+
+    A conversation is the last branch of the rollout's first role. The model is asked once for a whole group.
+
+    Args:
+        model: what says it; its tokenizer is the policy's.
+        weight: what its rewards are multiplied with.
+    """
+
+    def __init__(self, model: Worth, *, weight: float = 1.0) -> None:
+        self._model, self._weight = model, weight
+
+    async def score(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> list[Score]:
+        """The scores with the part `reward_model`, before the weight.
+
+        Raises:
+            EngineError: the model failed.
+        """
+        texts = [_text(rollout) for rollout in rollouts]
+        found = await self._model.worth(texts)
+        return [
+            replace(score, reward=(score.reward or 0.0) + self._weight * value, parts={**score.parts, PART: value})
+            for score, value in zip(scores, found, strict=True)
+        ]
+
+
+def _text(rollout: Rollout) -> tuple[int, ...]:
+    branches = list(rollout.trajectories[0].branches())
+    return tuple(token for segment in branches[-1] for token in segment.tokens)

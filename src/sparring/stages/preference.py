@@ -1,0 +1,128 @@
+"""The policy learns from replies that somebody compared or labelled: DPO and its relatives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from sparring.algo.loss.preference.config import WITHOUT_REFERENCE, KtoConfig
+from sparring.batch.preference import CHOSEN, PAIR_SHARE, REJECTED, mismatched, preference_batch, reply
+from sparring.errors import refusal
+from sparring.protocols import Renderer, Trainer, TrainPlan
+from sparring.stages.compared import apart, given_preferences, in_words, rate, rendered_reply
+from sparring.stages.context import POLICY, Context
+from sparring.stages.lora import trained_folder
+from sparring.stages.shape import folder_shape
+from sparring.stages.supervised import supervise
+from sparring.tasks.preferences import Preference
+from sparring.types import Sample
+
+if TYPE_CHECKING:
+    from sparring.algo.loss.preference.kto import Kto
+    from sparring.algo.loss.preference.pairs import PairLoss
+
+Unit = list[Sample]
+"""A pair; with KTO a labelled reply and its mismatched one."""
+
+SHOWN = {"loss": "loss_preference", "accuracy": "accuracy", "reward_margin": "reward_margin"}
+
+
+async def run(context: Context) -> dict[str, Any]:
+    """Train the stage's input on preferences and write a Hugging Face folder, or an adapter's.
+
+    The reference is the input itself: its log-probabilities are computed once, by the trainer, before it changes.
+
+    Returns:
+        `rows` (of the data that are trained), `tokens_trained`, `loss`, `accuracy` and `reward_margin` of the last step,
+        `held_out` (accuracy with its interval; None where nothing is) and `model`, the folder.
+    """
+    from sparring.algo.loss.imitate import ImitateLoss
+    from sparring.algo.loss.preference.load import load_preference
+    from sparring.stages.export import write_model
+
+    section, seed = context.config.preference, context.config.run.seed
+    source = trained_folder(context, context.input("preference"))
+    trained, held = apart(given_preferences(context), section.held_out, seed, "preference")
+    renderer, longest = context.renderer(source), folder_shape(source).max_positions
+    loss = load_preference(section.loss)
+    losses = [loss, ImitateLoss(scale=section.imitates)] if section.imitates else [loss]
+    plan = TrainPlan(losses=losses, total_steps=section.steps, overrides=section.train)
+    trainer = context.cluster.trainer(POLICY, path=str(source), plan=plan)
+    units, others = (list(_units(context, renderer, rows, longest)) for rows in (trained, held))
+    if isinstance(section.loss, KtoConfig):
+        units = _with_strangers(units, longest, seed)
+    if not isinstance(section.loss, WITHOUT_REFERENCE):
+        units, others = await _referred(trainer, units), await _referred(trainer, others)
+    totals = await supervise(
+        context,
+        "preference",
+        trainer,
+        units,
+        lambda chosen, step: preference_batch([row for unit in chosen for row in unit], step=step, model=POLICY),
+        SHOWN,
+    )
+    found = await _judged(trainer, loss, others) if others else None
+    if found is not None:
+        context.sink.event("preference", in_words(found, "replies are on the right side"))
+    await write_model(trainer, source, context.output("preference"))
+    return {"rows": len(trained), "held_out": found, "model": str(context.output("preference")), **totals}
+
+
+def _units(context: Context, renderer: Renderer, rows: Sequence[Preference], longest: int) -> Iterator[Unit]:
+    """Pairs; with KTO each reply alone."""
+    section, tools = context.config.preference, context.factory.make().tools
+    single = isinstance(section.loss, KtoConfig)
+    for row in rows:
+        unit = []
+        for label, said in ((CHOSEN, row.chosen), (REJECTED, row.rejected)):
+            if said is None:
+                continue
+            tokens, ours = rendered_reply(renderer, tools, row.where, row.prompt, said, longest)
+            id = f"{row.where} {'chosen' if label == CHOSEN else 'rejected'}"
+            imitate = label == CHOSEN and section.imitates > 0
+            share = 1.0 if single else PAIR_SHARE
+            unit.append(reply(tokens, ours, id=id, group=row.where, label=label, share=share, imitate=imitate))
+        yield from ([one] for one in unit) if single else [unit]
+
+
+def _with_strangers(units: Sequence[Unit], longest: int, seed: int) -> list[Unit]:
+    """Each reply with a mismatched row: its prompt and the next reply to another one, in an order that the seed decides."""
+    rows = [row for unit in units for row in unit]
+    order = sorted(rows, key=lambda row: xxhash.xxh3_64_intdigest(f"kto/{seed}/{row.id}".encode()))
+    place = {row.id: number for number, row in enumerate(order)}
+    found = []
+    for row in rows:
+        following = (order[(place[row.id] + step) % len(order)] for step in range(1, len(order)))
+        other = next((candidate for candidate in following if _prompt(candidate) != _prompt(row)), None)
+        if other is None:
+            raise refusal("preference.data", "replies to at least two prompts with kto", "one to train on", "add rows")
+        found.append([row, mismatched(row, other, longest)])
+    return found
+
+
+def _prompt(row: Sample) -> tuple[int, ...]:
+    return row.tokens[: next(place for place, weight in enumerate(row.weights["preference"]) if weight)]
+
+
+async def _referred(trainer: Trainer, units: Sequence[Unit]) -> list[Unit]:
+    """The units with what the trainer's model says of them now as the annotation `reference`."""
+    rows = [row for unit in units for row in unit]
+    known = iter(await trainer.forward(rows, frozenset({"logprob"})))
+    return [[replace(row, annotations={"reference": next(known)["logprob"]}) for row in unit] for unit in units]
+
+
+async def _judged(trainer: Trainer, loss: PairLoss | Kto, units: Sequence[Unit]) -> dict[str, float]:
+    """How many pairs are on the right side: the chosen reply is worth more. A single reply is where it is worth more than under
+    the reference when it is wanted, less when it is not."""
+    from sparring.algo.loss.preference.dpo import Dpo
+    from sparring.algo.loss.preference.pairs import PairLoss, rewards_of
+
+    form = loss.form if isinstance(loss, PairLoss) else Dpo(beta=loss.beta)
+    rows = [row for unit in units for row in unit]
+    logprobs = [values["logprob"] for values in await trainer.forward(rows, frozenset({"logprob"}))]
+    rewards = iter(rewards_of(form, rows, logprobs))
+    margins = [sum(next(rewards) * (row.label or 0.0) for row in unit) for unit in units]
+    return {**rate(sum(margin > 0 for margin in margins), len(margins)), "reward_margin": sum(margins) / len(margins)}

@@ -1,0 +1,124 @@
+"""A scalar head learns what a reply is worth from compared ones, or which steps of a solution are right."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from sparring.batch.preference import CHOSEN, REJECTED, labelled_steps, preference_batch, whole_text
+from sparring.errors import refusal
+from sparring.protocols import Loss, Renderer, Trainer, TrainPlan
+from sparring.stages.compared import apart, given_rewards, in_words, rate, rendered_reply
+from sparring.stages.config import BradleyTerryConfig, StepsConfig
+from sparring.stages.context import POLICY, Context
+from sparring.stages.shape import folder_shape
+from sparring.stages.supervised import supervise
+from sparring.tasks.preferences import Preference, Solution
+from sparring.types import Message, Sample
+
+Unit = list[Sample]
+"""A pair, or one solution."""
+
+
+async def run(context: Context) -> dict[str, Any]:
+    """Train a scalar head on the stage's input, and the input with it, and write a Hugging Face folder with one label.
+
+    Returns:
+        `rows` (of the data that are trained), `tokens_trained`, `loss` and `accuracy` of the last step, `held_out` (accuracy
+        with its interval; None where nothing is) and `model`, the folder.
+    """
+    from sparring.stages.export import write_model
+
+    section, seed = context.config.reward_model, context.config.run.seed
+    source = context.input("reward_model")
+    trained, held = apart(given_rewards(context), section.held_out, seed, "reward_model")
+    renderer, longest = context.renderer(source), folder_shape(source).max_positions
+    units, others = ([_unit(context, renderer, row, longest) for row in rows] for rows in (trained, held))
+    loss = _loss(section.loss)
+    plan = TrainPlan(losses=[loss], total_steps=section.steps, overrides=section.train, head="new scalar")
+    trainer = context.cluster.trainer(POLICY, path=str(source), plan=plan)
+    totals = await supervise(
+        context,
+        "reward_model",
+        trainer,
+        units,
+        lambda chosen, step: preference_batch([row for unit in chosen for row in unit], step=step, model=POLICY),
+        {"loss": f"loss_{loss.term}", "accuracy": "accuracy"},
+    )
+    found = await _judged(trainer, others) if others else None
+    if found is not None:
+        context.sink.event("reward_model", in_words(found, "pairs or steps are judged right"))
+    await write_model(trainer, source, context.output("reward_model"))
+    return {"rows": len(trained), "held_out": found, "model": str(context.output("reward_model")), **totals}
+
+
+def step_ends(renderer: Renderer, tokens: Sequence[int], start: int, texts: Sequence[str]) -> list[int]:
+    """By how many of `tokens` each of `texts`, every one beginning with the one before it, has been read. The reply begins at
+    `start`; where a token ends one step and begins the next, the step has been read behind it.
+
+    Raises:
+        BadInput: the tokens say something else.
+    """
+    found = []
+    for text in texts:
+        # lengths would not do: half a character is more signs than the whole one
+        count = bisect_left(range(len(tokens) - start + 1), True, key=partial(_says, renderer, tokens[start:], text))
+        if count > len(tokens) - start:
+            got = repr(renderer.decode(tokens[start:])[:40])
+            raise refusal("steps", repr(text[:40]), got, "write them without blanks around")
+        found.append(start + count)
+    return found
+
+
+def _says(renderer: Renderer, tokens: Sequence[int], text: str, count: int) -> bool:
+    """Whether `text` has been read behind `count` tokens."""
+    return renderer.decode(tokens[:count]).startswith(text)
+
+
+def _loss(config: BradleyTerryConfig | StepsConfig) -> Loss:
+    from sparring.algo.loss.preference.bradley_terry import BradleyTerry
+    from sparring.algo.loss.step_labels import StepLabels
+
+    return BradleyTerry(centre=config.centre) if isinstance(config, BradleyTerryConfig) else StepLabels()
+
+
+def _unit(context: Context, renderer: Renderer, row: Preference | Solution, longest: int) -> Unit:
+    tools = context.factory.make().tools
+    if isinstance(row, Solution):
+        return [_solution(context, renderer, row, longest)]
+    unit = []
+    for label, said in ((CHOSEN, row.chosen), (REJECTED, row.rejected)):
+        assert said is not None, "a pair has two sides"
+        tokens, _ = rendered_reply(renderer, tools, row.where, row.prompt, said, longest)
+        side = "chosen" if label == CHOSEN else "rejected"
+        unit.append(whole_text(tokens, id=f"{row.where} {side}", group=row.where, label=label, margin=row.margin))
+    return unit
+
+
+def _solution(context: Context, renderer: Renderer, row: Solution, longest: int) -> Sample:
+    loss, tools = context.config.reward_model.loss, context.factory.make().tools
+    assert isinstance(loss, StepsConfig), "solutions are read with this loss alone"
+    whole = [loss.separator.join(row.steps[: count + 1]) for count in range(len(row.steps))]
+    said = (Message(role="assistant", content=whole[-1]),)
+    tokens, ours = rendered_reply(renderer, tools, row.where, row.prompt, said, longest)
+    ends = step_ends(renderer, tokens, ours.index(True), whole)
+    labels: Mapping[int, float] = dict(zip(ends, row.labels, strict=True))
+    if len(labels) != len(row.steps):
+        raise refusal(f"{row.where}, steps", "steps that end in different tokens", "two in one", "join them")
+    return labelled_steps(tokens, labels, id=row.where)
+
+
+async def _judged(trainer: Trainer, units: Sequence[Unit]) -> dict[str, float]:
+    """How many pairs are the right way round; of solutions, how many steps are on the label's side of one half."""
+    found = iter(await trainer.forward([row for unit in units for row in unit], frozenset({"value"})))
+    right = []
+    for unit in units:
+        values = [next(found)["value"] for _ in unit]
+        if len(unit) == 2:
+            right.append(values[0][-1] > values[1][-1])
+            continue
+        weights, labels = unit[0].weights["value"], unit[0].annotations["step_label"]
+        right += [(value > 0) == (label > 0.5) for value, label, weight in zip(values[0], labels, weights, strict=True) if weight]
+    return rate(sum(right), len(right))

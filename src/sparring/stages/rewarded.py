@@ -1,0 +1,68 @@
+"""Which reward model scores the rollouts of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from sparring.errors import refusal
+from sparring.model.hub import base_folder, local_folder
+from sparring.protocols import Scorer
+from sparring.rollout.reward_scorer import RewardScorer
+from sparring.stages.context import POLICY, Context
+
+OWN = "reward_model"
+"""The stage whose output `rl.reward_model` may name."""
+
+
+def scorers(context: Context) -> list[Scorer]:
+    """What scores groups beside the world's own score: what the world has for that, then the reward model."""
+    return [scorer for scorer in (context.factory.scorer, reward_scorer(context)) if scorer is not None]
+
+
+def reward_scorer(context: Context) -> Scorer | None:
+    """What `[rl] reward_model` names, served; None where it names nothing."""
+    section = context.config.rl
+    if section.reward_model is None:
+        return None
+    own = section.reward_model == OWN
+    model = context.cluster.worth(POLICY if own else section.reward_model, path=str(_folder(context)))
+    return RewardScorer(model, weight=section.reward_weight)
+
+
+def check_reward_model(context: Context, tokenizer: Path | None) -> list[str]:
+    """`[rl] reward_model` names something that can score the policy's tokens.
+
+    Args:
+        context: the run's.
+        tokenizer: the folder of the policy, None where the run makes one.
+
+    Returns:
+        What was found, one sentence each.
+
+    Raises:
+        BadInput: it does not.
+    """
+    config, name = context.config, context.config.rl.reward_model
+    if "rl" not in config.run.stages or name is None:
+        return []
+    if name == OWN:
+        if OWN not in config.run.stages and context.done(OWN) is None:
+            raise refusal("rl.reward_model", f"a stage {OWN} before rl", str(list(config.run.stages)), "add it, or name a model")
+        return ["rl: the stage reward_model scores rollouts"]
+    if name not in config.models or name == POLICY or config.models[name].path is None:
+        others = ", ".join(n for n, spec in config.models.items() if n != POLICY and spec.path) or "none"
+        raise refusal("rl.reward_model", f"{OWN} or a model with a path ({others})", repr(name), f"add [models.{name}] path")
+    folder, mine = _folder(context) / "tokenizer.json", None if tokenizer is None else base_folder(tokenizer) / "tokenizer.json"
+    if mine is None or not folder.is_file() or folder.read_bytes() != mine.read_bytes():
+        raise refusal(f"models.{name}.path", "the policy's own tokenizer.json", "another or none", "train one from the policy")
+    kinds = json.loads((_folder(context) / "config.json").read_text(encoding="utf-8")).get("architectures") or []
+    if not any("ForSequenceClassification" in kind for kind in kinds):
+        got, do = ", ".join(kinds) or "none", "train one: the stage reward_model writes such a folder"
+        raise refusal(f"models.{name}.path", "a checkpoint with a scalar head (ForSequenceClassification)", got, do)
+    return [f"rl: {_folder(context)} scores rollouts"]
+
+
+def _folder(context: Context) -> Path:
+    name = context.config.rl.reward_model
+    return context.output(OWN) if name == OWN else local_folder(str(context.config.models[str(name)].path))

@@ -1,0 +1,171 @@
+"""The teachers of a run: where they lie, who asks them, and whether they can teach."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sparring.algo.annotate.across import AcrossTokenizers, Tongue
+from sparring.algo.annotate.feedback import sibling_reading
+from sparring.algo.annotate.teacher import Asker, TeacherRows
+from sparring.algo.annotate.watch import Watch
+from sparring.errors import refusal
+from sparring.model.hub import base_folder, local_folder
+from sparring.protocols import Annotator, Engine
+from sparring.render.demonstrate import reply_tokens
+from sparring.render.load import load_renderer
+from sparring.render.tokenizer import load_tokenizer
+from sparring.stages.context import POLICY, Context
+from sparring.stages.shape import context_room, folder_shape
+from sparring.types import Message
+
+
+def annotator(context: Context, watch: Watch, policy: Engine, source: Path) -> Annotator:
+    """Who asks the teachers of `[distill]` about the rows of the policy, which `policy` serves and which began as `source`."""
+    stage = context.config.distill
+    engines: dict[str, Engine] = {}
+    if stage.over != "vocabulary":
+        for name in sorted(set(stage.teachers.values())):
+            engines[name] = policy if name == POLICY else context.cluster.engine(name, path=str(teacher_folder(context, name)))
+    asker = Asker(
+        max_concurrent=stage.max_concurrent_scores, retries=stage.retries, retry_delay_s=stage.retry_delay_s
+    )
+    student, tools = context.renderer(source), context.factory.make().tools
+    if stage.tokenizers == "any":
+        tongues = {name: tongue(context, name) for name in engines}
+        return AcrossTokenizers(watch, stage.teachers, engines, asker, student=student, tongues=tongues, tools=tools)
+    return TeacherRows(
+        watch,
+        stage.teachers,
+        engines,
+        asker,
+        top_k=stage.top_k if stage.over == "top_k" else 0,
+        reading=sibling_reading(watch, student, tools) if stage.feedback == "sibling" else None,
+        room=min(_room(context, name, source if name == POLICY else None) for name in stage.teachers.values()),
+    )
+
+
+def tongue(context: Context, name: str) -> Tongue:
+    """How the model `name` of the recipe writes."""
+    spec, folder = context.config.models[name], base_folder(teacher_folder(context, name))
+    renderer = load_renderer(folder, spec.renderer, spec.thinking)
+    end = reply_tokens(renderer, Message(role="assistant", content="."))[-1]
+    return Tongue(renderer=renderer, encode=load_tokenizer(folder).encode, end=end, room=_room(context, name))
+
+
+def _room(context: Context, name: str, folder: Path | None = None) -> int:
+    """Most tokens that the model `name`, in `folder` or where the recipe says, reads at once."""
+    spec, shape = context.config.models[name], folder_shape(folder or teacher_folder(context, name))
+    return shape.max_positions if spec.served is not None else context_room(shape, context.config.engine, spec.dtype)
+
+
+def teacher_folder(context: Context, name: str) -> Path:
+    """The checkpoint folder of a teacher, or its adapter's.
+
+    Raises:
+        BadInput: there is none.
+    """
+    return local_folder(str(context.config.models[name].path))
+
+
+def check_collect(context: Context) -> list[str]:
+    """The model that is collected from is in the recipe and can be asked.
+
+    Returns:
+        What was found, one sentence each.
+
+    Raises:
+        BadInput: it is not so.
+    """
+    name, models = context.config.collect.model, context.config.models
+    if "collect" not in context.config.run.stages:
+        return []
+    if name not in models:
+        known = ", ".join(sorted(models))
+        raise refusal("collect.model", f"a model of the recipe, one of {known}", repr(name), f"add [models.{name}]")
+    spec = models[name]
+    if spec.served is not None and spec.served.kind == "chat":
+        return [f"collect: from {spec.served.served_model} at {spec.served.url}"]
+    if spec.path is None:
+        raise refusal(f"models.{name}.path", "the checkpoint that is collected from", "none", "name one")
+    return [f"collect: from {teacher_folder(context, name)}"]
+
+
+def check_distill(context: Context) -> list[str]:
+    """Every teacher is there, reads the student's tokens, and judges the distribution that the student samples from.
+
+    Returns:
+        What was found, one sentence each.
+
+    Raises:
+        BadInput: it is not so.
+    """
+    stage = context.config.distill
+    if "distill" not in context.config.run.stages:
+        return []
+    if not stage.teachers:
+        raise refusal("distill.teachers", "at least one teacher", "none", 'write { "*" = "teacher" } and [models.teacher]')
+    for domain, name in stage.teachers.items():
+        _check_teacher(context, f"distill.teachers.{domain}", name)
+    _check_whole(context)
+    names = ", ".join(f"{name} for {domain}" for domain, name in sorted(stage.teachers.items()))
+    return [f"distill: {stage.divergence} over {stage.over}; teachers: {names}"]
+
+
+def _check_teacher(context: Context, where: str, name: str) -> None:
+    models, stage = context.config.models, context.config.distill
+    if name not in models:
+        known = ", ".join(sorted(models))
+        raise refusal(where, f"a model of the recipe, one of {known}", repr(name), f"add [models.{name}]")
+    if name == POLICY:
+        if stage.feedback == "none":
+            got, do = "the policy, which is told no more than itself", 'set distill.feedback = "sibling", or name another'
+            raise refusal(where, "a teacher that knows more than the policy", got, do)
+        return
+    spec = models[name]
+    if spec.path is None:
+        raise refusal(f"models.{name}.path", "the checkpoint of a teacher", "none", "name one")
+    if spec.served is not None and spec.served.kind == "chat":
+        got, do = '"chat", which tells text alone', 'serve it by "openai" or "remote", or collect from it'
+        raise refusal(f"models.{name}.served.kind", "a server that judges token ids", got, do)
+    if spec.served is not None and stage.over == "vocabulary":
+        got, do = "one that is served elsewhere", 'set distill.over = "top_k" or "token", or leave out served'
+        raise refusal(f"models.{name}.served", "a teacher whose whole distribution is computed here", got, do)
+    if spec.served is None and context.config.engine.kind in ("remote", "openai") and stage.over != "vocabulary":
+        got, do = f'engine.kind = "{context.config.engine.kind}", which serves the policy', f"add [models.{name}.served]"
+        raise refusal(f"models.{name}", "an engine of its own", got, do)
+    folder = teacher_folder(context, name)
+    student = _student_folder(context)
+    if stage.tokenizers == "any":
+        return
+    if student is not None and _vocabulary(folder) == _vocabulary(student):
+        init = models[POLICY].init
+        longest = folder_shape(student).max_positions if init is None else init.max_positions
+        if (most := folder_shape(folder).max_positions) < longest:
+            do = "take a student of fewer positions (models.policy.init.max_positions), or another teacher"
+            raise refusal(f"models.{name}.path", f"a teacher that reads the student's {longest} tokens", f"{most}", do)
+        return
+    do = "take a student that has its tokenizer (models.policy.init.tokenizer), or set distill.tokenizers = \"any\""
+    raise refusal(f"models.{name}.path", "a teacher with the student's tokenizer", f"another in {folder}", do)
+
+
+def _check_whole(context: Context) -> None:
+    """The student samples from its whole distribution, which is what a teacher judges."""
+    rollout, defaults = context.config.rollout, type(context.config.rollout)()
+    for key in ("top_p", "top_k", "min_p", "logit_bias", "min_turn_tokens", "constraint"):
+        if getattr(rollout, key) != getattr(defaults, key):
+            expected = "its default while the run distils: a teacher judges its whole distribution, of which this leaves a part"
+            raise refusal(f"rollout.{key}", expected, repr(getattr(rollout, key)), "leave it out")
+
+
+def _student_folder(context: Context) -> Path | None:
+    """Where the student's tokenizer is before the run; None where one is trained."""
+    init = context.config.models[POLICY].init
+    if init is None:
+        return context.given()
+    return None if init.tokenizer is None else local_folder(init.tokenizer)
+
+
+def _vocabulary(folder: Path) -> dict[str, int]:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(base_folder(folder) / "tokenizer.json")).get_vocab()

@@ -1,0 +1,143 @@
+"""Rows of JSON Lines, Parquet and `datasets` folders that say which reply is better, which is wanted, and where a solution errs.
+
+A row that does not parse is refused with its file and line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sparring.errors import refusal
+from sparring.tasks.files import located, messages_of
+from sparring.types import Message
+
+Messages = tuple[Message, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preference:
+    """Replies to one prompt: a chosen and a rejected one, or a single one that is wanted (chosen) or unwanted (rejected).
+    `margin`: how much better the chosen one is, 0 where nobody said."""
+
+    where: str
+    prompt: Messages
+    chosen: Messages | None
+    rejected: Messages | None
+    margin: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Solution:
+    """A reply in steps, with how right each is: 0 to 1."""
+
+    where: str
+    prompt: Messages
+    steps: tuple[str, ...]
+    labels: tuple[float, ...]
+
+
+def read_preferences(path: str, *, single: bool = False) -> list[Preference]:
+    """Rows of {prompt | messages, chosen, rejected, margin?}; with `single` also {prompt | messages, completion, label}.
+
+    `prompt` is a text or a list of messages, replies are texts or lists of messages. Without a prompt, chosen and rejected are
+    whole conversations, and the prompt is what they begin with in common.
+
+    Raises:
+        BadInput: no such file, no row, or one that does not parse.
+    """
+    rows = [_preference(row, where, single) for _, where, row in located(path)]
+    if not rows:
+        raise refusal(path, "at least one preference", "none", "add rows")
+    return rows
+
+
+def read_solutions(path: str) -> list[Solution]:
+    """Rows of {prompt | messages, steps: [text], labels: [true | false | a number from 0 to 1]}.
+
+    Raises:
+        BadInput: as `read_preferences`.
+    """
+    rows = [_solution(row, where) for _, where, row in located(path)]
+    if not rows:
+        raise refusal(path, "at least one solution in steps", "none", "add rows")
+    return rows
+
+
+def _preference(row: Mapping[str, Any], where: str, single: bool) -> Preference:
+    if single and "label" in row:
+        if not isinstance(row["label"], bool):
+            raise refusal(f"{where}, label", "true or false", repr(row["label"])[:80], "correct the row")
+        answer = _reply(row, "completion", where)
+        wanted = row["label"]
+        return Preference(
+            where=where, prompt=_prompt(row, where), chosen=answer if wanted else None, rejected=None if wanted else answer
+        )
+    chosen, rejected = _reply(row, "chosen", where), _reply(row, "rejected", where)
+    if "prompt" in row or "messages" in row:
+        prompt = _prompt(row, where)
+    else:
+        both = list(zip(chosen, rejected, strict=False))
+        shared = next((n for n, (a, b) in enumerate(both) if a != b), len(both))
+        prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
+        _asked(prompt, where)
+        _answers(chosen, where, "chosen")
+        _answers(rejected, where, "rejected")
+    if chosen == rejected:
+        raise refusal(where, "two different replies", "the same one twice", "leave the row out")
+    return Preference(where=where, prompt=prompt, chosen=chosen, rejected=rejected, margin=_margin(row, where))
+
+
+def _solution(row: Mapping[str, Any], where: str) -> Solution:
+    steps, labels = row.get("steps"), row.get("labels")
+    if not isinstance(steps, list) or not steps or not all(isinstance(step, str) and step.strip() for step in steps):
+        raise refusal(f"{where}, steps", "a list of texts", repr(steps)[:80], "correct the row")
+    if not isinstance(labels, list) or len(labels) != len(steps):
+        raise refusal(f"{where}, labels", f"{len(steps)} of them, one a step", repr(labels)[:80], "correct the row")
+    if not all(isinstance(label, (bool, int, float)) and 0 <= label <= 1 for label in labels):
+        raise refusal(f"{where}, labels", "true, false or numbers from 0 to 1", repr(labels)[:80], "correct the row")
+    return Solution(where=where, prompt=_prompt(row, where), steps=tuple(steps), labels=tuple(map(float, labels)))
+
+
+def _prompt(row: Mapping[str, Any], where: str) -> Messages:
+    given = row.get("messages") if row.get("prompt") is None else row["prompt"]
+    if isinstance(given, str):
+        return (Message(role="user", content=given),)
+    if given is None:
+        raise refusal(where, "a column 'prompt' or 'messages'", ", ".join(map(repr, row)) or "none", "add one")
+    prompt = messages_of(given, f"{where}, prompt")
+    _asked(prompt, where)
+    return prompt
+
+
+def _asked(prompt: Messages, where: str) -> None:
+    if not prompt or prompt[-1].role == "assistant" or prompt[0].role == "assistant":
+        got = "none" if not prompt else "one that begins or ends with the assistant"
+        raise refusal(where, "a prompt that waits for the assistant", got, "correct the row")
+
+
+def _reply(row: Mapping[str, Any], name: str, where: str) -> Messages:
+    if name not in row:
+        raise refusal(where, f"a column {name!r}", ", ".join(map(repr, row)) or "none", "add it")
+    if isinstance(row[name], str):
+        return (Message(role="assistant", content=row[name]),)
+    said = messages_of(row[name], f"{where}, {name}")
+    if "prompt" in row or "messages" in row:
+        _answers(said, where, name)
+    return said
+
+
+def _answers(said: Messages, where: str, name: str) -> None:
+    if not said or said[0].role != "assistant" or said[-1].role != "assistant":
+        raise refusal(f"{where}, {name}", "a reply that begins and ends with the assistant", "another", "correct the row")
+
+
+def _margin(row: Mapping[str, Any], where: str) -> float:
+    margin = row.get("margin")
+    if margin is None:
+        return 0.0
+    if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not math.isfinite(margin):
+        raise refusal(f"{where}, margin", "a number", repr(margin)[:80], "correct the row")
+    return float(margin)

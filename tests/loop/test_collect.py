@@ -1,0 +1,75 @@
+"""The collect stage: a teacher's traces become what sft imitates; what is done is not asked for again."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from sparring.cli.main import main
+from sparring.testing.chat_server import ChatServer, message
+
+
+def solves(body: dict) -> tuple[int, dict]:
+    """Adds with the tool, after a thought; gets every task wrong whose sum ends in 3."""
+    last = body["messages"][-1]
+    if last["role"] == "tool":
+        total = last["content"].strip()
+        return message("none" if total.endswith("3") else total, reasoning_content="it says so")
+    call = {"name": "python", "arguments": json.dumps({"code": f"print({last['content'].removesuffix(' = ?')})"})}
+    return message(tool_calls=[{"id": "c1", "type": "function", "function": call}], reasoning_content="let me add")
+
+
+def collecting(given: Path, server: ChatServer, stages: str, *settings: str) -> int:
+    recipe = given.with_name("collect.toml")
+    served = f'\n[models.teacher]\nserved = {{ kind = "chat", url = "{server.url}", served_model = "big" }}\n'
+    text = given.read_text().replace("[models.policy]\n", "[models.policy]\nthinking = true\n")
+    recipe.write_text(text + served + '\n[collect]\ntasks = 12\nattempts = 2\n')
+    words = [word for setting in (f"run.stages={stages}", "observe.progress=off", *settings) for word in ("--set", setting)]
+    return main(["run", str(recipe), *words])
+
+
+@pytest.mark.slow
+def test_traces_become_demonstrations(given: Path) -> None:
+    server = ChatServer(solves)
+    try:
+        assert collecting(given, server, '["collect", "sft"]', "sft.steps=2") == 0
+        asked = len(server.asked)
+        assert collecting(given, server, '["collect", "sft"]', "sft.steps=2") == 0
+    finally:
+        server.stop()
+    rows = [json.loads(line) for line in (given.parent / "runs/tiny/collect/traces.jsonl").read_text().splitlines()]
+    assert asked == len(server.asked) == 12 * 2 * 2, "a finished stage asks nobody again"
+    answers = [row["messages"][-1]["content"] for row in rows]
+    assert 0 < len(rows) <= 12 and not any(answer.endswith("3") or answer == "none" for answer in answers)
+    roles = [[entry["role"] for entry in row["messages"]] for row in rows]
+    assert all(found == ["user", "assistant", "tool", "assistant"] for found in roles)
+    assert all(row["messages"][1]["reasoning_content"] == "let me add" and row["reward"] == 1.0 for row in rows)
+
+
+@pytest.mark.slow
+def test_a_collection_goes_on_where_it_broke_off(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A teacher that is wrong in what it does, and then out of credit: only what it did not do is asked for again."""
+    answered: Counter[str] = Counter()
+
+    def breaks(body: dict) -> tuple[int, dict]:
+        if answered.total() == 16:
+            return 400, {"error": "out of credit"}
+        answered[body["messages"][0]["content"]] += 1
+        return message("none")
+
+    settings = ("rollout.retry_delay_s=0.0", "collect.max_concurrent_rollouts=4")
+    server = ChatServer(breaks)
+    try:
+        assert collecting(given, server, '["collect"]', *settings) == 2
+        assert "collect.min_reward" in capsys.readouterr().err
+        server.asked.clear()
+        server.reply = solves
+        assert collecting(given, server, '["collect"]', *settings) == 0
+    finally:
+        server.stop()
+    again = {body["messages"][0]["content"] for body in server.asked}
+    done = {prompt for prompt, count in answered.items() if count == 2}
+    assert len(again) + len(done) == 12 and not again & done and done

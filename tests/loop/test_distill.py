@@ -1,0 +1,183 @@
+"""The distill stage on real parts: a student gets closer to its teachers, is continued to the bit, and is refused what makes no sense."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from sparring.batch.flatten import flatten
+from sparring.cli.main import main
+from sparring.config import load as read
+from sparring.config import resolve
+from sparring.errors import BadInput
+from sparring.launch.run import opened
+from sparring.model.attention import Packed
+from sparring.model.divergence import from_teacher
+from sparring.model.load import load
+from sparring.protocols import Divergence
+from sparring.render.train_tokenizer import MIN_VOCAB_SIZE, train_tokenizer
+from sparring.stages.teachers import check_distill
+from sparring.store.sqlite import SqliteStore
+
+
+def recipe(given: Path, models: dict[str, Path], routes: str) -> Path:
+    """The tiny recipe with teachers."""
+    out = given.with_name("distil.toml")
+    sections = "".join(f'\n[models.{name}]\npath = "{path}"\n' for name, path in models.items())
+    out.write_text(given.read_text() + sections + f"\n[distill]\nteachers = {routes}\n")
+    return out
+
+
+def words(*settings: str) -> list[str]:
+    basis = ('run.stages=["distill"]', "distill.steps=6", "distill.groups_per_step=4", "observe.progress=off")
+    return [word for setting in (*basis, *settings) for word in ("--set", setting)]
+
+
+def distilled(given: Path, models: dict[str, Path], *settings: str, routes: str = '{ "*" = "teacher" }') -> list[dict[str, float]]:
+    """Run the stage; the metrics of its steps."""
+    assert main(["run", str(recipe(given, models, routes)), *words(*settings)]) == 0
+    lines = (given.parent / "runs/tiny/metrics.jsonl").read_text().splitlines()
+    return [found["values"] for line in lines if (found := json.loads(line))["stage"] == "distill" and "step" in found]
+
+
+@pytest.fixture(scope="session")
+def teacher(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model, taught by the world's expert until it is sure of what it says."""
+    folder = tmp_path_factory.mktemp("teacher")
+    text = (Path(__file__).parent / "tiny.toml").read_text()
+    head, rest = text.split("[models.policy.init]")
+    world = Path(__file__).parent / "tiny_world.py:Sums"
+    text = f'{head}[models.policy]\npath = "{checkpoint}"\n\n[env]{rest.partition("[env]")[2]}'.replace("tests/loop/tiny_world.py:Sums", str(world))
+    (folder / "teach.toml").write_text(text)
+    settings = ('run.stages=["sft"]', f"run.directory={folder}", "sft.steps=80", "sft.rows_per_step=8", "observe.progress=off")
+    settings += ("sft.train={learning_rate=1e-2, save_every=0}",)
+    assert main(["run", str(folder / "teach.toml"), *(word for setting in settings for word in ("--set", setting))]) == 0
+    return folder / "tiny/sft/model"
+
+
+def gap(given: Path, teacher: Path, folder: Path) -> float:
+    """KL(model in `folder` || teacher), a mean over what the first step's rollouts sampled: states that stay the same."""
+    model, judge = load(str(folder)), load(str(teacher))
+    with closing(SqliteStore(given.parent / "runs/tiny/store.sqlite")) as store:
+        groups = [group for group in store.groups(stage="distill") if group.index < 4]
+    found = []
+    for row in [row for group in groups for row in flatten(group, "policy")]:
+        tokens = torch.tensor(row.tokens)
+        where = Packed(torch.tensor([0, len(tokens)], dtype=torch.int32))
+        places = torch.tensor([place - 1 for place, weight in enumerate(row.weights["policy"]) if weight])
+        with torch.no_grad():
+            ours, theirs = (each.hidden(tokens, torch.arange(len(tokens)), where, places) for each in (model, judge))
+            found.append(from_teacher(model, ours, torch.ones(len(places)), judge, theirs, Divergence()))
+    return torch.cat(found).mean().item()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("bound", "settings"),
+    [
+        (0.95, ("distill.steps=60",)),
+        (0.95, ("distill.steps=60", 'distill.estimator="squared"', 'distill.aggregation="sequence_mean"', "rollout.max_lag=1")),
+        (0.8, ("distill.steps=40", 'distill.over="top_k"', "distill.top_k=64")),
+        (0.8, ("distill.steps=20", 'distill.over="vocabulary"', 'distill.divergence="forward"')),
+        (0.8, ("distill.steps=12", 'distill.over="vocabulary"', 'distill.divergence="jensen_shannon"')),
+    ],
+)
+def test_a_student_gets_closer_to_a_trained_teacher(
+    given: Path, teacher: Path, checkpoint: Path, bound: float, settings: tuple[str, ...]
+) -> None:
+    """Over states that stay the same; those that the student samples become harder as it learns how to get there."""
+    steps = distilled(given, {"teacher": teacher}, "distill.train={learning_rate=5e-3}", *settings)
+    before, after = (gap(given, teacher, folder) for folder in (checkpoint, given.parent / "runs/tiny/distill/model"))
+    assert after < bound * before
+    assert all(step["logprob_max_abs_diff"] == 0.0 for step in steps if "logprob_max_abs_diff" in step)
+
+
+@pytest.mark.slow
+def test_a_teacher_of_another_tongue_teaches(given: Path, teacher: Path, checkpoint: Path, tmp_path: Path) -> None:
+    """One domain has a teacher that reads the student's tokens, the other one that has to be told in bytes."""
+    other = tmp_path / "other"
+    shutil.copytree(teacher, other)
+    train_tokenizer([], MIN_VOCAB_SIZE, other)
+    settings = ("distill.train={learning_rate=3e-3}", "distill.steps=8", 'distill.tokenizers="any"', "distill.observations=0.1")
+    steps = distilled(given, {"teacher": teacher, "other": other}, *settings, routes='{ even = "teacher", "*" = "other" }')
+    assert all(step["distill_gap"] > 0 for step in steps)
+    assert gap(given, teacher, given.parent / "runs/tiny/distill/model") != gap(given, teacher, checkpoint)
+
+
+@pytest.mark.slow
+def test_the_policy_teaches_itself_what_a_success_tells(given: Path, teacher: Path) -> None:
+    world = Path(__file__).parent / "tiny_world.py:Chance"
+    settings = (f"models.policy.path={teacher}", f"env.name={world}", 'distill.feedback="sibling"', 'distill.over="top_k"')
+    steps = distilled(given, {}, *settings, routes='{ "*" = "policy" }')
+    assert any(step["rollout/success"] > 0 for step in steps), "else nobody is told anything"
+    assert any(step["divergence"] > 0 for step in steps)
+
+
+@pytest.mark.slow
+def test_a_killed_run_ends_with_the_same_bits(given: Path, teacher: Path) -> None:
+    settings = ('distill.over="top_k"', "distill.train={learning_rate=3e-3, save_every=2}", "observe.progress=plain")
+    arguments = [str(recipe(given, {"teacher": teacher}, '{ "*" = "teacher" }')), *words(*settings), "--set", "observe.lines_every_s=0"]
+    command = [sys.executable, "-m", "sparring.cli.main", "run", *arguments]
+    weights = []
+    for name, moments in (("whole", ()), ("killed", ("distill 3/6",))):
+        folder = given.parent / name
+        line = [*command, "--set", f"run.directory={folder}"]
+        for moment in moments:
+            with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+                assert run.stdout is not None
+                assert any(text.startswith(moment) for text in run.stdout)
+                run.kill()
+                run.communicate()
+            assert run.returncode == -signal.SIGKILL
+        assert subprocess.run(line, capture_output=True, timeout=300).returncode == 0
+        found = load_file(folder / "tiny/distill/model/model.safetensors")
+        weights.append({tensor: values.tobytes() for tensor, values in found.items()})
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (("distill.teachers={}",), "distill.teachers: expected at least one teacher"),
+        (('distill.teachers={odd="nobody"}',), "distill.teachers.odd: expected a model of the recipe"),
+        (('distill.teachers={"*"="policy"}',), "a teacher that knows more than the policy"),
+        (('distill.teachers={"*"="bytes"}',), "models.bytes.path: expected a teacher with the student's tokenizer"),
+        (("rollout.top_p=0.9",), "rollout.top_p: expected its default while the run distils"),
+        (("rollout.min_turn_tokens=2",), "rollout.min_turn_tokens: expected its default"),
+        (('models.teacher.served={url="http://127.0.0.1:1/v1"}', 'distill.over="vocabulary"'), "whole distribution is computed here"),
+        (('models.teacher.served={kind="chat", url="http://a/v1", served_model="m"}',), "a server that judges token ids"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(given: Path, checkpoint: Path, tmp_path: Path, settings: tuple[str, ...], said: str) -> None:
+    other = tmp_path / "bytes"
+    shutil.copytree(checkpoint, other)
+    train_tokenizer([], MIN_VOCAB_SIZE, other)
+    file = recipe(given, {"teacher": checkpoint, "bytes": other}, '{ "*" = "teacher" }')
+
+    async def checked() -> list[str]:
+        async with opened(resolve(read(file, words(*settings)[1::2]))) as context:
+            return check_distill(context)
+
+    with pytest.raises(BadInput, match=re.escape(said)):
+        asyncio.run(checked())
+
+
+def test_what_makes_sense_is_said(given: Path, checkpoint: Path) -> None:
+    file = recipe(given, {"teacher": checkpoint}, '{ odd = "teacher" }')
+
+    async def checked() -> list[str]:
+        async with opened(resolve(read(file, words()[1::2]))) as context:
+            return check_distill(context)
+
+    assert asyncio.run(checked()) == ["distill: reverse over token; teachers: teacher for odd"]

@@ -1,0 +1,267 @@
+"""`sparring eval` on a tiny model: several samples, comparison, gate, endpoints, files; and evaluation beside a real training."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from sparring.cli.main import main
+from sparring.engine.config import EngineConfig
+from sparring.engine.native import NativeEngine
+from sparring.model.load import load
+from sparring.store.sqlite import SqliteStore
+from sparring.testing.completions_server import CompletionsServer
+
+COMMAND = (sys.executable, "-m", "sparring.cli.main")
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str | Path, code: int = 0) -> str:
+    """What `sparring eval` prints, run in this process."""
+    capsys.readouterr()
+    assert main(["eval", *map(str, words)]) == code
+    out, error = capsys.readouterr()
+    return error if code == 2 else out
+
+
+def folder_of(given: Path) -> Path:
+    """The one evaluation's folder."""
+    [folder] = (given.parent / "runs/tiny/evaluations").iterdir()
+    return folder
+
+
+def test_a_checkpoint_against_itself(given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = given.parent / "results.json"
+    words = (given, checkpoint, checkpoint, "--samples", "3", "--k", "1,3", "--gate", "0.5", "--json", file)
+    out = said(capsys, *words)
+    results = json.loads(file.read_text())
+    one, other = (evaluated["evaluation"] for evaluated in results["evaluations"])
+    assert one == other and one["rollouts"] == 18 and one["success"]["tasks"] == 6 and list(one["pass_hat"]) == ["1", "3"]
+    assert all(len(task["rewards"]) == 3 for task in one["tasks"].values())
+    [compared] = results["comparisons"]
+    assert compared["verdict"] == "held" and compared["comparison"]["changes"]["pass^3"]["value"] == 0.0
+    assert "gate: success may fall by 50.0 %: held" in out
+    assert re.search(r"^pass\^3 +\+0\.0 % ", out, re.MULTILINE)
+    report = re.search(r"^report: (.*)$", out, re.MULTILINE)
+    assert report is not None and "</html>" in Path(report[1]).read_text()
+    assert json.loads((folder_of(given) / "evaluation.json").read_text())["evaluations"] == results["evaluations"][:1]
+
+
+def test_more_samples_go_on_from_fewer_and_an_earlier_file_is_a_baseline(
+    given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said(capsys, given, checkpoint)
+    before = folder_of(given) / "evaluation.json"
+    kept = given.parent / "kept.json"
+    kept.write_text(before.read_text())
+    store = SqliteStore(folder_of(given) / "store.sqlite", read_only=True)
+    first = {group.id: group.rollouts[0].trajectories[0].timing for group in store.groups(stage="eval")}
+    out = said(capsys, given, kept, checkpoint, "--samples", "2", "--gate", "0.02", "--figure", "reward", "--strict", code=1)
+    assert "12 rollouts, 2 of each task" in out and "gate: reward may fall by 0.02: undecided" in out
+    second = {group.id: group.rollouts[0].trajectories[0].timing for group in store.groups(stage="eval")}
+    store.close()
+    assert len(first) == 6 and len(second) == 12 and {name: second[name] for name in first} == first
+
+
+def test_its_rollouts_can_be_replayed(given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said(capsys, given, checkpoint, "--samples", "2")
+    assert main(["replay", str(folder_of(given)), "eval/8"]) == 0
+    assert capsys.readouterr().out.endswith("identical, bit for bit\n")
+
+
+def test_a_regression_closes_the_gate(given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said(capsys, given, checkpoint)
+    better = json.loads((folder_of(given) / "evaluation.json").read_text())
+    for task in better["evaluations"][0]["evaluation"]["tasks"].values():
+        task["solved"], task["rewards"] = [True], [1.0]
+    file = given.parent / "better.json"
+    file.write_text(json.dumps(better))
+    out = said(capsys, given, file, checkpoint, "--gate", "0.01", code=1)
+    assert "gate: success may fall by 1.0 %: REGRESSED" in out
+    assert "gate: success may fall by 1.0 %: held" in said(capsys, given, checkpoint, file, "--gate", "0.01")
+
+
+def test_an_endpoint_says_what_its_weights_say(
+    given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = NativeEngine(load(checkpoint), EngineConfig(max_running=8, max_batch_tokens=256), threads=1)
+    server = CompletionsServer(engine)
+    file = given.parent / "results.json"
+    try:
+        said(capsys, given, server.url, checkpoint, "--set", "rollout.temperature=0", "--json", file)
+    finally:
+        server.stop()
+    theirs, ours = json.loads(file.read_text())["evaluations"]
+    assert theirs["name"] == server.url
+    assert theirs["evaluation"]["tasks"] == ours["evaluation"]["tasks"]
+
+
+def test_another_environment(given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    world = given.parent / "other.py"
+    world.write_text(
+        "from sparring.envs.base import Env\n"
+        "class Echo(Env):\n"
+        "    def generate(self, random): return {'prompt': str(random.randint(0, 10**6)), 'answer': ''}\n"
+        "    def reward(self, completion, task): return len(completion) / 100\n"
+    )
+    out = said(capsys, given, checkpoint, "--env", f"{world}:Echo", "--set", "env.held_out=4", "--tasks", "4")
+    assert " on Echo" in out and re.search(r"^reward +0.* 4$", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("{c}", "--gate", "0.1"), "--gate: expected a baseline and what is held against it, got one subject; "),
+        (("{c}", "{c}", "--gate", "-1"), "--gate: expected a margin of 0 or more, got -1.0; "),
+        (("{c}", "{c}", "--gate", "nan"), "--gate: expected a margin of 0 or more, got nan; "),
+        (("{c}", "{c}", "--strict"), "--gate: expected a margin beside --figure or --strict, got none; "),
+        (("{c}", "{c}", "--gate", "0", "--figure", "joy"), "--figure: expected one of success, reward, got joy; "),
+        (("{c}", "--k", "2"), "eval: expected ks must be different numbers from 1 to samples = 1, got [2]; "),
+        (("{c}", "--samples", "0"), "eval: expected samples and max_concurrent_rollouts must be at least 1, got "),
+        (("{c}", "--k", "many"), 'eval.ks: expected a list of: an integer, got "[many]"; '),
+        (("{c}", "--tasks", "13"), "eval.tasks: expected at most 12, the held-out tasks, got 13; "),
+        (("no/such",), "no/such: expected a Hugging Face checkpoint folder or the folder of a run, got no folder; "),
+        (("no/such.json",), "no/such.json: expected a result file of sparring eval, such as evaluation.json, got "),
+        (("http://127.0.0.1:9/v1",), "engine at http://127.0.0.1:9/v1: expected "),
+        (("{c}", "--env", "nowhere"), "env.name: expected one of reasoning_gym, or package.module:Name"),
+        (("{c}", "--json", "/no/such/folder/r.json"), "/no/such/folder/r.json: expected a file in a folder that can be written, got "),
+    ],
+)
+def test_what_is_refused(
+    given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
+) -> None:
+    error = said(capsys, given, *(word.format(c=checkpoint) for word in words), code=2)
+    assert message in error and "; " in error
+
+
+def test_evaluations_of_other_tasks_are_not_compared(
+    given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said(capsys, given, checkpoint)
+    file = folder_of(given) / "evaluation.json"
+    error = said(capsys, given, file, checkpoint, "--set", "run.seed=4", code=2)
+    assert error.startswith("comparison: expected two evaluations of the same tasks, got two different tasks called Sums/eval/")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ('engine.live_kv="drain"', 'eval.every: expected 0 where an update waits for every request, evaluation\'s too, got 3, '),
+        ("eval.every_tasks=13", "eval.every_tasks: expected at most 12, the held-out tasks, got 13; "),
+        ("eval.every=-1", "tasks, no_tool_tasks, every and every_tasks must be 0 or more"),
+        ("eval.max_lost=1.5", "max_lost must be a share from 0 to 1, got 1.5"),
+    ],
+)
+def test_evaluation_beside_training_that_cannot_be(
+    given: Path, capsys: pytest.CaptureFixture[str], override: str, message: str
+) -> None:
+    assert main(["check", str(given), "--set", "eval.every=3", "--set", override]) == 2
+    error = capsys.readouterr().err
+    assert message in error and ": expected " in error and ", got " in error and "; " in error
+
+
+BROKEN = (
+    "from sparring.envs.base import Env\n"
+    "from sparring.errors import JudgeError\n"
+    "class Judged(Env):\n"
+    "    def generate(self, random): return {'prompt': str(random.randint(0, 10**6)), 'answer': ''}\n"
+    "    async def score(self, trajectory): raise JudgeError('judge: 503')\n"
+)
+
+
+def test_too_many_lost_rollouts_fail_it(given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    world = given.parent / "judged.py"
+    world.write_text(BROKEN)
+    words = ("--env", f"{world}:Judged", "--set", "env.held_out=4", "--tasks", "4", "--set", "rollout.retries=0")
+    assert main(["eval", str(given), str(checkpoint), *words]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("EvaluationFailed: eval: expected at most 5.0% of rollouts broken by infrastructure or judge")
+    assert "got 4 of 4: eval/0 (JudgeError: judge: 503); " in error
+    out = said(capsys, given, checkpoint, *words, "--set", "eval.max_lost=1.0")
+    assert "lost to infrastructure or judge, and in no figure: 4 of 4: eval/0 (JudgeError: judge: 503)" in out
+
+
+@pytest.mark.slow
+def test_killed_and_interrupted_it_goes_on(given: Path, checkpoint: Path) -> None:
+    settings = ("--set", "observe.lines_every_s=0", "--set", "observe.progress=plain")
+    words = [*COMMAND, "eval", str(given), str(checkpoint), *settings, "--samples"]
+    recorded: list[set[int]] = []
+    for stop in (signal.SIGKILL, signal.SIGINT):
+        with subprocess.Popen([*words, "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            lines = [line for line, _ in zip(process.stdout, range(50), strict=False)]
+            second = subprocess.run([*words, "100000"], capture_output=True, text=True, timeout=120)
+            process.send_signal(stop)
+            _, error = process.communicate(timeout=60)
+        assert second.returncode == 2 and f"got pid {process.pid}; " in second.stderr
+        assert process.returncode == (-9 if stop == signal.SIGKILL else 130), error
+        assert stop == signal.SIGKILL or "the same command goes on where it stopped: sparring eval " in error
+        first = int(lines[1].removeprefix("eval ").partition("/")[0])
+        assert first == len(recorded[0] if recorded else ()) + 1
+        store = SqliteStore(folder_of(given) / "store.sqlite", read_only=True)
+        recorded.append({group.index for group in store.groups(stage="eval")})
+        store.close()
+    assert 40 < len(recorded[0]) < len(recorded[1]) and recorded[0] < recorded[1]
+    samples = max(recorded[1]) // 6 + 2
+    done = subprocess.run([*words, str(samples)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"/{6 * samples}  eta ") == 6 * samples - len(recorded[1]) > 0
+
+
+@pytest.mark.slow
+def test_an_endpoint_of_ours_keeps_its_weights(
+    given: Path, checkpoint: Path, served: Callable[..., AbstractContextManager[tuple[subprocess.Popen[str], str]]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = given.parent / "results.json"
+    with served(checkpoint) as (_, url):
+        said(capsys, given, url, checkpoint, "--json", file)
+    theirs, ours = json.loads(file.read_text())["evaluations"]
+    assert theirs["evaluation"] == ours["evaluation"]
+
+
+@pytest.mark.slow
+def test_a_killed_training_evaluates_beside_itself_what_is_due(given: Path) -> None:
+    settings = ("rl.steps=12", "rl.train.save_every=2", "eval.every=4", "eval.every_tasks=12", "run.stages=['rl']")
+    words = [*COMMAND, "run", str(given), *(word for s in (*settings, "observe.lines_every_s=0") for word in ("--set", s))]
+    for moment in ("rl 4/12", "eval: after step 4", "rl 9/12"):
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+            assert run.stdout is not None
+            seen = next((line for line in run.stdout if line.startswith(moment)), None)
+            run.kill()
+        assert seen is not None, moment
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    store = SqliteStore(given.parent / "runs/tiny/store.sqlite", read_only=True)
+    found = dict(store.metrics("eval"))
+    rows = {step: [group.index for group in store.groups(stage=f"rl/eval/{step}")] for step in found}
+    store.close()
+    assert set(found) >= {4, 12} and all(row == list(range(12)) for row in rows.values())
+
+
+@pytest.mark.slow
+def test_training_has_the_same_bits_with_evaluation_beside_it(given: Path) -> None:
+    weights, tokens = [], []
+    for name, every in (("with", 2), ("without", 0)):
+        settings = (f"eval.every={every}", "eval.every_tasks=12", "run.stages=['rl']", "observe.progress=off")
+        assert main(["run", str(given), "--name", name, *(word for s in settings for word in ("--set", s))]) == 0
+        folder = given.parent / "runs" / name
+        weights.append(load_file(folder / "rl/model/model.safetensors"))
+        tokens.append(json.loads((folder / "summary.json").read_text())["tokens"])
+    assert tokens[0] == tokens[1]
+    assert all(weights[0][key].tobytes() == weights[1][key].tobytes() for key in weights[0] | weights[1])
+    store = SqliteStore(given.parent / "runs/with/store.sqlite", read_only=True)
+    found = dict(store.metrics("eval"))
+    groups = {f"rl/eval/{step}": list(store.groups(stage=f"rl/eval/{step}")) for step in found}
+    trained = [rollout for group in store.groups(stage="rl") for rollout in group.rollouts]
+    store.close()
+    assert found and all(values["tasks"] == 12 and values["version_low"] >= step for step, values in found.items())
+    assert all(len(rows) == 12 for rows in groups.values()) and {rollout.purpose for rollout in trained} == {"train"}

@@ -1,0 +1,74 @@
+"""Every credit rule against its golden vectors, and the vectors against a wrong sign."""
+
+import json
+
+import msgspec
+import numpy as np
+import pytest
+
+from sparring.algo.credit.rules import CreditRule, open_rule
+from sparring.testing.golden import credit
+from sparring.testing.golden.credit import REFERENCES, cases
+from sparring.testing.golden.credit_by_hand import EXAMPLES
+from sparring.testing.golden.groups import by_member, nouns
+
+RULES = sorted(REFERENCES)
+
+
+def credited(case):
+    """What the rule of a case gives: its advantages by member, and its samples."""
+    rule = open_rule(msgspec.convert({"name": case["rule"], **case["settings"]}, CreditRule))
+    groups, samples = nouns(case["groups"])
+    after = rule.credit(groups, samples)
+    for before, rows in zip(samples, after, strict=True):
+        assert not rows or [row.id for row in rows] == [row.id for row in before]
+        assert not rows or [row.weights for row in rows] == [row.weights for row in before]
+    return by_member(case["groups"], after), after
+
+
+def differs(ours, expected, relative=1e-9):
+    """Whether two lists of advantages by group and member are apart, relative to the largest of them."""
+    if [of is None for of in ours] != [of is None for of in expected]:
+        return True
+    ours, expected = ([x for of in both if of is not None for m in of for x in m] for both in (ours, expected))
+    scale = max([1e-3, *map(abs, expected)])
+    return len(ours) != len(expected) or not np.allclose(ours, expected, rtol=0, atol=relative * scale)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_gives_its_golden_vectors(name):
+    for case in cases(name):
+        ours, samples = credited(case)
+        assert not differs(ours, case["advantages"]), case["name"]
+        if "returns" in case:
+            assert not differs(by_member(case["groups"], samples, "return"), case["returns"]), case["name"]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_one_wrong_sign_in_the_equation_is_found(name):
+    found = {
+        case["name"]
+        for case in cases(name)
+        if differs(credited(case)[0], credit.plain(REFERENCES[name](case["groups"], case["settings"], -1.0)))
+    }
+    assert f"{name}/0/one_role" in found or len(found) > 1, found
+    assert any(name.endswith("one_role") for name in found)
+
+
+@pytest.mark.parametrize("name", sorted(REFERENCES))
+def test_rule_and_reference_agree_with_the_example_worked_by_hand(name):
+    case = {"rule": name, **EXAMPLES[name]}
+    expected = [
+        [[a] * sum(m["turns"]) if isinstance(a, float) else a for m, a in zip(group["members"], of, strict=True)]
+        for group, of in zip(case["groups"], case["advantages"], strict=True)
+    ]
+    assert not differs(credit.plain(REFERENCES[name](case["groups"], case["settings"], 1.0)), expected), REFERENCES[name].__doc__
+    assert not differs(credited(case)[0], expected)
+
+
+@pytest.mark.parametrize("name", sorted(REFERENCES))
+def test_vectors_are_plain_data(name):
+    vectors = list(cases(name))
+    assert len(vectors) >= 6
+    assert json.loads(json.dumps(vectors)) == json.loads(json.dumps(list(cases(name))))
+    assert any(of is not None and any(any(m) for m in of) for case in vectors for of in case["advantages"]), "all zero"

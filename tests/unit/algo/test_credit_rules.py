@@ -1,0 +1,168 @@
+"""What every credit rule owes beside its equation: members that are missing, prefixes that are shared, roles, refusals, state."""
+
+import copy
+import json
+import math
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from sparring.algo.credit.members import members
+from sparring.algo.credit.rules import CreditRule, name_of, open_rule, refuse_group_size
+from sparring.errors import BadInput
+from sparring.testing.golden.credit import KINDS, REFERENCES, cases
+from sparring.testing.golden.groups import by_member, nouns, simple_group
+from sparring.types import Score
+
+RULES = sorted(REFERENCES)
+
+
+def rule(name, **settings):
+    return msgspec.convert({"name": name, **(KINDS[name].settings[0] if name in KINDS else {}), **settings}, CreditRule)
+
+
+def advantages(name, groups, **settings):
+    """Of each token of each member, in the order of time."""
+    made, samples = nouns(groups)
+    return by_member(groups, open_rule(rule(name, **settings)).credit(made, samples))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_failed_member_changes_nothing(name):
+    for case in cases(name):
+        without = [{**group, "failed": []} for group in case["groups"]]
+        assert advantages(name, without) == advantages(name, [{**group, "failed": [9.0, -9.0]} for group in without])
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_tree_is_credited_as_the_chat_that_sampled_the_same_tokens(name):
+    """Prefixes that branches share count once, and what came later counts as later, in whatever branch it lies."""
+    trees = 0
+    for case in cases(name):
+        chats = copy.deepcopy(case["groups"])
+        for member in (m for group in chats for m in group["members"]):
+            trees += member["follows"] != list(range(-1, len(member["turns"]) - 1))
+            member["follows"] = list(range(-1, len(member["turns"]) - 1))
+        assert advantages(name, chats) == advantages(name, case["groups"])
+    assert trees > 5, "there must be trees among the cases"
+
+
+@pytest.mark.parametrize("name", sorted({"opo", "rloo", "gpg", "maxrl", "gdpo", "pass_at_k", "prime", "optimal_token_baseline"}))
+def test_a_role_is_compared_with_itself_alone(name):
+    [case] = [case for case in cases(name) if case["name"] == f"{name}/0/several_roles"]
+    both = advantages(name, case["groups"])
+    changed = copy.deepcopy(case["groups"])
+    for member in (m for group in changed for m in group["members"] if m["role"] == "black"):
+        member["reward"] = 1.0 - member["reward"] if name in ("maxrl", "pass_at_k", "gpg") else 2 * member["reward"]
+    now = advantages(name, changed)
+    white = [(g, m) for g, group in enumerate(changed) for m, member in enumerate(group["members"]) if member["role"] == "white"]
+    if name != "gpg":  # its alpha is one number for the update
+        assert all(both[g][m] == now[g][m] for g, m in white)
+    assert (now != both) == (name != "gdpo")
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_equal_rewards_without_a_difference_give_exact_zeros_or_leave(name):
+    """0.1 three times has a rounded mean that is not 0.1."""
+    if name in ("reinforce", "rae", "topr", "raft", "raft_plus_plus", "rejection", "remax"):
+        return  # these judge by an absolute yardstick
+    tokens = {"value": [0.0], "implicit": [-1.0], "reference": [-1.0], "logprob": [-1.0], "probability_squares": [0.5]}
+    fields = {"tokens": [tokens] * 3, "parts": [{"right": 0.1, "short": 0.1}] * 3, "per_turn": [[0.1]] * 3}
+    [group] = advantages(name, [simple_group([0.1] * 3, states=[["hall"]] * 3, **fields)])
+    assert group is None or all(value == 0.0 for member in group for value in member)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_groups_too_small_to_compare_are_refused_by_name_before_the_run(name):
+    least = rule(name).least_members
+    refuse_group_size(rule(name), least)
+    with pytest.raises(BadInput, match=rf"rollout.group_size: .*at least {least} rollouts .*'{name}', got {least - 1}"):
+        refuse_group_size(rule(name), least - 1)
+    if least > 1:
+        [case] = [case for case in cases(name) if case["name"] == f"{name}/0/only_one_member"]
+        # grpo keeps a lone member, at zero; and a state that one member visits twice can be compared
+        zeros = [[[0.0] * sum(m["turns"]) for m in group["members"]] for group in case["groups"]]
+        assert case["advantages"] == zeros if name == "grpo" else case["advantages"] == [None] or name == "gigpo"
+
+
+def test_every_rule_has_vectors_and_a_name():
+    assert {name_of(rule(name)) for name in RULES} == set(RULES)
+    named = {kind.__struct_config__.tag for kind in CreditRule.__args__}
+    assert named == set(RULES), "a rule without golden vectors"
+
+
+def test_a_config_names_a_rule_with_its_settings():
+    assert msgspec.convert({"name": "gae", "lambda_policy": 0.9}, CreditRule).lambda_policy == 0.9
+    for wrong in ({"name": "glae"}, {"name": "rloo", "epsilon": 1.0}, {"name": "gae", "discount": 2.0}, {"name": "gdpo", "weights": {}}):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert(wrong, CreditRule)
+    bounds = ("rae", "decay", 1.0), ("pass_at_k", "k", 0), ("raft", "best", 0), ("gae", "length_alpha", 0.0), ("rejection", "at_most", 0)
+    for name, key, value in bounds:
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert({"name": name, key: value}, CreditRule)
+    assert msgspec.convert({"name": "rejection", "at_most": 1}, CreditRule).at_most == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "missing", "said"),
+    [
+        ("gae", {"tokens": [{}] * 2}, "annotation 'value' on every sample"),
+        ("prime", {"tokens": [{"reference": [0.0]}] * 2}, "annotation 'implicit' on every sample"),
+        ("optimal_token_baseline", {"tokens": [{}] * 2}, "annotation 'probability_squares' on every sample"),
+        ("turn_level", {}, "rewards per turn"),
+        ("process", {}, "rewards per turn"),
+        ("gigpo", {}, "states of their turns"),
+        ("gdpo", {}, "a part 'right' of every score"),
+        ("remax", {}, "a baseline rollout per task"),
+    ],
+)
+def test_what_a_rule_needs_and_is_not_there_is_refused_by_name(name, missing, said):
+    groups, samples = nouns([simple_group([1.0, 0.0], **missing)])
+    with pytest.raises(BadInput, match=rf"credit '{name}'.*{said}"):
+        open_rule(rule(name)).credit(groups, samples)
+
+
+def test_a_baseline_that_failed_takes_its_group_out_of_the_update():
+    [group], samples = nouns([{**simple_group([1.0, 0.0]), "failed": [0.0]}])
+    lost = replace(group, failed=tuple(replace(rollout, purpose="baseline") for rollout in group.failed))
+    assert rule("remax").credit([lost], samples) == [[]]
+
+
+def test_maxrl_refuses_negative_rewards():
+    with pytest.raises(ValueError, match="at least 0"):
+        advantages("maxrl", [simple_group([1.0, -1.0])])
+
+
+def test_moving_averages_go_on_exactly_where_they_stopped():
+    [case] = [case for case in cases("rae") if case["name"] == "rae/0/several_roles"]
+    groups, samples = nouns(case["groups"])
+    whole = open_rule(rule("rae")).credit(groups, samples)
+    first = open_rule(rule("rae"))
+    before = first.credit(groups[:1], samples[:1])
+    second = open_rule(rule("rae"))
+    second.restore(json.loads(json.dumps(first.state())))
+    assert before + second.credit(groups[1:], samples[1:]) == whole
+
+
+def test_rewards_must_be_finite_and_turns_must_be_the_trajectorys():
+    for broken in (Score(reward=math.nan), Score(reward=1.0, per_turn=(1.0, 2.0)), Score(reward=1.0, states=("a", "b"))):
+        [group], samples = nouns([simple_group([1.0, 0.0])])
+        group = replace(group, scores=(broken, group.scores[1]))
+        with pytest.raises(ValueError, match="finite|for 1 sampled turns"):
+            for member in members(group, samples[0]):
+                member.step_rewards(), member.states()
+    [group], samples = nouns(next(iter(c["groups"] for c in cases("rloo") if c["name"].endswith("several_roles")))[:1])
+    with pytest.raises(ValueError, match="several roles"):
+        members(replace(group, scores=tuple(replace(s, per_turn=(1.0,)) for s in group.scores)), samples[0])
+    with pytest.raises(ValueError, match="none of its trajectories"):
+        members(group, [replace(samples[0][0], id="elsewhere#0")])
+
+
+def test_what_turns_earned_is_part_of_the_reward():
+    """Two turns of 2 and 1 tokens that earned 0.25 and 0.5 of a reward of 1: what is left, 0.25, came at the end."""
+    [group], [rows] = nouns([simple_group([1.0], turns=(2, 1), per_turn=[[0.25, 0.5]], tokens=[{"reward": [0.0, -0.1, 0.0]}])])
+    [member] = members(group, rows)
+    assert member.step_rewards() == pytest.approx([0.0, 0.15, 0.75])
+    assert member.reward == pytest.approx(0.9)
+    assert math.fsum(member.step_rewards()) == pytest.approx(member.reward)

@@ -1,0 +1,75 @@
+"""A judge behind an endpoint that speaks OpenAI's completions, and one behind `sparring serve`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+from sparring.engine.adapters.openai_compatible import OpenAiEngine
+from sparring.engine.config import EngineConfig
+from sparring.engine.native import NativeEngine
+from sparring.envs.rubrics.config import Judge
+from sparring.envs.rubrics.judges import Judges
+from sparring.envs.rubrics.rubric import Rubric
+from sparring.generation import Completion, Delta, GenerateRequest
+from sparring.model.config import InitConfig
+from sparring.model.create import create
+from sparring.model.load import load
+from sparring.protocols import Engine, Renderer
+from sparring.render.load import load_renderer
+from sparring.render.train_tokenizer import train_tokenizer
+from sparring.testing.completions_server import CompletionsServer
+from sparring.testing.scripted_engine import ScriptedEngine, replies
+from sparring.testing.served import RemoteToThread
+from sparring.testing.toy import toy_renderer
+from sparring.types import Score, Task
+
+TASK = Task(id="t", env="e", messages=())
+
+
+class Telling(ScriptedEngine):
+    """Tells the likeliest tokens too, as servers do: the ones that it says."""
+
+    async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
+        """The same, with them."""
+        async for piece in super().stream(request):
+            if isinstance(piece, Completion):
+                pairs = zip(piece.tokens, piece.logprobs, strict=True)
+                piece = replace(piece, top_logprobs=tuple((pair,) for pair in pairs))
+            yield piece
+
+
+async def judged(engine: Engine, renderer: Renderer, part: Judge, *completions: str) -> list[Score]:
+    async def opened(name: str) -> tuple[Engine, Renderer]:
+        return engine, renderer
+
+    rubric = Rubric({"j": part}, judges=Judges(opened))
+    try:
+        return [await rubric.score(completion, TASK) for completion in completions]
+    finally:
+        await engine.close()
+
+
+def test_an_openai_endpoint_judges() -> None:
+    encode = toy_renderer().tokenizer.encode  # type: ignore[attr-defined]
+    server = CompletionsServer(Telling(replies(["0", "0", "I say 7", "I say 2"], encode)))  # two answer the client's probe
+    try:
+        engine = OpenAiEngine(server.url)
+        part = Judge(model="m", prompt="{completion}", range=(0, 10), find="I say (.+)")
+        scores = asyncio.run(judged(engine, toy_renderer(), part, "a", "b", "a"))
+    finally:
+        server.stop()
+    assert [score.reward for score in scores] == [0.7, 0.2, 0.7]
+
+
+def test_a_served_native_engine_judges_held_to_a_verdict(tmp_path: Path) -> None:
+    """A random model, so that only the constraint makes its reply a verdict."""
+    train_tokenizer(["Is this a good answer, yes or no? It is good."], 400, tmp_path)
+    shape = InitConfig(hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16)
+    create(shape, 400, tmp_path, seed=1)
+    engine = RemoteToThread(NativeEngine(load(tmp_path), EngineConfig(), threads=1), tmp_path)
+    part = Judge(model="m", prompt="{completion}", choices={"yes": 1.0, "no": 0.5}, constrain=True, temperature=1.0, samples=4)
+    [score] = asyncio.run(judged(engine, load_renderer(tmp_path), part, "a"))
+    assert score.reward in (0.5, 0.625, 0.75, 0.875, 1.0)

@@ -1,0 +1,199 @@
+"""Parts become one reward: weights, gates, domains; functions; what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import textwrap
+import tomllib
+import typing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from sparring.envs.config import EnvConfig
+from sparring.envs.registry import load_env
+from sparring.envs.rubrics.config import Part
+from sparring.envs.rubrics.rubric import Rubric
+from sparring.envs.rubrics.workers import Workers
+from sparring.errors import BadInput, JudgeError
+from sparring.tasks.files import read_rows
+from sparring.types import Score, Task
+
+RIGHT = {"kind": "exact"}
+MARKED = {"kind": "regex", "pattern": "^ok", "weight": 0.5}
+LONG = {"kind": "regex", "pattern": ".{9}", "weight": -0.25}
+FUNCTIONS = """
+import asyncio
+
+def length(completion: str) -> int:
+    return len(completion)
+
+async def double(answer: str, task) -> float:
+    return 2.0 * len(answer) if task.data["answer"] == 7 else 0.0
+
+def broken(completion: str) -> float:
+    raise KeyError(completion)
+
+def nothing(completion: str) -> float:
+    return None
+
+async def slow(completion: str) -> float:
+    await asyncio.Event().wait()
+"""
+
+
+@pytest.fixture(scope="module")
+def workers() -> Workers:
+    return Workers(1)
+
+
+def scored(workers: Workers, parts: dict[str, Any], completion: str, **data: Any) -> Score:
+    rubric = Rubric(msgspec.convert(parts, dict[str, Part]), workers=workers)
+    return asyncio.run(rubric.score(completion, Task(id="t", env="e", messages=(), data={"answer": "ok", **data})))
+
+
+def test_the_reward_is_the_weighted_sum_and_says_its_parts(workers: Workers) -> None:
+    parts = {"right": RIGHT, "marked": MARKED, "long": LONG}
+    assert scored(workers, parts, "ok") == Score(reward=1.5, parts={"right": 1, "marked": 1, "long": 0}, success=True)
+    assert scored(workers, parts, "ok but long") == Score(
+        reward=0.25, parts={"right": 0, "marked": 1, "long": 1}, success=False
+    )
+    assert scored(workers, {"right": RIGHT, "marked": MARKED | {"decides": True}}, "ok.").success is True
+    assert scored(workers, {"long": LONG}, "x").success is None, "nothing decides"
+
+
+def test_an_empty_answer_is_worth_nothing(workers: Workers) -> None:
+    absent = {"kind": "regex", "pattern": "^(?!.*no)"}
+    assert scored(workers, {"absent": absent}, "x").reward == 1
+    assert scored(workers, {"absent": absent, "long": LONG}, "").reward == 0
+
+
+def test_a_closed_gate_ends_it_and_one_with_a_cap_limits_it(workers: Workers, tmp_path: Path) -> None:
+    (tmp_path / "f.py").write_text(FUNCTIONS)
+    broken = {"kind": "function", "function": f"{tmp_path}/f.py:broken"}
+    gate = {"kind": "regex", "pattern": "^<", "gate": 1.0, "weight": 0.0}
+    assert scored(workers, {"broken": broken, "gate": gate}, "ok") == Score(reward=0.0, parts={"gate": 0.0}, success=False)
+    with pytest.raises(JudgeError, match="env.rubric.broken: KeyError: '<ok'"):
+        scored(workers, {"broken": broken, "gate": gate}, "<ok")
+    capped = {"right": RIGHT, "gate": gate | {"cap": 0.3}}
+    assert scored(workers, capped, "ok") == Score(reward=0.3, parts={"right": 1, "gate": 0}, success=False)
+    assert scored(workers, capped, "<").reward == 0
+    worse = {"long": LONG, "gate": gate | {"cap": 0.3}}
+    assert scored(workers, worse, "very long text").reward == -0.25, "a cap raises nothing"
+
+
+def test_rows_are_routed_by_their_domain(workers: Workers) -> None:
+    parts = {"right": RIGHT | {"domains": ["words"]}, "same": {"kind": "number", "domains": ["sums"]}, "marked": MARKED}
+    assert scored(workers, parts, "ok", domain="words").parts == {"right": 1, "marked": 1}
+    assert scored(workers, parts, "ok 5", domain="sums", answer=5) == Score(
+        reward=1.5, parts={"same": 1, "marked": 1}, success=True
+    )
+    assert scored(workers, parts, "ok", domain="other").parts == {"marked": 1}
+
+
+def test_functions_are_called_by_the_names_of_their_parameters(workers: Workers, tmp_path: Path) -> None:
+    (tmp_path / "f.py").write_text(FUNCTIONS)
+    parts = {name: {"kind": "function", "function": f"{tmp_path}/f.py:{name}"} for name in ("length", "double")}
+    assert scored(workers, parts, "abc", answer=7) == Score(reward=5.0, parts={"length": 3, "double": 2}, success=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("broken", "env.rubric.f: KeyError: 'x'"),
+        ("nothing", "env.rubric.f: expected a finite number, got None"),
+        ("slow", "env.rubric.f.function: no answer after 0.01 s"),
+    ],
+)
+def test_a_function_that_fails_is_no_reward(workers: Workers, tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / "f.py").write_text(FUNCTIONS)
+    part = {"kind": "function", "function": f"{tmp_path}/f.py:{name}", "timeout_s": 0.01 if name == "slow" else 60.0}
+    with pytest.raises(JudgeError, match=said):
+        scored(workers, {"f": part}, "x")
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"kind": "exact", "weight": 0}, "a part of weight 0 needs a gate"),
+        ({"kind": "exact", "cap": 0.5}, "cap belongs to a gate"),
+        ({"kind": "exact", "find": "("}, "find must be a regular expression"),
+        ({"kind": "regex", "pattern": "["}, "pattern must be a regular expression"),
+        ({"kind": "json", "fields": ["a"]}, "fields needs column"),
+        ({"kind": "judge", "model": "m", "prompt": "Well?", "choices": {"A": 1}}, "prompt must say where {completion} stands"),
+        ({"kind": "judge", "model": "m", "prompt": "{completion}"}, "exactly one of choices and range"),
+        ({"kind": "judge", "model": "m", "prompt": "{completion}", "range": [2, 1]}, "the lower first"),
+        ({"kind": "judge", "model": "m", "prompt": "{completion}", "choices": {"A": 2}}, "choices must be worth 0 to 1"),
+        ({"kind": "judge", "model": "m", "prompt": "{completion}", "range": [0, 1], "samples": 2}, "above 0 for several samples"),
+        ({"kind": "pairwise", "model": "m", "prompt": "{first}", "choices": {"A": 1}}, "{second}"),
+        ({"kind": "ranking", "model": "m", "prompt": "{answers}", "gate": 0.5}, "is no gate"),
+        ({"kind": "wishful"}, "Invalid value 'wishful'"),
+    ],
+)
+def test_a_part_that_makes_no_sense_is_refused(part: dict[str, Any], said: str) -> None:
+    with pytest.raises(msgspec.ValidationError) as refused:
+        msgspec.convert(part, Part)
+    assert said in str(refused.value)
+
+
+def config(folder: Path, rows: list[dict[str, Any]], rubric: dict[str, Any], **more: Any) -> EnvConfig:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return msgspec.convert({"data": f"{folder}/rows.jsonl", "rubric": rubric, **more}, EnvConfig)
+
+
+ROWS = [{"question": f"{i} + 1 = ?", "answer": f"{i} plus one is\n#### {i + 1}", "domain": "sums"} for i in range(10)]
+
+
+def test_a_world_of_rows(tmp_path: Path) -> None:
+    part = {"kind": "number", "column_find": "#### (.+)", "domains": ["sums"]}
+    factory = load_env(config(tmp_path, ROWS, {"right": part}, columns={"prompt": "question"}, tools=["python"]), read_rows)
+    task = factory.tasks("eval", 0).next()
+    assert task is not None and task.tag == "sums" and task.box is not None
+    assert [tool.name for tool in factory.make().tools] == ["python"] and factory.scorer is None
+
+    async def played() -> tuple[Score, Score]:
+        env = factory.make()
+        await env.open(task, None)
+        right = task.data["answer"].split("#### ")[1]
+        return await env.reward(f"It is {right}.", task), await env.reward(f"It is {right}0.", task)  # type: ignore[attr-defined]
+
+    assert [score.reward for score in asyncio.run(played())] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"kind": "exact", "domains": ["words"]}, "task rubric/train/1, domain: expected one of words, got 'sums'"),
+        ({"kind": "exact", "column": "solution"}, "task rubric/train/1, env.rubric.x: column solution: expected one"),
+        ({"kind": "code"}, "env.rubric.x: column tests: expected a list of"),
+        ({"kind": "judge", "model": "m", "prompt": "{completion}", "range": [0, 1]}, "env.rubric.x: expected models to ask"),
+        ({"kind": "ranking", "model": "m", "prompt": "{answers}"}, "env.rubric.x: expected models to ask"),
+        ({"kind": "function", "function": "nowhere.py:f"}, "env.rubric.x.function: expected a Python file nowhere.py"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused_before_anything_starts(tmp_path: Path, part: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        load_env(config(tmp_path, ROWS, {"x": part}, columns={"prompt": "question"}), read_rows)
+    assert said in str(refused.value)
+
+
+def test_rows_that_are_conversations_are_checked_too(tmp_path: Path) -> None:
+    rows = [{"messages": [{"role": "user", "content": row["question"]}], "solution": "1"} for row in ROWS]
+    with pytest.raises(BadInput, match="column answer: expected one of this name"):
+        load_env(config(tmp_path, rows, {"x": {"kind": "exact"}}), read_rows)
+
+
+PAGE = Path(__file__).parents[4] / "docs" / "rewards.md"
+
+
+def test_the_recipe_on_the_page_is_one() -> None:
+    text = PAGE.read_text()
+    recipe = tomllib.loads(textwrap.dedent(text[text.index("    [env]") : text.index("The same in Python")]))
+    rubric = msgspec.convert(recipe["env"], EnvConfig).rubric
+    assert list(rubric) == ["right", "marked", "clear"]
+    kinds = set(re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", text, flags=re.MULTILINE))))
+    assert kinds == {kind.__struct_config__.tag for kind in typing.get_args(Part)}

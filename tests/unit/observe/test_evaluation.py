@@ -1,0 +1,91 @@
+"""What two evaluations say about each other, and what a gate says to it."""
+
+import random
+
+import pytest
+
+from sparring.errors import BadInput
+from sparring.observe.evaluation import Evaluation, TaskResult, compare, mean_reward, passes, success_rate, verdict
+from sparring.observe.statistics import Estimate, pass_at_k, pass_hat_k
+
+
+def made(tasks: dict[str, tuple[bool, ...]], ks: tuple[int, ...] = (), digest: str = "") -> Evaluation:
+    results = {name: TaskResult(digest=name + digest, solved=s, rewards=tuple(map(float, s))) for name, s in tasks.items()}
+    listed = list(results.values())
+    return Evaluation(
+        success=success_rate(listed),
+        reward=mean_reward(listed),
+        pass_at={str(k): passes(listed, k, pass_at_k) for k in ks},
+        pass_hat={str(k): passes(listed, k, pass_hat_k) for k in ks},
+        tasks=results,
+    )
+
+
+def test_a_comparison_by_hand() -> None:
+    before = made({"a": (True, False), "b": (False, False), "c": (True, True), "d": (False, True)}, (2,))
+    after = made({"a": (True, True), "b": (False, True), "c": (True, True), "d": (False, False)}, (2,))
+    found = compare(before, after)
+    assert found.tasks == 4 and found.left_out == ()
+    assert found.changes["success"].value == pytest.approx((0.5 + 0.5 + 0 - 0.5) / 4)
+    assert found.changes["pass@2"].value == pytest.approx((0 + 1 + 0 - 1) / 4)
+    assert found.changes["pass^2"].value == pytest.approx((1 + 0 + 0 + 0) / 4)
+    assert found.changes["reward"].value == found.changes["success"].value
+
+
+def test_what_only_one_scored_is_left_out_and_named() -> None:
+    before = made({"a": (True,), "b": (), "c": (False,)})
+    after = made({"a": (False,), "b": (True,), "d": (True,)})
+    found = compare(before, after)
+    assert found.tasks == 1 and found.left_out == ("b", "c", "d")
+    assert found.changes["success"].value == -1.0 and found.changes["reward"].interval is None
+
+
+def test_the_two_may_have_different_numbers_of_samples() -> None:
+    found = compare(made({"a": (True, False, True), "b": (True,)}, (2,)), made({"a": (True,), "b": (False, True)}, (2,)))
+    assert found.changes["success"].value == pytest.approx((1 / 3 - 1 / 2) / 2)
+    assert "pass@2" not in found.changes  # no task has two samples in both
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        (made({"a": (True,)}), made({"a": (True,)}, digest="!"), "got two different tasks called a; evaluate both on one recipe"),
+        (made({"a": (True,)}), made({"b": (True,)}), "expected tasks that both evaluations scored, got none among 1 and 1"),
+        (made({"a": ()}), made({"a": (True,)}), "got none among 0 and 1"),
+    ],
+)
+def test_what_cannot_be_compared(before: Evaluation, after: Evaluation, message: str) -> None:
+    with pytest.raises(BadInput, match=message.replace("(", r"\(")):
+        compare(before, after)
+
+
+@pytest.mark.parametrize(
+    ("interval", "margin", "says"),
+    [
+        ((-0.05, 0.10), 0.05, "held"),
+        ((-0.05, 0.10), 0.02, "undecided"),
+        ((-0.30, -0.10), 0.05, "regressed"),
+        ((-0.30, -0.10), 0.10, "undecided"),
+        ((0.01, 0.10), 0.0, "held"),
+        (None, 0.5, "undecided"),
+    ],
+)
+def test_the_gate_asks_the_whole_interval(interval: tuple[float, float] | None, margin: float, says: str) -> None:
+    assert verdict(Estimate(value=0.0, standard_error=None, interval=interval, tasks=9), margin) == says
+
+
+def test_a_gate_seldom_closes_on_what_did_not_change() -> None:
+    """100 pairs of evaluations of one policy, 60 tasks with 2 samples; and of one that lost two fifths of its chances."""
+    draw = random.Random(5)
+
+    def evaluation(chances: list[float], kept: float) -> Evaluation:
+        return made({str(n): (draw.random() < kept * p, draw.random() < kept * p) for n, p in enumerate(chances)})
+
+    closed = {1.0: 0, 0.6: 0}
+    for _ in range(100):
+        chances = [draw.betavariate(2.0, 1.0) for _ in range(60)]
+        before = evaluation(chances, 1.0)
+        for kept in closed:
+            change = compare(before, evaluation(chances, kept)).changes["success"]
+            closed[kept] += verdict(change, 0.0) == "regressed"
+    assert closed[1.0] <= 6 and closed[0.6] >= 90

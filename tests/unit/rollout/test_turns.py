@@ -1,0 +1,82 @@
+"""What a world says of single turns reaches the score."""
+
+from dataclasses import replace
+
+import pytest
+from fates import FatedBoxes, Fates, make_stack
+
+from sparring.harness.chat import ChatHarness
+from sparring.rollout.runner import Finished, RolloutRunner
+from sparring.testing.clock import run_virtual
+from sparring.testing.toy import ToyEnv, ToyWorld, toy_task
+from sparring.types import Limits, Message, Observation, Score, Task, Trajectory
+
+
+class PayingEnv(ToyEnv):
+    """The first reply earns a quarter, made at the door; the second is made in the hall."""
+
+    reward: object = 0.25
+
+    async def open(self, task: Task, box: object) -> Observation:
+        return replace(await super().open(task, None), state_key="door")
+
+    async def step(self, reply: Message) -> Observation:
+        answer = await super().step(reply)
+        return answer if answer.done else replace(answer, reward=self.reward, state_key="hall")
+
+
+class SayingEnv(PayingEnv):
+    """It says itself what turns earned."""
+
+    async def score(self, trajectory: Trajectory) -> Score | None:
+        return Score(reward=1.0, per_turn=(0.0, 1.0), states=(None, "end"))
+
+
+class BrokenEnv(PayingEnv):
+    """It earns what is no number."""
+
+    reward = float("nan")
+
+
+def played(env: type[ToyEnv], task: Task) -> Finished:
+    stack = make_stack(retries=0)
+
+    class World(ToyWorld):
+        def make(self) -> ToyEnv:
+            return env()
+
+    runner = RolloutRunner(World(), FatedBoxes(Fates()), stack.recorder, ChatHarness(), stack.config)
+    return run_virtual(runner.run(task, rollout_id="rl/0/0", index=0, seed=1))[0]
+
+
+def test_rewards_and_states_of_turns_are_in_the_score() -> None:
+    score = played(PayingEnv, toy_task()).score
+    assert score is not None and (score.reward, score.per_turn, score.states) == (1.0, (0.25, 0.0), ("door", "hall"))
+
+
+def test_a_turn_that_nobody_answered_earned_nothing() -> None:
+    score = played(PayingEnv, toy_task(limits=Limits(max_turns=1))).score
+    assert score is not None and (score.per_turn, score.states) == ((0.25,), ("door",))
+
+
+def test_a_score_that_says_so_itself_stands() -> None:
+    score = played(SayingEnv, toy_task()).score
+    assert score is not None and (score.per_turn, score.states) == ((0.0, 1.0), (None, "end"))
+
+
+def test_a_world_that_says_nothing_of_turns_has_none() -> None:
+    score = played(ToyEnv, toy_task()).score
+    assert score is not None and score.per_turn is None and score.states is None
+
+
+def test_a_reward_that_is_no_number_breaks_the_world() -> None:
+    done = played(BrokenEnv, toy_task())
+    assert done.rollout.outcome.kind == "infra_failed" and "finite" in str(done.rollout.outcome.failure)
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2])
+def test_what_is_said_of_turns_has_one_entry_per_sampled_turn(turns: int) -> None:
+    done = played(PayingEnv, toy_task(limits=Limits(max_turns=turns)))
+    assert done.score is not None
+    sampled = sum(s.model is not None for s in done.rollout.trajectories[0].segments)
+    assert sampled == turns and len(done.score.states or ()) == turns
