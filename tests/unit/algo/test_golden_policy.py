@@ -85,3 +85,42 @@ def uses(case, part):
     default = {"ratio": {"name": "token"}, "gate": {"name": "clip"}, "anchor": "behaviour", "aggregation": "token_mean"}[part]
     chosen = algo.get(part, default)
     return {chosen if isinstance(chosen, str) else chosen["name"]}
+
+
+@pytest.mark.parametrize(
+    ("algo", "expected"),
+    [
+        ({"gate": {"name": "none"}}, (-1.2214028 + 0.8187308) / 2),
+        ({"gate": {"name": "clip", "low": 0.1, "high": 0.1}}, -0.1),
+        ({"gate": {"name": "dual_clip", "low": 0.1, "high": 0.1}}, -0.1),
+        ({"gate": {"name": "cispo", "high": 0.1}}, (1.1 * 1.0 - 0.8187308 * 0.5) / 2),
+        ({"gate": {"name": "sapo"}}, -0.2482324),
+        ({"gate": {"name": "tv_mask", "above": 0.1}}, -1.2214028 / 2),
+        ({"gate": {"name": "geometric"}}, 0.0),
+        ({"gate": {"name": "topr"}}, (1.0 - 0.8187308 * 0.5) / 2),
+        ({"gate": {"name": "m2po", "bound": 0.03}}, 0.0),
+        ({"ratio": {"name": "sequence"}, "gate": {"name": "none"}}, 0.0),
+        ({"gate": {"name": "none"}, "anchor": "proximal", "correction": {"weight": "token"}}, (-1.2214028 + 0.8187308) / 2),
+        ({"gate": {"name": "none"}, "kl": {"coefficient": 1.0, "estimator": "k3"}}, (-1.2214028 + 0.8187308 + 0.0048374) / 2),
+        ({"gate": {"name": "none"}, "entropy_bonus": 0.5}, (-1.2214028 + 0.8187308 - 0.5) / 2),
+        ({"gate": {"name": "none"}, "top_entropy": 0.5}, -1.2214028 / 2),
+        ({"gate": {"name": "none"}, "aggregation": "constant"}, (-1.2214028 + 0.8187308) / 4),
+    ],
+    ids=str,
+)
+def test_an_example_by_hand(algo, expected):
+    """Two tokens; see the reference's docstring."""
+    row = {
+        "trajectory": "a",
+        "turns": [2],
+        "logprob": [-1.0, -0.5],
+        "before": [-1.0, -0.5],
+        "behaviour": [-1.2, -0.3],
+        "reference": [-1.1, -0.5],
+        "entropy": [0.6, 0.4],
+        "advantage": [1.0, -1.0],
+        "share": [0.0, 0.0],
+    }
+    case = {"algo": algo, "rows": [row], "max_tokens": 4}
+    assert answers(case)["loss"] == pytest.approx(expected, abs=1e-6)
+    assert computed(case)[0] == pytest.approx(expected, abs=1e-6)

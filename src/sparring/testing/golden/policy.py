@@ -20,7 +20,7 @@ and -0.2 and r = 1.2214028 and 0.8187308; advantages 1 and -1. Losses of the tok
 
     gate none            -1.2214028 + 0.8187308                                               / 2 = -0.2013360
     gate clip 0.1, 0.1   -1.1 + 0.9                                                           / 2 = -0.1
-    gate sapo            -4 sigmoid(0.2214028) + 4 / 1.05 sigmoid(-1.05 * 0.1812692)          / 2 = -0.2484895
+    gate sapo            -4 sigmoid(0.2214028) + 4 / 1.05 sigmoid(-1.05 * 0.1812692)          / 2 = -0.2482324
     ratio sequence       log s = 0, with gate none -1 + 1                                     / 2 = 0
     correction token     before = now: weights 1.2214028, 0.8187308; anchor proximal: r = 1   / 2 = -0.2013360
     kl k3, 1.0           reference -1.1, -0.5: exp(-0.1) - 1 + 0.1 = 0.0048374                / 2 more
