@@ -3,6 +3,7 @@
 # make test-slow     the long proofs
 # make test-extra    tests of optional packages, which it installs (wandb, peft)
 # make test-vllm     the engine's contract and a run against the real vLLM, which it installs into .venv-vllm
+# make test-trl      preference losses and gradients against the real TRL, which it installs into .venv-trl
 # make test-triton   the GPU programs on a CPU, in Triton's interpreter (installs it: 1 GB)
 # make test-gpu      the same and more on a GPU; ends with status 2 without one
 # make bench         the figures we claim
@@ -19,7 +20,7 @@ export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONUNBUFFERED := 1
 
-.PHONY: quickstart test test-slow test-extra test-vllm test-triton test-gpu bench bench-gpu check install clean
+.PHONY: quickstart test test-slow test-extra test-vllm test-trl test-triton test-gpu bench bench-gpu check install clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: install
@@ -43,6 +44,11 @@ test-extra: install
 test-vllm: install
 	$(BIN)/python benchmarks/engine.py --setup
 	$(BIN)/python -m pytest -m vllm
+
+# benchmarks/peers/trl.txt is the one list of what TRL needs
+test-trl: install
+	$(BIN)/python benchmarks/rl_step.py --setup
+	$(BIN)/python -m pytest -m trl
 
 test-triton: install
 	$(BIN)/python -m pip install -q --disable-pip-version-check triton

@@ -57,14 +57,19 @@ def _section(kind: type[msgspec.Struct], name: str, lead: str = "") -> Iterator[
     if not msgspec.structs.fields(kind):
         return
     yield "| key | type | default | |\n| --- | --- | --- | --- |"
-    inner = []
+    inner, by_kind = [], []
     for field in msgspec.structs.fields(kind):
-        rules = _rules(field.type) if field.default is not None else {}
-        if rules:
+        rules = _rules(field.type)
+        if len(rules) > 1 or rules and field.default is not None:
             names = ", ".join(f"`\"{name}\"`" for name in rules)
             default = "–" if field.default is None else f'`"{msgspec.to_builtins(field.default)["name"]}"`'
             yield f"| `{field.name}` | {names}, or a table | {default} | {_cell(docs[field.name])} |"
             inner += [(rule, f"{name}.{field.name}] name = \"{tag}\"", _summary(rule)) for tag, rule in rules.items()]
+            continue
+        kinds = _kinds(field.type)
+        if kinds:
+            yield f"| `{field.name}` | tables by name | {_default(field)} | {_cell(docs[field.name])} |"
+            by_kind += _by_kind(kinds, f"{name}.{field.name}.<name>")
             continue
         below = _struct(field.type)
         if below is not None:
@@ -74,6 +79,32 @@ def _section(kind: type[msgspec.Struct], name: str, lead: str = "") -> Iterator[
     yield ""
     for below, path, doc in inner:
         yield from _section(below, path, doc)
+    yield from by_kind
+
+
+def _by_kind(kinds: dict[str, type[msgspec.Struct]], name: str) -> Iterator[str]:
+    """A table for each class that kinds are made of, with the keys that it adds, in the order in which they come up."""
+    key = next(iter(kinds.values())).__struct_config__.tag_field
+    shared: dict[type[msgspec.Struct], list[str]] = {}
+    for tag, kind in kinds.items():
+        for base in reversed(kind.__mro__):
+            if issubclass(base, msgspec.Struct) and base is not msgspec.Struct:
+                shared.setdefault(base, []).append(tag)
+    for base, tags in shared.items():
+        every = "every" if len(tags) == len(kinds) else ", ".join(f'"{tag}"' for tag in tags)
+        docs = _field_docs(base)
+        yield f"## `[{name}] {key} = {every}`\n\n{_summary(base)}\n"
+        if docs:
+            yield "| key | type | default | |\n| --- | --- | --- | --- |"
+        for field in msgspec.structs.fields(base):
+            if field.name in docs:
+                yield f"| `{field.name}` | {_type(field.type)} | {_default(field)} | {_cell(docs[field.name])} |"
+        yield ""
+
+
+def _kinds(kind: object) -> dict[str, type[msgspec.Struct]]:
+    """The structs of a field that holds several by name, told apart by their kind."""
+    return _rules(typing.get_args(kind)[1]) if typing.get_origin(kind) is dict else {}
 
 
 def _rules(kind: object) -> dict[str, type[msgspec.Struct]]:

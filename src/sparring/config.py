@@ -31,6 +31,7 @@ from sparring.observe.config import ObserveConfig
 from sparring.rollout.config import RolloutConfig
 from sparring.sandbox.config import SandboxConfig
 from sparring.stages.config import (
+    NAMED,
     CollectConfig,
     DistillConfig,
     EvalConfig,
@@ -45,7 +46,8 @@ from sparring.train.config import TrainConfig
 
 Key = str | int
 
-OVERRIDES = tuple((stage, "train") for stage in ("sft", "preference", "reward_model", "rl", "distill"))
+STAGES = ("sft", "preference", "reward_model", "rl", "distill")
+OVERRIDES: tuple[tuple[str, ...], ...] = (*((stage, "train") for stage in STAGES), ("rl", "critic", "train"))
 """Tables that hold any keys of `[train]`."""
 
 
@@ -66,9 +68,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     engine: EngineConfig = EngineConfig()
     """How tokens are sampled."""
-
-    engines: dict[str, EngineConfig] = {}
-    """How tokens of the other models are sampled, by their names in `[models]`; one that is not here has a native engine."""
 
     rollout: RolloutConfig = RolloutConfig()
     """How tasks become scored groups."""
@@ -240,14 +239,21 @@ def _toml_value(text: str) -> Any:
     return parsed["value"] if parsed.keys() == {"value"} else text
 
 
-def _no_numbers(data: Any, keys: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key, ...], str]]:
+def _no_numbers(whole: Any) -> Iterator[tuple[tuple[Key, ...], str]]:
     """Where a number is asked for and what stands there none can compute with, and what it is: `nan`, `inf`, too many digits."""
+    for keys, value in _leaves(whole):
+        wide = isinstance(value, int) and not -(1 << 63) <= value < 1 << 63
+        if wide or isinstance(value, float) and not math.isfinite(value):
+            if not isinstance(_type_at(keys, whole), msgspec.inspect.AnyType):
+                yield keys, str(value)
+
+
+def _leaves(data: Any, keys: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key, ...], Any]]:
     if isinstance(data, (dict, list)):
         for key, value in data.items() if isinstance(data, dict) else enumerate(data):
-            yield from _no_numbers(value, (*keys, key))
-    elif isinstance(data, float) and not math.isfinite(data) or isinstance(data, int) and not -(1 << 63) <= data < 1 << 63:
-        if not isinstance(_type_at(keys), msgspec.inspect.AnyType):
-            yield keys, str(data)
+            yield from _leaves(value, (*keys, key))
+    else:
+        yield keys, data
 
 
 def _complaint(data: dict[str, Any]) -> str | None:
@@ -260,7 +266,13 @@ def _complaint(data: dict[str, Any]) -> str | None:
 
 
 def _converted(data: dict[str, Any]) -> RunConfig:
-    return msgspec.convert({**data, "algo": named(data["algo"])} if "algo" in data else data, RunConfig, strict=True)
+    whole = {**data, "algo": named(data["algo"])} if "algo" in data else dict(data)
+    for (section, key), name in NAMED.items():
+        value = whole[section].get(key) if isinstance(whole.get(section), dict) else None
+        if isinstance(value, (str, dict)):
+            table = {"name": value} if isinstance(value, str) else {"name": name, **value}
+            whole[section] = {**whole[section], key: table}
+    return msgspec.convert(whole, RunConfig, strict=True)
 
 
 _AT = re.compile(r" - at (?:key in )?`\$([^`]*)`")
@@ -275,15 +287,15 @@ def _translated(complaint: str, data: dict[str, Any], source: str) -> BadInput:
     quoted = re.search(r"`(\w+)`", what)
     name = quoted[1] if quoted else ""
     if "unknown field" in what:
-        where, known = _join(source, (*keys, name)), _fields(keys)
+        where, known = _join(source, (*keys, name)), _fields(keys, data)
         return refusal(where, f"one of {', '.join(sorted(known))}", "an unknown key", _advice(name, keys, known))
     if "missing required field" in what:
         table = f"[{_dotted(keys)}]" if keys else "the recipe"
-        return refusal(_join(source, (*keys, name)), _described((*keys, name)), "nothing", f"add {name} to {table}")
+        return refusal(_join(source, (*keys, name)), _described((*keys, name), data), "nothing", f"add {name} to {table}")
     value = _value(data, keys)
-    if what.startswith(("Expected", "Invalid enum")):
+    if what.startswith(("Expected", "Invalid enum", "Invalid value")):
         given = json.dumps(value, default=str)
-        return refusal(_join(source, keys), _described(keys), given[:80], "write a value of that kind")
+        return refusal(_join(source, keys), _described(keys, data), given[:80], "write a value of that kind")
     given = "" if ", got" in what else f", got {json.dumps(value, default=str)[:200]}"
     return BadInput(f"{_join(source, keys)}: expected {what}{given}; correct it there or with --set")
 
@@ -311,7 +323,7 @@ def _narrowed(data: dict[str, Any], keys: Sequence[Key], only: str) -> dict[str,
 
 def _value(data: Any, keys: Sequence[Key]) -> Any:
     for key in keys:
-        data = data[key]
+        data = data if isinstance(data, str) else data[key]  # a name alone stands for its table
     return data
 
 
@@ -323,12 +335,15 @@ def _join(source: str, keys: Sequence[Key]) -> str:
     return f"{source}: {_dotted(keys)}" if keys else source
 
 
-def _type_at(keys: Sequence[Key]) -> msgspec.inspect.Type:
-    """The declared type at a path; `AnyType` where the path leaves what is declared."""
+def _type_at(keys: Sequence[Key], data: Any) -> msgspec.inspect.Type:
+    """The declared type at a path of `data`; `AnyType` where the path leaves what is declared."""
     at: msgspec.inspect.Type = msgspec.inspect.type_info(RunConfig)
     for depth, key in enumerate(keys, 1):
-        at = next((t for t in getattr(at, "types", ()) if not isinstance(t, msgspec.inspect.NoneType)), at)
-        if isinstance(at, msgspec.inspect.StructType):
+        whole, options = at, _options(at, data)
+        at = options[0]
+        if _tag(at) is not None and at.tag_field == key:
+            at = msgspec.inspect.LiteralType(tuple(_tag(t) for t in _options(whole, None)))
+        elif isinstance(at, msgspec.inspect.StructType):
             at = next((f.type for f in at.fields if f.encode_name == key), msgspec.inspect.AnyType())
         elif isinstance(at, msgspec.inspect.DictType):
             at = at.value_type
@@ -336,14 +351,33 @@ def _type_at(keys: Sequence[Key]) -> msgspec.inspect.Type:
             at = getattr(at, "item_type", msgspec.inspect.AnyType())
         if tuple(keys[:depth]) in OVERRIDES:
             at = msgspec.inspect.type_info(TrainConfig)
+        data = _below(data, key)
     return at
 
 
-def _fields(keys: Sequence[Key]) -> set[str]:
-    """The keys that the table at a path may have."""
-    at = _type_at(keys)
-    options = getattr(at, "types", (at,))
-    return {f.encode_name for t in options if isinstance(t, msgspec.inspect.StructType) for f in t.fields}
+def _below(data: Any, key: Key) -> Any:
+    if isinstance(data, dict):
+        return data.get(key)
+    return data[key] if isinstance(data, list) and isinstance(key, int) and key < len(data) else None
+
+
+def _options(at: msgspec.inspect.Type, data: Any) -> list[Any]:
+    """What may stand at a place, None aside; of tables that are told apart by the value of a key, the one that `data` is."""
+    options = [t for t in getattr(at, "types", (at,)) if not isinstance(t, msgspec.inspect.NoneType)]
+    return [t for t in options if isinstance(data, dict) and _tag(t) is not None and data.get(t.tag_field) == t.tag] or options
+
+
+def _tag(kind: msgspec.inspect.Type) -> Any:
+    return kind.tag if isinstance(kind, msgspec.inspect.StructType) else None
+
+
+def _fields(keys: Sequence[Key], data: Any) -> set[str]:
+    """The keys that the table at a path of `data` may have."""
+    at = _type_at(keys, data)
+    for key in keys:
+        data = _below(data, key)
+    tables = [t for t in _options(at, data) if isinstance(t, msgspec.inspect.StructType)]
+    return {f.encode_name for t in tables for f in t.fields} | {t.tag_field for t in tables if t.tag_field is not None}
 
 
 _WORDS = {
@@ -356,14 +390,15 @@ _WORDS = {
 }
 
 
-def _described(keys: Sequence[Key]) -> str:
-    """The declared type at a path in words."""
-    return _in_words(_type_at(keys))
+def _described(keys: Sequence[Key], data: Any) -> str:
+    """The declared type at a path of `data` in words."""
+    return _in_words(_type_at(keys, data))
 
 
 def _in_words(kind: msgspec.inspect.Type) -> str:
     if isinstance(kind, msgspec.inspect.UnionType):
-        return " or ".join(_in_words(t) for t in kind.types if not isinstance(t, msgspec.inspect.NoneType))
+        words = (_in_words(t) for t in kind.types if not isinstance(t, msgspec.inspect.NoneType))
+        return " or ".join(dict.fromkeys(words))
     if isinstance(kind, msgspec.inspect.LiteralType):
         return "one of " + ", ".join(json.dumps(v) for v in kind.values)
     item = getattr(kind, "item_type", None)
@@ -374,7 +409,7 @@ def _in_words(kind: msgspec.inspect.Type) -> str:
 
 def _advice(name: str, keys: Sequence[Key], known: set[str]) -> str:
     """The key that was probably meant: a close name in the same table, or the same name in another section."""
-    elsewhere = [section for section in RunConfig.__struct_fields__ if name in _fields((section,))]
+    elsewhere = [section for section in RunConfig.__struct_fields__ if name in _fields((section,), None)]
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.85 if elsewhere else 0.6)
     if close:
         return f"do you mean {_dotted((*keys, close[0]))}?"

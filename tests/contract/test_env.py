@@ -71,11 +71,21 @@ def function(folder: Path) -> EnvFactory:
     return load_env(msgspec.convert(settings, EnvConfig), read_rows)
 
 
+def rubric(folder: Path) -> EnvFactory:
+    columns, parts = {"prompt": "q", "answer": "a"}, {"right": {"kind": "number"}}
+    return load_env(msgspec.convert({"rubric": parts, "data": f"{folder}/data.jsonl", "columns": columns}, EnvConfig), read_rows)
+
+
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     return read_rows(f"{folder}/data.jsonl", {"prompt": "q", "answer": "a"})
 
 
-FACTORIES: dict[str, Callable[[Path], EnvFactory]] = {"reasoning_gym": gym, "generated": generated, "reward_function": function}
+FACTORIES: dict[str, Callable[[Path], EnvFactory]] = {
+    "reasoning_gym": gym,
+    "generated": generated,
+    "reward_function": function,
+    "rubric": rubric,
+}
 SOURCES: dict[str, Callable[[Path], TaskSource]] = {
     "generated train": lambda folder: generated(folder).tasks("train", 1),
     "generated eval": lambda folder: generated(folder).tasks("eval", 1),

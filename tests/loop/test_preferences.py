@@ -68,6 +68,7 @@ def test_the_policy_learns_to_prefer(given: Path, tmp_path: Path, name: str) -> 
     result = recorded(tmp_path, "preference")
     assert result["rows"] == 80 and result["held_out"]["count"] == (80 if name == "kto" else 40)
     assert result["held_out"]["accuracy"] > 0.9 and result["held_out"]["low"] > 0.8
+    assert json.loads((tmp_path / "runs/tiny/summary.json").read_text())["held_out"] == {"preference": result["held_out"]}
     first, last = result["metrics"][0], result["metrics"][-1]
     assert last["loss_preference"] < first["loss_preference"]
     if name not in ("simpo", "orpo"):
@@ -208,7 +209,7 @@ def test_a_reward_model_is_named_and_fits(given: Path, checkpoint: Path, tmp_pat
 def test_rollouts_are_compared_online(given: Path, tmp_path: Path, name: str) -> None:
     """The world rewards by length: what is trained is the best of a group against its worst, and at the first step policy and
     reference agree to the bit."""
-    overrides = ["run.stages=['rl']", f"rl.preference.name={name}", "rl.steps=4", "rollout.group_size=4"]
+    overrides = ["run.stages=['rl']", f"rl.preference={name}", "rl.steps=4", "rollout.group_size=4"]
     finished(given, *overrides)
     result = recorded(tmp_path, "rl")
     first, last = result["metrics"][0], result["metrics"][-1]
@@ -224,8 +225,8 @@ def test_rollouts_are_compared_online(given: Path, tmp_path: Path, name: str) ->
 
 def test_online_comparisons_that_make_no_sense_are_refused(given: Path, capfd) -> None:
     for overrides, message in (
-        (["rl.preference.name=kto"], "preference.name must be dpo, robust_dpo, ipo or simpo, which compare rollouts alone, got kto"),
-        (["rl.preference.name=dpo", "rollout.top_k=5"], "[rollout]: expected rollouts whose tokens the reference of rl.preference"),
+        (["rl.preference=kto"], 'rl.preference.name: expected one of "dpo", "robust_dpo", "ipo", "simpo", got "kto"'),
+        (["rl.preference=dpo", "algo.kl.coefficient=0.1"], "[algo]: expected neither kl nor entropy_bonus with rl.preference"),
     ):
         words = [word for override in ("run.stages=['rl']", *overrides) for word in ("--set", override)]
         assert main(["check", str(given), *words]) == 2

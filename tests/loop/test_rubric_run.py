@@ -89,7 +89,7 @@ def test_a_run_whose_rewards_a_real_engine_gives(recipe: Path) -> None:
     assert all(values["judge/questions"] > 0 and values["judge/reply_s"] > 0 for values in steps)
     assert "judge/failures" not in steps[0] and "judge/unread" not in steps[0]
     assert steps[0]["rollout/part/liked"] == pytest.approx(sum(s.parts["liked"] for g in groups[:2] for s in g.scores) / 6)
-    assert evaluated["rl"]["overall"]["tasks"] == 2 and evaluated["rl"]["infra_failed"] == 0
+    assert evaluated["rl"]["success"]["tasks"] == 2 and not evaluated["rl"]["lost"]
 
 
 def test_a_judge_that_never_answers_trains_nothing(recipe: Path) -> None:
@@ -115,14 +115,21 @@ def test_the_rubric_is_evaluated_by_the_command(
     ("change", "said"),
     [
         ('env.rubric.liked.model="nobody"', "env.rubric.liked.model: expected a table [models.nobody] with a path, got none"),
-        ("engines.nobody.kind=native", "engines.nobody: expected a model beside the policy (judge), got 'nobody'"),
+        ('env.rubric.liked.model="policy"', "env.rubric.liked.model: expected a table [models.policy] with a path, got the policy"),
         ('models.judge.path="./nowhere"', "model ./nowhere: expected a Hugging Face checkpoint folder or a hub name"),
         ("env.rubric.liked.prompt=Well?", "prompt must say where {completion} stands"),
-        ("env.rubric.right.kind=wishful", "wishful"),
-        ("env.rubric.right.colum=a", "env.rubric.right"),
+        ('models.judge.served={kind="openai", url="http://127.0.0.1:9/v1"}', "env.rubric.liked.constrain: expected false, got true with"),
+        ("env.rubric={r={kind='ranking', model='judge', prompt='{answers}'}}", "env.rubric: expected a part that says what one"),
     ],
 )
 def test_what_cannot_work_is_refused(recipe: Path, change: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", str(recipe), *words("run.stages=['rl']", change)]) == 2
+    assert main(["check", str(recipe), *words("run.stages=['rl', 'eval']", change)]) == 2
     assert said in capsys.readouterr().err
 
+
+
+def test_a_judge_that_cannot_be_reached_is_refused(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe.write_text(recipe.read_text().replace("constrain = true\n", ""))
+    unreached = 'models.judge.served={kind="openai", url="http://127.0.0.1:9/v1"}'
+    assert main(["check", str(recipe), *words("run.stages=['rl']", unreached)]) == 2
+    assert "http://127.0.0.1:9/v1: expected" in capsys.readouterr().err

@@ -26,15 +26,21 @@ def print_result(folder: Path) -> None:
 def result_lines(summary: Mapping[str, Any]) -> list[str]:
     """The table, line by line. Leaves out what the run does not have."""
     columns = {"sft": "after SFT", "rl": "after RL"}
+    if summary.get("preference_success") is not None:
+        columns = {"sft": "after SFT", "preference": "after preferences", "rl": "after RL"}
     if summary.get("init_success") is not None:
         columns = {"init": "before", **columns}
+    if summary.get("distill_success") is not None:
+        columns["distill"] = "after distillation"
     rows = [("dataset", "coverage", *columns.values(), "tasks")]
     for name, entry in summary.get("by_dataset", {}).items():
         rows.append((name, entry.get("coverage") or "", *(_rate(entry.get(key)) for key in columns), str(entry["tasks"])))
     together = [_rate(summary.get(f"{key}_success")) for key in columns]
     rows.append(("all together", "", *together, str(summary.get("eval_tasks", ""))))
     lines = table(rows) if any(together) else []
+    judged = summary.get("held_out", {}).items()
     facts = {
+        **{f"held out, judged right after {name}": f"{_rate(of['accuracy'])} of {of['count']}" for name, of in judged},
         "lower end of the 95 % interval after RL": _rate(summary.get("rl_success_low")),
         "with the tool host switched off": _rate(summary.get("no_tool_success")),
         "engine against trainer, largest log-probability difference": _plain(summary.get("logprob_max_abs_diff")),

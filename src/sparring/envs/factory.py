@@ -88,7 +88,8 @@ class WorldFactory:
         config = self._config
         box = config.box.spec() if self._probe.needs_box else None
         task = Task(id=id, env=self.name, messages=(), data=data, limits=config.limits.limits(), box=box, seed=seed)
-        self._probe.check(task)
+        with boundary(BadInput, f"task {id}", "a task that can be scored", "correct the environment or its data"):
+            self._probe.check(task)
         if not messages:
             with boundary(BadInput, f"task {id}", f"a prompt from {self.name}.prompt", "correct the environment or its data"):
                 asked = self._probe.prompt(task)

@@ -14,6 +14,7 @@ import xxhash
 
 from sparring.config import RunConfig, dump, resolve
 from sparring.engine.config import EngineConfig
+from sparring.envs.rubrics.config import Function
 from sparring.errors import refusal
 from sparring.launch.block import block
 from sparring.launch.run import CONFIG, opened
@@ -119,6 +120,7 @@ async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
     from sparring.sandbox.check import check_sandbox
     from sparring.stages.check import check_directory
     from sparring.stages.eval import evaluate_folder, held_out
+    from sparring.stages.judged import check_judges
 
     check_directory(Path(config.run.directory))
     folder = evaluation_folder(config, subject)
@@ -129,6 +131,7 @@ async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
         tasks = held_out(context, config.eval.tasks)
         if tasks[0].box is not None:
             check_sandbox(config.sandbox)
+        await check_judges(context)
         plan = EvalPlan(tasks=tasks, run_seed=config.run.seed, samples=config.eval.samples)
         evaluation = await evaluate_folder(context, str(subject.folder), plan)
         result = _told(context, subject, evaluation, folder)
@@ -170,7 +173,6 @@ def _recipe(config: RunConfig, subject: Subject, directory: str, name: str) -> R
         env=config.env,
         sandbox=config.sandbox,
         engine=config.engine,
-        engines=config.engines,
         rollout=config.rollout,
         rl=_rewards(config),
         eval=EvalConfig(tasks=config.eval.tasks),
@@ -214,5 +216,7 @@ def _deciding(config: RunConfig, subject: Subject) -> list[Path]:
     folders |= {Path(str(spec.path)): None for spec in _reward_model(config).values()}
     files = [file for folder in folders for file in sorted(folder.iterdir()) if file.suffix in CONTENT]
     env = config.env
-    named = [Path(part) for part in (env.name.rpartition(":")[0], env.reward.rpartition(":")[0], env.data, env.eval_data) if part]
+    functions = [part.function for part in env.rubric.values() if isinstance(part, Function)]
+    sources = [name.rpartition(":")[0] for name in (env.name, env.reward, *functions)]
+    named = [Path(part) for part in (*sources, env.data, env.eval_data) if part]
     return files + [path for path in named if path.is_file()]

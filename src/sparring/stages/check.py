@@ -11,17 +11,17 @@ from pathlib import Path
 import msgspec
 
 from sparring.engine.config import EngineConfig
-from sparring.envs.rubrics.config import AskedPart
 from sparring.errors import EnvError, refusal
-from sparring.model.hub import local_folder
 from sparring.rollout.window import check_window
 from sparring.sandbox.check import check_sandbox
 from sparring.stages.beside import check_beside
 from sparring.stages.compared import check_compared
 from sparring.stages.context import ORDER, POLICY, Context
+from sparring.stages.critic import check_critic, critic_shape
 from sparring.stages.demonstrate import Conversation, converse, demonstrate, given_conversations
 from sparring.stages.eval import held_out
 from sparring.stages.fit import SOME, check_rendering
+from sparring.stages.judged import check_judges
 from sparring.stages.lora import check_lora
 from sparring.stages.memory import Held
 from sparring.stages.online import check_online
@@ -48,7 +48,7 @@ async def check(context: Context) -> list[str]:
     config = context.config
     facts = _stages(context)
     shape = _shape(context)
-    facts += check_lora(context)
+    facts += check_lora(context) + check_critic(context)
     facts += _memory(context, shape) + _engine(context, shape)
     _sampling(context)
     facts += check_served(context)
@@ -65,7 +65,7 @@ async def check(context: Context) -> list[str]:
         )
     if "rl" in config.run.stages:
         facts += ["rollouts: the window cannot deadlock", correction_chosen(config)]
-    _judges(context)
+    facts += await check_judges(context)
     facts += check_collect(context) + check_distill(context) + _held_out(context) + check_beside(context)
     tasks = _some_tasks(context)
     task = tasks[0]
@@ -75,7 +75,7 @@ async def check(context: Context) -> list[str]:
     found, held, shown = await _world(context, task)
     about, compared = check_compared(context)
     shown += compared
-    about += check_online(context)
+    about += check_online(config)
     about += check_reward_model(context, context.given())
     facts += about + found + check_rendering(context, shape, tasks, shown, held)
     return facts + check_model(context, shape)
@@ -144,23 +144,6 @@ def _vllm(context: Context, shape: Shape) -> list[str]:
     return [f"engine: {find_vllm(engine)} has vLLM"]
 
 
-def _judges(context: Context) -> None:
-    """Every model that judges stands in `[models]`, with weights to load; every model of `[engines]` does."""
-    config = context.config
-    for name in config.engines:
-        if name not in config.models or name == POLICY:
-            others = ", ".join(n for n in config.models if n != POLICY) or "none"
-            raise refusal(f"engines.{name}", f"a model beside the policy ({others})", repr(name), "add it to [models]")
-    for name, part in config.env.rubric.items():
-        if isinstance(part, AskedPart):
-            spec = config.models.get(part.model)
-            if spec is None or spec.path is None:
-                got = "none" if spec is None else "one without a path"
-                where = f"env.rubric.{name}.model"
-                raise refusal(where, f"a table [models.{part.model}] with a path", got, "add the model that judges")
-            local_folder(spec.path)
-
-
 def _shape(context: Context) -> Shape:
     """The sizes of the policy, from its checkpoint or from `[models.policy.init]`."""
     spec, given = context.config.models[POLICY], context.given()
@@ -172,7 +155,7 @@ def _shape(context: Context) -> Shape:
 
 def _memory(context: Context, shape: Shape) -> list[str]:
     """What the run holds at the most is there, in memory and on disk."""
-    config, held = context.config, Held.of(context.config, shape)
+    config, held = context.config, Held.of(context.config, shape, critic_shape(context, shape))
     here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if config.run.device == "cpu" and held.total > here:
         parts = {
@@ -186,7 +169,7 @@ def _memory(context: Context, shape: Shape) -> list[str]:
         do = "lower train.token_budget, engine.kv_bytes or engine.offload_bytes, or take a smaller model"
         raise refusal("memory", expected, f"{here / GIB:.1f} GiB on this machine", do)
     free = shutil.disk_usage(context.folder).free
-    disk = held.trained * 12 * (config.train.keep_last + 1) * 2
+    disk = (held.trained + held.critic) * 12 * (config.train.keep_last + 1) * 2
     if disk > free:
         raise refusal(
             str(context.folder), f"{disk / GIB:.1f} GiB of disk for checkpoints", f"{free / GIB:.1f} GiB", "free disk space"

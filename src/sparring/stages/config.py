@@ -7,11 +7,15 @@ from typing import Literal
 
 import msgspec
 
-from sparring.algo.loss.preference.config import DpoConfig, KtoConfig, OrpoConfig, PreferenceLoss
+from sparring.algo.loss.preference.config import ComparingLoss, DpoConfig, OrpoConfig, PreferenceLoss
+from sparring.tasks.pools import DifficultyPools
 from sparring.train.config import TrainConfig
 
 MAX_THREADS = 1024
 """More than any one machine has a use for; the threading library ends the process where it cannot start them."""
+
+NAMED = {("preference", "loss"): "dpo", ("reward_model", "loss"): "bradley_terry", ("rl", "preference"): "dpo"}
+"""Tables of several kinds, and the kind of one that does not say its name; a name alone stands for a table of defaults."""
 
 StageName = Literal["init", "collect", "sft", "preference", "reward_model", "rl", "distill", "eval", "export"]
 
@@ -30,6 +34,10 @@ class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     stages: tuple[StageName, ...] = ("init", "sft", "rl", "eval", "export")
     """In this order; a stage that is already done in the run's folder is not repeated."""
+
+    after: tuple[str, ...] = ()
+    """Recipes whose runs come first, in this order, but for those that are done: files, relative to where you stand. This one may
+    name what they have written, such as teachers."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`, `cpu` or `cuda`."""
@@ -140,7 +148,12 @@ class PreferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class BradleyTerryConfig(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="bradley_terry"
 ):
-    """The chosen text is worth more (arXiv 2203.02155)."""
+    """The chosen text is worth more (arXiv 2203.02155, equation 1).
+
+        loss = -log sigmoid(r(chosen) - r(rejected) - margin) + centre * (r(chosen) + r(rejected))^2
+
+    A reward model for whole replies, from compared ones.
+    """
 
     centre: float = 0.0
     """What the square of the sum of a pair's rewards counts: holds rewards near zero (arXiv 2312.09244)."""
@@ -151,7 +164,12 @@ class BradleyTerryConfig(
 
 
 class StepsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="steps"):
-    """Each step of a solution is right or not (arXiv 2305.20050)."""
+    """Each step of a solution is right or not (arXiv 2305.20050).
+
+        loss = -y * log sigmoid(v) - (1 - y) * log sigmoid(-v),    v the value behind the step, y its label
+
+    A process reward model, from solutions whose steps were judged.
+    """
 
     separator: str = "\n"
     """What stands between two steps."""
@@ -184,6 +202,29 @@ class RewardModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         _check_overrides(self.train)
 
 
+class CriticConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[rl.critic]`: a model that says before each token what is still earned, for credit gae; it learns beside the policy, of
+    the same rollouts, in as many optimiser steps."""
+
+    model: str = "policy"
+    """The weights that it begins with: `policy`, those that the stage begins with; `reward_model`, what that stage of this run
+    has written; or a name in `[models]`. A scalar head that is there stays; a new one begins at zero."""
+
+    clip: float = 0.2
+    """How far a value moves from the one before the update until it is no longer trained, in units of reward; 0: any."""
+
+    warmup_steps: int = 0
+    """The first updates of the stage, in which the critic alone learns (value pretraining, VC-PPO, arXiv 2503.01491)."""
+
+    train: dict[str, int | float | str | bool] = {}
+    """Keys of `[train]` that the critic replaces, such as `learning_rate`; those of `[rl] train` are the policy's."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.clip < math.inf or self.warmup_steps < 0:
+            raise ValueError("clip and warmup_steps must be 0 or more")
+        _check_overrides(self.train)
+
+
 class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[rl]`: reinforcement learning over live rollouts."""
 
@@ -202,9 +243,12 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     passes: int = 1
     """How often every sampled token is trained before its weights are published."""
 
-    preference: PreferenceLoss | None = None
-    """Online preference optimisation in the place of `[algo]`: the best rollout of each group against its worst, with dpo,
-    robust_dpo, ipo or simpo; the reference is what the stage begins with."""
+    pools: DifficultyPools | None = None
+    """Pass over tasks that the policy masters, or cannot do at all, with a probability. None: every task comes."""
+
+    preference: ComparingLoss | None = None
+    """Online preference optimisation in the place of `[algo]`: the best rollout of each group against its worst; the reference is
+    what the stage begins with."""
 
     reward_model: str | None = None
     """Who scores rollouts beside the world: `reward_model`, what that stage of this run has written, or a name in `[models]`."""
@@ -215,16 +259,18 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     observations: float = 0.0
     """Scale of a cross-entropy loss on the tokens that tools answered (ECHO, arXiv 2605.24517); 0: none."""
 
+    critic: CriticConfig | None = None
+    """What tells credit gae the values of states; None: nothing does."""
+
     def __post_init__(self) -> None:
         if self.steps < 1 or self.groups_per_step < 1:
             raise ValueError("steps and groups_per_step must be at least 1")
+        if self.critic is not None and self.critic.warmup_steps >= self.steps:
+            raise ValueError(f"critic.warmup_steps must be below steps, got {self.critic.warmup_steps} of {self.steps}")
         if self.minibatches < 1 or self.passes < 1:
             raise ValueError("minibatches and passes must be at least 1")
-        if isinstance(self.preference, (KtoConfig, OrpoConfig)):
-            name = "kto" if isinstance(self.preference, KtoConfig) else "orpo"
-            raise ValueError(f"preference.name must be dpo, robust_dpo, ipo or simpo, which compare rollouts alone, got {name}")
-        if not 0 <= self.observations < math.inf:
-            raise ValueError(f"observations must be 0 or more, got {self.observations}")
+        if not 0 <= self.observations < math.inf or self.observations and self.preference is not None:
+            raise ValueError(f"observations must be 0 or more, and 0 beside preference, got {self.observations}")
         _check_overrides(self.train)
 
 

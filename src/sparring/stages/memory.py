@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from sparring.config import RunConfig
 from sparring.stages.context import POLICY
+from sparring.stages.online import needs_reference
 from sparring.stages.shape import Shape, token_bytes
 
 NUMBER_BYTES = 4
@@ -13,16 +14,18 @@ NUMBER_BYTES = 4
 
 
 class Held(NamedTuple):
-    """What a run on one machine holds: how many parameters, how many of them (or of an adapter) are trained, and bytes.
+    """What a run on one machine holds: how many parameters, how many of them (or of an adapter) are trained, how many a critic
+    has, and bytes.
 
-    trainer: weights (and adapters), and of what is trained gradients and AdamW's three. engine: weights of its own. packed: what
-    the kernels of both read in the place of the weights. update: what is trained once as it was published and, staged beside
-    the engine's, once as weights and once packed. cache: keys and values here and in host memory, and recurrent states.
-    activations: of a micro-batch.
+    trainer: weights (and adapters), of what is trained gradients and AdamW's three, the critic's too, and models that are only
+    asked. engine: weights of its own. packed: what the kernels of all these read in the place of the weights. update: what is
+    trained once as it was published and, staged beside the engine's, once as weights and once packed. cache: keys and values
+    here and in host memory, and recurrent states. activations: of a micro-batch.
     """
 
     parameters: int
     trained: int
+    critic: int
     trainer: int
     engine: int
     packed: int
@@ -33,21 +36,24 @@ class Held(NamedTuple):
     @property
     def total(self) -> int:
         """All bytes."""
-        return sum(self[2:])
+        return sum(self[3:])
 
     @staticmethod
-    def of(config: RunConfig, shape: Shape) -> Held:
-        """A bound: all of it at once, the head apart from the embedding."""
+    def of(config: RunConfig, shape: Shape, critic: Shape | None = None) -> Held:
+        """A bound: all of it at once, the head apart from the embedding. `critic` is the shape of the rl stage's."""
         parameters, adapters = _parameters(shape), _adapters(config, shape)
+        judging = 0 if critic is None else _parameters(critic)
         trained = adapters or parameters
         whole = parameters + adapters
+        frozen = _frozen(config) * whole
         per_token = shape.num_layers * (12 * shape.hidden_size + 4 * shape.intermediate_size) + 2 * shape.vocab_size
         return Held(
             parameters=parameters,
             trained=trained,
-            trainer=(whole + 3 * trained) * NUMBER_BYTES,
+            critic=judging,
+            trainer=(whole + 3 * trained + frozen + 4 * judging) * NUMBER_BYTES,
             engine=whole * NUMBER_BYTES,
-            packed=2 * whole * NUMBER_BYTES,
+            packed=(2 * whole + frozen + judging) * NUMBER_BYTES,
             update=3 * trained * NUMBER_BYTES if "rl" in config.run.stages else 0,
             cache=_cache(config, shape),
             activations=config.train.token_budget * per_token * NUMBER_BYTES,
@@ -65,6 +71,13 @@ def _adapters(config: RunConfig, shape: Shape) -> int:
     lora = config.models[POLICY].lora
     ends = 7 * shape.hidden_size + 2 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim + 3 * shape.intermediate_size
     return 0 if lora is None else shape.num_layers * lora.rank * ends
+
+
+def _frozen(config: RunConfig) -> int:
+    """Models of the policy's size that the reinforcement-learning stage only asks: a reference, a reward model."""
+    if "rl" not in config.run.stages:
+        return 0
+    return needs_reference(config) + (config.rl.reward_model is not None)
 
 
 def _cache(config: RunConfig, shape: Shape) -> int:

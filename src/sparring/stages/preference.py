@@ -48,7 +48,7 @@ async def run(context: Context) -> dict[str, Any]:
     trained, held = apart(given_preferences(context), section.held_out, seed, "preference")
     renderer, longest = context.renderer(source), folder_shape(source).max_positions
     loss = load_preference(section.loss)
-    losses = [loss, ImitateLoss()] if section.imitates else [loss]
+    losses = [loss, ImitateLoss(scale=section.imitates)] if section.imitates else [loss]
     plan = TrainPlan(losses=losses, total_steps=section.steps, overrides=section.train)
     trainer = context.cluster.trainer(POLICY, path=str(source), plan=plan)
     units, others = (list(_units(context, renderer, rows, longest)) for rows in (trained, held))
@@ -61,9 +61,7 @@ async def run(context: Context) -> dict[str, Any]:
         "preference",
         trainer,
         units,
-        lambda chosen, step: preference_batch(
-            [row for unit in chosen for row in unit], step=step, model=POLICY, imitate=section.imitates
-        ),
+        lambda chosen, step: preference_batch(chosen, step=step, model=POLICY),
         SHOWN,
     )
     found = await _judged(trainer, loss, others) if others else None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from sparring.batch.preference import CHOSEN, REJECTED, labelled_steps, preference_batch, whole_text
@@ -42,7 +44,7 @@ async def run(context: Context) -> dict[str, Any]:
         "reward_model",
         trainer,
         units,
-        lambda chosen, step: preference_batch([row for unit in chosen for row in unit], step=step, model=POLICY),
+        lambda chosen, step: preference_batch(chosen, step=step, model=POLICY),
         {"loss": f"loss_{loss.term}", "accuracy": "accuracy"},
     )
     found = await _judged(trainer, others) if others else None
@@ -61,15 +63,18 @@ def step_ends(renderer: Renderer, tokens: Sequence[int], start: int, texts: Sequ
     """
     found = []
     for text in texts:
-        low, high = start, len(tokens)
-        while low < high:  # the text of a longer piece is never shorter
-            middle = (low + high) // 2
-            low, high = (low, middle) if len(renderer.decode(tokens[start:middle])) >= len(text) else (middle + 1, high)
-        if not renderer.decode(tokens[start:low]).startswith(text):
-            got = repr(renderer.decode(tokens[start:low])[-40:])
-            raise refusal("steps", repr(text[-40:]), got, "write them without blanks around")
-        found.append(low)
+        # lengths would not do: half a character is more signs than the whole one
+        count = bisect_left(range(len(tokens) - start + 1), True, key=partial(_says, renderer, tokens[start:], text))
+        if count > len(tokens) - start:
+            got = repr(renderer.decode(tokens[start:])[:40])
+            raise refusal("steps", repr(text[:40]), got, "write them without blanks around")
+        found.append(start + count)
     return found
+
+
+def _says(renderer: Renderer, tokens: Sequence[int], text: str, count: int) -> bool:
+    """Whether `text` has been read behind `count` tokens."""
+    return renderer.decode(tokens[:count]).startswith(text)
 
 
 def _loss(config: BradleyTerryConfig | StepsConfig) -> Loss:

@@ -9,27 +9,28 @@ from typing import Any
 
 from sparring.stages.context import Context
 
+EVALUATED = ("init", "sft", "preference", "rl", "distill")
+"""Stages whose weights may have been evaluated."""
+
 
 def write_summary(context: Context) -> dict[str, Any]:
     """Write `<run>/summary.json` from what the stages recorded, and return it. Rates are numbers from 0 to 1."""
     results = context.done("eval") or {}
-    rl = context.done("rl") or {}
+    rl = context.done("rl") or context.done("distill") or {}
     account = rl.get("account", {})
-    init, sft, after, off = (_overall(results.get(name)) for name in ("init", "sft", "rl", "no_tool"))
+    rates = {name: _overall(results.get(name)) for name in EVALUATED}
+    held_out = {stage: (context.done(stage) or {}).get("held_out") for stage in ("preference", "reward_model")}
     summary = {
         "name": context.config.run.name,
-        "init_success": init["success"],
-        "init_success_low": init["low"],
-        "init_success_high": init["high"],
-        "sft_success": sft["success"],
-        "sft_success_low": sft["low"],
-        "sft_success_high": sft["high"],
-        "rl_success": after["success"],
-        "rl_success_low": after["low"],
-        "rl_success_high": after["high"],
-        "no_tool_success": off["success"],
-        "eval_tasks": max(init["tasks"], sft["tasks"], after["tasks"]),
-        "turns_successful": (results.get("rl") or results.get("sft") or {}).get("mean_turns_successful"),
+        **{
+            f"{name}_success{end}": rate[key]
+            for name, rate in rates.items()
+            for end, key in (("", "success"), ("_low", "low"), ("_high", "high"))
+        },
+        "no_tool_success": _overall(results.get("no_tool"))["success"],
+        "eval_tasks": max(rate["tasks"] for rate in rates.values()),
+        "held_out": {stage: found for stage, found in held_out.items() if found is not None},
+        "turns_successful": _last(results).get("mean_turns_successful"),
         "by_dataset": _by_dataset(context, results),
         "logprob_max_abs_diff": rl.get("logprob_max_abs_diff"),
         "correction": context.config.algo.correction_rule.in_words(),
@@ -47,6 +48,11 @@ def write_summary(context: Context) -> dict[str, Any]:
     return summary
 
 
+def _last(results: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The evaluation of the weights that were trained last."""
+    return results.get("distill") or results.get("rl") or results.get("sft") or {}
+
+
 def _overall(result: Mapping[str, Any] | None) -> dict[str, Any]:
     return _rate(result["success"]) if result else {"success": None, "low": None, "high": None, "tasks": 0}
 
@@ -57,7 +63,7 @@ def _rate(rate: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _by_dataset(context: Context, results: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: (results.get(name) or {}).get("by_tag", {}) for name in ("init", "sft", "rl")}
+    found = {name: (results.get(name) or {}).get("by_tag", {}) for name in EVALUATED}
     coverage = getattr(context.factory, "coverage", {})
     return {
         tag: {

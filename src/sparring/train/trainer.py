@@ -221,7 +221,7 @@ class LocalTrainer:
         whole = self._statistics(batch)
         trained = [row for row in batch.rows if row.label != 0]
         for rows in pack_units(trained, self._config.token_budget, self._paired):
-            parts = cut_units(rows, self._lanes, self._paired)
+            parts = cut_units(rows, self._lanes, self._paired, self._model.context)
             for part in self._side_by_side(parts, batch.denominators, whole):
                 measures.add_tokens(part.micro, part.logprobs)
                 for term, result in part.results.items():

@@ -35,6 +35,14 @@ def test_the_facts_follow() -> None:
     assert "with the tool host switched off                             0.0 %" in text
 
 
+def test_what_was_held_out_and_an_evaluation_after_preferences() -> None:
+    judged = {"preference": {"accuracy": 0.95, "low": 0.9, "high": 0.98, "count": 40}}
+    lines = result_lines({**SUMMARY, "preference_success": 0.7, "held_out": judged})
+    assert lines[0].split() == ["dataset", "coverage", "after", "SFT", "after", "preferences", "after", "RL", "tasks"]
+    assert lines[5].split()[2:8] == ["50.0", "%", "70.0", "%", "92.0", "%"]
+    assert any(line.split() == "held out, judged right after preference 95.0 % of 40".split() for line in lines)
+
+
 def test_a_model_that_was_only_evaluated() -> None:
     tag = {"coverage": None, "init": 0.25, "sft": None, "rl": None, "tasks": 8}
     lines = result_lines({"init_success": 0.25, "eval_tasks": 8, "by_dataset": {"gcd": tag}})

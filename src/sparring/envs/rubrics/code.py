@@ -16,6 +16,8 @@ from sparring.errors import refusal
 from sparring.protocols import Sandbox
 from sparring.types import Task
 
+FENCED = r"(?s)```(?:python|py)?[ \t]*\n(.*?)```"
+
 CASE = """
 import io, sys
 sys.stdin = io.TextIOWrapper(io.BytesIO({stdin!r}), encoding="utf-8")
@@ -68,7 +70,7 @@ class ProgramTests:
         """
         if box is None:
             raise LookupError("tests need a box: an Env with a Code part sets needs_box")
-        program = found(self._config.find, completion)
+        program = found(self._config.find or FENCED, completion)
         program = completion if program is None else program
         tests, passed = _tests(task.data[self._config.column]), 0
         for test in tests:

@@ -147,8 +147,9 @@ class Code(PartConfig, frozen=True, kw_only=True, tag="code"):
     """A column with tests: a list of `{stdin, stdout}`, of which each is a run of the program; or Python with assert statements,
     as one text or a list of them, of which each is run behind the program."""
 
-    find: str = r"(?s)```(?:python|py)?[ \t]*\n(.*?)```"
-    """The program in the answer: the last match, its first group if it has one. An answer without one is all program."""
+    find: str = ""
+    """The program in the answer: the last match, its first group if it has one; empty: the last fenced block. An answer without
+    one is all program."""
 
     partial: bool = False
     """Whether some passed tests are worth their share; else all must pass."""
@@ -198,7 +199,7 @@ class AskedPart(PartConfig, frozen=True, kw_only=True):
     """Most tokens of a reply."""
 
     constrain: bool = False
-    """Whether the reply is held to a verdict while it is sampled; native and remote engines can."""
+    """Whether the reply is held to a verdict while it is sampled; all but servers of kind openai and chat can."""
 
     timeout_s: float = 60.0
     """Wall clock of one reply."""
@@ -280,6 +281,11 @@ Part = Pointwise | Relative
 
 TEXT = (Exact, Fuzzy, Number, Mathematics, Regex, Json)
 RELATIVE = (Pairwise, Ranking)
+
+
+def judging(rubric: dict[str, Any]) -> set[str]:
+    """The models that a rubric asks."""
+    return {part.model for part in rubric.values() if isinstance(part, AskedPart)}
 
 
 def of_domain(rubric: dict[str, Any], domain: str) -> dict[str, Any]:

@@ -56,30 +56,61 @@ class Workers:
     def _ask(self, line: bytes, wall_s: float) -> dict[str, Any]:
         """On a thread of its own process."""
         process = getattr(self._own, "process", None)
-        if process is None or process.poll() is not None:
-            command = [sys.executable, "-m", "sparring.envs.rubrics.worker"]
-            process = self._own.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-        assert process.stdin is not None and process.stdout is not None
-        answer = b""
-        try:
-            process.stdin.write(line)
-            while not answer.endswith(b"\n"):
-                readable, _, _ = select.select([process.stdout], [], [], wall_s)
-                piece = os.read(process.stdout.fileno(), 1 << 16) if readable else b""
-                if not piece:
-                    return self._ended(process, hangs=not readable, wall_s=wall_s)
-                answer += piece
-        except BrokenPipeError:
-            return self._ended(process, hangs=False, wall_s=wall_s)
-        return json.loads(answer)
-
-    def _ended(self, process: subprocess.Popen[bytes], *, hangs: bool, wall_s: float) -> dict[str, Any]:
-        """What it means that a process did not answer."""
-        if hangs:
-            process.kill()
-        status = process.wait()
-        self._own.process = None
+        if process is None or process.ended:
+            process = self._own.process = _Process()
+        answer = process.answer(line, wall_s)
+        if answer is not None:
+            return json.loads(answer)
+        hangs, status = not process.ended, process.end()
         if status == -signal.SIGVTALRM:
             return {"value": 0.0}
         why = f"no answer after {wall_s:g} s" if hangs else f"its process ended with status {status}"
         return {"error": f"check: expected a value, got {why}; see its messages above"}
+
+
+class _Process:
+    """One process; it ends with the last reference to it, at the latest with its input."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "sparring.envs.rubrics.worker"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        self._over = False
+
+    def __del__(self) -> None:
+        self.end()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it answers no more."""
+        return self._over
+
+    def answer(self, line: bytes, wall_s: float) -> bytes | None:
+        """Its answer to a line; None where it ended or hangs."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+        answer = b""
+        try:
+            stdin.write(line)
+            while not answer.endswith(b"\n"):
+                if not select.select([stdout], [], [], wall_s)[0]:
+                    return None
+                piece = os.read(stdout.fileno(), 1 << 16)
+                if not piece:
+                    self._over = True
+                    return None
+                answer += piece
+        except BrokenPipeError:
+            self._over = True
+            return None
+        return answer
+
+    def end(self) -> int:
+        """Kill it, if it still runs; its status."""
+        if not self._over:
+            self._process.kill()
+            self._over = True
+        status = self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+        return status

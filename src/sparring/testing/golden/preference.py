@@ -1,9 +1,7 @@
 """References of the preference losses: float64 NumPy, one function per name, each the paper's equation and nothing else.
 
-    python -m sparring.testing.golden.preference > vectors.json
-
-writes inputs, settings, losses and gradients for any other implementation to be held against. Gradients are taken by a complex
-step (Squire and Trapp 1998): imag(f(x + ih)) / h has no cancellation, so that they are right to the last digits.
+Gradients are taken by a complex step (Squire and Trapp 1998): imag(f(x + ih)) / h has no cancellation, so that they are right to
+the last digits.
 
 Worked example, by hand. One pair. The chosen reply has two tokens of log-probability -0.5 and -0.7, under the reference -0.8 and
 -0.8; the rejected one has one token of -2.0, under the reference -1.6. Log-ratios are -1.2 + 1.6 = 0.4 and -2.0 + 1.6 = -0.4:
@@ -21,9 +19,9 @@ Worked example, by hand. One pair. The chosen reply has two tokens of log-probab
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -163,35 +161,65 @@ PAIRWISE: dict[str, tuple[Callable[..., Any], list[dict[str, Any]]]] = {
 """By name, the reference and the settings of its vectors."""
 
 
-def vectors(seed: int = 0, count: int = 5) -> list[dict[str, Any]]:
-    """Of every pairwise name and setting: the replies' log-probabilities, the loss and its gradient for each policy token."""
+class Vector(NamedTuple):
+    """Inputs of one loss by name, its settings, its value, and its gradient for the inputs named in `gradients`."""
+
+    name: str
+    settings: dict[str, Any]
+    inputs: dict[str, list[Any]]
+    loss: float
+    gradients: dict[str, list[Any]]
+
+
+def vectors(seed: int = 0, count: int = 5) -> list[Vector]:
+    """Of every name and setting one. Inputs are log-probabilities per reply and token, (policy, reference), or rewards."""
     generator = np.random.default_rng(seed)
     found = []
     for name, (reference, settings) in PAIRWISE.items():
         for setting in settings:
-            both = [draw_replies(generator, count), draw_replies(generator, count)]
-            policy = [reply.policy for side in both for reply in side]
-            known = [reply.reference for side in both for reply in side]
-            loss = functools.partial(_loss, reference, setting, known)
-            found.append(
-                {
-                    "name": name,
-                    "settings": setting,
-                    "chosen": [[reply.policy.tolist(), reply.reference.tolist()] for reply in both[0]],
-                    "rejected": [[reply.policy.tolist(), reply.reference.tolist()] for reply in both[1]],
-                    "loss": float(loss(policy)),
-                    "gradients": [gradient.tolist() for gradient in gradients(loss, policy)],
-                }
-            )
+            sides = {side: draw_replies(generator, count) for side in ("chosen", "rejected")}
+            found.append(_of_replies(name, setting, sides, partial(_paired, reference, setting)))
+    sides = {side: draw_replies(generator, count) for side in ("wanted", "unwanted", "mismatched")}
+    setting = {"beta": 0.4, "desirable": 1.3, "undesirable": 0.7}
+    found.append(_of_replies("kto", setting, sides, lambda *replies: kto(*replies, **setting)))
+    chosen, rejected, margins, values = generator.normal(size=(4, count))
+    setting = {"centre": 0.1}
+    given = {"chosen": chosen, "rejected": rejected, "margins": margins}
+    found.append(_of_values("bradley_terry", setting, given, 2, lambda *of: bradley_terry(*of, **setting)))
+    given = {"values": values, "labels": generator.random(count)}
+    found.append(_of_values("step_labels", {}, given, 1, step_labels))
     return found
 
 
-def _loss(reference: Callable[..., Any], setting: dict[str, Any], known: Sequence[Tokens], policy: Sequence[np.ndarray]) -> Any:
-    """Of replies of which the first half are chosen, the second half rejected."""
-    replies = [Reply(*both) for both in zip(policy, known, strict=True)]
-    half = len(replies) // 2
-    return reference([Pair(*both) for both in zip(replies[:half], replies[half:], strict=True)], **setting)
+def _paired(reference: Callable[..., Any], setting: dict[str, Any], chosen: Sequence[Reply], rejected: Sequence[Reply]) -> Any:
+    return reference([Pair(*both) for both in zip(chosen, rejected, strict=True)], **setting)
 
 
-if __name__ == "__main__":
-    print(json.dumps(vectors(), indent=1))
+def _of_replies(
+    name: str, setting: dict[str, Any], sides: dict[str, list[Reply]], loss: Callable[..., Any]
+) -> Vector:
+    """Of a loss of several lists of replies."""
+    flat = [reply for side in sides.values() for reply in side]
+    bounds = np.cumsum([0, *map(len, sides.values())]).tolist()
+
+    def of(policy: list[np.ndarray]) -> Any:
+        """The loss where the replies' tokens have these log-probabilities."""
+        replies = [Reply(tokens, reply.reference) for tokens, reply in zip(policy, flat, strict=True)]
+        return loss(*(replies[begin:end] for begin, end in pairwise(bounds)))
+
+    policy = [reply.policy for reply in flat]
+    found = [gradient.tolist() for gradient in gradients(of, policy)]
+    inputs = {side: [[reply.policy.tolist(), reply.reference.tolist()] for reply in of_side] for side, of_side in sides.items()}
+    parts = {side: found[begin:end] for side, (begin, end) in zip(sides, pairwise(bounds), strict=True)}
+    return Vector(name, setting, inputs, float(of(policy)), parts)
+
+
+def _of_values(
+    name: str, setting: dict[str, Any], given: dict[str, np.ndarray], moved: int, loss: Callable[..., Any]
+) -> Vector:
+    """Of a loss of arrays, the first `moved` of which have gradients."""
+    values = list(given.values())
+    found = gradients(lambda of: loss(*of, *values[moved:]), values[:moved])
+    inputs = {key: value.tolist() for key, value in given.items()}
+    parts = {key: gradient.tolist() for key, gradient in zip(given, found, strict=False)}
+    return Vector(name, setting, inputs, float(loss(*values)), parts)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import textwrap
+import tomllib
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +168,7 @@ def test_a_world_of_rows(tmp_path: Path) -> None:
     ("part", "said"),
     [
         ({"kind": "exact", "domains": ["words"]}, "task rubric/train/1, domain: expected one of words, got 'sums'"),
+        ({"kind": "regex", "pattern": "x", "gate": 1, "weight": 0}, "task rubric/train/1: expected a part of env.rubric with a weight"),
         ({"kind": "exact", "column": "solution"}, "task rubric/train/1, env.rubric.x: column solution: expected one"),
         ({"kind": "code"}, "env.rubric.x: column tests: expected a list of"),
         ({"kind": "judge", "model": "m", "prompt": "{completion}", "range": [0, 1]}, "env.rubric.x: expected models to ask"),
@@ -181,3 +186,15 @@ def test_rows_that_are_conversations_are_checked_too(tmp_path: Path) -> None:
     rows = [{"messages": [{"role": "user", "content": row["question"]}], "solution": "1"} for row in ROWS]
     with pytest.raises(BadInput, match="column answer: expected one of this name"):
         load_env(config(tmp_path, rows, {"x": {"kind": "exact"}}), read_rows)
+
+
+PAGE = Path(__file__).parents[4] / "docs" / "rewards.md"
+
+
+def test_the_recipe_on_the_page_is_one() -> None:
+    text = PAGE.read_text()
+    recipe = tomllib.loads(textwrap.dedent(text[text.index("    [env]") : text.index("The same in Python")]))
+    rubric = msgspec.convert(recipe["env"], EnvConfig).rubric
+    assert list(rubric) == ["right", "marked", "clear"]
+    kinds = set(re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", text, flags=re.MULTILINE))))
+    assert kinds == {kind.__struct_config__.tag for kind in typing.get_args(Part)}

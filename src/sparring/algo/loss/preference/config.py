@@ -6,7 +6,13 @@ import msgspec
 
 
 class DpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="dpo"):
-    """Direct preference optimisation (arXiv 2305.18290)."""
+    """Direct preference optimisation (arXiv 2305.18290, equation 7).
+
+        r = beta * (log pi(y|x) - log reference(y|x)),    m = r(chosen) - r(rejected)
+        loss = -(1 - label_smoothing) * log sigmoid(m) - label_smoothing * log sigmoid(-m)
+
+    The first choice for pairs. With label smoothing (Mitchell 2023) margins stop growing where labels are thought to err.
+    """
 
     beta: float = 0.1
     """How far the policy is held to the reference: larger is nearer."""
@@ -20,7 +26,12 @@ class DpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class RobustDpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="robust_dpo"):
-    """DPO without bias from labels that are turned round at a known rate (arXiv 2403.00409)."""
+    """DPO without bias from labels that are turned round at a known rate (arXiv 2403.00409).
+
+        loss = (-(1 - flip_rate) * log sigmoid(m) + flip_rate * log sigmoid(-m)) / (1 - 2 * flip_rate),    m as in dpo
+
+    When a share of the labels is known to be wrong, such as from judges asked twice.
+    """
 
     beta: float = 0.1
     """How far the policy is held to the reference: larger is nearer."""
@@ -34,7 +45,12 @@ class RobustDpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class IpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="ipo"):
-    """Identity preference optimisation (arXiv 2310.12036)."""
+    """Identity preference optimisation (arXiv 2310.12036, equation 17).
+
+        r = log pi(y|x) - log reference(y|x),    loss = (r(chosen) - r(rejected) - 1 / (2 * beta))^2
+
+    When preferences are nearly deterministic: the margin has a goal, where DPO's grows without end.
+    """
 
     beta: float = 0.1
     """The paper's tau: the margin that is aimed at is 1 / (2 beta)."""
@@ -46,7 +62,13 @@ class IpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class KtoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="kto"):
-    """Kahneman-Tversky optimisation (arXiv 2402.01306), of single labelled replies; both of a pair count as such."""
+    """Kahneman-Tversky optimisation (arXiv 2402.01306, equation 8), of single labelled replies; both of a pair count as such.
+
+        r = log pi(y|x) - log reference(y|x),    z = max(0, mean of r over replies to other prompts)
+        loss = wanted * (1 - sigmoid(beta * (r - z))) or unwanted * (1 - sigmoid(beta * (z - r)))
+
+    When replies are rated one by one, or far more are wanted than unwanted: then weigh the rarer kind more.
+    """
 
     beta: float = 0.1
     """How far the policy is held to the reference: larger is nearer."""
@@ -60,7 +82,12 @@ class KtoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class SimPoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="simpo"):
-    """Simple preference optimisation (arXiv 2405.14734), without a reference."""
+    """Simple preference optimisation (arXiv 2405.14734, equation 6), without a reference.
+
+        r = beta * log pi(y|x) / length(y),    loss = -log sigmoid(r(chosen) - r(rejected) - gamma)
+
+    When the reward should be what generation maximises, and long replies should not win by length.
+    """
 
     beta: float = 2.0
     """Scale of mean log-probabilities."""
@@ -74,7 +101,13 @@ class SimPoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class OrpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="orpo"):
-    """Odds ratio preference optimisation (arXiv 2403.07691), without a reference, beside imitation of the chosen reply."""
+    """Odds ratio preference optimisation (arXiv 2403.07691, equations 6 and 7), without a reference, beside imitation of the
+    chosen reply.
+
+        r = log odds of exp(log pi(y|x) / length(y)),    loss = imitation - strength * log sigmoid(r(chosen) - r(rejected))
+
+    In the place of supervised fine-tuning: one stage from a base model.
+    """
 
     strength: float = 0.1
     """The paper's lambda."""
@@ -84,6 +117,9 @@ class OrpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 PreferenceLoss = DpoConfig | RobustDpoConfig | IpoConfig | KtoConfig | SimPoConfig | OrpoConfig
+
+ComparingLoss = DpoConfig | RobustDpoConfig | IpoConfig | SimPoConfig
+"""Those that need nothing but two replies to one prompt."""
 
 WITHOUT_REFERENCE = (SimPoConfig, OrpoConfig)
 """Those that ask no reference model."""

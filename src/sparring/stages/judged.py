@@ -1,0 +1,51 @@
+"""What a rubric needs of a run: judges that stand in `[models]` and answer, and a reward in evaluation too."""
+
+from __future__ import annotations
+
+from sparring.envs.rubrics.config import RELATIVE, AskedPart, judging
+from sparring.errors import InfraError, refusal
+from sparring.model.hub import local_folder
+from sparring.stages.context import POLICY, Context
+
+
+async def check_judges(context: Context) -> list[str]:
+    """Prove that everybody whom the rubric asks answers.
+
+    Returns:
+        What was found, one sentence each.
+
+    Raises:
+        BadInput: a judge is not there, cannot do what is asked of it, or does not answer; or nothing can be evaluated.
+    """
+    config = context.config
+    asked = {name: part for name, part in config.env.rubric.items() if isinstance(part, AskedPart)}
+    for name, part in asked.items():
+        _check_model(context, f"env.rubric.{name}", part)
+    by_itself = any(part.weight and not isinstance(part, RELATIVE) for part in config.env.rubric.values())
+    if asked and not by_itself and "eval" in config.run.stages:
+        expected, got = "a part that says what one answer is worth, for the stage eval", "parts that compare a group's"
+        raise refusal("env.rubric", expected, got, "add one, or leave eval out of run.stages")
+    models = sorted(judging(config.env.rubric))
+    for model in models:
+        try:
+            await context.judges.check(model)
+        except InfraError as error:
+            do = f"start its server, or correct models.{model}.served"
+            raise refusal(f"models.{model}", "a judge that answers", str(error), do) from error
+    return [f"judges: {model} answers" for model in models]
+
+
+def _check_model(context: Context, where: str, part: AskedPart) -> None:
+    """The model stands in `[models]`, under a name of its own, and who answers for it can do what the part says."""
+    config = context.config
+    spec = config.models.get(part.model)
+    chat = spec is not None and spec.served is not None and spec.served.kind == "chat"
+    if spec is None or part.model == POLICY or not (spec.path or chat):
+        got = "the policy" if part.model == POLICY else "none" if spec is None else "one without a path"
+        do = "add a model that judges, under a name of its own"
+        raise refusal(f"{where}.model", f"a table [models.{part.model}] with a path", got, do)
+    if spec.path is not None:
+        local_folder(spec.path)
+    if part.constrain and spec.served is not None and spec.served.kind != "remote":
+        got = f'true with a server of kind "{spec.served.kind}", which asks nobody between two tokens'
+        raise refusal(f"{where}.constrain", "false", got, "leave it out, and let find pick the verdict")

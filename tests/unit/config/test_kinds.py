@@ -1,0 +1,48 @@
+"""Tables of several kinds, told apart by their `name`: what is wrong with one is said in the words of its kind."""
+
+import pytest
+
+from sparring.config import RunConfig, dump, from_data
+from sparring.errors import BadInput
+
+BASE = {"run": {"name": "x"}, "models": {"policy": {"path": "/x"}}, "env": {"name": "reasoning_gym"}}
+
+
+def made(**preference) -> RunConfig:
+    return from_data({**BASE, "preference": preference}, "r")
+
+
+def test_a_kind_is_what_its_name_says_and_survives_a_dump():
+    import tomllib
+
+    config = made(loss={"name": "ipo", "beta": 0.2})
+    assert type(config.preference.loss).__name__ == "IpoConfig" and config.preference.loss.beta == 0.2
+    assert from_data(tomllib.loads(dump(config)), "again") == config
+
+
+def test_a_name_alone_is_a_table_and_a_table_without_one_is_the_defaults():
+    assert made(loss="kto") == made(loss={"name": "kto"})
+    assert made(loss={"beta": 0.2}) == made(loss={"name": "dpo", "beta": 0.2})
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (
+            {"name": "zpo"},
+            'r: preference.loss.name: expected one of "dpo", "robust_dpo", "ipo", "kto", "simpo", "orpo", got "zpo"; write a value of that kind',
+        ),
+        ("zpo", 'r: preference.loss.name: expected one of "dpo", "robust_dpo", "ipo", "kto", "simpo", "orpo", got "zpo"; write a value of that kind'),
+        (
+            {"name": "simpo", "gama": 1.0},
+            "r: preference.loss.gama: expected one of beta, gamma, name, got an unknown key; do you mean preference.loss.gamma?",
+        ),
+        ({"name": "simpo", "gamma": "a"}, 'r: preference.loss.gamma: expected a number, got "a"; write a value of that kind'),
+        ({"name": "kto", "gamma": 1.0}, "r: preference.loss.gamma: expected one of beta, name, unwanted, wanted, got an unknown key"),
+    ],
+    ids=["name", "alone", "typo", "type", "stranger"],
+)
+def test_what_is_wrong_is_said_of_its_kind(loss, message):
+    with pytest.raises(BadInput) as refused:
+        made(loss=loss)
+    assert str(refused.value).startswith(message)

@@ -1,0 +1,58 @@
+"""Tables that are told apart by one of their keys, such as the parts of a rubric: what is refused, and in which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparring.config import dump, from_data, load
+from sparring.envs.rubrics.config import Number
+from sparring.errors import BadInput
+
+RECIPE = {
+    "run": {"name": "first"},
+    "models": {"policy": {"path": "a"}},
+    "env": {"data": "rows.jsonl", "rubric": {"right": {"kind": "number", "tolerance": 0.5}, "word": {"kind": "exact"}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("env.rubric.right.kind=wishful", 'env.rubric.right.kind: expected one of "exact", "fuzzy", "number",'),
+        ("env.rubric.right={weight=1}", 'env.rubric.right.kind: expected one of "exact", "fuzzy", "number",'),
+        ("env.rubric.right.tolerence=1", "env.rubric.right.tolerence: expected one of cap, column, column_find, decides, domains,"),
+        ("env.rubric.right.tolerence=1", "do you mean env.rubric.right.tolerance?"),
+        ("env.rubric.word.tolerance=1", "env.rubric.word.tolerance: expected one of cap, case, column,"),
+        ("env.rubric.right.tolerance=much", 'env.rubric.right.tolerance: expected a number, got "much"'),
+        ("env.rubric.right.tolerance=inf", "env.rubric.right.tolerance: expected a finite number of at most 64 bits, got inf"),
+        ('env.rubric.more={kind="judge", model="m"}', "env.rubric.more.prompt: expected a string, got nothing"),
+        ("env.rubric.right=1", "env.rubric.right: expected a table, got 1"),
+    ],
+)
+def test_what_is_said_is_about_the_kind_at_hand(override: str, said: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        from_data(RECIPE, "first.toml", [override])
+    assert said in str(refused.value) and str(refused.value).startswith(f"--set {override}: ")
+
+
+def test_every_kind_survives_the_dump(tmp_path: Path) -> None:
+    asked = {"model": "m", "prompt": "{completion}{first}{second}{answers}"}
+    kinds = {
+        "exact": {"case": True},
+        "fuzzy": {"at_least": 0.5},
+        "math": {"find": "\\\\boxed{(.*)}"},
+        "regex": {"pattern": "a\nb\t\"'"},
+        "json": {"schema": {"type": "object"}, "column": "a", "fields": ["b.c"]},
+        "code": {"partial": True},
+        "function": {"function": "f.py:f"},
+        "judge": {**asked, "range": [0, 1.5], "gate": 0.5},
+        "pairwise": {**asked, "choices": {"A": 1.0, "B": 0.0}},
+        "ranking": asked,
+    }
+    rubric = {f"my {kind}": {"kind": kind, **settings} for kind, settings in kinds.items()}
+    config = from_data({**RECIPE, "env": {"data": "rows.jsonl", "rubric": rubric}}, "first.toml")
+    (tmp_path / "dumped.toml").write_text(dump(config))
+    assert load(tmp_path / "dumped.toml") == config
+    assert from_data(RECIPE, "first.toml").env.rubric["right"] == Number(tolerance=0.5)

@@ -1,0 +1,97 @@
+"""Rows that compare replies, label them, or say which steps are right."""
+
+import json
+
+import pytest
+
+from sparring.errors import BadInput
+from sparring.tasks.preferences import read_preferences, read_solutions
+from sparring.types import Message
+
+
+def written(tmp_path, *rows):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def said(text):
+    return {"role": "assistant", "content": text}
+
+
+def asked(text):
+    return {"role": "user", "content": text}
+
+
+YES, NO, ASKED = (Message(role=role, content=text) for role, text in (("assistant", "yes"), ("assistant", "no"), ("user", "ok?")))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "ok?", "chosen": "yes", "rejected": "no"},
+        {"prompt": [asked("ok?")], "chosen": [said("yes")], "rejected": [said("no")]},
+        {"messages": [asked("ok?")], "chosen": "yes", "rejected": [said("no")]},
+        {"chosen": [asked("ok?"), said("yes")], "rejected": [asked("ok?"), said("no")]},
+    ],
+    ids=["texts", "messages", "both", "conversations"],
+)
+def test_every_form_says_the_same(tmp_path, row):
+    (found,) = read_preferences(written(tmp_path, {**row, "margin": 2}))
+    assert (found.prompt, found.chosen, found.rejected, found.margin) == ((ASKED,), (YES,), (NO,), 2.0)
+    assert found.where.endswith("rows.jsonl:1")
+
+
+def test_single_replies_are_wanted_or_not(tmp_path):
+    path = written(
+        tmp_path,
+        {"prompt": "ok?", "completion": "yes", "label": True},
+        {"prompt": "ok?", "completion": "no", "label": False},
+        {"prompt": "ok?", "chosen": "yes", "rejected": "no"},
+    )
+    assert [(row.chosen, row.rejected) for row in read_preferences(path, single=True)] == [((YES,), None), (None, (NO,)), ((YES,), (NO,))]
+    with pytest.raises(BadInput, match="rows.jsonl:1: expected a column 'chosen'"):
+        read_preferences(path)
+
+
+def test_steps_have_labels(tmp_path):
+    (found,) = read_solutions(written(tmp_path, {"prompt": "ok?", "steps": ["a", "b", "c"], "labels": [True, 0.25, 0]}))
+    assert (found.prompt, found.steps, found.labels) == ((ASKED,), ("a", "b", "c"), (1.0, 0.25, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "p", "steps": [], "labels": []}, "steps: expected a list of texts"),
+        ({"prompt": "p", "steps": ["a", " "], "labels": [1, 1]}, "steps: expected a list of texts"),
+        ({"prompt": "p", "steps": ["a"], "labels": [1, 0]}, "labels: expected 1 of them, one a step"),
+        ({"prompt": "p", "steps": ["a"], "labels": [-1]}, "labels: expected true, false or numbers from 0 to 1"),
+        ({"prompt": "p", "steps": ["a"], "labels": ["good"]}, "labels: expected true, false or numbers from 0 to 1"),
+        ({"steps": ["a"], "labels": [1]}, "expected a column 'prompt' or 'messages'"),
+    ],
+    ids=["none", "blank", "count", "range", "text", "prompt"],
+)
+def test_a_solution_that_does_not_parse_is_refused(tmp_path, row, message):
+    with pytest.raises(BadInput, match=message):
+        read_solutions(written(tmp_path, row))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": [asked("a"), said("b")], "chosen": "c", "rejected": "d"}, "a prompt that waits for the assistant, got one that"),
+        ({"prompt": "a", "chosen": [asked("c")], "rejected": "d"}, "chosen: expected a reply that begins and ends with the assistant"),
+        ({"chosen": [asked("a"), said("b")], "rejected": [asked("z"), said("b")]}, "a prompt that waits for the assistant, got none"),
+        ({"prompt": "a", "completion": "b", "label": 1}, "label: expected true or false, got 1"),
+    ],
+    ids=["answered", "question", "prompts", "label"],
+)
+def test_a_comparison_that_does_not_parse_is_refused(tmp_path, row, message):
+    with pytest.raises(BadInput, match=message):
+        read_preferences(written(tmp_path, row), single=True)
+
+
+def test_no_rows_are_refused(tmp_path):
+    for read in (read_preferences, read_solutions):
+        with pytest.raises(BadInput, match="expected at least one"):
+            read(written(tmp_path))
