@@ -291,6 +291,12 @@ def test_the_tests_are_real() -> None:
     assert not findings, "\n".join(["", *findings])
 
 
+def test_every_test_file_has_a_name_of_its_own() -> None:
+    """Two of one name cannot be collected together: the whole suite stops before it starts."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names)), [name for name in set(names) if names.count(name) > 1]
+
+
 LONG = "def f() -> None:\n    '''d'''\n" + "    x = 1\n" * 60
 BITES = [
     (layer_rules, {"engine/a.py": "from sparring.train.trainer import T"}, "engine may not import train"),
