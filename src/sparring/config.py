@@ -46,7 +46,8 @@ from sparring.train.config import TrainConfig
 
 Key = str | int
 
-OVERRIDES = tuple((stage, "train") for stage in ("sft", "preference", "reward_model", "rl", "distill"))
+STAGES = ("sft", "preference", "reward_model", "rl", "distill")
+OVERRIDES: tuple[tuple[str, ...], ...] = (*((stage, "train") for stage in STAGES), ("rl", "critic", "train"))
 """Tables that hold any keys of `[train]`."""
 
 

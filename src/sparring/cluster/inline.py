@@ -64,7 +64,7 @@ class InlineCluster:
             model,
             config,
             plan.losses,
-            name=name,
+            name=plan.role or name,
             total_steps=plan.total_steps,
             threads=self._threads,
             teachers={teacher: self._model(teacher, folder) for teacher, folder in plan.teachers.items()},

@@ -22,9 +22,9 @@ from sparring.stages.context import Context
 from sparring.stages.summary import write_summary
 
 if TYPE_CHECKING:
+    from sparring.envs.rubrics.judges import Replies
     from sparring.launch.chat import Chat
     from sparring.launch.replay import Replayed
-    from sparring.envs.rubrics.judges import Replies
     from sparring.protocols import Cluster
 
 CONFIG = "config.toml"

@@ -7,6 +7,7 @@ from sparring.errors import InfraError, refusal
 from sparring.model.hub import local_folder
 from sparring.stages.context import POLICY, Context
 
+
 async def check_judges(context: Context) -> list[str]:
     """Prove that everybody whom the rubric asks answers.
 

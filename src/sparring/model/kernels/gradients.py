@@ -10,7 +10,6 @@ from torch.autograd.function import once_differentiable
 
 from sparring.model.kernels.form import AttentionForm
 
-
 SLAB = 8192
 """Outputs of a `Linear` whose gradients are computed at once where that of its weight is added up."""
 
