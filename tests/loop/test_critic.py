@@ -15,6 +15,7 @@ from sparring.cli.main import main
 from sparring.config import load, resolve
 from sparring.launch.run import opened
 from sparring.stages import init, rl
+from sparring.store.sqlite import SqliteStore
 
 HERE = Path(__file__).parent
 SETTINGS = [
@@ -59,6 +60,23 @@ def test_policy_and_critic_end_with_the_same_bits_after_a_resume(tmp_path: Path)
     assert account["sampled"] == sum(account[name] for name in ("trained", "zero_advantage")) and account["zero_advantage"] > 0
     # every sampled token that stays in the update teaches the critic, whatever its advantage, once a pass
     assert sum(values["critic/tokens_trained"] for values in metrics) == 2 * account["sampled"]
+
+
+@pytest.mark.slow
+def test_a_critic_of_another_run_goes_on_with_its_head(given: Path, tmp_path: Path) -> None:
+    """VAPO; the first run's critic knows nothing at first, the second run's begins as what the first has become."""
+    common = ["run.stages=['rl']", "algo.preset=vapo", "rl.steps=3", "rl.critic.train.learning_rate=0.01", "rl.critic.clip=0"]
+    first, second = tmp_path / "runs/first", tmp_path / "runs/second"
+    others = [f"models.judge.path={first / 'rl/critic'}", "rl.critic.model=judge"]
+    values = []
+    for folder, overrides in ((first, common), (second, [*common, *others])):
+        words = [word for override in (f"run.name={folder.name}", *overrides) for word in ("--set", override)]
+        assert main(["run", str(given), *words]) == 0
+        store = SqliteStore(folder / "store.sqlite", read_only=True)
+        values.append([metrics for _, metrics in store.metrics("rl")])
+        store.close()
+    assert values[0][0]["critic/value"] == 0.0 and values[0][-1]["critic/value"] > 0.0
+    assert values[1][0]["critic/value"] > 0.0 and values[1][0]["critic/loss_value"] < values[0][0]["critic/loss_value"]
 
 
 REFUSED = [
