@@ -14,41 +14,38 @@ from safetensors.numpy import load_file
 from sparring.cli.main import main
 from sparring.config import load, resolve
 from sparring.launch.run import opened
-from sparring.stages import init, rl
+from sparring.stages import rl
 from sparring.store.sqlite import SqliteStore
 
-HERE = Path(__file__).parent
 SETTINGS = [
-    f"env.name={HERE / 'tiny_world.py:Sums'}",
     "observe.progress=off",
     "rl.minibatches=2",
     "rl.passes=2",
-    "rl.steps=4",
+    "rl.steps=2",
+    "rl.train.save_every=1",
     "algo.preset=ppo",
     "rl.critic.train.learning_rate=0.003",
     "rl.critic.warmup_steps=1",
 ]
 
 
-def test_policy_and_critic_end_with_the_same_bits_after_a_resume(tmp_path: Path) -> None:
-    config = resolve(load(HERE / "tiny.toml", [f"run.directory={tmp_path}", *SETTINGS]))
+def test_policy_and_critic_end_with_the_same_bits_after_a_resume(given: Path) -> None:
+    config = resolve(load(given, SETTINGS))
 
-    async def scenario() -> tuple[list[tuple[dict[str, Any], list[str]]], list[dict[str, float]], list[Path]]:
+    async def scenario() -> tuple[list[tuple[dict[str, Any], list[str]]], list[dict[str, float]], Path]:
         found = []
         async with opened(config) as context:
-            context.store.put("stage/init", await init.run(context))
             for _ in range(2):
                 result = await rl.run(context)
                 await context.cluster.close()
                 found.append((without_times(result), [digest(Path(result[name])) for name in ("model", "critic")]))
-                shutil.rmtree(context.folder / "rl" / "checkpoints" / "step-000004")
-            begun = context.output("init")
-            return found, [values for _, values in context.store.metrics("rl")], [begun, Path(found[0][0]["critic"])]
+                shutil.rmtree(context.folder / "rl" / "checkpoints" / "step-000002")
+            return found, [values for _, values in context.store.metrics("rl")], Path(found[0][0]["critic"])
 
-    (whole, resumed), metrics, (begun, critic) = asyncio.run(scenario())
+    (whole, resumed), metrics, critic = asyncio.run(scenario())
     assert whole == resumed
     assert load_file(critic / "model.safetensors")["score.weight"].any(), "the head begins at zero and has learned"
-    assert (begun / "tokenizer.json").read_bytes() == (critic / "tokenizer.json").read_bytes()
+    assert (critic / "tokenizer.json").is_file()
     warming, *later = metrics
     assert warming["tokens_trained"] == 0 and warming["critic/tokens_trained"] > 0
     assert "loss_policy" not in warming and warming["critic/value"] != warming["critic/return"]

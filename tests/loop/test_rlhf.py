@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -29,6 +30,10 @@ def test_the_recipe_reads_what_its_world_writes(tmp_path: Path) -> None:
     for row in preferences:
         answer = next(sound for animal, sound in sounds.items() if f" {animal} " in row["prompt"])
         assert written["worth"](row["chosen"], answer) > written["worth"](row["rejected"], answer)
+    replies = [json.loads(line)["messages"] for line in (folder / "replies.jsonl").read_text().splitlines()]
+    there = {row["prompt"] for row in preferences} | {messages[0]["content"] for messages in replies}
+    asked = {written["Manners"]().generate(Random(seed))["prompt"] for seed in range(3000)}
+    assert len(there) > 1000 and len(asked) > 2000 and not there & asked, "what the world asks is held out"
 
 
 def test_the_recipe_is_ppo_with_a_critic_on_what_people_prefer() -> None:
