@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import runpy
 import typing
 from collections.abc import Iterator, Mapping
@@ -14,9 +15,12 @@ from typing import Any
 
 import msgspec
 
-from sparring.algo.credit.rules import CreditRule
+from sparring.algo.config import RULES_BY_KEY
+from sparring.algo.correction.rule import PRESETS, Correction
 from sparring.algo.filter.difficulty import Difficulty
+from sparring.algo.kl import Kl
 from sparring.algo.loss.preference.config import PreferenceLoss
+from sparring.algo.presets import ALGORITHMS
 from sparring.algo.shaping.kl_reward import KlReward
 from sparring.algo.shaping.rules import ShapingRule
 from sparring.stages.config import BradleyTerryConfig, DistillConfig, StepsConfig
@@ -43,8 +47,16 @@ SECTIONS: tuple[tuple[str, str, tuple[type[msgspec.Struct], ...]], ...] = (
         "Credit",
         "What of a score each sampled token is credited with. Members of a group are compared role by role; what failed for an "
         "infrastructure reason is no member; a token that branches share counts once. `algo/credit/`.",
-        typing.get_args(CreditRule),
+        RULES_BY_KEY["credit"],
     ),
+    ("Ratio", "What one probability ratio belongs to. `algo/ratio/`.", RULES_BY_KEY["ratio"]),
+    ("Gate", "What is made of ratio and advantage. `algo/gate/`.", RULES_BY_KEY["gate"]),
+    (
+        "Correction",
+        "What is done about an engine whose probabilities are not the trainer's, and about stale weights. `algo/correction/`.",
+        (Correction,),
+    ),
+    ("KL in the loss", "A penalty for leaving a reference. `algo/kl.py`.", (Kl,)),
     (
         "Shaping",
         "What is added to scores before credit. `algo/shaping/`.",
@@ -73,7 +85,23 @@ SECTIONS: tuple[tuple[str, str, tuple[type[msgspec.Struct], ...]], ...] = (
 
 def page() -> str:
     """The whole page."""
-    return "\n".join([HEAD, *(line for section in SECTIONS for line in _section(*section))])
+    named = [*_presets("Algorithms by name", '`preset = "gspo"` fills in what is not given beside it.', ALGORITHMS)]
+    named += _presets("Corrections by name", '`correction = "tis"` stands for these settings.', PRESETS)
+    return "\n".join([HEAD, *named, *(line for section in SECTIONS for line in _section(*section))])
+
+
+def _presets(title: str, lead: str, presets: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    yield f"## {title}\n\n{lead}\n\n| name | settings |\n| --- | --- |"
+    for name, settings in presets.items():
+        cells = ", ".join(f"`{key} = {_toml(value)}`" for key, value in settings.items())
+        yield f"| `{name}` | {cells or 'the defaults'} |"
+    yield ""
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + "}"
+    return json.dumps(value)
 
 
 def _section(title: str, lead: str, kinds: tuple[type[msgspec.Struct], ...]) -> Iterator[str]:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from sparring.errors import BadInput
 import sparring
 from sparring.config import load
+from sparring.errors import BadInput
 from sparring.launch.run import run_with_earlier
 
 RECIPES = Path(__file__).parents[2] / "recipes"

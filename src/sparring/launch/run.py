@@ -22,9 +22,10 @@ from sparring.stages.context import Context
 from sparring.stages.summary import write_summary
 
 if TYPE_CHECKING:
+    from sparring.envs.rubrics.judges import Replies
     from sparring.launch.chat import Chat
     from sparring.launch.replay import Replayed
-    from sparring.protocols import Cluster, Engine, Renderer
+    from sparring.protocols import Cluster
 
 CONFIG = "config.toml"
 STORE = "store.sqlite"
@@ -110,7 +111,6 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
         models=config.models,
         train=config.train,
         engine=config.engine,
-        engines=config.engines,
         device=config.run.device,
         threads=config.run.threads,
     )
@@ -149,14 +149,21 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
         store.close()
 
 
-async def _open_model(config: RunConfig, cluster: Cluster, name: str) -> tuple[Engine, Renderer]:
-    """An engine that serves a model of `[models]` as it is, and its renderer."""
+async def _open_model(config: RunConfig, cluster: Cluster, name: str) -> Replies:
+    """Who answers for a model of `[models]`, as it is."""
+    from sparring.engine.adapters.chat_endpoint import ChatEndpoint
+    from sparring.engine.adapters.key import key_of
+    from sparring.envs.rubrics.judges import EngineReplies
     from sparring.model.hub import base_folder, local_folder
     from sparring.render.load import load_renderer
 
     spec = config.models[name]
+    served = spec.served
+    if served is not None and served.kind == "chat":
+        return ChatEndpoint(served.url, model=served.served_model, api_key=key_of(served.api_key_env))
     folder = local_folder(str(spec.path))
-    return cluster.engine(name, path=str(folder)), load_renderer(base_folder(folder), spec.renderer, spec.thinking)
+    renderer = load_renderer(base_folder(folder), spec.renderer, spec.thinking)
+    return EngineReplies(cluster.engine(name, path=str(folder)), renderer, name)
 
 
 def _claim(folder: Path, config: RunConfig) -> None:

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from sparring.algo.loss.preference.config import ComparingLoss, DpoConfig, OrpoConfig, PreferenceLoss
+from sparring.tasks.pools import DifficultyPools
 from sparring.train.config import TrainConfig
 
 MAX_THREADS = 1024
@@ -201,6 +202,29 @@ class RewardModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         _check_overrides(self.train)
 
 
+class CriticConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[rl.critic]`: a model that says before each token what is still earned, for credit gae; it learns beside the policy, of
+    the same rollouts, in as many optimiser steps."""
+
+    model: str = "policy"
+    """The weights that it begins with: `policy`, those that the stage begins with; `reward_model`, what that stage of this run
+    has written; or a name in `[models]`. A scalar head that is there stays; a new one begins at zero."""
+
+    clip: float = 0.2
+    """How far a value moves from the one before the update until it is no longer trained, in units of reward; 0: any."""
+
+    warmup_steps: int = 0
+    """The first updates of the stage, in which the critic alone learns (value pretraining, VC-PPO, arXiv 2503.01491)."""
+
+    train: dict[str, int | float | str | bool] = {}
+    """Keys of `[train]` that the critic replaces, such as `learning_rate`; those of `[rl] train` are the policy's."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.clip < math.inf or self.warmup_steps < 0:
+            raise ValueError("clip and warmup_steps must be 0 or more")
+        _check_overrides(self.train)
+
+
 class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[rl]`: reinforcement learning over live rollouts."""
 
@@ -219,6 +243,9 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     passes: int = 1
     """How often every sampled token is trained before its weights are published."""
 
+    pools: DifficultyPools | None = None
+    """Pass over tasks that the policy masters, or cannot do at all, with a probability. None: every task comes."""
+
     preference: ComparingLoss | None = None
     """Online preference optimisation in the place of `[algo]`: the best rollout of each group against its worst; the reference is
     what the stage begins with."""
@@ -232,9 +259,14 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     observations: float = 0.0
     """Scale of a cross-entropy loss on the tokens that tools answered (ECHO, arXiv 2605.24517); 0: none."""
 
+    critic: CriticConfig | None = None
+    """What tells credit gae the values of states; None: nothing does."""
+
     def __post_init__(self) -> None:
         if self.steps < 1 or self.groups_per_step < 1:
             raise ValueError("steps and groups_per_step must be at least 1")
+        if self.critic is not None and self.critic.warmup_steps >= self.steps:
+            raise ValueError(f"critic.warmup_steps must be below steps, got {self.critic.warmup_steps} of {self.steps}")
         if self.minibatches < 1 or self.passes < 1:
             raise ValueError("minibatches and passes must be at least 1")
         if not 0 <= self.observations < math.inf or self.observations and self.preference is not None:

@@ -220,7 +220,7 @@ class LocalTrainer:
         measures = Measures(self._version, pristine=self._pristine)
         whole = self._statistics(batch)
         for rows in self._packed([row for row in batch.rows if row.label != 0]):
-            parts = cut_units(rows, self._lanes, self._paired)
+            parts = cut_units(rows, self._lanes, self._paired, self._model.context)
             for part in self._side_by_side(parts, batch.denominators, whole):
                 measures.add_tokens(part.micro, part.logprobs)
                 for term, result in part.results.items():
