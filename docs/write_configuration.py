@@ -41,17 +41,12 @@ An unknown key, a wrong type or a contradiction is refused before anything start
 
 def page() -> str:
     """The whole page."""
-    sections, seen = [HEAD], {}
+    sections = [HEAD]
     for field in msgspec.structs.fields(RunConfig):
         kind = _struct(field.type)
         assert kind is not None
         name = f"{field.name}.<name>" if typing.get_origin(field.type) is dict else field.name
-        lead = _field_docs(RunConfig)[field.name]
-        if kind in seen:
-            sections.append(f"## `[{name}]`\n\n{lead} The keys are those of `[{seen[kind]}]`.\n")
-        else:
-            sections += _section(kind, name, lead)
-        seen.setdefault(kind, name)
+        sections += _section(kind, name, _field_docs(RunConfig)[field.name])
     return "\n".join(sections)
 
 

@@ -46,7 +46,8 @@ from sparring.train.config import TrainConfig
 
 Key = str | int
 
-OVERRIDES = tuple((stage, "train") for stage in ("sft", "preference", "reward_model", "rl", "distill"))
+STAGES = ("sft", "preference", "reward_model", "rl", "distill")
+OVERRIDES: tuple[tuple[str, ...], ...] = (*((stage, "train") for stage in STAGES), ("rl", "critic", "train"))
 """Tables that hold any keys of `[train]`."""
 
 
@@ -67,9 +68,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     engine: EngineConfig = EngineConfig()
     """How tokens are sampled."""
-
-    engines: dict[str, EngineConfig] = {}
-    """How tokens of the other models are sampled, by their names in `[models]`; one that is not here has a native engine."""
 
     rollout: RolloutConfig = RolloutConfig()
     """How tasks become scored groups."""

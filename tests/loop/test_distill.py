@@ -156,6 +156,7 @@ def test_a_killed_run_ends_with_the_same_bits(given: Path, teacher: Path) -> Non
         (("rollout.top_p=0.9",), "rollout.top_p: expected its default while the run distils"),
         (("rollout.min_turn_tokens=2",), "rollout.min_turn_tokens: expected its default"),
         (('models.teacher.served={url="http://127.0.0.1:1/v1"}', 'distill.over="vocabulary"'), "whole distribution is computed here"),
+        (('models.teacher.served={url="http://a/v1"}', "rollout.temperature=0.7"), "rollout.temperature: expected 1"),
         (('models.teacher.served={kind="chat", url="http://a/v1", served_model="m"}',), "a server that judges token ids"),
     ],
 )

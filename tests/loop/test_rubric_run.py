@@ -116,10 +116,9 @@ def test_the_rubric_is_evaluated_by_the_command(
     [
         ('env.rubric.liked.model="nobody"', "env.rubric.liked.model: expected a table [models.nobody] with a path, got none"),
         ('env.rubric.liked.model="policy"', "env.rubric.liked.model: expected a table [models.policy] with a path, got the policy"),
-        ("engines.nobody.kind=native", "engines.nobody: expected a model beside the policy (judge), got 'nobody'"),
         ('models.judge.path="./nowhere"', "model ./nowhere: expected a Hugging Face checkpoint folder or a hub name"),
         ("env.rubric.liked.prompt=Well?", "prompt must say where {completion} stands"),
-        ('engines={judge={kind="openai", url="http://127.0.0.1:9/v1"}}', "env.rubric.liked.constrain: expected false, got true with"),
+        ('models.judge.served={kind="openai", url="http://127.0.0.1:9/v1"}', "env.rubric.liked.constrain: expected false, got true with"),
         ("env.rubric={r={kind='ranking', model='judge', prompt='{answers}'}}", "env.rubric: expected a part that says what one"),
     ],
 )
@@ -131,6 +130,6 @@ def test_what_cannot_work_is_refused(recipe: Path, change: str, said: str, capsy
 
 def test_a_judge_that_cannot_be_reached_is_refused(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe.write_text(recipe.read_text().replace("constrain = true\n", ""))
-    unreached = 'engines={judge={kind="openai", url="http://127.0.0.1:9/v1"}}'
+    unreached = 'models.judge.served={kind="openai", url="http://127.0.0.1:9/v1"}'
     assert main(["check", str(recipe), *words("run.stages=['rl']", unreached)]) == 2
     assert "http://127.0.0.1:9/v1: expected" in capsys.readouterr().err

@@ -17,7 +17,8 @@ from sparring.algo.loss.preference.pairs import PairLoss
 from sparring.algo.loss.preference.robust_dpo import RobustDpo
 from sparring.algo.loss.preference.simpo import SimPo
 from sparring.algo.loss.step_labels import StepLabels
-from sparring.batch.preference import CHOSEN, MISMATCHED, REJECTED, labelled_steps, preference_batch, reply, whole_text
+from sparring.batch.denominators import denominators
+from sparring.batch.preference import CHOSEN, MISMATCHED, REJECTED, labelled_steps, reply, whole_text
 from sparring.batch.tensors import micro_batch
 from sparring.batch.units import pack_units
 from sparring.testing.golden import preference as golden
@@ -45,9 +46,9 @@ def pair_rows(pairs):
     return rows
 
 
-def computed(loss, rows, given, *, dtype=torch.float64, denominators=None, quantity="logprob", statistics=None):
+def computed(loss, rows, given, *, dtype=torch.float64, totals=None, quantity="logprob", statistics=None):
     """The loss of these rows and its gradients, row by row, where the model says `given` [one array per row] of their tokens."""
-    totals = denominators or preference_batch(rows, step=1, model="policy").denominators
+    totals = totals or denominators(rows)
     micro = micro_batch(rows, totals)
     values = torch.cat([torch.tensor(values, dtype=dtype) for values in given]).requires_grad_()
     places = [(r, at) for r in rows for at, weight in enumerate(next(iter(r.weights.values()))) if weight]
@@ -126,7 +127,7 @@ def test_any_packing_gives_the_same(name, setting):
     pairs = drawn(1, 7)
     rows = pair_rows(pairs)
     answer = {r.id: pairs[int(r.group.split()[1])][r.label < 0].policy for r in rows}
-    loss, totals = PairLoss(FORMS[name](**setting)), preference_batch(rows, step=1, model="policy").denominators
+    loss, totals = PairLoss(FORMS[name](**setting)), denominators(rows)
     whole, gradient, _ = computed(loss, rows, [answer[r.id] for r in rows])
     expected = dict(zip([r.id for r in rows], gradient, strict=True))
     for budget in (1, 20, 45):
@@ -134,7 +135,7 @@ def test_any_packing_gives_the_same(name, setting):
         assert len(packs) > 1
         total = 0.0
         for part in packs:
-            value, parts, _ = computed(loss, part, [answer[r.id] for r in part], denominators=totals)
+            value, parts, _ = computed(loss, part, [answer[r.id] for r in part], totals=totals)
             total += value
             for r, found in zip(part, parts, strict=True):
                 torch.testing.assert_close(found, expected[r.id], rtol=1e-9, atol=0)
@@ -166,7 +167,7 @@ def test_a_reply_of_two_branches_is_one_reply():
     halves = [Reply(long.policy[:1], long.reference[:1]), Reply(long.policy[1:], long.reference[1:])]
     rows = [*(replace(row(half, number=0, label=label), id=f"half {n}") for n, half in enumerate(halves)), other]
     given = [*(half.policy for half in halves), (pair.rejected if long is pair.chosen else pair.chosen).policy]
-    assert computed(PairLoss(SimPo()), rows, given, denominators={"preference": 1.5})[0] == pytest.approx(value, rel=1e-9)
+    assert computed(PairLoss(SimPo()), rows, given, totals={"preference": 1.5})[0] == pytest.approx(value, rel=1e-9)
 
 
 def test_half_a_pair_is_no_pair():

@@ -11,6 +11,7 @@ from sparring.algo.filter.difficulty import Difficulty
 from sparring.algo.shaping.kl_reward import KlReward
 from sparring.algo.shaping.rules import ShapingRule
 from sparring.testing.golden.groups import by_member, nouns
+from sparring.testing.golden.mutants import mutants
 from sparring.testing.golden.shaping import EXAMPLES, REFERENCES, cases
 
 SHAPING = {kind.__struct_config__.tag for kind in ShapingRule.__args__}
@@ -53,14 +54,18 @@ def test_a_rule_gives_its_golden_vectors(name):
 
 @pytest.mark.parametrize("name", sorted(REFERENCES))
 def test_one_wrong_sign_in_the_equation_is_found(name):
-    wrong = [[REFERENCES[name](group, case["settings"], -1.0) for group in case["groups"]] for case in cases(name)]
-    assert any(not same(acted(case), of) for case, of in zip(cases(name), wrong, strict=True))
+    ours = [(case, acted(case)) for case in cases(name)]
+    wrong = list(mutants(REFERENCES[name]))
+    assert wrong
+    for changed, reference in wrong:
+        given = [[reference(group, case["settings"]) for group in case["groups"]] for case, _ in ours]
+        assert any(not same(of, theirs) for (_, of), theirs in zip(ours, given, strict=True)), changed
 
 
 @pytest.mark.parametrize("name", sorted(REFERENCES))
 def test_rule_and_reference_agree_with_the_example_worked_by_hand(name):
     case = {"rule": name, **EXAMPLES[name]}
-    assert same([REFERENCES[name](group, case["settings"], 1.0) for group in case["groups"]], case["expected"])
+    assert same([REFERENCES[name](group, case["settings"]) for group in case["groups"]], case["expected"])
     assert same(acted(case), case["expected"])
 
 

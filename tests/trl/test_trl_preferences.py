@@ -22,6 +22,7 @@ from sparring.algo.loss.preference.pairs import PairLoss
 from sparring.algo.loss.preference.robust_dpo import RobustDpo
 from sparring.algo.loss.preference.simpo import SimPo
 from sparring.batch.preference import CHOSEN, MISMATCHED, PAIR_SHARE, REJECTED, preference_batch, reply
+from sparring.batch.units import units
 from sparring.model.config import InitConfig
 from sparring.model.create import create
 from sparring.model.load import load
@@ -31,6 +32,7 @@ from sparring.train.trainer import LocalTrainer
 
 pytestmark = pytest.mark.trl
 ROOT = Path(__file__).parents[2]
+PAIRED = frozenset({"preference"})
 LABELS = {"chosen": CHOSEN, "rejected": REJECTED, "mismatched": MISMATCHED}
 
 CASES = {
@@ -107,7 +109,7 @@ def test_loss_and_gradients_are_trls(name: str, folders: tuple[Path, Path], tmp_
         try:
             known = await one.forward(rows, frozenset({"logprob"}))
             referred = [replace(row, annotations={"reference": v["logprob"]}) for row, v in zip(rows, known, strict=True)]
-            return await two.forward_backward(preference_batch(referred, step=1, model="policy"))
+            return await two.forward_backward(preference_batch(units(referred, PAIRED), step=1, model="policy"))
         finally:
             await one.close()
             await two.close()

@@ -11,7 +11,7 @@ import msgspec
 from sparring.algo.aggregation import Aggregation
 from sparring.algo.correction.rule import PRESETS as CORRECTIONS
 from sparring.algo.correction.rule import Correction
-from sparring.algo.credit.rules import COMPARING, OF_ONE_GROUP, CreditRule, Grpo, refuse_annotations, refuse_group_size
+from sparring.algo.credit.rules import COMPARING, OF_ONE_GROUP, READS, CreditRule, Grpo, refuse_annotations, refuse_group_size
 from sparring.algo.filter.difficulty import Difficulty
 from sparring.algo.gate.rules import Clip, ClipCov, GateRule, Geometric, KlCov, M2po, Topr, TvMask, Vespo
 from sparring.algo.kl import Kl
@@ -150,7 +150,11 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def needs_reference(self) -> bool:
         """Whether a reference's log-probabilities have a part in the update."""
-        return bool(self.kl.coefficient or self.kl_reward or self.credit.__struct_config__.tag == "prime")
+        return bool(self.kl.coefficient or self.kl_reward or self.reads("reference"))
+
+    def reads(self, name: str) -> bool:
+        """Whether the credit rule reads this beside scores and what was recorded: see `rules.READS`."""
+        return name in READS.get(type(self.credit), ())
 
     @property
     def adaptive(self) -> Kl | KlReward:

@@ -42,7 +42,16 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "gate": {"name": "clip", "low": 0.2, "high": 0.2},
         "aggregation": "token_mean",
     },
-    "ppo": {"credit": "gae", "gate": {"name": "clip", "low": 0.2, "high": 0.2}, "aggregation": "token_mean"},
+    "ppo": {
+        "credit": {"name": "gae", "lambda_policy": 0.95, "lambda_value": 0.95},
+        "gate": {"name": "clip", "low": 0.2, "high": 0.2},
+        "aggregation": "token_mean",
+    },
+    "vapo": {
+        "credit": {"name": "gae", "lambda_value": 1.0, "length_alpha": 0.05},
+        "gate": {"name": "clip", "low": 0.2, "high": 0.28},
+        "aggregation": "token_mean",
+    },
     "rloo": {"credit": "rloo", "gate": "none", "aggregation": "sequence_sum"},
     "reinforce_plus_plus": {
         "credit": "reinforce_plus_plus",
@@ -86,7 +95,8 @@ SOURCES: dict[str, str] = {
     "top_entropy": "arXiv 2506.01939: DAPO on the fifth of the tokens with the highest entropy",
     "decoupled_ppo": "AReaL, arXiv 2505.24298, equation 5, with its cap of 5",
     "decoupled_ppo_loglinear": "the same, the proximal policy guessed from versions",
-    "ppo": "arXiv 1707.06347 with GAE, arXiv 1506.02438; takes a critic",
+    "ppo": "arXiv 1707.06347, with one lambda; needs `[rl.critic]`",
+    "vapo": "arXiv 2504.05118, section 4, but for its loss on right answers; needs `[rl.critic]`",
     "rloo": "arXiv 2402.14740",
     "reinforce_plus_plus": "arXiv 2501.03262",
     "reinforce_plus_plus_baseline": "arXiv 2501.03262",

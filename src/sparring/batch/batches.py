@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, pairwise
 
 import xxhash
 
+from sparring.batch.critic import value_rows, without_advantage
 from sparring.batch.denominators import denominators
 from sparring.batch.flatten import flatten, sampled_tokens
 from sparring.errors import SparringError
@@ -19,13 +20,17 @@ from sparring.types import Batch, Group, Sample, TokenAccount
 class Plan:
     """How an update is made of its groups: `passes` over their rows, each in `minibatches` optimiser steps. A trajectory is in
     one of a pass, with all its branches. `seed` decides which; `stage` is what groups are recorded under; with `idle_tokens` the
-    policy's tokens of zero advantage are trained too, because something beside the advantage moves them."""
+    policy's tokens of zero advantage are trained too, because something beside the advantage moves them. `critic` names the model
+    that learns what rollouts earn: each batch of the policy follows one of the critic, of the same rollouts. Through the first
+    `warmup_steps` updates the critic alone learns."""
 
     stage: str = "rl"
     passes: int = 1
     minibatches: int = 1
     seed: int = 0
     idle_tokens: bool = False
+    critic: str | None = None
+    warmup_steps: int = 0
 
 
 async def batches(
@@ -89,6 +94,8 @@ def assemble(
     idle tokens it counts in the denominator and is left out of `rows`. An update whose groups were all filtered has one batch
     without rows: the trainer then only advances its version.
 
+    While the critic warms up every advantage is zero and no batch of the policy has rows.
+
     The account and the groups stand on the last batch, which is the one that is published. A token counts there once, however
     often it is passed.
 
@@ -96,24 +103,28 @@ def assemble(
         SparringError: the account does not balance.
     """
     of_group = [[row for row in samples if row.group == group.id] for group in groups]
+    warming = plan.critic is not None and step <= plan.warmup_steps
     kept = credit.credit(groups, of_group)
+    if warming:
+        kept = [without_advantage(after) for after in kept]
     account = TokenAccount()
     for group, before, after in zip(groups, of_group, kept, strict=True):
         account += _account(group, before, after, model)
     rows = [row for after in kept for row in after]
-    batches = [
-        Batch(
-            step=step,
-            model=model,
-            rows=tuple(row for row in part if plan.idle_tokens or _has_gradient(row)),
-            denominators=denominators(part, policy=credit.denominator(part)),
-            publish=False,
-            ends_update=False,
-        )
-        for part in _parts(rows, plan, step)
-    ]
+    batches = []
+    for part in _parts(rows, plan, step):
+        if plan.critic is not None:
+            taught = value_rows(part)
+            batches.append(_batch(step, plan.critic, taught, denominators(taught)))
+        trained = [row for row in part if not warming and (plan.idle_tokens or _has_gradient(row))]
+        batches.append(_batch(step, model, trained, denominators(part, policy=credit.denominator(part))))
     last = replace(batches[-1], publish=True, ends_update=True, account=account, groups=tuple(group.id for group in groups))
     return [*batches[:-1], last]
+
+
+def _batch(step: int, model: str, rows: Sequence[Sample], totals: Mapping[str, float]) -> Batch:
+    """One optimiser step within an update."""
+    return Batch(step=step, model=model, rows=tuple(rows), denominators=totals, publish=False, ends_update=False)
 
 
 def _parts(rows: Sequence[Sample], plan: Plan, step: int) -> list[list[Sample]]:

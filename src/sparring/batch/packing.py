@@ -1,8 +1,9 @@
-"""Whole rows into micro-batches of bounded size."""
+"""Whole rows into micro-batches of bounded size, and a micro-batch into parts of equal cost."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
 
 from sparring.batch.prefixes import walk
@@ -10,55 +11,177 @@ from sparring.types import Sample
 
 SMALLEST_PIECE = 256
 """Tokens below which a piece costs more than it gains."""
+MOST_EXTRA = 0.03
+"""What is gained by computing side by side on the same processor, at most, as a share of the whole."""
+UNITS_PER_PART = 4
+"""A subtree larger than this share of a part is dealt out by its branches."""
+
+Unit = tuple[int, int]
+"""Rows of the walk from the first to before the last: one row, or all that begin with some prefix."""
 
 
 def pack(rows: Sequence[Sample], token_budget: int) -> list[list[Sample]]:
     """At most `token_budget` distinct prefixes' tokens per micro-batch: what several rows begin with counts once.
 
-    Rows are placed in lexicographic order, each into the micro-batch with room that has the longest prefix of it, the first
-    of equals; a row longer than the budget gets one of its own. So at most one micro-batch ends half empty, and rows that
-    share nothing are packed first-fit: at most 1.7 times the fewest possible (Dosa and Sgall 2013).
+    Two orders are tried, and the one that makes fewer micro-batches, or else computes fewer tokens, is taken: row by row in
+    lexicographic order, which parts a group only where a micro-batch is full; and subtrees that fit the budget, the largest
+    first, so that rows which share nothing are packed best-fit decreasing: at most 11/9 of the fewest possible, and 4
+    (Johnson, Demers, Ullman, Garey and Graham 1974). Each goes where it adds least, and of these where it leaves least room; a
+    row longer than the budget gets a micro-batch of its own. So at most one micro-batch ends half empty.
 
     A function of the rows' order and tokens alone. Rows keep their given order inside a micro-batch, and micro-batches are
     ordered by their first row.
     """
     if token_budget < 1:
         raise ValueError(f"token_budget must be at least 1, got {token_budget}")
-    bins: list[list[int]] = []
-    room: list[int] = []
-    known: list[int] = []  # per micro-batch, how long a prefix of the row at hand it has: with its last row it shares most
-    for index, shared in zip(*walk([row.tokens for row in rows]), strict=True):
-        length = len(rows[index].tokens)
-        known = [min(prefix, shared) for prefix in known]
-        fitting = [b for b, left in enumerate(room) if length - known[b] <= left]
-        if not fitting:
-            fitting = [len(bins)]
-            bins.append([])
-            room.append(token_budget)
-            known.append(0)
-        place = max(fitting, key=known.__getitem__)
-        bins[place].append(index)
-        room[place] -= length - known[place]
-        known[place] = length
-    return [[rows[i] for i in members] for members in sorted(sorted(b) for b in bins)]
+    tree = _Tree(rows)
+    if tree.cost <= token_budget:
+        return [list(rows)] if rows else []
+    orders = [tree.singles(), tree.largest_first(tree.units(token_budget))]
+    parts = min((_placed(tree, order, token_budget) for order in orders), key=lambda parts: (len(parts), _total(parts)))
+    return tree.samples(parts)
 
 
-def cut(rows: Sequence[Sample], lanes: int) -> list[list[Sample]]:
-    """One micro-batch as up to `lanes` of nearly equal size, to be computed side by side.
+def share(rows: Sequence[Sample], parts: int, context: float = 0.0) -> list[list[Sample]]:
+    """Rows as `parts` of nearly equal cost, some empty where there are too few rows: for ranks, or lanes of one rank.
 
-    A row that adds many tokens to those before it in lexicographic order shares few with them: a good place. What is shared all
-    the same is computed in both pieces. Order and dependence as in `pack`.
+    A micro-batch packed at R budgets, shared over R ranks, gives every rank as many micro-batches, and one as dear as the others
+    at every turn. Two ways are tried, and the one whose dearest part costs least, or else all of them together, is
+    taken: the walk of the rows cut into stretches, which parts few groups; and subtrees dealt out, the dearest first, to the part
+    that is cheapest with it (Graham 1969: at most 4/3 of the best where rows share nothing).
+
+    Order and dependence as in `pack`; each part by its first row, empty ones last.
+
+    Args:
+        rows: what is computed at once.
+        parts: how many.
+        context: over how many earlier positions a token must attend for that to cost as much as all else that is done with it;
+            0 where attention is not counted. A prefix that parts have in common is computed, and counted, in each.
     """
-    if lanes == 1:
+    if parts < 1:
+        raise ValueError(f"parts must be at least 1, got {parts}")
+    tree = _Tree(rows, context)
+    found = tree.samples(_shared_out(tree, parts))
+    return found + [[] for _ in range(parts - len(found))]
+
+
+def lanes(rows: Sequence[Sample], count: int, context: float = 0.0) -> list[list[Sample]]:
+    """One micro-batch as `count` parts to be computed side by side on one processor; or as it is, where they would be small, or
+    would compute so much twice that nothing is gained. `context` as in `share`."""
+    tree = _Tree(rows, context)
+    parts = _shared_out(tree, count)
+    if min(part.cost for part in parts) < SMALLEST_PIECE or _total(parts) > (1 + MOST_EXTRA) * tree.cost:
         return [list(rows)]
-    order, shared = walk([row.tokens for row in rows])
-    added = [len(rows[index].tokens) - known for index, known in zip(order, shared, strict=True)]
-    before = list(accumulate(added, initial=0))
-    count = max(1, min(lanes, before[-1] // SMALLEST_PIECE, len(rows)))
-    cuts = [0]
-    for piece in range(1, count):
-        goal = before[-1] * piece / count
-        places = range(cuts[-1] + 1, len(rows) - count + piece + 1)
-        cuts.append(min(places, key=lambda place: abs(before[place] - goal) - added[place]))
-    pieces = [sorted(order[a:b]) for a, b in pairwise([*cuts, len(rows)])]
-    return [[rows[i] for i in piece] for piece in sorted(pieces)]
+    return tree.samples(parts)
+
+
+class _Part:
+    """Rows of the walk in ascending order, and what they cost together."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.cost = 0.0
+
+
+class _Tree:
+    """Rows as a walk through their tree of prefixes, and what parts of it cost.
+
+    Each distinct prefix costs one, and for what its last token attends to: a row's first n positions n + n^2 / (2 context).
+    """
+
+    def __init__(self, rows: Sequence[Sample], context: float = 0.0) -> None:
+        self._rows = rows
+        self._order, self._shared = walk([row.tokens for row in rows])
+        self._lengths = [len(rows[index].tokens) for index in self._order]
+        self._of: Callable[[int], float] = (lambda n: n + n * n / (2 * context)) if context else float
+        added = [self._of(n) - self._of(known) for n, known in zip(self._lengths, self._shared, strict=True)]
+        self._before = list(accumulate(added, initial=0.0))
+        self.cost = self._before[-1]
+
+    def singles(self) -> list[Unit]:
+        """Row by row."""
+        return [(row, row + 1) for row in range(len(self._order))]
+
+    def units(self, most: float) -> list[Unit]:
+        """The largest subtrees that cost no more than `most`; a single row whatever it costs."""
+        found, left = [], [(0, len(self._order))] if self._order else []
+        while left:
+            first, last = left.pop()
+            if last - first == 1 or self._cost((first, last)) <= most:
+                found.append((first, last))
+                continue
+            least = min(self._shared[first + 1 : last])
+            cuts = [row for row in range(first + 1, last) if self._shared[row] == least]
+            left += pairwise([first, *cuts, last])
+        return found
+
+    def largest_first(self, units: list[Unit]) -> list[Unit]:
+        """Equals in the order of the walk."""
+        return sorted(units, key=lambda unit: (-self._cost(unit), unit))
+
+    def added(self, part: _Part, unit: Unit) -> float:
+        """What `part` costs more with `unit`: all but the longest prefix that some row of it has already.
+
+        Rows outside a subtree share no more with any of its rows than they do with all of them, so its ends show it.
+        """
+        first, last = unit
+        at, known = bisect_left(part.rows, first), 0
+        if at and self._shared[first]:
+            known = min(self._shared[part.rows[at - 1] + 1 : first + 1])
+        if at < len(part.rows) and self._shared[last]:
+            known = max(known, min(self._shared[last : part.rows[at] + 1]))
+        return self._cost(unit) - self._of(known)
+
+    def put(self, part: _Part, unit: Unit) -> None:
+        """Add `unit` to `part`."""
+        part.cost += self.added(part, unit)
+        for row in range(*unit):
+            insort(part.rows, row)
+
+    def stretches(self, parts: int) -> list[_Part]:
+        """The walk in `parts` stretches of nearly equal cost, cut where little is shared: a row that adds much to those before it
+        shares little with them."""
+        count = min(parts, len(self._order))
+        cuts = [0]
+        for piece in range(1, count):
+            goal = self.cost * piece / count
+            places = range(cuts[-1] + 1, len(self._order) - count + piece + 1)
+            cuts.append(min(places, key=lambda row: abs(self._before[row] - goal) - (self._before[row + 1] - self._before[row])))
+        found = [_Part() for _ in range(parts)]
+        for part, stretch in zip(found, pairwise([*cuts, len(self._order)]), strict=False):
+            if stretch[0] < stretch[1]:
+                part.rows, part.cost = list(range(*stretch)), self._cost(stretch)
+        return found
+
+    def samples(self, parts: Iterable[_Part]) -> list[list[Sample]]:
+        """What is not empty, in the order that `pack` promises."""
+        members = sorted(sorted(self._order[row] for row in part.rows) for part in parts if part.rows)
+        return [[self._rows[index] for index in indices] for indices in members]
+
+    def _cost(self, unit: Unit) -> float:
+        """Of these rows alone."""
+        return self._before[unit[1]] - self._before[unit[0]] + self._of(self._shared[unit[0]])
+
+
+def _placed(tree: _Tree, units: Iterable[Unit], budget: int) -> list[_Part]:
+    """Each unit where it adds least, and then where it leaves least room; in a new part where it fits nowhere."""
+    parts: list[_Part] = []
+    for unit in units:
+        costs = [(tree.added(part, unit), -part.cost, place) for place, part in enumerate(parts)]
+        fitting = [(added, minus, place) for added, minus, place in costs if added - minus <= budget]
+        if not fitting:
+            parts.append(_Part())
+        tree.put(parts[min(fitting)[2] if fitting else -1], unit)
+    return parts
+
+
+def _shared_out(tree: _Tree, count: int) -> list[_Part]:
+    """`count` parts, some of them empty, as `share` says."""
+    dealt = [_Part() for _ in range(count)]
+    for unit in tree.largest_first(tree.units(tree.cost / (count * UNITS_PER_PART))):
+        tree.put(min(dealt, key=lambda part: part.cost + tree.added(part, unit)), unit)
+    return min((tree.stretches(count), dealt), key=lambda parts: (max(part.cost for part in parts), _total(parts)))
+
+
+def _total(parts: Iterable[_Part]) -> float:
+    return sum(part.cost for part in parts)

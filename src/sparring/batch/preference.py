@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from sparring.batch.denominators import denominators
 from sparring.errors import refusal
@@ -94,6 +95,10 @@ def mismatched(row: Sample, other: Sample, longest: int) -> Sample:
     return reply(tokens, ours, id=f"{row.id} with {other.id}", group=row.group, label=MISMATCHED, share=1.0)
 
 
-def preference_batch(rows: Sequence[Sample], *, step: int, model: str) -> Batch:
-    """One optimiser step on rows of this module, every pair whole. Nothing was sampled, so the account is empty."""
+def preference_batch(units: Sequence[Sequence[Sample]], *, step: int, model: str) -> Batch:
+    """One optimiser step on units of this module's rows, such as pairs. Nothing was sampled, so the account is empty.
+
+    A unit that is there twice, where one epoch ends and the next begins, is two: groups are named anew.
+    """
+    rows = [replace(row, group=f"{place}/{row.group}") for place, unit in enumerate(units) for row in unit]
     return Batch(step=step, model=model, rows=tuple(rows), denominators=denominators(rows), publish=False)

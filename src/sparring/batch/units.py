@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from itertools import accumulate, pairwise
 
-from sparring.batch.packing import SMALLEST_PIECE, cut, pack
+from sparring.batch.packing import SMALLEST_PIECE, lanes, pack
 from sparring.batch.prefixes import walk
 from sparring.types import Sample
 
@@ -43,13 +43,13 @@ def pack_units(rows: Sequence[Sample], token_budget: int, paired: Set[str]) -> l
     return bins
 
 
-def cut_units(rows: Sequence[Sample], lanes: int, paired: Set[str]) -> list[list[Sample]]:
-    """As `cut`, but no unit is split."""
+def cut_units(rows: Sequence[Sample], count: int, paired: Set[str], context: float = 0.0) -> list[list[Sample]]:
+    """As `lanes`, but no unit is split."""
     whole = units(rows, paired)
     if len(whole) == len(rows):
-        return cut(rows, lanes)
+        return lanes(rows, count, context)
     before = list(accumulate((_size(unit) for unit in whole), initial=0))
-    count = max(1, min(lanes, before[-1] // SMALLEST_PIECE, len(whole)))
+    count = max(1, min(count, before[-1] // SMALLEST_PIECE, len(whole)))
     cuts = [0]
     for piece in range(1, count):
         places = range(cuts[-1] + 1, len(whole) - count + piece + 1)

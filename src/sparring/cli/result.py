@@ -30,6 +30,8 @@ def result_lines(summary: Mapping[str, Any]) -> list[str]:
         columns = {"sft": "after SFT", "preference": "after preferences", "rl": "after RL"}
     if summary.get("init_success") is not None:
         columns = {"init": "before", **columns}
+    if summary.get("distill_success") is not None:
+        columns["distill"] = "after distillation"
     rows = [("dataset", "coverage", *columns.values(), "tasks")]
     for name, entry in summary.get("by_dataset", {}).items():
         rows.append((name, entry.get("coverage") or "", *(_rate(entry.get(key)) for key in columns), str(entry["tasks"])))

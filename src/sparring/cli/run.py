@@ -27,9 +27,9 @@ def run(args: argparse.Namespace) -> int:
     from sparring.cli.recipe import load_recipe
     from sparring.cli.result import print_result
     from sparring.dashboard.report import write_report
-    from sparring.launch.run import run_recipe
+    from sparring.launch.run import run_with_earlier
 
-    folder = run_recipe(load_recipe(args))
+    folder = run_with_earlier(load_recipe(args))
     print_result(folder)
     print(f"report: {write_report(folder)}")
     return 0

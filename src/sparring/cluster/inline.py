@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from sparring.engine.config import EngineConfig
@@ -22,8 +20,7 @@ class InlineCluster:
     Args:
         models: `[models]` by name.
         train: `[train]`.
-        engine: `[engine]`, the policy's.
-        engines: `[engines]`, by the name of the model; one that is not there has a native engine.
+        engine: `[engine]`, the policy's; other models share its settings where it is a native engine's.
         device: a resolved device, `cpu` or `cuda`.
         threads: CPU threads of the trainer and of the engine each, at least 1.
     """
@@ -34,13 +31,12 @@ class InlineCluster:
         models: dict[str, ModelConfig],
         train: TrainConfig,
         engine: EngineConfig,
-        engines: Mapping[str, EngineConfig] = MappingProxyType({}),
         device: str,
         threads: int,
     ) -> None:
         self._models = models
         self._train = train
-        self._engine_of = defaultdict(EngineConfig, engines, policy=engine)
+        self._engine_of = defaultdict(lambda: engine if engine.kind == "native" else EngineConfig(), policy=engine)
         self._device = device
         self._threads = threads
         self._engines: list[Engine] = []
@@ -68,7 +64,7 @@ class InlineCluster:
             model,
             config,
             plan.losses,
-            name=name,
+            name=plan.role or name,
             total_steps=plan.total_steps,
             threads=self._threads,
             teachers={teacher: self._model(teacher, folder) for teacher, folder in plan.teachers.items()},

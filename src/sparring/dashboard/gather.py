@@ -24,7 +24,7 @@ from sparring.protocols import Store
 POINTS = 600
 """Most points drawn of one curve; longer ones are averaged in equal stretches."""
 
-TRAIN_STAGES = ("sft", "preference", "reward_model", "rl", "eval")
+TRAIN_STAGES = ("sft", "preference", "reward_model", "rl", "distill", "eval")
 """Stages that may have metrics; those of eval are of evaluations beside training."""
 
 AT_THE_END = {
@@ -36,7 +36,7 @@ AT_THE_END = {
 }
 """Metrics whose last value stands in the stage table, and what they are called there."""
 
-GROUP_STAGES = ("rl", *(f"eval/{name}" for name in OF_A_RUN), "eval")
+GROUP_STAGES = ("rl", "distill", *(f"eval/{name}" for name in OF_A_RUN), "eval")
 """Names under which a run or an evaluation may have stored groups."""
 
 
@@ -161,18 +161,19 @@ def _evaluation(summary: Mapping[str, Any]) -> dict[str, Any] | None:
     if not by_dataset:
         return None
     before = "init" if summary.get("sft_success") is None else "sft"
+    after = "rl" if summary.get("distill_success") is None else "distill"
     rows = [
         {
             "name": name,
             "coverage": entry.get("coverage"),
             "tasks": entry["tasks"],
             "before": _rate(entry.get(before), entry["intervals"].get(before)),
-            "after": _rate(entry.get("rl"), entry["intervals"].get("rl")),
+            "after": _rate(entry.get(after), entry["intervals"].get(after)),
         }
         for name, entry in by_dataset.items()
     ]
     tasks = summary.get("eval_tasks") or sum(row["tasks"] for row in rows)
-    total = {"name": "all together", "tasks": tasks, "before": _overall(summary, before), "after": _overall(summary, "rl")}
+    total = {"name": "all together", "tasks": tasks, "before": _overall(summary, before), "after": _overall(summary, after)}
     return {"rows": rows, "total": total}
 
 

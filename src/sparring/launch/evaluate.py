@@ -173,7 +173,6 @@ def _recipe(config: RunConfig, subject: Subject, directory: str, name: str) -> R
         env=config.env,
         sandbox=config.sandbox,
         engine=config.engine,
-        engines=config.engines,
         rollout=config.rollout,
         rl=_rewards(config),
         eval=EvalConfig(tasks=config.eval.tasks),

@@ -22,9 +22,10 @@ from sparring.stages.context import Context
 from sparring.stages.summary import write_summary
 
 if TYPE_CHECKING:
+    from sparring.envs.rubrics.judges import Replies
     from sparring.launch.chat import Chat
     from sparring.launch.replay import Replayed
-    from sparring.protocols import Cluster, Engine, Renderer
+    from sparring.protocols import Cluster
 
 CONFIG = "config.toml"
 STORE = "store.sqlite"
@@ -40,6 +41,26 @@ def run_recipe(config: RunConfig) -> Path:
         BadInput: something is wrong that can be known before the work starts.
     """
     return block(_run(resolve(config)))
+
+
+def run_with_earlier(config: RunConfig, begun: tuple[str, ...] = ()) -> Path:
+    """Run the recipes of `[run] after`, and theirs, and then this one.
+
+    Args:
+        config: of the last run.
+        begun: recipes that wait for it.
+
+    Returns:
+        Its folder.
+
+    Raises:
+        BadInput: as `run_recipe`, for any of them, or a recipe waits for itself.
+    """
+    for recipe in config.run.after:
+        if recipe in begun:
+            raise refusal("run.after", "recipes that do not wait for each other", " -> ".join((*begun, recipe)), "leave one out")
+        run_with_earlier(load(recipe), (*begun, recipe))
+    return run_recipe(config)
 
 
 async def _run(config: RunConfig) -> Path:
@@ -90,7 +111,6 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
         models=config.models,
         train=config.train,
         engine=config.engine,
-        engines=config.engines,
         device=config.run.device,
         threads=config.run.threads,
     )
@@ -129,14 +149,21 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
         store.close()
 
 
-async def _open_model(config: RunConfig, cluster: Cluster, name: str) -> tuple[Engine, Renderer]:
-    """An engine that serves a model of `[models]` as it is, and its renderer."""
+async def _open_model(config: RunConfig, cluster: Cluster, name: str) -> Replies:
+    """Who answers for a model of `[models]`, as it is."""
+    from sparring.engine.adapters.chat_endpoint import ChatEndpoint
+    from sparring.engine.adapters.key import key_of
+    from sparring.envs.rubrics.judges import EngineReplies
     from sparring.model.hub import base_folder, local_folder
     from sparring.render.load import load_renderer
 
     spec = config.models[name]
+    served = spec.served
+    if served is not None and served.kind == "chat":
+        return ChatEndpoint(served.url, model=served.served_model, api_key=key_of(served.api_key_env))
     folder = local_folder(str(spec.path))
-    return cluster.engine(name, path=str(folder)), load_renderer(base_folder(folder), spec.renderer, spec.thinking)
+    renderer = load_renderer(base_folder(folder), spec.renderer, spec.thinking)
+    return EngineReplies(cluster.engine(name, path=str(folder)), renderer, name)
 
 
 def _claim(folder: Path, config: RunConfig) -> None:

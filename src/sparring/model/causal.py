@@ -22,6 +22,8 @@ from sparring.model.recurrent import LAYOUT, Layout, Recurrent
 
 ATTENTION = {"full_attention", "sliding_attention"}
 """The kinds of layers that our attention serves: not attention in chunks."""
+CONTEXT_PER_WIDTH = 6
+"""Of the usual shape, a layer has 12 D^2 weights: 24 D^2 operations a token, and 4 D for each position that it attends to."""
 
 Forward = Callable[[torch.Tensor, torch.Tensor, Attention, torch.Tensor | None], torch.Tensor]
 
@@ -31,6 +33,7 @@ class CausalModel:
 
     `path_name` is the numerics actually in use: as `ops.path_name` has it, or "fast". `decoder` is the
     forward of the Llama family, None for other models; `head` gives logits, or, where `is_scalar`, one number a row.
+    `context` is over how many positions a token attends for that to cost what all else costs, about.
     `attending` are the layers that attend, `recurrent` those with a recurrent state, if any. State and parameters are the
     model's own; what stands beside them is in `adapters`.
     """
@@ -46,6 +49,7 @@ class CausalModel:
         self.num_kv_heads: int = getattr(text, "num_key_value_heads", None) or self.num_heads
         self.head_dim: int = getattr(text, "head_dim", None) or text.hidden_size // self.num_heads
         self.vocab_size: int = text.vocab_size
+        self.context = CONTEXT_PER_WIDTH * text.hidden_size
         kinds = getattr(text, "layer_types", None) or ["full_attention"] * self.num_layers
         self.attending = [layer for layer, kind in enumerate(kinds) if kind in ATTENTION]
         self._logit_cap: float | None = getattr(text, "final_logit_softcapping", None)
@@ -88,8 +92,12 @@ class CausalModel:
         """
         return self._forward(tokens, positions, attention, rows)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, total: ops.WeightSum | None = None) -> torch.Tensor:
         """hidden[M, D] -> [M, V] float32 (in exact numerics never rounded to bfloat16 on the way).
+
+        Args:
+            hidden: of some rows.
+            total: from `weight_sum`: where the gradient of the head's weight is added instead of being returned.
 
         Raises:
             BadInput: the head is scalar.
@@ -97,10 +105,18 @@ class CausalModel:
         if self.is_scalar:
             raise refusal("logits", "a head over tokens", "a scalar head", 'load the model with head = "tokens"')
         if isinstance(self.head, RowLinear):
-            logits = self.head.forward(hidden, torch.float32)
+            logits = self.head.forward(hidden, torch.float32, total)
             return logits if self._logit_cap is None else ops.soft_cap(logits, self._logit_cap)
         logits = self.head(hidden).float()
         return logits if self._logit_cap is None else torch.tanh(logits / self._logit_cap) * self._logit_cap
+
+    def weight_sum(self, hidden: torch.Tensor) -> tuple[torch.Tensor, ops.WeightSum | None]:
+        """hidden[M, D], to be cut into chunks, and where their logits add up the gradient of the head's weight. None where it has
+        none, or where the head is the library's, whose every chunk makes a gradient of its own."""
+        if not isinstance(self.head, RowLinear) or not self.head.weight.requires_grad:
+            return hidden, None
+        total = ops.WeightSum()
+        return total.behind(hidden, self.head.weight), total
 
     def values(self, hidden: torch.Tensor) -> torch.Tensor:
         """What a scalar head says of each row: a reward, where the row ends a text, or a value. hidden[M, D] -> [M] float32.

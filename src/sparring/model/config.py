@@ -128,7 +128,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward pass instead of keeping its activations."""
     served: ServedConfig | None = None
-    """Who answers for a teacher that is served elsewhere; None: an engine of this run, as `[engine]` says."""
+    """Who answers for a teacher or judge that is served elsewhere; None: an engine of this run, as `[engine]` says."""
     lora: LoraConfig | None = None
     """Train adapters beside frozen weights; None: train the weights."""
 

@@ -5,7 +5,7 @@ M rows, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from typing import NamedTuple
 
 import torch
@@ -20,12 +20,30 @@ BiasRows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """offsets [M + 1] int64, ids [A] int64 and values [A] float32: to logits of row m are added values offsets[m] to offsets[m + 1];
 an id beyond the vocabulary stands for nothing."""
 
-QUANTITIES = frozenset({"logprob", "entropy"})
+QUANTITIES = frozenset({"logprob", "entropy", "probability_squares"})
 SCALAR_QUANTITIES = frozenset({"value"})
 """What a scalar head gives: of each target, what the text before it is worth."""
-CHUNK_ROWS = 1024
+CHUNK_ROWS, CHUNK_ELEMENTS = 1024, 1 << 24
+"""A chunk is this many rows at most, and 64 MiB of float32 logits, but never fewer than 16 rows."""
 KEEP_ELEMENTS = 1 << 25
 """128 MiB of float32 logits."""
+
+
+class Asked(NamedTuple):
+    """What is asked of each of M rows of logits."""
+
+    targets: torch.Tensor
+    """[M] int64."""
+    temperature: torch.Tensor
+    """[M] float32."""
+    kept: KeptRows | None
+    bias: BiasRows | None
+
+    def split(self, size: int) -> Iterator[Asked]:
+        """Chunks of `size` rows."""
+        columns = self.targets.split(size), self.temperature.split(size)
+        rows = len(self.targets)
+        return map(Asked, *columns, split(self.kept, rows, size), split(self.bias, rows, size))
 
 
 def token_quantities(
@@ -39,8 +57,8 @@ def token_quantities(
     *,
     keep_elements: int = KEEP_ELEMENTS,
 ) -> dict[str, torch.Tensor]:
-    """Log-probability of each target and entropy of its distribution, softmax((logits + bias) / temperature) over what was
-    kept.
+    """Log-probability of each target, entropy of its distribution, softmax((logits + bias) / temperature) over what was kept,
+    and the sum of its squares.
 
     Args:
         model: whose head is applied.
@@ -51,10 +69,10 @@ def token_quantities(
         kept: the ids that truncated sampling left for each of the M; None where it left all of them.
         bias: what is added to logits; None where it is nothing.
         keep_elements: up to this many logits are kept for the backward pass; above, each chunk is computed again there,
-            so that [M, V] logits never exist at once.
+            so that [M, V] logits never exist at once: then nothing but the head's weight and its gradient grows with V.
 
     Returns:
-        The needed names, each [M] float32, with gradients.
+        The needed names, each [M] float32, with gradients but for `probability_squares`.
 
     Raises:
         BadInput: an unknown name is needed, or a target is not among its kept ids.
@@ -66,18 +84,43 @@ def token_quantities(
     if model.is_scalar:
         return {"value": model.values(hidden)}
     recompute = torch.is_grad_enabled() and hidden.shape[0] * model.vocab_size > keep_elements
+    hidden, total = model.weight_sum(hidden) if recompute else (hidden, None)
 
-    def quantities(
-        rows: torch.Tensor, wanted: torch.Tensor, heat: torch.Tensor, sets: KeptRows | None, added: BiasRows | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return ops.token_logprobs(_biased(model.logits(rows), added), wanted, heat, sets)
+    def of_chunk(rows: torch.Tensor, asked: Asked) -> dict[str, torch.Tensor]:
+        return _quantities(_biased(model.logits(rows, total), asked.bias), asked, needs)
 
-    chunks, (sets, added) = [], (split(values, len(targets), CHUNK_ROWS) for values in (kept, bias))
+    size, asked = _chunk_rows(model.vocab_size), Asked(targets, temperature, kept, bias)
     # split, not slices: the gradient of each slice would be a whole [M, D] of its own
-    for arguments in zip(*(t.split(CHUNK_ROWS) for t in (hidden, targets, temperature)), sets, added, strict=True):
-        chunks.append(checkpoint(quantities, *arguments, use_reentrant=False) if recompute else quantities(*arguments))
-    logprob, entropy = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*chunks, strict=True))
-    return {name: value for name, value in (("logprob", logprob), ("entropy", entropy)) if name in needs}
+    chunks = [
+        checkpoint(of_chunk, *arguments, use_reentrant=False) if recompute else of_chunk(*arguments)
+        for arguments in zip(hidden.split(size), asked.split(size), strict=True)
+    ]
+    return {name: torch.cat([chunk[name] for chunk in chunks]) if len(chunks) > 1 else chunks[0][name] for name in chunks[0]}
+
+
+def _quantities(logits: torch.Tensor, asked: Asked, needs: Set[str]) -> dict[str, torch.Tensor]:
+    """The one place where quantities are made of logits: those of one chunk, logits[M, V], biases added. Each [M, ...]."""
+    logprob, entropy = ops.token_logprobs(logits, asked.targets, asked.temperature, asked.kept)
+    found = {name: value for name, value in (("logprob", logprob), ("entropy", entropy)) if name in needs}
+    return found | {"probability_squares": _squares(logits, asked)} if "probability_squares" in needs else found
+
+
+@torch.no_grad()
+def _squares(logits: torch.Tensor, asked: Asked) -> torch.Tensor:
+    """sum_v p(v)^2 = exp(logsumexp(2 z) - 2 logsumexp(z)) of each row of logits z [M, V], over what was kept."""
+    scaled = logits / torch.where(asked.temperature == 0, 1.0, asked.temperature)[:, None]
+    if asked.kept is not None:
+        offsets, ids = asked.kept
+        counts = offsets.diff()
+        inside = (counts == 0)[:, None].repeat(1, logits.shape[1])
+        inside[torch.repeat_interleave(torch.arange(len(counts), device=ids.device), counts), ids.long()] = True
+        scaled = scaled.masked_fill(~inside, -torch.inf)
+    return ((2 * scaled).logsumexp(1) - 2 * scaled.logsumexp(1)).exp()
+
+
+def _chunk_rows(vocabulary: int) -> int:
+    """How many rows of logits exist at once; a multiple of 16, which is what matrix products like."""
+    return max(16, min(CHUNK_ROWS, CHUNK_ELEMENTS // vocabulary // 16 * 16))
 
 
 class Judged(NamedTuple):
@@ -103,8 +146,8 @@ def judge(
         temperature: [M] float32.
         top_k: 0 to V.
     """
-    chunks = []
-    for rows, wanted, heat in zip(*(t.split(CHUNK_ROWS) for t in (hidden, targets, temperature)), strict=True):
+    chunks, size = [], _chunk_rows(model.vocab_size)
+    for rows, wanted, heat in zip(*(t.split(size) for t in (hidden, targets, temperature)), strict=True):
         logits = model.logits(rows)
         ids = _likeliest(logits, top_k)
         tops = [ops.token_logprobs(logits, column.contiguous(), heat)[0] for column in ids.unbind(1)]

@@ -43,10 +43,12 @@ class RowLinear(nn.Module):
             self._product = Product(self)
         return self._product
 
-    def forward(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-        """[..., K] -> [..., M], of `out_dtype` or of the dtype of x."""
+    def forward(
+        self, x: torch.Tensor, out_dtype: torch.dtype | None = None, total: ops.WeightSum | None = None
+    ) -> torch.Tensor:
+        """[..., K] -> [..., M], of `out_dtype` or of the dtype of x. `total`: see `ops.linear`; for x[N, K]."""
         if x.dim() == 2:
-            return self.product(x, out_dtype)
+            return self.product(x, out_dtype, total)
         return self.product(x.reshape(-1, self.in_features), out_dtype).view(*x.shape[:-1], self.out_features)
 
     def refresh(self) -> None:
@@ -73,12 +75,14 @@ class Product:
         self.bias = self._joined_bias(_own)
         self.adapted: Adapted | None = None
 
-    def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-        """x[N, K] -> [N, sum of M], of `out_dtype` or of the dtype of x."""
+    def __call__(
+        self, x: torch.Tensor, out_dtype: torch.dtype | None = None, total: ops.WeightSum | None = None
+    ) -> torch.Tensor:
+        """x[N, K] -> [N, sum of M], of `out_dtype` or of the dtype of x. `total`: see `ops.linear`."""
         bias = self.bias
         if bias is not None and torch.is_grad_enabled():
             bias = torch.cat([part.bias for part in self.parts])
-        y = ops.linear(x, self.packed, bias, out_dtype)
+        y = ops.linear(x, self.packed, bias, out_dtype, total)
         return y if self.adapted is None else self.adapted(x, y)
 
     def refresh(self) -> None:

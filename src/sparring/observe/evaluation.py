@@ -126,7 +126,7 @@ def passes(tasks: Sequence[TaskResult], k: int, one: Callable[[int, int, int], f
 
 
 def compare(before: Evaluation, after: Evaluation) -> Comparison:
-    """What changed, in pairs: by task, so that what makes a task hard for both is no noise (Miller 2024, section 4.2).
+    """What changed, in pairs: by task, so that what makes a task hard for both is no noise (Miller 2024, paired differences).
 
     Raises:
         BadInput: they asked different questions, or none in common was scored.

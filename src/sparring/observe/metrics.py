@@ -77,13 +77,13 @@ class Metrics:
 def merged(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The metrics of several optimiser steps as those of the one update that they make, and `optimiser_steps`, their number.
     Counts and seconds add up, a maximum is the largest, everything else is the mean over the steps that have it. One step is
-    itself."""
+    itself. Another model's, such as a critic's, begin with its role: "critic/grad_norm"."""
     if len(steps) == 1:
         return dict(steps[0])
     metrics = Metrics()
     for step in steps:
         for name, value in step.items():
-            summed = name.startswith(("tokens_", "micro_batches")) or name.endswith("_s")
+            summed = name.rpartition("/")[2].startswith(("tokens_", "micro_batches")) or name.endswith("_s")
             metrics.add(name, value, "max" if name.endswith(("_max", "_max_abs_diff")) else "sum" if summed else "mean")
     return {**metrics.values(), "optimiser_steps": float(len(steps))}
 

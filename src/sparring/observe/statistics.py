@@ -1,7 +1,8 @@
 """What an evaluation may claim: rates, means and differences over tasks, each with its standard error and interval.
 
-Tasks are what is drawn at random; the samples of one task hang together (Miller 2024, arXiv 2411.00640, section 2.2). So
-everything here is computed from one number per task: uncertainty is what is left between tasks. Standard library only.
+Tasks are what is drawn at random, and the samples of one task hang together: so standard errors are clustered by task (Miller
+2024, arXiv 2411.00640). Everything here is computed from one number per task; uncertainty is what is left between tasks. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 def pass_hat_k(n: int, c: int, k: int) -> float:
     """The chance that all of `k` samples of a task succeed (pass^k), without bias from `n` samples of which `c` did:
-    C(c, k) / C(n, k) (Yao et al. 2024, tau-bench, arXiv 2406.12045, section 4).
+    C(c, k) / C(n, k) (Yao et al. 2024, tau-bench, arXiv 2406.12045).
 
     Raises:
         ValueError: not 0 <= c <= n, or not 1 <= k <= n.
@@ -67,7 +68,7 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> Interval:
 def rate(values: Sequence[float], samples: float, confidence: float = 0.95) -> Estimate:
     """The mean of one number from 0 to 1 per task (a share of successes, pass@k, pass^k).
 
-    The standard error is clustered by task: Miller 2024, equation 4, which for equally many samples per task is the spread of
+    The standard error is clustered by task: Miller 2024, which for equally many samples per task is the spread of
     the tasks' own means; here with T - 1 for T. The interval is Wilson's with the effective sample size p (1 - p) / SE^2
     (Kott and Carr 1997; Dean and Pagano 2015, "Evaluating confidence interval methods for binomial proportions in clustered
     surveys"), at most `samples`, and Student's quantile where that size is itself estimated. Where all tasks have the same 0 or
@@ -110,7 +111,7 @@ def mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
 
 
 def paired_difference(before: Sequence[float], after: Sequence[float], confidence: float = 0.95) -> Estimate:
-    """The change of a rate over the same tasks: the mean of what changed per task (Miller 2024, section 4.2).
+    """The change of a rate over the same tasks: the mean of what changed per task (Miller 2024, paired differences).
 
     The interval is Agresti and Min's (2005): two tasks are added, in whose four cells (both, neither, gained, lost) stands 1/2
     each, so that it has a width, and its coverage, also where few or no tasks changed. With one sample per task it is theirs;

@@ -37,6 +37,8 @@ class Scheduler:
         engine_version: the version that the engine serves now.
         stage: first part of every id: group 12 of stage rl is `rl/12`, its rollout 3 is `rl/12/3`.
         scorers: further passes over whole groups, in this order.
+        baseline: runs one rollout more of every task, with the purpose "baseline"; its score is in `Group.baselines`, or the
+            rollout in `Group.failed`.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Scheduler:
         engine_version: Callable[[], int],
         stage: str = "rl",
         scorers: Sequence[Scorer] = (),
+        baseline: RolloutRunner | None = None,
     ) -> None:
         self._runner = runner
         self._source = source
@@ -57,6 +60,7 @@ class Scheduler:
         self._engine_version = engine_version
         self._stage = stage
         self._scorers = scorers
+        self._baseline = baseline
         self._slots = asyncio.Semaphore(runner.config.max_concurrent_rollouts)
         self._pending: asyncio.Queue[asyncio.Task[Group] | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -171,6 +175,9 @@ class Scheduler:
                 if place:
                     await self._slots.acquire()
                 rollouts.append(self._spawn(self._rollout(task, index, place)))
+            if self._baseline is not None:
+                await self._slots.acquire()
+                rollouts.append(self._spawn(self._baseline_rollout(self._baseline, task, index)))
             self._pending.put_nowait(self._spawn(self._group(task, index, version, rollouts)))
         self._pending.put_nowait(None)
 
@@ -182,6 +189,19 @@ class Scheduler:
                 rollout_id=f"{self._stage}/{index}/{place}",
                 index=place,
                 seed=rollout_seed(self._run_seed, "train", task, place),
+            )
+        finally:
+            self._slots.release()
+
+    async def _baseline_rollout(self, runner: RolloutRunner, task: Task, index: int) -> Finished:
+        """The rollout that the others are judged against."""
+        try:
+            return await runner.run(
+                task,
+                rollout_id=f"{self._stage}/{index}/baseline",
+                index=self._runner.config.group_size,
+                seed=rollout_seed(self._run_seed, "baseline", task, 0),
+                purpose="baseline",
             )
         finally:
             self._slots.release()
@@ -204,9 +224,12 @@ class Scheduler:
                 failed += [unscored(rollout, outcome) for rollout, _ in kept]
                 kept, scores = [], []
         usable: list[tuple[Rollout, Score]] = []
+        baselines: list[Score] = []
         for (rollout, _), score in zip(kept, scores, strict=True):
             if score.reward is None:
                 failed.append(unscored(rollout))
+            elif rollout.purpose == "baseline":
+                baselines.append(score)
             else:
                 usable.append((rollout, score))
         return Group(
@@ -217,6 +240,7 @@ class Scheduler:
             scores=tuple(s for _, s in usable),
             failed=tuple(failed),
             version=version,
+            baselines=tuple(baselines),
         )
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from sparring.algo.annotate.forwarded import Forwarded
@@ -11,25 +12,31 @@ from sparring.errors import refusal
 from sparring.model.hub import local_folder
 from sparring.protocols import Annotator, Trainer, TrainPlan
 from sparring.stages.context import POLICY, Context
+from sparring.stages.critic import CRITIC
 from sparring.stages.online import needs_reference
 
 
-def annotators(context: Context, trainer: Trainer, source: Path, coefficient: KlCoefficient) -> list[Annotator]:
+def annotators(
+    context: Context, trainers: Mapping[str, Trainer], source: Path, coefficient: KlCoefficient
+) -> list[Annotator]:
     """In the order in which they are to be asked.
 
     Args:
         context: of the run.
-        trainer: of the policy.
-        source: the checkpoint folder that it started from.
+        trainers: of the policy and, where there is one, of its critic.
+        source: the checkpoint folder that the policy started from.
         coefficient: of the KL penalty, where it adapts.
     """
-    config, found = context.config, list[Annotator]()
+    config, trainer = context.config, trainers[POLICY]
+    found: list[Annotator] = [Forwarded(trainers[CRITIC].forward, "value", "value")] if CRITIC in trainers else []
     algo, steps = config.algo, config.rl.passes * config.rl.minibatches
     ours = config.rl.preference is None
     # of a batch that is trained once, the forward with gradients says what the trainer's were before the update
     if ours and algo.needs_proximal and steps > 1:
         guessed = algo.anchor == "loglinear"
         found.append(ProximalShare(lambda: trainer.version) if guessed else Forwarded(trainer.forward, "proximal"))
+    if ours and algo.reads("probability_squares"):
+        found.append(Forwarded(trainer.forward, "probability_squares", "probability_squares"))
     if needs_reference(config):
         found.append(Forwarded(_reference(context, trainer, source).forward, "reference"))
     if ours and algo.adaptive.target is not None:

@@ -18,6 +18,7 @@ from sparring.stages.annotators import check_reference
 from sparring.stages.beside import check_beside
 from sparring.stages.compared import check_compared
 from sparring.stages.context import ORDER, POLICY, Context
+from sparring.stages.critic import check_critic, critic_shape
 from sparring.stages.demonstrate import Conversation, converse, demonstrate, given_conversations
 from sparring.stages.eval import held_out
 from sparring.stages.fit import SOME, check_rendering
@@ -48,7 +49,7 @@ async def check(context: Context) -> list[str]:
     config = context.config
     facts = _stages(context)
     shape = _shape(context)
-    facts += check_lora(context)
+    facts += check_lora(context) + check_critic(context)
     facts += _memory(context, shape) + _engine(context, shape)
     _sampling(context)
     facts += check_served(context)
@@ -156,7 +157,7 @@ def _shape(context: Context) -> Shape:
 
 def _memory(context: Context, shape: Shape) -> list[str]:
     """What the run holds at the most is there, in memory and on disk."""
-    config, held = context.config, Held.of(context.config, shape)
+    config, held = context.config, Held.of(context.config, shape, critic_shape(context, shape))
     here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if config.run.device == "cpu" and held.total > here:
         parts = {
@@ -170,7 +171,7 @@ def _memory(context: Context, shape: Shape) -> list[str]:
         do = "lower train.token_budget, engine.kv_bytes or engine.offload_bytes, or take a smaller model"
         raise refusal("memory", expected, f"{here / GIB:.1f} GiB on this machine", do)
     free = shutil.disk_usage(context.folder).free
-    disk = held.trained * 12 * (config.train.keep_last + 1) * 2
+    disk = (held.trained + held.critic) * 12 * (config.train.keep_last + 1) * 2
     if disk > free:
         raise refusal(
             str(context.folder), f"{disk / GIB:.1f} GiB of disk for checkpoints", f"{free / GIB:.1f} GiB", "free disk space"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from sparring.protocols import Store, Trainer
 from sparring.train.config import TrainConfig
-from sparring.types import StepResult
+from sparring.types import CheckpointRef, StepResult
 
 
 class Checkpoints:
@@ -24,10 +26,20 @@ class Checkpoints:
         folder: `<run>/<stage>`.
         config: `[train]`: `save_every`, `keep_last`, `best_metric`.
         last_step: the stage's last step, which is always saved.
+        beside: other trainers of the stage by role. Each has a folder of that name inside the checkpoint's, so that they come
+            and go with it.
     """
 
     def __init__(
-        self, *, trainer: Trainer, store: Store, stage: str, folder: Path, config: TrainConfig, last_step: int
+        self,
+        *,
+        trainer: Trainer,
+        store: Store,
+        stage: str,
+        folder: Path,
+        config: TrainConfig,
+        last_step: int,
+        beside: Mapping[str, Trainer] = MappingProxyType({}),
     ) -> None:
         self._trainer = trainer
         self._store = store
@@ -35,6 +47,7 @@ class Checkpoints:
         self._folder = folder / "checkpoints"
         self._config = config
         self._last_step = last_step
+        self._beside = beside
 
     async def resume(self) -> tuple[int, Mapping[str, Any]]:
         """Go back to the last complete checkpoint, if there is one.
@@ -47,6 +60,8 @@ class Checkpoints:
             return 0, {}
         ref, state = found
         await self._trainer.restore(ref)
+        for role, other in self._beside.items():
+            await other.restore(_of(role, ref))
         return ref.step, state
 
     async def after(self, step: StepResult, metrics: Mapping[str, float], state: Mapping[str, Any]) -> None:
@@ -64,6 +79,8 @@ class Checkpoints:
 
         path = self._folder / f"step-{step.version:06d}"
         ref = await self._trainer.save(str(path), stage=self._stage, metrics=metrics)
+        for role, other in self._beside.items():  # after its folder, which the first puts in the place of any before
+            await other.save(_of(role, ref).path, stage=self._stage, metrics={})
         self._store.checkpoint(ref, state)
         retain(  # of all that the store knows, also of those from before a resume
             self._store.checkpoints(self._stage),
@@ -71,3 +88,7 @@ class Checkpoints:
             best_metric=self._config.best_metric,
             best_is_highest=self._config.best_is_highest,
         )
+
+
+def _of(role: str, ref: CheckpointRef) -> CheckpointRef:
+    return replace(ref, model=role, path=str(Path(ref.path) / role))

@@ -17,8 +17,7 @@ from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.rollout.seeds import rollout_seed
 from sparring.stages.context import Context
 from sparring.stages.heard import ChatSessions, Heard
-from sparring.stages.shape import context_room, folder_shape
-from sparring.stages.teachers import teacher_folder
+from sparring.stages.teachers import room_of, teacher_folder
 from sparring.types import Task
 
 FILE = "traces.jsonl"
@@ -116,8 +115,7 @@ async def _rollouts(context: Context) -> AsyncIterator[tuple[RolloutRunner, Hear
         folder = teacher_folder(context, name)
         engine = context.cluster.engine(name, path=str(folder))
         renderer = load_renderer(folder, spec.renderer, spec.thinking)
-        room = context_room(folder_shape(folder), config.engine, spec.dtype)
-        heard = Heard(Recorder(engine, renderer, sampling=sampling, model=name, max_context=room))
+        heard = Heard(Recorder(engine, renderer, sampling=sampling, model=name, max_context=room_of(context, name)))
         close = engine.close
     try:
         yield RolloutRunner(context.factory, context.boxes, heard, ChatHarness(), config.rollout), heard

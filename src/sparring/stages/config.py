@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from sparring.algo.loss.preference.config import ComparingLoss, DpoConfig, OrpoConfig, PreferenceLoss
+from sparring.tasks.pools import DifficultyPools
 from sparring.train.config import TrainConfig
 
 MAX_THREADS = 1024
@@ -33,6 +34,10 @@ class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     stages: tuple[StageName, ...] = ("init", "sft", "rl", "eval", "export")
     """In this order; a stage that is already done in the run's folder is not repeated."""
+
+    after: tuple[str, ...] = ()
+    """Recipes whose runs come first, in this order, but for those that are done: files, relative to where you stand. This one may
+    name what they have written, such as teachers."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`, `cpu` or `cuda`."""
@@ -197,6 +202,29 @@ class RewardModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         _check_overrides(self.train)
 
 
+class CriticConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[rl.critic]`: a model that says before each token what is still earned, for credit gae; it learns beside the policy, of
+    the same rollouts, in as many optimiser steps."""
+
+    model: str = "policy"
+    """The weights that it begins with: `policy`, those that the stage begins with; `reward_model`, what that stage of this run
+    has written; or a name in `[models]`. A scalar head that is there stays; a new one begins at zero."""
+
+    clip: float = 0.2
+    """How far a value moves from the one before the update until it is no longer trained, in units of reward; 0: any."""
+
+    warmup_steps: int = 0
+    """The first updates of the stage, in which the critic alone learns (value pretraining, VC-PPO, arXiv 2503.01491)."""
+
+    train: dict[str, int | float | str | bool] = {}
+    """Keys of `[train]` that the critic replaces, such as `learning_rate`; those of `[rl] train` are the policy's."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.clip < math.inf or self.warmup_steps < 0:
+            raise ValueError("clip and warmup_steps must be 0 or more")
+        _check_overrides(self.train)
+
+
 class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[rl]`: reinforcement learning over live rollouts."""
 
@@ -215,6 +243,9 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     passes: int = 1
     """How often every sampled token is trained before its weights are published."""
 
+    pools: DifficultyPools | None = None
+    """Pass over tasks that the policy masters, or cannot do at all, with a probability. None: every task comes."""
+
     preference: ComparingLoss | None = None
     """Online preference optimisation in the place of `[algo]`: the best rollout of each group against its worst; the reference is
     what the stage begins with."""
@@ -228,18 +259,35 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     observations: float = 0.0
     """Scale of a cross-entropy loss on the tokens that tools answered (ECHO, arXiv 2605.24517); 0: none."""
 
+    critic: CriticConfig | None = None
+    """What tells credit gae the values of states; None: nothing does."""
+
     def __post_init__(self) -> None:
         if self.steps < 1 or self.groups_per_step < 1:
             raise ValueError("steps and groups_per_step must be at least 1")
+        if self.critic is not None and self.critic.warmup_steps >= self.steps:
+            raise ValueError(f"critic.warmup_steps must be below steps, got {self.critic.warmup_steps} of {self.steps}")
         if self.minibatches < 1 or self.passes < 1:
             raise ValueError("minibatches and passes must be at least 1")
-        if not 0 <= self.observations < math.inf:
-            raise ValueError(f"observations must be 0 or more, got {self.observations}")
+        if not 0 <= self.observations < math.inf or self.observations and self.preference is not None:
+            raise ValueError(f"observations must be 0 or more, and 0 beside preference, got {self.observations}")
         _check_overrides(self.train)
 
 
 class DistillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[distill]`: on-policy distillation. The policy samples, and becomes what its teachers make of what it sampled."""
+    """`[distill]`: on-policy distillation. The policy samples, and becomes what its teachers make of what it sampled.
+
+    With q the policy's distribution in the place of a sampled token y, p the teacher's:
+
+        over token        policy_gradient  advantage log p(y) - log q(y)      (Lu, On-Policy Distillation, 2025)
+                          squared          (log q(y) - log p(y))^2 / 2
+        over top_k or     reverse          KL(q || p)
+        vocabulary        forward          KL(p || q)
+                          jensen_shannon   beta KL(p || m) + (1 - beta) KL(q || m), m = beta p + (1 - beta) q
+                                           (GKD, arXiv 2306.13649, section 2)
+
+    top_k is over the teacher's likeliest tokens and, as one outcome, all others.
+    """
 
     steps: int = 100
     """Optimiser steps."""

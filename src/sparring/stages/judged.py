@@ -7,9 +7,6 @@ from sparring.errors import InfraError, refusal
 from sparring.model.hub import local_folder
 from sparring.stages.context import POLICY, Context
 
-ABLE = ("native", "remote")
-"""Kinds of engines that can hold a reply to a constraint."""
-
 
 async def check_judges(context: Context) -> list[str]:
     """Prove that everybody whom the rubric asks answers.
@@ -21,10 +18,6 @@ async def check_judges(context: Context) -> list[str]:
         BadInput: a judge is not there, cannot do what is asked of it, or does not answer; or nothing can be evaluated.
     """
     config = context.config
-    for name in config.engines:
-        if name not in config.models or name == POLICY:
-            others = ", ".join(n for n in config.models if n != POLICY) or "none"
-            raise refusal(f"engines.{name}", f"a model beside the policy ({others})", repr(name), "add it to [models]")
     asked = {name: part for name, part in config.env.rubric.items() if isinstance(part, AskedPart)}
     for name, part in asked.items():
         _check_model(context, f"env.rubric.{name}", part)
@@ -37,21 +30,22 @@ async def check_judges(context: Context) -> list[str]:
         try:
             await context.judges.check(model)
         except InfraError as error:
-            do = "start its server, or correct [engines]"
+            do = f"start its server, or correct models.{model}.served"
             raise refusal(f"models.{model}", "a judge that answers", str(error), do) from error
     return [f"judges: {model} answers" for model in models]
 
 
 def _check_model(context: Context, where: str, part: AskedPart) -> None:
-    """The model stands in `[models]`, with weights or at least a tokenizer to load, and its engine can do what the part says."""
+    """The model stands in `[models]`, under a name of its own, and who answers for it can do what the part says."""
     config = context.config
     spec = config.models.get(part.model)
-    if spec is None or spec.path is None or part.model == POLICY:
+    chat = spec is not None and spec.served is not None and spec.served.kind == "chat"
+    if spec is None or part.model == POLICY or not (spec.path or chat):
         got = "the policy" if part.model == POLICY else "none" if spec is None else "one without a path"
         do = "add a model that judges, under a name of its own"
         raise refusal(f"{where}.model", f"a table [models.{part.model}] with a path", got, do)
-    local_folder(spec.path)
-    engine = config.engines.get(part.model)
-    if part.constrain and engine is not None and engine.kind not in ABLE:
-        got = f'true with an engine of kind "{engine.kind}", which asks nobody between two tokens'
+    if spec.path is not None:
+        local_folder(spec.path)
+    if part.constrain and spec.served is not None and spec.served.kind != "remote":
+        got = f'true with a server of kind "{spec.served.kind}", which asks nobody between two tokens'
         raise refusal(f"{where}.constrain", "false", got, "leave it out, and let find pick the verdict")

@@ -14,16 +14,18 @@ NUMBER_BYTES = 4
 
 
 class Held(NamedTuple):
-    """What a run on one machine holds: how many parameters, how many of them (or of an adapter) are trained, and bytes.
+    """What a run on one machine holds: how many parameters, how many of them (or of an adapter) are trained, how many a critic
+    has, and bytes.
 
-    trainer: weights (and adapters), of what is trained gradients and AdamW's three, and models that are only asked. engine:
-    weights of its own. packed: what the kernels of all these read in the place of the weights. update: what is trained once as it
-    was published and, staged beside the engine's, once as weights and once packed. cache: keys and values here and in host
-    memory, and recurrent states. activations: of a micro-batch.
+    trainer: weights (and adapters), of what is trained gradients and AdamW's three, the critic's too, and models that are only
+    asked. engine: weights of its own. packed: what the kernels of all these read in the place of the weights. update: what is
+    trained once as it was published and, staged beside the engine's, once as weights and once packed. cache: keys and values
+    here and in host memory, and recurrent states. activations: of a micro-batch.
     """
 
     parameters: int
     trained: int
+    critic: int
     trainer: int
     engine: int
     packed: int
@@ -34,12 +36,13 @@ class Held(NamedTuple):
     @property
     def total(self) -> int:
         """All bytes."""
-        return sum(self[2:])
+        return sum(self[3:])
 
     @staticmethod
-    def of(config: RunConfig, shape: Shape) -> Held:
-        """A bound: all of it at once, the head apart from the embedding."""
+    def of(config: RunConfig, shape: Shape, critic: Shape | None = None) -> Held:
+        """A bound: all of it at once, the head apart from the embedding. `critic` is the shape of the rl stage's."""
         parameters, adapters = _parameters(shape), _adapters(config, shape)
+        judging = 0 if critic is None else _parameters(critic)
         trained = adapters or parameters
         whole = parameters + adapters
         frozen = _frozen(config) * whole
@@ -47,9 +50,10 @@ class Held(NamedTuple):
         return Held(
             parameters=parameters,
             trained=trained,
-            trainer=(whole + 3 * trained + frozen) * NUMBER_BYTES,
+            critic=judging,
+            trainer=(whole + 3 * trained + frozen + 4 * judging) * NUMBER_BYTES,
             engine=whole * NUMBER_BYTES,
-            packed=(2 * whole + frozen) * NUMBER_BYTES,
+            packed=(2 * whole + frozen + judging) * NUMBER_BYTES,
             update=3 * trained * NUMBER_BYTES if "rl" in config.run.stages else 0,
             cache=_cache(config, shape),
             activations=config.train.token_budget * per_token * NUMBER_BYTES,

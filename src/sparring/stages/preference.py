@@ -61,7 +61,7 @@ async def run(context: Context) -> dict[str, Any]:
         "preference",
         trainer,
         units,
-        lambda chosen, step: preference_batch([row for unit in chosen for row in unit], step=step, model=POLICY),
+        lambda chosen, step: preference_batch(chosen, step=step, model=POLICY),
         SHOWN,
     )
     found = await _judged(trainer, loss, others) if others else None

@@ -44,7 +44,7 @@ async def run(context: Context) -> dict[str, Any]:
         "reward_model",
         trainer,
         units,
-        lambda chosen, step: preference_batch([row for unit in chosen for row in unit], step=step, model=POLICY),
+        lambda chosen, step: preference_batch(chosen, step=step, model=POLICY),
         {"loss": f"loss_{loss.term}", "accuracy": "accuracy"},
     )
     found = await _judged(trainer, others) if others else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from sparring.config import RunConfig
 from sparring.harness.chat import ChatHarness
 from sparring.loop import run_loop
 from sparring.observe.spans import Spans
-from sparring.protocols import Annotator, Credit, Engine, Scorer, TrainPlan
+from sparring.protocols import Annotator, Credit, Engine, Scorer, Trainer, TrainPlan
 from sparring.record.recorder import Recorder
 from sparring.rollout.runner import RolloutRunner
 from sparring.rollout.scheduler import Scheduler
@@ -26,15 +27,16 @@ from sparring.stages.annotators import annotators
 from sparring.stages.beside import evaluated
 from sparring.stages.checkpoints import Checkpoints
 from sparring.stages.context import POLICY, Context
+from sparring.stages.critic import CRITIC, open_critic, write_critic
 from sparring.stages.lora import trained_folder
-from sparring.stages.online import credit_chosen, needs_reference, preference_loss
+from sparring.stages.online import credit_chosen, preference_loss
 from sparring.stages.rewarded import scorers
 from sparring.stages.shape import context_room, folder_shape
 from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
 from sparring.types import Batch, Group, StepResult, TokenAccount
 
-ANNOTATIONS = frozenset({"reference"})
-"""What the stage's annotators can write for a credit rule."""
+ANNOTATIONS = frozenset({"reference", "value", "baseline", "probability_squares"})
+"""What the stage can give a credit rule beside scores and what was recorded."""
 
 
 async def run(context: Context) -> dict[str, Any]:
@@ -42,13 +44,16 @@ async def run(context: Context) -> dict[str, Any]:
 
     Returns:
         The token account, `logprob_max_abs_diff` over the whole stage (None where no fresh token was trained) and `model`, the
-        folder.
+        folder; where there is a critic, `critic`, that one's.
     """
     config = context.config
     source = trained_folder(context, context.input("rl"))
     spans = Spans()
     engine = WatchedEngine(served := context.cluster.engine(POLICY, path=str(source)), spans)
     trainer = WatchedTrainer(context.cluster.trainer(POLICY, path=str(source), plan=_plan(context)), spans)
+    critic = open_critic(context, source)
+    beside_it = {} if critic is None else {CRITIC: WatchedTrainer(critic, spans)}
+    trainers: dict[str, Trainer] = {POLICY: trainer, **beside_it}
     window = Window(config.rl.groups_per_step, config.rollout.max_lag, config.rl.steps)
     credit = credit_chosen(config)
     scheduler = _scheduler(context, engine, source, window, judges := scorers(context))
@@ -59,6 +64,7 @@ async def run(context: Context) -> dict[str, Any]:
         folder=context.folder / "rl",
         config=msgspec.structs.replace(config.train, **config.rl.train),
         last_step=config.rl.steps,
+        beside=beside_it,
     )
     done, state = await checkpoints.resume()
     context.store.truncate("rl", done, first_group=done * config.rl.groups_per_step)
@@ -83,22 +89,26 @@ async def run(context: Context) -> dict[str, Any]:
 
     beside = evaluated(runner(context, served, source), context, judges, done=done)
     async with beside as evaluator, aclosing(scheduler.groups()) as groups:
-        steps = _batches(context, groups, credit, annotators(context, trainer, source, coefficient), done)
-        await run_loop(steps, {POLICY: trainer}, {POLICY: engine}, window, after_step)
+        steps = _batches(context, groups, credit, annotators(context, trainers, source, coefficient), done)
+        await run_loop(steps, trainers, {POLICY: engine}, window, after_step)
     from sparring.stages.export import write_model
 
     await write_model(trainer, source, context.output("rl"))
-    return {**totals.as_dict(), "model": str(context.output("rl"))}
+    result = {**totals.as_dict(), "model": str(context.output("rl"))}
+    return result if critic is None else {**result, "critic": await write_critic(context, critic, source)}
 
 
 def _scheduler(context: Context, engine: Engine, model: Path, window: Window, judges: Sequence[Scorer]) -> Scheduler:
+    seed, pools = context.config.run.seed, context.config.rl.pools
+    source = context.factory.tasks("train", seed)
     return Scheduler(
         runner(context, engine, model),
-        context.factory.tasks("train", context.config.run.seed),
+        source if pools is None else pools.open(source, seed=seed),
         window,
-        run_seed=context.config.run.seed,
+        run_seed=seed,
         engine_version=lambda: engine.version,
         scorers=judges,
+        baseline=runner(context, engine, model, greedy=True) if _wants_baseline(context.config) else None,
     )
 
 
@@ -107,6 +117,7 @@ def _batches(
 ) -> AsyncIterator[Batch]:
     """The stage's batches after `done` updates."""
     config, watch = context.config, Watch()
+    critic = config.rl.critic
     return batches(
         watch.groups(groups),
         steps=range(done + 1, config.rl.steps + 1),
@@ -120,17 +131,25 @@ def _batches(
             passes=config.rl.passes,
             seed=config.run.seed,
             idle_tokens=config.algo.needs_idle_tokens,
+            critic=None if critic is None else CRITIC,
+            warmup_steps=0 if critic is None else critic.warmup_steps,
         ),
     )
 
 
-def runner(context: Context, engine: Engine, model: Path) -> RolloutRunner:
-    """What runs one rollout of this run's environment on `engine`, which serves the checkpoint folder `model`."""
+def _wants_baseline(config: RunConfig) -> bool:
+    return config.rl.preference is None and config.algo.reads("baseline")
+
+
+def runner(context: Context, engine: Engine, model: Path, *, greedy: bool = False) -> RolloutRunner:
+    """What runs one rollout of this run's environment on `engine`, which serves the checkpoint folder `model`. A greedy one is
+    not kept turn by turn: it is no part of what is trained."""
+    sampling = context.config.rollout.sampling()
     recorder = Recorder(
         engine,
         context.renderer(model),
-        context.store,
-        sampling=context.config.rollout.sampling(),
+        None if greedy else context.store,
+        sampling=replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0) if greedy else sampling,
         model=POLICY,
         max_context=context_room(folder_shape(model), context.config.engine, context.config.models[POLICY].dtype),
     )

@@ -9,14 +9,14 @@ from typing import Any
 
 from sparring.stages.context import Context
 
-EVALUATED = ("init", "sft", "preference", "rl")
+EVALUATED = ("init", "sft", "preference", "rl", "distill")
 """Stages whose weights may have been evaluated."""
 
 
 def write_summary(context: Context) -> dict[str, Any]:
     """Write `<run>/summary.json` from what the stages recorded, and return it. Rates are numbers from 0 to 1."""
     results = context.done("eval") or {}
-    rl = context.done("rl") or {}
+    rl = context.done("rl") or context.done("distill") or {}
     account = rl.get("account", {})
     rates = {name: _overall(results.get(name)) for name in EVALUATED}
     held_out = {stage: (context.done(stage) or {}).get("held_out") for stage in ("preference", "reward_model")}
@@ -30,7 +30,7 @@ def write_summary(context: Context) -> dict[str, Any]:
         "no_tool_success": _overall(results.get("no_tool"))["success"],
         "eval_tasks": max(rate["tasks"] for rate in rates.values()),
         "held_out": {stage: found for stage, found in held_out.items() if found is not None},
-        "turns_successful": (results.get("rl") or results.get("sft") or {}).get("mean_turns_successful"),
+        "turns_successful": _last(results).get("mean_turns_successful"),
         "by_dataset": _by_dataset(context, results),
         "logprob_max_abs_diff": rl.get("logprob_max_abs_diff"),
         "correction": context.config.algo.correction_rule.in_words(),
@@ -46,6 +46,11 @@ def write_summary(context: Context) -> dict[str, Any]:
     staging.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     staging.rename(context.folder / "summary.json")
     return summary
+
+
+def _last(results: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The evaluation of the weights that were trained last."""
+    return results.get("distill") or results.get("rl") or results.get("sft") or {}
 
 
 def _overall(result: Mapping[str, Any] | None) -> dict[str, Any]:

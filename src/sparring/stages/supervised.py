@@ -51,7 +51,7 @@ async def supervise(
         shown: by name in the result, a metric whose value at the last step stands there.
 
     Returns:
-        `tokens_trained` and what is `shown`.
+        `tokens_trained` and what is `shown`; None of a metric that no step reported.
     """
     section: Section = getattr(context.config, stage)
     context.sink.start(stage, section.steps)
@@ -65,7 +65,7 @@ async def supervise(
     )
     done, state = await checkpoints.resume()
     context.store.truncate(stage, done)
-    totals: dict[str, Any] = {"tokens_trained": 0, **dict.fromkeys(shown, 0.0), **state}
+    totals: dict[str, Any] = {"tokens_trained": 0, **dict.fromkeys(shown), **state}
 
     async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
         totals["tokens_trained"] += int(metrics["tokens_trained"])

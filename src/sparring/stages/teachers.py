@@ -8,6 +8,7 @@ from sparring.algo.annotate.across import AcrossTokenizers, Tongue
 from sparring.algo.annotate.feedback import sibling_reading
 from sparring.algo.annotate.teacher import Asker, TeacherRows
 from sparring.algo.annotate.watch import Watch
+from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
 from sparring.model.hub import base_folder, local_folder
 from sparring.protocols import Annotator, Engine
@@ -40,7 +41,7 @@ def annotator(context: Context, watch: Watch, policy: Engine, source: Path) -> A
         asker,
         top_k=stage.top_k if stage.over == "top_k" else 0,
         reading=sibling_reading(watch, student, tools) if stage.feedback == "sibling" else None,
-        room=min(_room(context, name, source if name == POLICY else None) for name in stage.teachers.values()),
+        room=min(room_of(context, name, source if name == POLICY else None) for name in stage.teachers.values()),
     )
 
 
@@ -49,13 +50,16 @@ def tongue(context: Context, name: str) -> Tongue:
     spec, folder = context.config.models[name], base_folder(teacher_folder(context, name))
     renderer = load_renderer(folder, spec.renderer, spec.thinking)
     end = reply_tokens(renderer, Message(role="assistant", content="."))[-1]
-    return Tongue(renderer=renderer, encode=load_tokenizer(folder).encode, end=end, room=_room(context, name))
+    return Tongue(renderer=renderer, encode=load_tokenizer(folder).encode, end=end, room=room_of(context, name))
 
 
-def _room(context: Context, name: str, folder: Path | None = None) -> int:
+def room_of(context: Context, name: str, folder: Path | None = None) -> int:
     """Most tokens that the model `name`, in `folder` or where the recipe says, reads at once."""
-    spec, shape = context.config.models[name], folder_shape(folder or teacher_folder(context, name))
-    return shape.max_positions if spec.served is not None else context_room(shape, context.config.engine, spec.dtype)
+    config, spec = context.config, context.config.models[name]
+    shape = folder_shape(folder or teacher_folder(context, name))
+    engine = config.engine if name == POLICY or config.engine.kind == "native" else EngineConfig()  # as clusters have it
+    alone = spec.served is None and engine.kind == "native"
+    return context_room(shape, engine, spec.dtype) if alone else shape.max_positions
 
 
 def teacher_folder(context: Context, name: str) -> Path:
@@ -127,12 +131,13 @@ def _check_teacher(context: Context, where: str, name: str) -> None:
     if spec.served is not None and spec.served.kind == "chat":
         got, do = '"chat", which tells text alone', 'serve it by "openai" or "remote", or collect from it'
         raise refusal(f"models.{name}.served.kind", "a server that judges token ids", got, do)
+    elsewhere = spec.served is not None and spec.served.kind == "openai"
+    if elsewhere and stage.over != "vocabulary" and context.config.rollout.temperature != 1:
+        got, do = f"{context.config.rollout.temperature:g}", "write 1, or ask it another way"
+        raise refusal("rollout.temperature", f"1, at which an OpenAI-compatible server of {name} judges", got, do)
     if spec.served is not None and stage.over == "vocabulary":
         got, do = "one that is served elsewhere", 'set distill.over = "top_k" or "token", or leave out served'
         raise refusal(f"models.{name}.served", "a teacher whose whole distribution is computed here", got, do)
-    if spec.served is None and context.config.engine.kind in ("remote", "openai") and stage.over != "vocabulary":
-        got, do = f'engine.kind = "{context.config.engine.kind}", which serves the policy', f"add [models.{name}.served]"
-        raise refusal(f"models.{name}", "an engine of its own", got, do)
     folder = teacher_folder(context, name)
     student = _student_folder(context)
     if stage.tokenizers == "any":

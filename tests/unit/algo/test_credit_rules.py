@@ -48,6 +48,15 @@ def test_a_tree_is_credited_as_the_chat_that_sampled_the_same_tokens(name):
     assert trees > 5, "there must be trees among the cases"
 
 
+@pytest.mark.parametrize("name", sorted(set(RULES) - {"rae", "raft", "rejection"}))
+def test_the_order_of_members_changes_no_bit(name):
+    """The others are about order: a moving average, and the first of equals."""
+    for case in cases(name):
+        turned = [{**group, "members": group["members"][::-1]} for group in case["groups"]][::-1]
+        back = [of if of is None else of[::-1] for of in advantages(name, turned)][::-1]
+        assert back == advantages(name, case["groups"]), case["name"]
+
+
 @pytest.mark.parametrize("name", sorted({"opo", "rloo", "gpg", "maxrl", "gdpo", "pass_at_k", "prime", "optimal_token_baseline"}))
 def test_a_role_is_compared_with_itself_alone(name):
     [case] = [case for case in cases(name) if case["name"] == f"{name}/0/several_roles"]
@@ -113,7 +122,8 @@ def test_a_config_names_a_rule_with_its_settings():
         ("turn_level", {}, "rewards per turn"),
         ("process", {}, "rewards per turn"),
         ("gigpo", {}, "states of their turns"),
-        ("gdpo", {}, "a part 'right' of every score"),
+        ("gdpo", {}, "scores with parts"),
+        ("gdpo", {"parts": [{"right": 1.0, "short": 0.0}, {"short": 0.0}]}, "a part 'right' of every score"),
         ("remax", {}, "a baseline rollout per task"),
     ],
 )
@@ -121,6 +131,19 @@ def test_what_a_rule_needs_and_is_not_there_is_refused_by_name(name, missing, sa
     groups, samples = nouns([simple_group([1.0, 0.0], **missing)])
     with pytest.raises(BadInput, match=rf"credit '{name}'.*{said}"):
         open_rule(rule(name)).credit(groups, samples)
+
+
+def test_a_policy_that_broke_its_world_has_a_score_without_parts_turns_and_states():
+    """Its reward stands for every part; its turns earned nothing."""
+    parts = [{"right": 1.0, "short": 0.0}, {}]
+    broken = [simple_group([0.5, -1.0], parts=parts)]
+    said = [simple_group([0.5, -1.0], parts=[parts[0], {"right": -1.0, "short": -1.0}])]
+    assert advantages("gdpo", broken) == advantages("gdpo", said)
+    groups, samples = nouns([simple_group([1.0, -1.0], per_turn=[[0.5], [0.0]], states=[["hall"], ["hall"]])])
+    alone = replace(groups[0], scores=(groups[0].scores[0], Score(reward=-1.0)))
+    for name in ("process", "turn_level"):
+        assert rule(name).credit([alone], samples) == rule(name).credit(groups, samples)
+    assert rule("gigpo").credit([alone], samples)[0]
 
 
 def test_a_baseline_that_failed_takes_its_group_out_of_the_update():

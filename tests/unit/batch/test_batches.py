@@ -258,3 +258,39 @@ def test_the_two_of_a_pair_stay_in_one_minibatch():
     assert len(found) == 3 and sum(len(batch.rows) for batch in found) == 10
     for batch in found:
         assert all(sorted(row.label for row in batch.rows if row.group == group) == [-1.0, 1.0] for group in {r.group for r in batch.rows})
+
+
+class Judged(Centred):
+    """The same, where a critic's values and targets are written beside the advantage."""
+
+    def _group(self, group, rows):
+        return [
+            replace(row, annotations={"value": (0.0,) * len(row.tokens), "return": row.advantages})
+            for row in super()._group(group, rows)
+        ]
+
+
+def test_a_critic_learns_of_the_same_rollouts_before_the_policy():
+    groups = [make_group("a", [0.0, 1.0, 0.5]), make_group("b", [2.0, 2.0], index=1), make_group("c", [1.0, 3.0], index=2, failed=1)]
+    samples = [row for group in groups for row in flatten(group, "policy")]
+    plan = Plan(minibatches=2, passes=2, critic="critic", warmup_steps=1)
+    warming, later = (assemble(groups, samples, credit=Judged(), model="policy", step=step, plan=plan) for step in (1, 2))
+    for batches_of in (warming, later):
+        assert [batch.model for batch in batches_of] == ["critic", "policy"] * 4
+        assert [batch.ends_update for batch in batches_of] == [batch.publish for batch in batches_of] == [False] * 7 + [True]
+        assert [batch.account != TokenAccount() for batch in batches_of] == [False] * 7 + [True]
+    for critic, policy in zip(later[::2], later[1::2], strict=True):
+        assert {row.id for row in policy.rows} <= {row.id for row in critic.rows}
+        assert critic.denominators == {"value": sum(sum(row.weights["value"]) for row in critic.rows)}
+        assert policy.denominators.keys() == {"policy"}
+    ids = sorted(row.id for batch in later[:4:2] for row in batch.rows)
+    assert ids == ["a-0#0", "a-1#0", "a-2#0", "c-0#0", "c-1#0"], "each once a pass; a filtered group teaches nobody"
+    assert later[-1].account == TokenAccount(sampled=16, trained=8, filtered=4, zero_advantage=2, failed=2)
+    assert not any(batch.rows for batch in warming[1::2]) and all(batch.rows for batch in warming[::2])
+    assert warming[-1].account == TokenAccount(sampled=16, trained=0, filtered=4, zero_advantage=10, failed=2)
+
+
+def test_a_critic_without_targets_is_an_error():
+    groups = [make_group("a", [0.0, 1.0])]
+    with pytest.raises(SparringError, match="expected the annotation 'value' for the critic, got none"):
+        assemble(groups, flatten(groups[0], "policy"), credit=Centred(), model="policy", step=1, plan=Plan(critic="critic"))

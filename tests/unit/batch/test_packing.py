@@ -1,10 +1,12 @@
 """Packing keeps every row whole, once, within the budget; what rows begin with in common counts once."""
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparring.batch.packing import SMALLEST_PIECE, cut, pack
+from sparring.batch.packing import SMALLEST_PIECE, lanes, pack, share
 from sparring.types import Sample
 
 
@@ -12,9 +14,9 @@ def make_row(index, tokens):
     return Sample(id=str(index), group="g", source="policy", tokens=tuple(tokens), weights={})
 
 
-def make_rows(lengths):
-    """Rows that share nothing."""
-    return [make_row(i, range(100 * i, 100 * i + length)) for i, length in enumerate(lengths)]
+def make_rows(lengths, apart=100):
+    """Rows that share nothing, of lengths up to `apart`."""
+    return [make_row(i, range(apart * i, apart * i + length)) for i, length in enumerate(lengths)]
 
 
 ROWS = st.lists(st.integers(1, 20), max_size=60).map(make_rows) | st.lists(
@@ -24,6 +26,12 @@ ROWS = st.lists(st.integers(1, 20), max_size=60).map(make_rows) | st.lists(
 
 def load(part):
     return len({row.tokens[: end + 1] for row in part for end in range(len(row.tokens))})
+
+
+def cost(part, context):
+    """The same by its definition: one for each distinct prefix, and for what its last token attends to."""
+    prefixes = {row.tokens[: end + 1] for row in part for end in range(len(row.tokens))}
+    return sum(1 + ((len(prefix) - 0.5) / context if context else 0.0) for prefix in prefixes)
 
 
 def ids(part):
@@ -54,29 +62,81 @@ def test_groups_stay_together_and_the_common_part_is_paid_once():
     assert [ids(part) for part in pack(rows, 40 + 10 + 4 * 2)] == [[0, 2, 4, 6], [1, 3, 5, 7]]
 
 
-def test_lanes_cut_a_micro_batch_in_the_middle_and_between_groups():
+def test_rows_that_share_nothing_are_packed_as_tightly_as_can_be():
+    draw = random.Random(0)
+    for _ in range(20):
+        lengths = [min(500, round(draw.lognormvariate(4.0, 0.8))) for _ in range(100)]
+        assert len(pack(make_rows(lengths, 1000), 600)) <= -(-1.01 * sum(lengths) // 600)
+    # in the order given, first-fit and best-fit take three
+    assert sorted(map(ids, pack(make_rows([40, 40, 60, 60]), 100))) == [[0, 2], [1, 3]]
+
+
+def test_groups_too_large_for_what_is_left_are_parted_where_that_takes_fewer_micro_batches():
+    rows = [
+        make_row(4 * g + i, (*range(1000 * g, 1000 * g + 4), *range(1000 * g + 100 * i + 100, 1000 * g + 100 * i + 115)))
+        for g in range(4)
+        for i in range(4)
+    ]
+    assert {load(rows[4 * g : 4 * g + 4]) for g in range(4)} == {64}
+    assert len(pack(rows, 100)) == 3
+
+
+@given(ROWS, st.integers(1, 5), st.sampled_from([0.0, 3.0, 50.0]))
+def test_shares_hold_every_row_once_and_none_costs_much_more_than_it_must(rows, parts, context):
+    shared = share(rows, parts, context)
+    assert len(shared) == parts and share(rows, parts, context) == shared
+    assert sorted((row for part in shared for row in part), key=lambda row: int(row.id)) == rows
+    assert [bool(part) for part in shared] == sorted((bool(part) for part in shared), reverse=True)
+    costs = [cost(part, context) for part in shared]
+    dearest = max((cost([row], context) for row in rows), default=0.0)
+    assert max(costs) <= (sum(cost([row], context) for row in rows) - dearest) / parts + dearest + 1e-6
+
+
+def test_shares_are_equal_where_that_is_possible():
+    draw = random.Random(0)
+    rows = make_rows([min(900, round(draw.lognormvariate(5.0, 0.7))) for _ in range(64)], 1000)
+    for context in (0.0, 200.0):
+        for parts in (2, 4, 8):
+            costs = [cost(part, context) for part in share(rows, parts, context)]
+            assert max(costs) < 1.02 * sum(costs) / parts
+    long = [*make_rows([300] * 4, 1000), *(make_row(4 + i, range(9000 + 10 * i, 9010 + 10 * i)) for i in range(120))]
+    assert [sum(len(row.tokens) == 300 for row in part) for part in share(long, 4, 10.0)] == [1] * 4
+
+
+@given(ROWS, st.sampled_from([1, 2, 4]), st.integers(20, 80))
+def test_ranks_get_equally_many_micro_batches(rows, ranks, budget):
+    of_ranks = list(zip(*(share(part, ranks) for part in pack(rows, ranks * budget)), strict=True))
+    assert len(of_ranks) in (0, ranks)
+    found = [row for rank in of_ranks for part in rank for row in part]
+    assert sorted(found, key=lambda row: int(row.id)) == rows
+
+
+def test_shares_keep_groups_together():
     groups = [tuple(range(1000 * group, 1000 * group + 30)) for group in range(6)]
     rows = [make_row(i, (*groups[i % 6], *range(20_000 + 100 * i, 20_040 + 100 * i))) for i in range(24)]
-    whole = rows
-    assert cut(rows, 1) == [rows]
-    halves = cut(rows, 2)
-    assert [load(part) for part in halves] == [load(whole) // 2] * 2
-    assert sorted(i for part in halves for i in ids(part)) == ids(whole)
-    thirds = cut(rows, 3)
-    assert [load(part) for part in thirds] == [load(whole) // 3] * 3
-    uneven = cut([*rows, *[make_row(24 + i, range(50_000, 50_100)) for i in range(3)]], 2)
+    assert share(rows, 1) == [rows]
+    for parts in (2, 3):
+        shared = share(rows, parts)
+        assert [load(part) for part in shared] == [load(rows) // parts] * parts
+    uneven = share([*rows, *[make_row(24 + i, range(50_000, 50_100)) for i in range(3)]], 2)
     assert len(uneven) == 2 and max(map(load, uneven)) < 0.6 * sum(map(load, uneven))
 
 
-def test_lanes_leave_a_small_micro_batch_and_a_single_row_whole():
-    small = make_rows([SMALLEST_PIECE - 1, SMALLEST_PIECE])
-    assert cut(small, 2) == [small]
-    assert cut(small[:1], 2) == [small[:1]]
+def test_lanes_leave_a_small_micro_batch_a_single_row_and_a_long_common_prefix_whole():
+    small = make_rows([SMALLEST_PIECE - 1, SMALLEST_PIECE], 1000)
+    assert lanes(small, 2) == [small]
+    assert lanes(small[:1], 2) == [small[:1]]
     rows = [make_row(0, range(4 * SMALLEST_PIECE))]
-    assert cut(rows, 2) == [rows]
-    assert len(cut(make_rows([SMALLEST_PIECE, SMALLEST_PIECE]), 2)) == 2
+    assert lanes(rows, 2) == [rows]
+    assert lanes(rows, 1) == [rows]
+    assert len(lanes(make_rows([SMALLEST_PIECE, SMALLEST_PIECE], 1000), 2)) == 2
+    for prefix, count in ((50, 2), (1000, 1)):
+        rows = [make_row(i, (*range(prefix), *range(10_000 * i + 2000, 10_000 * i + 2200))) for i in range(10)]
+        assert len(lanes(rows, 2)) == count
 
 
-def test_a_budget_below_one_is_refused():
+def test_a_number_below_one_is_refused():
     with pytest.raises(ValueError, match="token_budget"):
         pack([], 0)
+    with pytest.raises(ValueError, match="parts"):
+        share([], 0)

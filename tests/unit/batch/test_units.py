@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparring.batch.packing import cut, pack
+from sparring.batch.packing import lanes, pack
 from sparring.batch.units import cut_units, pack_units, units
 from sparring.types import Sample
 
@@ -40,4 +40,4 @@ def test_no_pair_is_split_and_no_row_lost(drawn, budget):
 def test_rows_that_stand_alone_are_packed_as_ever():
     rows = [row(n, str(n), [7, n, *range(n)]) for n in range(9)]
     assert pack_units(rows, 12, PAIRED) == pack(rows, 12)
-    assert cut_units(rows, 2, PAIRED) == cut(rows, 2)
+    assert cut_units(rows, 2, PAIRED) == lanes(rows, 2)

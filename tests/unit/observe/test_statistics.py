@@ -134,7 +134,7 @@ def test_a_rate_of_one_sample_per_task_is_wilsons(values: list[bool]) -> None:
 
 
 def test_the_standard_error_is_clustered_by_hand() -> None:
-    # Miller 2024, equation 4, over the twelve samples: 1/n^2 times the sum over tasks of the squared sum of deviations
+    # Miller 2024 over the twelve samples: 1/n^2 times the sum over tasks of the squared sum of deviations
     solved = [[1, 1, 1, 0], [0, 0, 0, 0], [1, 0, 1, 0]]
     overall = sum(map(sum, solved)) / 12
     equation = math.sqrt(sum(sum(s - overall for s in task) ** 2 for task in solved)) / 12

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -52,3 +53,39 @@ def test_a_resume_keeps_the_best_checkpoint_and_as_many_of_the_last(tmp_path: Pa
 def test_a_resume_remembers_the_lowest_where_that_is_the_best(tmp_path: Path) -> None:
     model = tiny_model("qwen3", tmp_path / "model")
     assert kept(model, tmp_path, [3, 6], highest=False) == ["step-000001", "step-000005", "step-000006"]
+
+
+def test_another_trainer_comes_and_goes_with_the_first(tmp_path: Path) -> None:
+    """A critic's state lies inside the policy's checkpoint: both are restored from one step, and both are dropped together."""
+    model = tiny_model("qwen3", tmp_path / "model")
+
+    async def lives() -> None:
+        for until in (2, 4):
+            store = SqliteStore(tmp_path / "store.sqlite")
+            policy, critic = (
+                LocalTrainer(load(model), TrainConfig(), [], name=name, total_steps=4) for name in ("policy", "critic")
+            )
+            checkpoints = Checkpoints(
+                trainer=policy,
+                store=store,
+                stage="rl",
+                folder=tmp_path / "rl",
+                config=TrainConfig(save_every=1, keep_last=2),
+                last_step=4,
+                beside={"critic": critic},
+            )
+            done, _ = await checkpoints.resume()
+            assert (policy.version, critic.version) == (done, 0)
+            for _ in range(done, until):
+                await critic.step(ends_update=False)
+                await checkpoints.after(await policy.step(), {}, {})
+            for trainer in (policy, critic):
+                await trainer.close()
+            store.close()
+
+    asyncio.run(lives())
+    folders = sorted(path.name for path in (tmp_path / "rl/checkpoints").iterdir())
+    assert folders == ["step-000003", "step-000004"]
+    for folder in folders:
+        found = json.loads((tmp_path / "rl/checkpoints" / folder / "critic/trainer.json").read_text())
+        assert (found["model"], found["optimiser_steps"]) == ("critic", int(folder[-1]))

@@ -14,17 +14,21 @@ PARAMETERS = 2 * 64 * 1000 + 3 * (64 * (4 + 2 + 2 + 4) * 16 + 3 * 64 * 128)
 GIB = 1 << 30
 
 
-def held(
-    engine: dict | None = None, shape: Shape = SHAPE, stages: tuple[str, ...] = ("rl",), rl: dict | None = None, **policy: object
-) -> Held:
+def held_config(engine: dict, stages: tuple[str, ...], rl: dict | None = None, **policy: object) -> RunConfig:
     document = {
         "run": {"name": "a", "stages": stages},
         "models": {"policy": {"path": "there", **policy}},
         "env": {"name": "reverse"},
-        "engine": {"kv_bytes": GIB, **(engine or {})},
+        "engine": {"kv_bytes": GIB, **engine},
         "rl": rl or {},
     }
-    return Held.of(msgspec.convert(document, RunConfig), shape)
+    return msgspec.convert(document, RunConfig)
+
+
+def held(
+    engine: dict | None = None, shape: Shape = SHAPE, stages: tuple[str, ...] = ("rl",), rl: dict | None = None, **policy: object
+) -> Held:
+    return Held.of(held_config(engine or {}, stages, rl, **policy), shape)
 
 
 def test_weights_are_there_ten_times_in_a_step_that_updates_the_engine() -> None:
@@ -49,6 +53,14 @@ def test_of_a_model_below_adapters_there_are_four_copies() -> None:
     found = held(lora={"rank": 4})
     assert found.parameters == PARAMETERS and 0 < found.trained < PARAMETERS
     assert found.trainer + found.engine + found.packed + found.update == 4 * PARAMETERS * 4 + 10 * found.trained * 4
+
+
+def test_a_critic_is_there_five_times_beside_the_policy() -> None:
+    """Its weights, gradients, two moments and the packed ones; it publishes nothing and nobody serves it."""
+    config = held_config({}, ("rl",))
+    beside, alone = Held.of(config, SHAPE, SHAPE), Held.of(config, SHAPE)
+    assert beside.critic == PARAMETERS and alone.critic == 0
+    assert beside.total - alone.total == 5 * PARAMETERS * 4
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,13 @@ from sparring.algo.loss.preference.kto import Kto
 from sparring.algo.loss.preference.pairs import PairLoss
 from sparring.algo.loss.step_labels import StepLabels
 from sparring.batch.preference import CHOSEN, REJECTED, labelled_steps, mismatched, preference_batch, reply, whole_text
+from sparring.batch.units import units
 from sparring.model.load import load
 from sparring.train.config import TrainConfig
 from sparring.train.trainer import LocalTrainer
 
 VOCABULARY = 48
+PAIRED = frozenset({"preference"})
 
 
 def run(model, losses, work, *, threads=1, **settings):
@@ -66,7 +68,7 @@ def assert_same(found, expected):
 
 
 def test_any_token_budget_gives_the_same_gradients_of_pairs(make_model):
-    batch = preference_batch(drawn_pairs(9, imitate=True), step=1, model="policy")
+    batch = preference_batch(units(drawn_pairs(9, imitate=True), PAIRED), step=1, model="policy")
     losses = [PairLoss(Dpo()), ImitateLoss(scale=0.5)]
     metrics, expected = step_of(batch, make_model(), losses, token_budget=10_000)
     assert metrics["micro_batches"] == 1 and metrics["tokens_shared"] > 0
@@ -78,9 +80,19 @@ def test_any_token_budget_gives_the_same_gradients_of_pairs(make_model):
         assert_same(found, expected)
 
 
+def test_a_pair_that_is_chosen_twice_counts_twice(make_model):
+    """Where one epoch ends and the next begins."""
+    rows = drawn_pairs(1)
+    once, twice = (preference_batch([rows] * count, step=1, model="policy") for count in (1, 2))
+    assert (once.denominators["preference"], twice.denominators["preference"]) == (pytest.approx(1.0), pytest.approx(2.0))
+    (one, first), (two, second) = (step_of(batch, make_model(), [PairLoss(Dpo())]) for batch in (once, twice))
+    assert two["loss_preference"] == pytest.approx(one["loss_preference"], rel=1e-6)
+    assert_same(second, first)
+
+
 def test_pairs_are_cut_between_lanes_as_wholes(make_model):
     """Enough tokens for two lanes; the same bits with one thread and with two."""
-    batch = preference_batch(drawn_pairs(24, long=30), step=1, model="policy")
+    batch = preference_batch(units(drawn_pairs(24, long=30), PAIRED), step=1, model="policy")
     one, first = step_of(batch, make_model(), [PairLoss(Dpo())], token_budget=10_000)
     two, second = step_of(batch, make_model(), [PairLoss(Dpo())], token_budget=10_000, threads=2)
     assert one["micro_batches"] == two["micro_batches"] == 2
@@ -96,7 +108,7 @@ def kto_batch():
         stranger = mismatched(row, other, 64)
         known = tuple(-12.0 if weight else 0.0 for weight in stranger.weights["preference"])
         strangers.append(replace(stranger, annotations={"reference": known}))
-    return preference_batch([*rows, *strangers], step=1, model="policy")
+    return preference_batch(units([*rows, *strangers], PAIRED), step=1, model="policy")
 
 
 def test_a_statistic_is_of_the_whole_batch_in_any_micro_batch(make_model):
@@ -120,10 +132,10 @@ def test_what_the_trainer_said_before_makes_rewards_zero(make_model):
         rows = drawn_pairs(4)
         known = await trainer.forward(rows, frozenset({"logprob"}))
         rows = [replace(row, annotations={"reference": values["logprob"]}) for row, values in zip(rows, known, strict=True)]
-        first = await trainer.forward_backward(preference_batch(rows, step=1, model="policy"))
+        first = await trainer.forward_backward(preference_batch(units(rows, PAIRED), step=1, model="policy"))
         await trainer.step()
         for step in range(2, 12):
-            last = await trainer.forward_backward(preference_batch(rows, step=step, model="policy"))
+            last = await trainer.forward_backward(preference_batch(units(rows, PAIRED), step=step, model="policy"))
             await trainer.step()
         return first, last
 
@@ -143,7 +155,7 @@ def test_a_scalar_head_learns_which_text_is_better(model_path):
     async def work(trainer):
         before = await trainer.forward(rows, frozenset({"value"}))
         for step in range(1, 16):
-            metrics = await trainer.forward_backward(preference_batch(rows, step=step, model="policy"))
+            metrics = await trainer.forward_backward(preference_batch(units(rows, PAIRED), step=step, model="policy"))
             await trainer.step()
         ref = await trainer.push()
         return before, metrics, await trainer.forward(rows, frozenset({"value"})), ref
@@ -164,7 +176,7 @@ def test_a_scalar_head_learns_where_a_solution_goes_wrong(model_path):
 
     async def work(trainer):
         for step in range(1, 31):
-            metrics = await trainer.forward_backward(preference_batch(rows, step=step, model="policy"))
+            metrics = await trainer.forward_backward(preference_batch(units(rows, PAIRED), step=step, model="policy"))
             await trainer.step()
         return metrics
 

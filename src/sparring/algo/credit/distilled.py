@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from sparring.algo.aggregation import aggregated
 from sparring.types import Group, Sample
@@ -24,6 +24,13 @@ class Distilled:
     def denominator(self, rows: Iterable[Sample]) -> float | None:
         """The sum of the weights."""
         return None
+
+    def state(self) -> Mapping[str, Any]:
+        """Nothing: every update is for itself."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Nothing to go on from."""
 
 
 def _moved(row: Sample) -> Sample:

@@ -22,7 +22,8 @@ class Gdpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         A_i   = (S_i - mean(S)) / (std(S) + epsilon)            over all rollouts of the update
 
     NVIDIA, arXiv 2601.05242. Use it with several rewards of different scales, which GRPO's sum would let collapse into each
-    other. The reward itself is not looked at. A group of one leaves the update.
+    other. The reward itself is not looked at, unless a score has no parts at all, such as that of a policy that broke its
+    world: it then counts in the place of each. A group of one leaves the update.
     """
 
     least_members: ClassVar[int] = 2
@@ -41,8 +42,11 @@ class Gdpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Set advantages; see `protocols.Credit`.
 
         Raises:
-            BadInput: a score lacks a part that has a weight.
+            BadInput: a score lacks a part that has a weight, or none has any.
         """
+        if groups and not any(score.parts for group in groups for score in group.scores):
+            do = "have the environment or a rubric report them, or choose 'grpo'"
+            raise refusal("[algo] credit 'gdpo'", "scores with parts", "none in the whole update", do)
         everyone = [members(group, rows) for group, rows in zip(groups, samples, strict=True)]
         compared = [role for of_group in everyone for role in by_role(of_group).values() if len(role) > 1]
         sums = {m.trajectory.id: value for role in compared for m, value in zip(role, self._sums(role), strict=True)}
@@ -57,11 +61,11 @@ class Gdpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def _sums(self, role: Sequence[Member]) -> list[float]:
         """Each member's weighted sum of normalised parts."""
         for m in role:
-            if absent := [name for name in self.weights if name not in m.score.parts]:
+            if (absent := [name for name in self.weights if name not in m.score.parts]) and m.score.parts:
                 do = f"have the environment or a rubric report it; it reports {sorted(m.score.parts)}"
                 raise refusal("[algo] credit 'gdpo' weights", f"a part {absent[0]!r} of every score", f"none of {m.rollout}", do)
         parts = [
-            [weight * a for a in standardised([m.score.parts[name] for m in role], epsilon=self.epsilon)]
+            [weight * a for a in standardised([m.score.parts.get(name, m.outcome) for m in role], epsilon=self.epsilon)]
             for name, weight in self.weights.items()
         ]
         return [math.fsum(of) for of in zip(*parts, strict=True)]

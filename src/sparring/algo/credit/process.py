@@ -33,12 +33,12 @@ class Process(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Set advantages; see `protocols.Credit`.
 
         Raises:
-            BadInput: a score says nothing about turns.
+            BadInput: no score of the update says what turns earned.
         """
+        want_turns(groups, "process")
         credited = []
         for group, rows in zip(groups, samples, strict=True):
             everyone = members(group, rows)
-            want_turns(everyone, "process")
             values = {}
             for role in by_role(everyone).values():
                 values |= self._role(role)

@@ -37,12 +37,12 @@ class TurnLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Set advantages; see `protocols.Credit`.
 
         Raises:
-            BadInput: a score says nothing about turns.
+            BadInput: no score of the update says what turns earned.
         """
+        want_turns(groups, "turn_level")
         credited = []
         for group, rows in zip(groups, samples, strict=True):
             everyone = members(group, rows)
-            want_turns(everyone, "turn_level")
             values = {}
             for role in by_role(everyone).values():
                 values |= self._role(role) if len(role) > 1 else {}
@@ -63,9 +63,8 @@ class TurnLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         }
 
 
-def want_turns(everyone: Sequence[Member], rule: str) -> None:
-    """Refuse scores without rewards of turns."""
-    for m in everyone:
-        if m.score.per_turn is None:
-            do = "have the environment or a process reward model say them, or choose 'grpo'"
-            raise refusal(f"[algo] credit {rule!r}", "a score with rewards per turn", f"none of rollout {m.rollout}", do)
+def want_turns(groups: Sequence[Group], rule: str) -> None:
+    """Refuse an update in which no score says what turns earned."""
+    if groups and all(score.per_turn is None for group in groups for score in group.scores):
+        do = "have the environment or a process reward model say them, or choose 'grpo'"
+        raise refusal(f"[algo] credit {rule!r}", "scores with rewards per turn", "none in the whole update", do)

@@ -199,7 +199,7 @@ class AskedPart(PartConfig, frozen=True, kw_only=True):
     """Most tokens of a reply."""
 
     constrain: bool = False
-    """Whether the reply is held to a verdict while it is sampled; native and remote engines can."""
+    """Whether the reply is held to a verdict while it is sampled; all but servers of kind openai and chat can."""
 
     timeout_s: float = 60.0
     """Wall clock of one reply."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sparring.envs.rubrics.config import AskedPart, Judge, Ranking, Verdict
-from sparring.envs.rubrics.judges import Judges
+from sparring.envs.rubrics.judges import Judges, together
 from sparring.envs.rubrics.text import found
 from sparring.errors import refusal
 from sparring.generation import Constraint
@@ -49,9 +49,10 @@ async def mean_verdict(judges: Judges, part: Verdict, question: str, where: str)
         JudgeError: there is no verdict.
     """
     read, constraint = reader(part), verdict_constraint(part)
-    values = [
-        await judges.verdict(part, question, read, where, constraint=constraint, sample=sample) for sample in range(part.samples)
-    ]
+    samples = range(part.samples)
+    values = await together(
+        [judges.verdict(part, question, read, where, constraint=constraint, sample=sample) for sample in samples]
+    )
     return sum(values) / len(values)
 
 

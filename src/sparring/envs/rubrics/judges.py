@@ -4,29 +4,73 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import xxhash
 
 from sparring.envs.rubrics.config import AskedPart
-from sparring.errors import BadInput, EngineError, JudgeError, RequestRefused, boundary
+from sparring.errors import BadInput, EngineError, JudgeError, LimitReached, RequestRefused, boundary
 from sparring.generation import Constraint, GenerateRequest, Sampling
 from sparring.observe.metrics import Metrics
 from sparring.protocols import Engine, Renderer
-from sparring.types import Message
+from sparring.types import Message, ToolSpec
 
 T = TypeVar("T")
 
-OpenModel = Callable[[str], Awaitable[tuple[Engine, Renderer]]]
-"""A name of `[models]` -> the engine that serves it, and its renderer. Whoever opens an engine closes it."""
+
+class Replies(Protocol):
+    """Somebody who answers, such as a chat endpoint. Raises `LimitReached` for a reply that was cut short."""
+
+    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Message: ...
+    async def close(self) -> None: ...
+
+
+OpenModel = Callable[[str], Awaitable[Replies]]
+"""A name of `[models]` -> who answers for it."""
 
 KEPT = 100_000
 """Replies that are kept."""
 
 Read = Callable[[str], T | None]
 """A reply's text -> the verdict; None where it is none."""
+
+
+class EngineReplies:
+    """Implements `Replies` on an engine, which it closes.
+
+    Args:
+        engine: samples.
+        renderer: of the engine's model.
+        name: the model's, for requests and errors.
+    """
+
+    def __init__(self, engine: Engine, renderer: Renderer, name: str) -> None:
+        self._engine, self._renderer, self._name = engine, renderer, name
+        self._asked = 0
+
+    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Message:
+        """The next message.
+
+        Raises:
+            LimitReached: it was cut short.
+            EngineError: the engine failed.
+        """
+        self._asked += 1
+        tokens = self._renderer.render(messages, tools).tokens
+        drawn = replace(sampling, stop=self._renderer.stop_ids)
+        asked = GenerateRequest(id=f"{self._name}/{self._asked}", tokens=tokens, sampling=drawn)
+        done = await self._engine.generate(self._renderer.bind(asked))
+        if done.finish_reason == "abort":
+            raise EngineError(f"{asked.id}: the engine gave up")
+        if done.finish_reason == "length":
+            raise LimitReached("max_tokens", f"{asked.id}: cut short after {len(done.tokens)} tokens")
+        return self._renderer.parse(done.tokens, tools, prompt=tokens)
+
+    async def close(self) -> None:
+        """Close the engine."""
+        await self._engine.close()
 
 
 class Judges:
@@ -39,9 +83,8 @@ class Judges:
 
     def __init__(self, open_model: OpenModel, *, kept: int = KEPT) -> None:
         self._open_model, self._kept = open_model, kept
-        self._models: dict[str, asyncio.Task[tuple[Engine, Renderer]]] = {}
+        self._models: dict[str, asyncio.Task[Replies]] = {}
         self._replies: OrderedDict[tuple[object, ...], asyncio.Task[str | None]] = OrderedDict()
-        self._asked = 0
         self._metrics = Metrics()
 
     async def verdict(
@@ -98,9 +141,10 @@ class Judges:
             EngineError: it does not answer.
         """
         with boundary(EngineError, f"judge {model}"):
-            engine, renderer = await self._model(model)
-            tokens = renderer.render((Message(role="user", content="?"),), ()).tokens
-            await engine.generate(GenerateRequest(id=f"check of {model}", tokens=tokens, sampling=Sampling(max_tokens=1)))
+            try:
+                await (await self._model(model)).reply((Message(role="user", content="?"),), (), Sampling(max_tokens=1))
+            except LimitReached:
+                pass  # as it should be
 
     def metrics(self) -> dict[str, float]:
         """Figures since the last call: questions, the share that the cache answered, failures, replies that were no verdict,
@@ -108,12 +152,15 @@ class Judges:
         return self._metrics.take()
 
     async def close(self) -> None:
-        """Forget the models, which their owner closes, and drop what is being asked."""
-        pending = [task for task in (*self._replies.values(), *self._models.values()) if not task.done()]
-        self._models.clear()
+        """Drop what is being asked, and close the models; who asks again opens them again."""
+        opened, self._models = [*self._models.values()], {}
+        pending = [task for task in (*self._replies.values(), *opened) if not task.done()]
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
+        for task in opened:
+            if not _failed(task):
+                await task.result().close()
 
     async def _reply(self, part: AskedPart, messages: Sequence[Message], sampling: Sampling) -> str | None:
         """A reply, from the cache where it was asked before; None where it was cut short."""
@@ -133,33 +180,37 @@ class Judges:
     async def _ask(self, part: AskedPart, messages: Sequence[Message], sampling: Sampling) -> str | None:
         where = f"judge {part.model}"
         with boundary(EngineError, where):
-            engine, renderer = await self._model(part.model)
-            self._asked += 1
-            tokens = renderer.render(messages, ()).tokens
-            asked = replace(sampling, stop=renderer.stop_ids)
-            request = renderer.bind(GenerateRequest(id=f"{where}/{self._asked}", tokens=tokens, sampling=asked))
+            model = await self._model(part.model)
             limit = asyncio.timeout(part.timeout_s)
             clock = asyncio.get_running_loop().time
             started = clock()
             try:
                 async with limit:
-                    done = await engine.generate(request)
+                    reply = await model.reply(messages, (), sampling)
+            except LimitReached:
+                return None
             except TimeoutError:
                 if not limit.expired():
                     raise
                 raise EngineError(f"{where}: no reply after {part.timeout_s:g} s") from None
             self._metrics.add("judge/reply_s", clock() - started)
-            if done.finish_reason == "abort":
-                raise EngineError(f"{where}: the engine gave up")
-            if done.finish_reason == "length":
-                return None
-            return renderer.parse(done.tokens, (), prompt=tokens).content.strip()
+            return reply.content.strip()
 
-    async def _model(self, name: str) -> tuple[Engine, Renderer]:
+    async def _model(self, name: str) -> Replies:
         task = self._models.get(name)
         if task is None or (task.done() and _failed(task)):
             task = self._models[name] = asyncio.ensure_future(self._open_model(name))
         return await asyncio.shield(task)
+
+
+async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results, in order; what fails first ends the others and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in work]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 def _failed(task: asyncio.Task[object]) -> bool:

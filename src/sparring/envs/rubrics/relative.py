@@ -25,8 +25,8 @@ import xxhash
 from sparring.envs.base import final_text
 from sparring.envs.rubrics.config import RELATIVE, Pairwise, Ranking, Relative, of_domain
 from sparring.envs.rubrics.judge import asked_of, check_prompt, filled, mean_verdict, order_constraint, order_reader
-from sparring.envs.rubrics.judges import Judges
-from sparring.envs.rubrics.rubric import Rubric, together
+from sparring.envs.rubrics.judges import Judges, together
+from sparring.envs.rubrics.rubric import Rubric
 from sparring.types import Rollout, Score, Task
 
 
@@ -119,14 +119,20 @@ class RelativeScorer:
     async def _by_ranks(self, part: Ranking, answers: Sequence[str], task: Task, where: str) -> Sequence[float]:
         count = len(answers)
         read, constraint = order_reader(part, count), order_constraint(count)
-        totals = [0.0] * count
+
+        async def ranked(order: Sequence[int], sample: int) -> Sequence[int]:
+            texts = "\n\n".join(f"[{number}]\n{answers[place]}" for number, place in enumerate(order, 1))
+            question = filled(part.prompt, task, {"answers": texts})
+            ranks = await self._judges.verdict(part, question, read, where, constraint=constraint, sample=sample)
+            return [order[shown] for shown in ranks]
+
+        asked = []
         for sample in range(part.samples):
-            shown = list(range(count))
-            random.Random(xxhash.xxh3_64_intdigest(f"{task.id}/{where}/{sample}".encode())).shuffle(shown)
-            for order in (shown, shown[::-1]):
-                texts = "\n\n".join(f"[{place}]\n{answers[i]}" for place, i in enumerate(order, 1))
-                question = filled(part.prompt, task, {"answers": texts})
-                ranked = await self._judges.verdict(part, question, read, where, constraint=constraint, sample=sample)
-                for rank, place in enumerate(ranked):
-                    totals[order[place]] += 1 - rank / (count - 1)
-        return [total / (2 * part.samples) for total in totals]
+            order = list(range(count))
+            random.Random(xxhash.xxh3_64_intdigest(f"{task.id}/{where}/{sample}".encode())).shuffle(order)
+            asked += [ranked(order, sample), ranked(order[::-1], sample)]
+        totals = [0.0] * count
+        for ranking in await together(asked):
+            for rank, place in enumerate(ranking):
+                totals[place] += 1 - rank / (count - 1)
+        return [total / len(asked) for total in totals]

@@ -6,16 +6,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from sparring.envs.rubrics.code import ProgramTests
 from sparring.envs.rubrics.config import RELATIVE, TEXT, Code, Function, Part, Pointwise, of_domain
 from sparring.envs.rubrics.function import CalledFunction
 from sparring.envs.rubrics.judge import JudgedAnswer
-from sparring.envs.rubrics.judges import Judges
+from sparring.envs.rubrics.judges import Judges, together
 from sparring.envs.rubrics.text import Text, wanted
 from sparring.envs.rubrics.workers import Workers
 from sparring.errors import BadInput, JudgeError, boundary, refusal
@@ -91,6 +90,8 @@ class Rubric:
             domains = sorted({domain for part in self.parts.values() for domain in part.domains})
             got = repr(str(task.data.get("domain", "")))
             raise refusal(f"task {task.id}, domain", f"one of {', '.join(domains)}", got, "add a part for it to env.rubric")
+        if not any(part.weight for part in parts.values()):
+            raise refusal(f"task {task.id}", "a part of env.rubric with a weight", "none but gates", "give one a weight")
         for name in parts:
             if name in self._checks:
                 try:
@@ -144,16 +145,6 @@ class Rubric:
         if not isinstance(value, (bool, int, float)) or not math.isfinite(value):
             raise JudgeError(f"{where}: expected a finite number, got {value!r:.80}")
         return float(value)
-
-
-async def together(work: list[Coroutine[Any, Any, float]]) -> list[float]:
-    """The results, in order; what fails first ends the others and is raised."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one) for one in work]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]
 
 
 def _working(name: str, part: Pointwise, workers: Workers, judges: Judges | None) -> Check:

@@ -10,16 +10,68 @@ from torch.autograd.function import once_differentiable
 
 from sparring.model.kernels.form import AttentionForm
 
+SLAB = 8192
+"""Outputs of a `Linear` whose gradients are computed at once where that of its weight is added up."""
+
+
+class WeightSum:
+    """The gradient of one weight [M, K], added up in float32 over all uses of it that are told to.
+
+    Each use alone would make a gradient as large as the weight; autograd would hold two of them.
+    """
+
+    def __init__(self) -> None:
+        self._total: torch.Tensor | None = None
+
+    def add(self, path: Any, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+        """Of one use, from the gradient of y[N, M]: add that of the weight, return that of x[N, K]. `SLAB` outputs at a time, so
+        that nothing but the sum grows with M."""
+        if self._total is None:
+            self._total = torch.zeros_like(weight, dtype=torch.float32)
+        dx = torch.zeros_like(x, dtype=torch.float32)
+        for rows, part, total in zip(weight.split(SLAB), grad.split(SLAB, 1), self._total.split(SLAB), strict=True):
+            of_x, of_weight = path.linear_backward(x, rows, part.to(x.dtype), (True, True))
+            dx += of_x
+            total += of_weight
+        return dx.to(x.dtype)
+
+    def behind(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """x, for all uses. When their gradients of it are all there, the sum is `weight`'s gradient."""
+        return _Behind.apply(x, weight, self)
+
+    def take(self) -> torch.Tensor | None:
+        """The sum, which begins anew."""
+        total, self._total = self._total, None
+        return total
+
+
+class _Behind(Function):
+    """x as it is. Its backward runs once, after that of everything made from it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, total: WeightSum) -> torch.Tensor:
+        """Any shape."""
+        ctx.total = total
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        """Gradients of x and of the weight."""
+        return grad, ctx.total.take(), None
+
 
 class Linear(Function):
     """y = x W^T + b. The gradients are plain matrix products: they need to be right and repeatable, not row-invariant."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, bias: Any, packed: Any, path: Any, dtype: Any, *weights: torch.Tensor) -> torch.Tensor:
-        """x[N, K] -> y[N, M]; `weights` is where dW goes, `packed` what is multiplied."""
+    def forward(
+        ctx: Any, x: torch.Tensor, bias: Any, packed: Any, path: Any, dtype: Any, total: WeightSum | None, *weights: torch.Tensor
+    ) -> torch.Tensor:
+        """x[N, K] -> y[N, M]; `weights` is where dW goes unless it goes to `total`, `packed` what is multiplied."""
         x = x.contiguous()
         ctx.save_for_backward(x, *weights)
-        ctx.path = path
+        ctx.path, ctx.total = path, total
         return path.linear(x, packed.storage, bias, packed.num_outputs, dtype)
 
     @staticmethod
@@ -27,13 +79,16 @@ class Linear(Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         """dx = dy W, dW = dy^T x, db = sum of dy over rows."""
         x, *weights = ctx.saved_tensors
-        needs = (ctx.needs_input_grad[0], any(ctx.needs_input_grad[5:]))
+        if ctx.total is not None:
+            dx = ctx.total.add(ctx.path, x, *weights, grad)
+            return dx, grad.sum(0) if ctx.needs_input_grad[1] else None, None, None, None, None, None
+        needs = (ctx.needs_input_grad[0], any(ctx.needs_input_grad[6:]))
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         grad = grad.to(x.dtype)
         dx, dw = ctx.path.linear_backward(x, weight, grad, needs)
         db = grad.sum(0) if ctx.needs_input_grad[1] else None
         each = [None] * len(weights) if dw is None else dw.split([w.shape[0] for w in weights])
-        return dx, db, None, None, None, *each
+        return dx, db, None, None, None, None, *each
 
 
 class RmsNorm(Function):

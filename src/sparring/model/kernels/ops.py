@@ -23,6 +23,7 @@ from sparring.model.kernels import gradients
 from sparring.model.kernels.compiled_path import NAME, TILES_NAME, CompiledPath, Norms, compiled_path
 from sparring.model.kernels.device_path import DevicePath, is_interpreted
 from sparring.model.kernels.form import AttentionForm
+from sparring.model.kernels.gradients import WeightSum
 from sparring.model.kernels.kept import KeptRows, no_masks
 from sparring.model.kernels.pages import BLOCK, KvPages, PagedRows
 from sparring.model.kernels.torch_path import TorchPath
@@ -31,6 +32,7 @@ __all__ = [
     "AttentionForm",
     "KvPages",
     "PackedWeight",
+    "WeightSum",
     "PagedRows",
     "add_rms_norm",
     "attention_packed",
@@ -158,12 +160,16 @@ def pack(*weights: torch.Tensor) -> PackedWeight:
 
 
 def linear(
-    x: torch.Tensor, packed: PackedWeight, bias: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
+    x: torch.Tensor,
+    packed: PackedWeight,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    total: WeightSum | None = None,
 ) -> torch.Tensor:
     """y = x W^T + bias, x[N, K] -> y[N, M].
 
     Accumulates in float32; `out_dtype` (default: that of x) is float32 or bfloat16, so a bfloat16 head can give float32
-    logits. Gradients flow to x, to `packed.weights` and to the bias.
+    logits. Gradients flow to x, to `packed.weights` (with `total`, that of the one weight is added there) and to the bias.
     """
     if x.dim() != 2 or x.shape[1] != packed.num_inputs or x.dtype is not packed.dtype:
         expected = f"x[N, {packed.num_inputs}] {packed.dtype}"
@@ -172,7 +178,7 @@ def linear(
     if torch.is_grad_enabled() and (
         x.requires_grad or any(w.requires_grad for w in packed.weights) or (bias is not None and bias.requires_grad)
     ):
-        return gradients.Linear.apply(x, bias, packed, _of(x), dtype, *packed.weights)
+        return gradients.Linear.apply(x, bias, packed, _of(x), dtype, total, *packed.weights)
     return _of(x).linear(x.contiguous(), packed.storage, bias, packed.num_outputs, dtype)
 
 

@@ -107,9 +107,9 @@ def cases(rule: str) -> Iterator[dict[str, Any]]:
     for number, settings in enumerate(KINDS[rule].settings):
         for shape, groups in _shapes(KINDS[rule]):
             case = {"name": f"{rule}/{number}/{shape}", "rule": rule, "settings": dict(settings), "groups": groups}
-            case["advantages"] = plain(REFERENCES[rule](groups, dict(settings), 1.0))
+            case["advantages"] = plain(REFERENCES[rule](groups, dict(settings)))
             if rule == "gae":
-                case["returns"] = plain(credit_steps.gae_returns(groups, dict(settings), 1.0))
+                case["returns"] = plain(credit_steps.gae_returns(groups, dict(settings)))
             yield case
 
 

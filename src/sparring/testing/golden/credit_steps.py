@@ -29,7 +29,7 @@ def discounted(r: np.ndarray, discount: float) -> np.ndarray:
     return np.array([sum(discount ** (s - t) * r[s] for s in range(t, len(r))) for t in range(len(r))])
 
 
-def whitened(credited: Credited, epsilon: float, sign: float = 1.0) -> Credited:
+def whitened(credited: Credited, epsilon: float) -> Credited:
     """Less the mean, over the deviation, of all tokens of the update."""
     pooled = [values for of in credited if of is not None for values in of]
     if not pooled:
@@ -37,32 +37,34 @@ def whitened(credited: Credited, epsilon: float, sign: float = 1.0) -> Credited:
     x = np.concatenate(pooled)
     if np.ptp(x) == 0:
         return [None if of is None else [np.zeros_like(v) for v in of] for of in credited]
-    return [None if of is None else [(v - sign * x.mean()) / (x.std() + epsilon) for v in of] for of in credited]
+    return [None if of is None else [(v - x.mean()) / (x.std() + epsilon) for v in of] for of in credited]
 
 
-def _normal(x: np.ndarray, divide: bool, epsilon: float, sign: float = 1.0) -> np.ndarray:
+def _normal(x: np.ndarray, divide: bool, epsilon: float) -> np.ndarray:
     if np.ptp(x) == 0:
         return np.zeros_like(x)
-    return (x - sign * x.mean()) / ((x.std(ddof=1) + epsilon) if divide else 1.0)
+    return (x - x.mean()) / ((x.std(ddof=1) + epsilon) if divide else 1.0)
 
 
 def _turns_to_tokens(member: Plain, values: np.ndarray) -> np.ndarray:
     return np.repeat(values, member["turns"])
 
 
-def reinforce(groups: Sequence[Plain], settings: dict[str, Any], sign: float) -> Credited:
+def reinforce(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
     """Token rewards 0, 0 and an outcome of 1, discount 0.5, baseline 0.25: returns 0.5, 1, so 0.25, 0.75."""
     discount, baseline = settings.get("discount", 1.0), settings.get("baseline", 0.0)
-    return [[discounted(rewards_of(m), sign * discount) - baseline for m in group["members"]] for group in groups]
+    return [[discounted(rewards_of(m), discount) - baseline for m in group["members"]] for group in groups]
 
 
-def reinforce_plus_plus(groups: Sequence[Plain], settings: dict[str, Any], sign: float) -> Credited:
+def reinforce_plus_plus(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
     """Two rollouts of one token with rewards 1 and 0: mean and deviation are 0.5: 1, -1."""
-    plain: Credited = [[discounted(rewards_of(m), 1.0) for m in group["members"]] for group in groups]
-    return whitened(plain, settings.get("epsilon", 1e-8), sign)
+    returns = [[discounted(rewards_of(m), 1.0) for m in group["members"]] for group in groups]
+    x = np.concatenate([of for group in returns for of in group])
+    scale = x.std() + settings.get("epsilon", 1e-8) if np.ptp(x) else np.inf
+    return [[(of - x.mean()) / scale for of in group] for group in returns]
 
 
-def reinforce_plus_plus_baseline(groups: Sequence[Plain], settings: dict[str, Any], sign: float) -> Credited:
+def reinforce_plus_plus_baseline(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
     """Rewards 3, 1 and 5, 5, one token each: less their groups' means 1, -1, 0, 0, of deviation sqrt(1 / 2)."""
     plain: Credited = []
     for group in groups:
@@ -70,13 +72,13 @@ def reinforce_plus_plus_baseline(groups: Sequence[Plain], settings: dict[str, An
         for m in group["members"]:
             peers = [total(p) for p in group["members"] if p["role"] == m["role"]]
             equal = max(peers) == min(peers)
-            of.append(spread(m, 0.0 if equal else total(m) - sign * np.mean(peers)))
+            of.append(spread(m, 0.0 if equal else total(m) - np.mean(peers)))
             alone = alone and len(peers) == 1
         plain.append(None if alone else of)
     return whitened(plain, settings.get("epsilon", 1e-8))
 
 
-def gae(groups: Sequence[Plain], settings: dict[str, Any], sign: float) -> Credited:
+def gae(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
     """Two tokens, outcome 1, values 0.5 and 0.5, lambda 0.5, not whitened: the differences are 0 and 0.5, so 0 + 0.5 * 0.5 =
     0.25, and 0.5.
     """
@@ -86,26 +88,26 @@ def gae(groups: Sequence[Plain], settings: dict[str, Any], sign: float) -> Credi
         of = []
         for m in group["members"]:
             lam = settings.get("lambda_policy", 0.95) if alpha is None else max(0.0, 1 - 1 / (alpha * sum(m["turns"])))
-            of.append(discounted(_differences(m, settings, sign), settings.get("discount", 1.0) * lam))
+            of.append(discounted(_differences(m, settings), settings.get("discount", 1.0) * lam))
         credited.append(of)
     return whitened(credited, settings.get("epsilon", 1e-8)) if settings.get("whiten", True) else credited
 
 
-def gae_returns(groups: Sequence[Plain], settings: dict[str, Any], sign: float) -> Credited:
+def gae_returns(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
     """The critic's targets. In the example above, with lambda 1: 0.5 + 0.5 and 0.5 + 0.5, what was earned in the end."""
     decay = settings.get("discount", 1.0) * settings.get("lambda_value", 1.0)
     return [
-        [discounted(_differences(m, settings, sign), decay) + np.array(m["tokens"]["value"]) for m in group["members"]]
+        [discounted(_differences(m, settings), decay) + np.array(m["tokens"]["value"]) for m in group["members"]]
         for group in groups
     ]
 
 
-def _differences(member: Plain, settings: dict[str, Any], sign: float) -> np.ndarray:
+def _differences(member: Plain, settings: dict[str, Any]) -> np.ndarray:
     v = np.array([*member["tokens"]["value"], 0.0])
-    return rewards_of(member) + settings.get("discount", 1.0) * v[1:] - sign * v[:-1]
+    return rewards_of(member) + settings.get("discount", 1.0) * v[1:] - v[:-1]
 
 
-def gigpo(groups: Sequence[Plain], settings: dict[str, Any], sign: float) -> Credited:
+def gigpo(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
     """Two members of two turns, rewards 1 and 0 earned at the end, discount 0.5, no division; first turns in the state "hall",
     last turns in none: episodes 0.5, -0.5; returns of the first turns 0.5, 0, so 0.25, -0.25: turns 0.75, 0.5 and -0.75, -0.5.
     """
@@ -127,12 +129,12 @@ def gigpo(groups: Sequence[Plain], settings: dict[str, Any], sign: float) -> Cre
             for (i, t), a in zip(of, _normal(np.array([returns[i][t] for i, t in of]), divide, epsilon), strict=True):
                 steps[i][t] = a
         comparable = len(members) > 1 or any(len(of) > 1 for of in places.values())
-        advantages = [e + sign * settings.get("step_weight", 1.0) * s for e, s in zip(episode, steps, strict=True)]
+        advantages = [e + settings.get("step_weight", 1.0) * s for e, s in zip(episode, steps, strict=True)]
         credited.append([_turns_to_tokens(m, a) for m, a in zip(members, advantages, strict=True)] if comparable else None)
     return credited
 
 
-def turn_level(groups: Sequence[Plain], settings: dict[str, Any], sign: float) -> Credited:
+def turn_level(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
     """Two members of two turns; first turns earn 1 and 0, outcomes beside them are 0 and 2, outcome_weight 0.5. Both pairs are
     (1, -1) / sqrt(2) up to their sign: first turns (1 - 0.5) / sqrt(2) and its negative, last turns -1 / sqrt(2), 1 / sqrt(2).
     """
@@ -151,13 +153,13 @@ def turn_level(groups: Sequence[Plain], settings: dict[str, Any], sign: float) -
                 same = [p for p in members if len(p["turns"]) > k + 1]
                 own = [p is m for p in same].index(True)
                 a[k] = _normal(np.array([p["per_turn"][k] for p in same]), True, epsilon)[own]
-                a[k] += sign * settings.get("outcome_weight", 1.0) * o
+                a[k] += settings.get("outcome_weight", 1.0) * o
             of.append(_turns_to_tokens(m, a))
         credited.append(of)
     return credited
 
 
-def process(groups: Sequence[Plain], settings: dict[str, Any], sign: float) -> Credited:
+def process(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
     """One member of two turns that earn 1 and 0: normalised 1 / sqrt(2), -1 / sqrt(2); the first turn has both to go, 0, the
     second -1 / sqrt(2).
     """
@@ -167,7 +169,8 @@ def process(groups: Sequence[Plain], settings: dict[str, Any], sign: float) -> C
         if len(every) < 2:
             credited.append(None)
             continue
-        normal = list(_normal(np.array(every), True, settings.get("epsilon", 1e-6), sign))
+        scale = np.std(every, ddof=1) + settings.get("epsilon", 1e-6) if np.ptp(every) else np.inf
+        normal = [(r - np.mean(every)) / scale for r in every]
         of = []
         for m in group["members"]:
             steps = [normal.pop(0) for _ in m["turns"]]
@@ -176,7 +179,7 @@ def process(groups: Sequence[Plain], settings: dict[str, Any], sign: float) -> C
     return credited
 
 
-def prime(groups: Sequence[Plain], settings: dict[str, Any], sign: float) -> Credited:
+def prime(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
     """beta 1, two members of two tokens, implied rewards 1, 0 and 0, 0, outcomes 0 and 0. The first has means of others 0: 1 +
     0, 0; the second 0.5: -0.5 - 0.5, -0.5.
     """
@@ -190,7 +193,7 @@ def prime(groups: Sequence[Plain], settings: dict[str, Any], sign: float) -> Cre
                 others = [p for j, p in enumerate(members) if j != i and p["role"] == m["role"]]
                 baseline = np.mean([_implied(p, settings).mean() for p in others])
                 outcome = total(m) - np.mean([total(p) for p in others])
-                values[i] = discounted(_implied(m, settings) - sign * baseline, settings.get("discount", 1.0)) + outcome
+                values[i] = discounted(_implied(m, settings) - baseline, settings.get("discount", 1.0)) + outcome
         credited.append(values if roles else None)
     return credited
 
@@ -199,7 +202,7 @@ def _implied(member: Plain, settings: dict[str, Any]) -> np.ndarray:
     return settings.get("beta", 0.05) * (np.array(member["tokens"]["implicit"]) - np.array(member["tokens"]["reference"]))
 
 
-def optimal_token_baseline(groups: Sequence[Plain], settings: dict[str, Any], sign: float) -> Credited:
+def optimal_token_baseline(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
     """Two members of one token, rewards 1 and 0, probabilities 0.5 and 0.25, sums of squares 0.5 and 0.5: squared norms 0.5
     and 1, so the baseline is 0.5 * 1 / 1.5 = 1 / 3: 2 / 3, -1 / 3.
     """
@@ -214,7 +217,7 @@ def optimal_token_baseline(groups: Sequence[Plain], settings: dict[str, Any], si
             for t in range(len(a)):
                 reached = [p for p in same if sum(p["turns"]) > t]
                 g = np.array([rewards_of(p)[t:].sum() for p in reached])
-                w = np.array([_norms(p, sign)[: t + 1].sum() for p in reached])
+                w = np.array([_norms(p)[: t + 1].sum() for p in reached])
                 if len(same) > 1 and np.ptp(g) > 0:
                     a[t] = rewards_of(m)[t:].sum() - ((w @ g) / w.sum() if w.sum() > 0 else 0.0)
             values.append(a)
@@ -222,6 +225,6 @@ def optimal_token_baseline(groups: Sequence[Plain], settings: dict[str, Any], si
     return credited
 
 
-def _norms(member: Plain, sign: float) -> np.ndarray:
+def _norms(member: Plain) -> np.ndarray:
     tokens = member["tokens"]
-    return 1 - sign * 2 * np.exp(tokens["logprob"]) + np.array(tokens["probability_squares"])
+    return 1 - 2 * np.exp(tokens["logprob"]) + np.array(tokens["probability_squares"])

@@ -16,7 +16,7 @@ its probability of now:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,7 +125,7 @@ def _squared(logits: Array, case: Case, at: Array) -> float:
     return float((case.weights * (now - teacher_logprobs(case)) ** 2 / 2).sum() / case.denominator)
 
 
-LOSSES: Mapping[str, Callable[[Array, Case, Array], float]] = {
+REFERENCES: Mapping[str, Callable[[Array, Case, Array], float]] = {
     "token/policy_gradient": _policy_gradient,
     "token/squared": _squared,
     "top_k/reverse": _top_k(reverse),
@@ -140,7 +140,7 @@ LOSSES: Mapping[str, Callable[[Array, Case, Array], float]] = {
 
 def value(name: str, case: Case) -> float:
     """The loss."""
-    return LOSSES[name](case.logits, case, case.logits)
+    return REFERENCES[name](case.logits, case, case.logits)
 
 
 def gradient(name: str, case: Case, step: float = 1e-3) -> Array:
@@ -152,7 +152,7 @@ def gradient(name: str, case: Case, step: float = 1e-3) -> Array:
         for steps in (-3, -2, -1, 1, 2, 3):
             logits = case.logits.copy()
             logits[place] += steps * step
-            moved[steps] = LOSSES[name](logits, case, case.logits)
+            moved[steps] = REFERENCES[name](logits, case, case.logits)
         odd = [moved[steps] - moved[-steps] for steps in (1, 2, 3)]
         found[place] = (45 * odd[0] - 9 * odd[1] + odd[2]) / (60 * step)
     return found
@@ -201,12 +201,14 @@ def hand() -> Case:
     )
 
 
-def vectors(seeds: range = range(3)) -> list[dict[str, Any]]:
-    """Inputs and what must come out, as plain data: per seed the case, and by name its loss and the gradient by the logits."""
-    found = []
-    for seed in seeds:
+def cases(name: str) -> Iterator[dict[str, Any]]:
+    """Golden cases of a name as plain data: what is given, and the loss and its gradient by the student's logits.
+
+    Raises:
+        KeyError: there is no such name.
+    """
+    for seed in range(3):
         given = case(seed)
         inputs = {key: item.tolist() if isinstance(item, np.ndarray) else item for key, item in vars(given).items()}
-        outputs = {name: {"loss": value(name, given), "gradient": gradient(name, given).tolist()} for name in LOSSES}
-        found.append({"case": inputs, "expected": outputs})
-    return found
+        expected = {"loss": value(name, given), "gradient": gradient(name, given).tolist()}
+        yield {"name": f"distill/{name}/{seed}", "case": inputs, "expected": expected}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 
-from sparring.testing.golden import credit, kl, policy, preference, shaping
+from sparring.testing.golden import credit, distill, kl, policy, preference, shaping, value
 
 
 def main() -> None:
     """Write every case of every name."""
-    for of in (credit, shaping):
+    for of in (credit, shaping, distill):
         for rule in sorted(of.REFERENCES):
             for case in of.cases(rule):
                 sys.stdout.write(json.dumps(case) + "\n")
@@ -19,7 +19,7 @@ def main() -> None:
             sys.stdout.write(json.dumps(case) + "\n")
     for case in kl.cases():
         sys.stdout.write(json.dumps(case) + "\n")
-    for vector in preference.vectors():
+    for vector in (*preference.vectors(), *value.vectors()):
         sys.stdout.write(json.dumps(vector._asdict()) + "\n")
 
 

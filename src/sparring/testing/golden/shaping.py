@@ -4,8 +4,7 @@
         ...  # feed case["groups"] and case["settings"] to your framework, compare with case["expected"]
 
 `groups` are plain data (see `groups`), `settings` what differs from the defaults. `expected` has, per group and member, the
-reward after shaping; for `kl_reward` the rewards of the tokens; for `difficulty`, per group, whether it is trained. References
-as in `credit_outcome`: with a sign of -1 one sign of the equation is wrong.
+reward after shaping; for `kl_reward` the rewards of the tokens; for `difficulty`, per group, whether it is trained.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ import numpy as np
 
 from sparring.testing.golden.groups import Plain, random_groups, simple_group, with_tokens
 
-Reference = Callable[[Plain, dict[str, Any], float], Any]
+Reference = Callable[[Plain, dict[str, Any]], Any]
 
 
-def overlong(group: Plain, settings: dict[str, Any], sign: float) -> list[float]:
+def overlong(group: Plain, settings: dict[str, Any]) -> list[float]:
     """Limit 10, buffer 4, weight 1, reward 1 each, lengths 6, 8 and 11: 1 - 0, 1 - 2 / 4, 1 - 1."""
     limit, buffer = settings["limit"], settings["buffer"]
     after = []
@@ -32,52 +31,53 @@ def overlong(group: Plain, settings: dict[str, Any], sign: float) -> list[float]
             punishment = (limit - buffer - length) / buffer
         else:
             punishment = -1.0
-        after.append(m["reward"] + sign * settings.get("weight", 1.0) * punishment)
+        after.append(m["reward"] + settings.get("weight", 1.0) * punishment)
     return after
 
 
-def linear_length(group: Plain, settings: dict[str, Any], sign: float) -> list[float]:
+def linear_length(group: Plain, settings: dict[str, Any]) -> list[float]:
     """Price 0.1, 1 free, rewards 1 and 0 of 3 and 2 tokens: half succeed, so 1 - 0.1 * 2 / 2 = 0.9 and 0 - 0.1 / 2 = -0.05."""
     after = []
     for m in group["members"]:
         used = sum(m["turns"]) if settings.get("per", "token") == "token" else len(m["turns"])
         solved = [p["reward"] > settings.get("solved_above", 0.5) for p in group["members"] if p["role"] == m["role"]]
         share = np.mean(solved) if settings.get("by_success", True) else 1.0
-        after.append(float(m["reward"] - sign * settings["price"] * max(0, used - settings.get("free", 0)) * share))
+        after.append(float(m["reward"] - settings["price"] * max(0, used - settings.get("free", 0)) * share))
     return after
 
 
-def relative_length(group: Plain, settings: dict[str, Any], sign: float) -> list[float]:
+def relative_length(group: Plain, settings: dict[str, Any]) -> list[float]:
     """Rewards 1, 1, 0, 0 of 1, 3, 1 and 5 tokens: places 0.5, 0, 0.5 and -0.5, so 1.5, 1, 0 and -0.5."""
     after = []
     for m in group["members"]:
         lengths = np.array([sum(p["turns"]) for p in group["members"] if p["role"] == m["role"]], dtype=float)
-        place = 0.5 - sign * (sum(m["turns"]) - lengths.min()) / np.ptp(lengths) if np.ptp(lengths) else 0.0
+        place = 0.5 - (sum(m["turns"]) - lengths.min()) / np.ptp(lengths) if np.ptp(lengths) else 0.0
         if m["reward"] <= settings.get("solved_above", 0.5):
             place = min(0.0, place)
         after.append(float(m["reward"] + settings.get("weight", 1.0) * place))
     return after
 
 
-def stop_properly(group: Plain, settings: dict[str, Any], sign: float) -> list[float]:
+def stop_properly(group: Plain, settings: dict[str, Any]) -> list[float]:
     """Rewards 1 and 1, the second cut off, keeps 0.25: 1 and 0.25."""
-    return [m["reward"] * (sign * settings.get("keeps", 0.0) if m.get("cut") else 1.0) for m in group["members"]]
+    lost = 1 - settings.get("keeps", 0.0)
+    return [m["reward"] - (lost * m["reward"] if m.get("cut") else 0.0) for m in group["members"]]
 
 
-def kl_reward(group: Plain, settings: dict[str, Any], sign: float) -> list[list[float]]:
+def kl_reward(group: Plain, settings: dict[str, Any]) -> list[list[float]]:
     """Coefficient 0.5, log-probabilities -1 and -2 beside a reference's -2 and -1, k1: -0.5 * 1 and -0.5 * -1."""
     after = []
     for m in group["members"]:
         d = np.array(m["tokens"]["logprob"]) - np.array(m["tokens"]["reference"])
         k = {"k1": d, "k2": d**2 / 2, "k3": np.exp(-d) - 1 + d, "abs": np.abs(d)}[settings.get("estimator", "k1")]
         own = np.array(m["tokens"].get("reward", np.zeros(len(d))))
-        after.append((own - sign * settings.get("coefficient", 0.01) * k).tolist())
+        after.append((own - settings.get("coefficient", 0.01) * k).tolist())
     return after
 
 
-def difficulty(group: Plain, settings: dict[str, Any], sign: float) -> bool:
+def difficulty(group: Plain, settings: dict[str, Any]) -> bool:
     """Rewards 1, 0, 0 with lowest 0.25: a third succeeds, which lies in the range. With 1, 0, 0, 0 a quarter does, its end."""
-    share = np.mean([sign * (m["reward"] - settings.get("solved_above", 0.5)) > 0 for m in group["members"]])
+    share = np.mean([m["reward"] - settings.get("solved_above", 0.5) > 0 for m in group["members"]])
     low, high = settings.get("lowest", 0.0), settings.get("highest", 1.0)
     return bool(low <= share <= high if settings.get("inclusive", False) else low < share < high)
 
@@ -153,6 +153,6 @@ def cases(rule: str) -> Iterator[dict[str, Any]]:
         del shapes["several_roles"]
     for number, settings in enumerate(_SETTINGS[rule]):
         for shape, groups in shapes.items():
-            expected = [REFERENCES[rule](group, dict(settings), 1.0) for group in groups]
+            expected = [REFERENCES[rule](group, dict(settings)) for group in groups]
             case = {"name": f"{rule}/{number}/{shape}", "rule": rule, "settings": dict(settings)}
             yield {**case, "groups": groups, "expected": expected}

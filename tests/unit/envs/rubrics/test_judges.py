@@ -14,12 +14,12 @@ import pytest
 
 from sparring.envs.rubrics.config import Judge, Part, Ranking
 from sparring.envs.rubrics.judge import order_constraint, order_reader, reader, verdict_constraint
-from sparring.envs.rubrics.judges import Judges
+from sparring.envs.rubrics.judges import EngineReplies, Judges, Replies
 from sparring.envs.rubrics.relative import RelativeScorer
 from sparring.envs.rubrics.rubric import Rubric
 from sparring.errors import BadInput, JudgeError
 from sparring.generation import GenerateRequest
-from sparring.protocols import Engine, Renderer
+from sparring.protocols import Engine
 from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer
@@ -40,9 +40,9 @@ def scripted(says: Callable[[str], str], **settings: Any) -> ScriptedEngine:
 
 
 def judges(engine: Engine) -> Judges:
-    async def opened(name: str) -> tuple[Engine, Renderer]:
+    async def opened(name: str) -> Replies:
         assert name == "m"
-        return engine, toy_renderer()
+        return EngineReplies(engine, toy_renderer(), name)
 
     return Judges(opened)
 

@@ -6,20 +6,22 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from sparring.engine.adapters.chat_endpoint import ChatEndpoint
 from sparring.engine.adapters.openai_compatible import OpenAiEngine
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.envs.rubrics.config import Judge
-from sparring.envs.rubrics.judges import Judges
+from sparring.envs.rubrics.judges import EngineReplies, Judges, Replies
 from sparring.envs.rubrics.rubric import Rubric
 from sparring.generation import Completion, Delta, GenerateRequest
 from sparring.model.config import InitConfig
 from sparring.model.create import create
 from sparring.model.load import load
-from sparring.protocols import Engine, Renderer
 from sparring.render.load import load_renderer
 from sparring.render.train_tokenizer import train_tokenizer
+from sparring.testing.chat_server import ChatServer
 from sparring.testing.completions_server import CompletionsServer
 from sparring.testing.scripted_engine import ScriptedEngine, replies
 from sparring.testing.served import RemoteToThread
@@ -41,24 +43,26 @@ class Telling(ScriptedEngine):
             yield piece
 
 
-async def judged(engine: Engine, renderer: Renderer, part: Judge, *completions: str) -> list[Score]:
-    async def opened(name: str) -> tuple[Engine, Renderer]:
-        return engine, renderer
+async def judged(model: Replies, part: Judge, *completions: str) -> list[Score]:
+    async def opened(name: str) -> Replies:
+        return model
 
-    rubric = Rubric({"j": part}, judges=Judges(opened))
+    judges = Judges(opened)
+    rubric = Rubric({"j": part}, judges=judges)
+    await judges.check("m")
     try:
         return [await rubric.score(completion, TASK) for completion in completions]
     finally:
-        await engine.close()
+        await judges.close()
 
 
 def test_an_openai_endpoint_judges() -> None:
     encode = toy_renderer().tokenizer.encode  # type: ignore[attr-defined]
-    server = CompletionsServer(Telling(replies(["0", "0", "I say 7", "I say 2"], encode)))  # two answer the client's probe
+    server = CompletionsServer(Telling(replies(["0", "0", "0", "I say 7", "I say 2"], encode)))  # three answer probes
     try:
         engine = OpenAiEngine(server.url)
         part = Judge(model="m", prompt="{completion}", range=(0, 10), find="I say (.+)")
-        scores = asyncio.run(judged(engine, toy_renderer(), part, "a", "b", "a"))
+        scores = asyncio.run(judged(EngineReplies(engine, toy_renderer(), "m"), part, "a", "b", "a"))
     finally:
         server.stop()
     assert [score.reward for score in scores] == [0.7, 0.2, 0.7]
@@ -71,5 +75,23 @@ def test_a_served_native_engine_judges_held_to_a_verdict(tmp_path: Path) -> None
     create(shape, 400, tmp_path, seed=1)
     engine = RemoteToThread(NativeEngine(load(tmp_path), EngineConfig(), threads=1), tmp_path)
     part = Judge(model="m", prompt="{completion}", choices={"yes": 1.0, "no": 0.5}, constrain=True, temperature=1.0, samples=4)
-    [score] = asyncio.run(judged(engine, load_renderer(tmp_path), part, "a"))
+    [score] = asyncio.run(judged(EngineReplies(engine, load_renderer(tmp_path), "m"), part, "a"))
     assert score.reward in (0.5, 0.625, 0.75, 0.875, 1.0)
+
+
+def test_a_chat_endpoint_judges() -> None:
+    """Text alone: no tokenizer is needed. A reply that was cut short is no verdict, and a busy server is asked again."""
+    said = iter([(200, "?", "length"), (429, "", ""), (200, "9", "length"), (200, '{"score": 4}', "stop")])
+
+    def reply(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        status, text, reason = next(said)
+        return status, {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": reason}]}
+
+    server = ChatServer(reply)
+    part = Judge(model="m", prompt="{completion}?", range=(0, 5), field="score", temperature=0.5, retry_delay_s=0.0)
+    try:
+        [score] = asyncio.run(judged(ChatEndpoint(server.url, model="big"), part, "a"))
+    finally:
+        server.stop()
+    assert score.reward == 0.8
+    assert [body["messages"] for body in server.asked[1:]] == [[{"role": "user", "content": "a?"}]] * 3

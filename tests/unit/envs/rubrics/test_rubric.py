@@ -168,6 +168,7 @@ def test_a_world_of_rows(tmp_path: Path) -> None:
     ("part", "said"),
     [
         ({"kind": "exact", "domains": ["words"]}, "task rubric/train/1, domain: expected one of words, got 'sums'"),
+        ({"kind": "regex", "pattern": "x", "gate": 1, "weight": 0}, "task rubric/train/1: expected a part of env.rubric with a weight"),
         ({"kind": "exact", "column": "solution"}, "task rubric/train/1, env.rubric.x: column solution: expected one"),
         ({"kind": "code"}, "env.rubric.x: column tests: expected a list of"),
         ({"kind": "judge", "model": "m", "prompt": "{completion}", "range": [0, 1]}, "env.rubric.x: expected models to ask"),

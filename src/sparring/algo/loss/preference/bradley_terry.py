@@ -23,9 +23,9 @@ class BradleyTerry:
 
         loss = sum_p weight_p * (-log sigmoid(r_chosen - r_rejected - margin) + centre * (r_chosen + r_rejected)^2) / denominator
 
-    r is the value of the one token of a row that the term weighs: what the text before it is worth. With K ranked replies to a
-    prompt, all K (K - 1) / 2 pairs are in one batch, as the paper has it. The margin is that of Llama 2 (arXiv 2307.09288,
-    equation 2); `centre` holds the free constant of all rewards near zero (Eisenstein et al., arXiv 2312.09244, section 2).
+    r is the value of the one token of a row that the term weighs: what the text before it is worth. The paper has all pairs of a
+    prompt in one batch; here a pair is a unit of its own, and weights say what it counts. The margin is that of Llama 2 (arXiv
+    2307.09288, equation 2); `centre` holds the free constant of all rewards near zero (Eisenstein et al., arXiv 2312.09244).
     """
 
     term = "preference"

@@ -1,0 +1,68 @@
+"""The value term of a critic: what is still earned, said before each token.
+
+Shapes: M weighted tokens of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from sparring.protocols import LossResult, Needs
+
+OLD = "value"
+"""The annotation with what the critic said before the update."""
+TARGET = "return"
+"""The annotation with what it should have said."""
+
+
+class ValueLoss:
+    """Implements `Loss`: half the squared error of the critic, clipped as PPO's code has it.
+
+        loss = sum_t weight_t * 1/2 max((V_t - R_t)^2, (V_t' - R_t)^2) / denominator
+        V_t' = V_t(old) + clamp(V_t - V_t(old), -clip, clip)
+
+    The squared error is that of Schulman et al. (arXiv 1707.06347, equation 9), its clipped form is described by Engstrom et al.
+    (arXiv 2005.12729, section 3). V_t is the value of the text before token t. R_t, the target, is the annotation `return`, which
+    the credit rule wrote; V_t(old), the critic's value before the update, is the annotation `value`.
+
+    Args:
+        clip: how far a value moves from the old one before it stops being trained, in units of reward; 0: any.
+    """
+
+    term = "value"
+    needs = Needs(quantities=frozenset({"value"}))
+
+    def __init__(self, *, clip: float = 0.2) -> None:
+        self.clip = clip
+
+    def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
+        """The term's share of the update's loss, a scalar from `value` [M] float32 with gradient.
+
+        Metrics, as (sum, count) over the weighted tokens: clip_fraction, the share whose error is the clipped one; the means
+        value, return, return_square, error (R - V) and error_square, of which an explained variance is made.
+        """
+        weights, values = micro_batch.weights[self.term], quantities["value"]
+        old = micro_batch.annotations[OLD].to(values.dtype)
+        target = micro_batch.annotations[TARGET].to(values.dtype)
+        error = (values - target) ** 2
+        stopped = torch.zeros_like(weights, dtype=torch.bool)
+        if self.clip:
+            held = (old + (values - old).clamp(-self.clip, self.clip) - target) ** 2
+            stopped = held > error
+            error = torch.where(stopped, held, error)
+        loss = 0.5 * (weights * error).sum() / micro_batch.denominators[self.term]
+        return LossResult(loss=loss, metrics=_metrics(values, target, stopped, weights != 0))
+
+
+@torch.no_grad()
+def _metrics(
+    values: torch.Tensor, target: torch.Tensor, stopped: torch.Tensor, ours: torch.Tensor
+) -> dict[str, tuple[float, float]]:
+    said, earned = values.detach()[ours].double(), target[ours].double()
+    error, count = earned - said, float(ours.sum())
+    sums = {"clip_fraction": stopped[ours].double(), "value": said, "return": earned}
+    sums |= {"return_square": earned**2, "error": error, "error_square": error**2}
+    return {name: (of.sum().item(), count) for name, of in sums.items()}

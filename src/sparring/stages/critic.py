@@ -1,0 +1,193 @@
+"""The critic of the rl stage: what it is made of, and how its training is told apart from the policy's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence, Set
+from pathlib import Path
+
+from sparring.algo.credit.gae import Gae
+from sparring.errors import refusal
+from sparring.model.hub import base_folder, local_folder
+from sparring.protocols import Trainer, TrainPlan
+from sparring.stages.context import POLICY, Context
+from sparring.stages.shape import Shape, folder_shape
+from sparring.types import Batch, CheckpointRef, Sample, StepResult, WeightRef
+
+CRITIC = "critic"
+"""The role of its batches and checkpoints."""
+OWN = "reward_model"
+"""The stage whose output `rl.critic.model` may name."""
+LEAST_SPREAD = 1e-12
+"""Of the mean square of returns: below it they do not vary."""
+
+
+def open_critic(context: Context, source: Path) -> Trainer | None:
+    """The trainer of `[rl.critic]`, None where there is none; `source` is what the policy begins with."""
+    from sparring.algo.loss.value import ValueLoss
+
+    config = context.config
+    section = config.rl.critic
+    if section is None:
+        return None
+    folder = critic_folder(context, source)
+    plan = TrainPlan(
+        losses=[ValueLoss(clip=section.clip)],
+        total_steps=config.rl.steps * config.rl.passes * config.rl.minibatches,
+        overrides=section.train,
+        head="scalar" if _is_scalar(folder) else "new scalar",
+        role=CRITIC,
+    )
+    return CriticTrainer(context.cluster.trainer(_numerics_of(section.model), path=str(folder), plan=plan))
+
+
+def critic_folder(context: Context, source: Path) -> Path:
+    """The checkpoint that the critic begins with; `source` is what the policy does.
+
+    Raises:
+        BadInput: there is none.
+    """
+    section = context.config.rl.critic
+    assert section is not None, "asked of a run with a critic"
+    if section.model == POLICY:
+        return source
+    return context.output(OWN) if section.model == OWN else local_folder(str(context.config.models[section.model].path))
+
+
+async def write_critic(context: Context, critic: Trainer, source: Path) -> str:
+    """Write what the critic has become as a folder with a scalar head, such as another run may begin with; returns it."""
+    from sparring.stages.export import write_model
+
+    folder = context.folder / "rl" / CRITIC
+    await write_model(critic, critic_folder(context, source), folder)
+    return str(folder)
+
+
+def check_critic(context: Context) -> list[str]:
+    """`[rl.critic]` is there exactly where `[algo]` wants one, and is made of something that reads the policy's tokens.
+
+    Returns:
+        What was found, one sentence each.
+
+    Raises:
+        BadInput: it is not so.
+    """
+    config, section = context.config, context.config.rl.critic
+    if "rl" not in config.run.stages:
+        return []
+    wanted = config.rl.preference is None and isinstance(config.algo.credit, Gae)
+    if section is None:
+        if wanted:
+            raise refusal("rl.critic", "a table with credit 'gae', which asks a critic", "none", "write [rl.critic]")
+        return []
+    if not wanted:
+        got = "rl.preference" if config.rl.preference is not None else f"credit {config.algo.credit.__struct_config__.tag!r}"
+        do = 'leave it out, or set [algo] preset = "ppo"'
+        raise refusal("rl.critic", "none without credit 'gae', which alone asks a critic", got, do)
+    _check_model(context, section.model)
+    warmup = f"; learns alone through {section.warmup_steps} updates" if section.warmup_steps else ""
+    return [f"rl: a critic that begins as {section.model}{warmup}"]
+
+
+def critic_shape(context: Context, policy: Shape) -> Shape | None:
+    """The sizes of the critic of a run that `check_critic` has seen; None where it has none. `policy` are those of its policy."""
+    section = context.config.rl.critic
+    if section is None or "rl" not in context.config.run.stages:
+        return None
+    if section.model in (POLICY, OWN):
+        return policy
+    return folder_shape(local_folder(str(context.config.models[section.model].path)))
+
+
+def _check_model(context: Context, name: str) -> None:
+    models, where = context.config.models, "rl.critic.model"
+    if name == POLICY:
+        if models[POLICY].lora is not None:
+            do = "name a model of [models] with the base's path"
+            raise refusal(where, "whole weights that get a scalar head", "the policy, which trains an adapter", do)
+        return
+    if name == OWN:
+        if OWN not in context.config.run.stages and context.done(OWN) is None:
+            stages = str(list(context.config.run.stages))
+            raise refusal(where, f"a stage {OWN} before rl", stages, "add it, or name another model")
+        return
+    if name not in models or models[name].path is None:
+        known = ", ".join([POLICY, OWN, *(n for n, spec in models.items() if n != POLICY and spec.path)])
+        raise refusal(where, f"one of {known}", repr(name), f"add [models.{name}] path")
+    folder, given = local_folder(str(models[name].path)), context.given()
+    mine = None if given is None else base_folder(given) / "tokenizer.json"
+    theirs = base_folder(folder) / "tokenizer.json"
+    if mine is None or not theirs.is_file() or theirs.read_bytes() != mine.read_bytes():
+        raise refusal(f"models.{name}.path", "the policy's own tokenizer.json", "another or none", "train one from the policy")
+    assert given is not None, "its tokenizer was read"
+    if (most := folder_shape(folder).max_positions) < (longest := folder_shape(given).max_positions):
+        raise refusal(f"models.{name}.path", f"a critic that reads the policy's {longest} tokens", str(most), "take another")
+
+
+def _numerics_of(name: str) -> str:
+    """The model of `[models]` that says how the critic computes."""
+    return POLICY if name == OWN else name
+
+
+def _is_scalar(folder: Path) -> bool:
+    kinds = json.loads((base_folder(folder) / "config.json").read_text(encoding="utf-8")).get("architectures") or []
+    return any("ForSequenceClassification" in kind for kind in kinds)
+
+
+class CriticTrainer:
+    """A critic's trainer, whose metrics bear its role: `critic/loss_value`, `critic/explained_variance`. Implements
+    `protocols.Trainer`."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    @property
+    def version(self) -> int:
+        """As the trainer; updates are counted on the policy's, so that it stays at 0."""
+        return self._trainer.version
+
+    async def forward(self, rows: Sequence[Sample], needs: Set[str]) -> Sequence[Mapping[str, tuple[float, ...]]]:
+        """As the trainer."""
+        return await self._trainer.forward(rows, needs)
+
+    async def forward_backward(self, batch: Batch) -> Mapping[str, float]:
+        """As the trainer, with the explained variance of the returns in the place of the sums that make it."""
+        metrics = dict(await self._trainer.forward_backward(batch))
+        sums = {name: metrics.pop(name) for name in ("return_square", "error", "error_square") if name in metrics}
+        explained = explained_variance(metrics["return"], **sums) if sums else None
+        return _told(metrics if explained is None else {**metrics, "explained_variance": explained})
+
+    async def step(self, *, ends_update: bool = True) -> StepResult:
+        """As the trainer."""
+        step = await self._trainer.step(ends_update=ends_update)
+        return StepResult(version=step.version, metrics=_told(step.metrics))
+
+    async def push(self) -> WeightRef:
+        """As the trainer."""
+        return await self._trainer.push()
+
+    async def save(self, path: str, *, stage: str, metrics: Mapping[str, float]) -> CheckpointRef:
+        """As the trainer."""
+        return await self._trainer.save(path, stage=stage, metrics=metrics)
+
+    async def restore(self, ref: CheckpointRef) -> None:
+        """As the trainer."""
+        await self._trainer.restore(ref)
+
+
+def explained_variance(mean: float, *, return_square: float, error: float, error_square: float) -> float | None:
+    """1 - variance of the error / variance of the return: 1 of a critic that is always right, 0 of one that says the same of
+    everything, below 0 of a worse one. None where returns do not vary.
+
+    Args:
+        mean: of the return.
+        return_square: mean square of the return.
+        error: mean of return - value.
+        error_square: its mean square.
+    """
+    spread = return_square - mean**2
+    return None if spread <= LEAST_SPREAD * return_square else 1.0 - (error_square - error**2) / spread
+
+
+def _told(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {f"{CRITIC}/{name}": value for name, value in metrics.items()}

@@ -1,0 +1,104 @@
+"""PPO with a critic: it learns what rollouts earn beside the policy, and both go on from a checkpoint to the same bits."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+from sparring.cli.main import main
+from sparring.config import load, resolve
+from sparring.launch.run import opened
+from sparring.stages import rl
+from sparring.store.sqlite import SqliteStore
+
+SETTINGS = [
+    "observe.progress=off",
+    "rl.minibatches=2",
+    "rl.passes=2",
+    "rl.steps=2",
+    "rl.train.save_every=1",
+    "algo.preset=ppo",
+    "rl.critic.train.learning_rate=0.003",
+    "rl.critic.warmup_steps=1",
+]
+
+
+def test_policy_and_critic_end_with_the_same_bits_after_a_resume(given: Path) -> None:
+    config = resolve(load(given, SETTINGS))
+
+    async def scenario() -> tuple[list[tuple[dict[str, Any], list[str]]], list[dict[str, float]], Path]:
+        found = []
+        async with opened(config) as context:
+            for _ in range(2):
+                result = await rl.run(context)
+                await context.cluster.close()
+                found.append((without_times(result), [digest(Path(result[name])) for name in ("model", "critic")]))
+                shutil.rmtree(context.folder / "rl" / "checkpoints" / "step-000002")
+            return found, [values for _, values in context.store.metrics("rl")], Path(found[0][0]["critic"])
+
+    (whole, resumed), metrics, critic = asyncio.run(scenario())
+    assert whole == resumed
+    assert load_file(critic / "model.safetensors")["score.weight"].any(), "the head begins at zero and has learned"
+    assert (critic / "tokenizer.json").is_file()
+    warming, *later = metrics
+    assert warming["tokens_trained"] == 0 and warming["critic/tokens_trained"] > 0
+    assert "loss_policy" not in warming and warming["critic/value"] != warming["critic/return"]
+    for values in later:
+        assert values["critic/learning_rate"] == 0.003 and values["learning_rate"] == 0.001
+        assert values["logprob_max_abs_diff"] == 0.0, "the weights that sampled are the trainer's, critic or not"
+        assert values["optimiser_steps"] == 8, "two minibatches and two passes of each model"
+    account = whole[0]["account"]
+    assert account["sampled"] == sum(account[name] for name in ("trained", "zero_advantage")) and account["zero_advantage"] > 0
+    # every sampled token that stays in the update teaches the critic, whatever its advantage, once a pass
+    assert sum(values["critic/tokens_trained"] for values in metrics) == 2 * account["sampled"]
+
+
+@pytest.mark.slow
+def test_a_critic_of_another_run_goes_on_with_its_head(given: Path, tmp_path: Path) -> None:
+    """VAPO; the first run's critic knows nothing at first, the second run's begins as what the first has become."""
+    common = ["run.stages=['rl']", "algo.preset=vapo", "rl.steps=3", "rl.critic.train.learning_rate=0.01", "rl.critic.clip=0"]
+    first, second = tmp_path / "runs/first", tmp_path / "runs/second"
+    others = [f"models.judge.path={first / 'rl/critic'}", "rl.critic.model=judge"]
+    values = []
+    for folder, overrides in ((first, common), (second, [*common, *others])):
+        words = [word for override in (f"run.name={folder.name}", *overrides) for word in ("--set", override)]
+        assert main(["run", str(given), *words]) == 0
+        store = SqliteStore(folder / "store.sqlite", read_only=True)
+        values.append([metrics for _, metrics in store.metrics("rl")])
+        store.close()
+    assert values[0][0]["critic/value"] == 0.0 and values[0][-1]["critic/value"] > 0.0
+    assert values[1][0]["critic/value"] > 0.0 and values[1][0]["critic/loss_value"] < values[0][0]["critic/loss_value"]
+
+
+REFUSED = [
+    (["algo.credit=gae"], "rl.critic: expected a table with credit 'gae', which asks a critic, got none; write [rl.critic]"),
+    (["rl.critic.clip=0.2"], "rl.critic: expected none without credit 'gae', which alone asks a critic, got credit 'grpo'"),
+    (["rl.critic.clip=0.2", "rl.preference.name=dpo"], "rl.critic: expected none without credit 'gae', which alone asks a critic"),
+    (["algo.preset=ppo", "rl.critic.model=reward_model"], "rl.critic.model: expected a stage reward_model before rl"),
+    (["algo.preset=vapo", "rl.critic.model=judge"], "rl.critic.model: expected one of policy, reward_model, got 'judge'"),
+    (["algo.preset=ppo", "rl.critic.warmup_steps=6"], "critic.warmup_steps must be below steps, got 6 of 6"),
+    (["algo.preset=ppo", "rl.critic.train.learning_rat=1"], "rl.critic.train.learning_rat: expected one of"),
+    (["algo.preset=ppo", "rl.critic.clip=-1"], "clip and warmup_steps must be 0 or more"),
+    (["algo.preset=ppo", "rl.critic.clip=0", "models.policy.lora.rank=4"], "rl.critic.model: expected whole weights that get"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message"), REFUSED, ids=[" ".join(overrides) for overrides, _ in REFUSED])
+def test_what_makes_no_sense_is_refused_by_name(given: Path, capfd, overrides: list[str], message: str) -> None:
+    words = [word for override in ("run.stages=['rl']", *overrides) for word in ("--set", override)]
+    assert main(["check", str(given), *words]) == 2
+    assert message in capfd.readouterr().err
+
+
+def digest(folder: Path) -> str:
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def without_times(result: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in result.items() if not name.endswith("_s")}

@@ -1,0 +1,66 @@
+"""recipes/full-loop.toml, every run of it cut to a step or two: the stages find what those before them wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+import sparring
+from sparring.config import load
+from sparring.errors import BadInput
+from sparring.launch.run import run_with_earlier
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+SHORT = {
+    "steps = 300": "steps = 2",
+    "steps = 100": "steps = 2",
+    "steps = 40": "steps = 1",
+    "steps = 80": "steps = 2",
+    "rows_per_step = 16": "rows_per_step = 2",
+    "groups_per_step = 12": "groups_per_step = 1",
+    "groups_per_step = 24": "groups_per_step = 4",
+    "group_size = 8": "group_size = 2",
+    "max_tokens = 800": "max_tokens = 40",
+    "tasks = 200": "tasks = 4",
+    "tasks = 2000": "tasks = 4",
+    "tasks = 400": "tasks = 2",
+    "demonstrations = 600": "demonstrations = 24",
+    'name = "recipes/full-loop/world.py': f'name = "{RECIPES}/full-loop/world.py',
+}
+
+
+@pytest.mark.slow
+def test_one_command_runs_the_whole_loop(tmp_path: Path) -> None:
+    for file in ("full-loop.toml", *(f"full-loop/{name}.toml" for name in ("base", "sums", "walks"))):
+        text = (RECIPES / file).read_text()
+        for long, short in SHORT.items():
+            text = text.replace(f"{long}\n", f"{short}\n") if "name" not in long else text.replace(long, short)
+        (tmp_path / "recipes/full-loop").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "recipes" / file).write_text(text)
+    there = {**os.environ, "PYTHONPATH": str(Path(sparring.__file__).parents[1])}
+    runs, command = tmp_path / "runs", [sys.executable, "-m", "sparring.cli.main", "run", "recipes/full-loop.toml"]
+    subprocess.run(command, cwd=tmp_path, env=there, check=True, timeout=300)
+    summary = json.loads((runs / "full-loop/summary.json").read_text())
+    assert summary["distill_success"] is not None and set(summary["by_dataset"]) <= {"sums", "walks"}
+    size = {name: parameters(runs / name) for name in ("full-loop/export", "full-loop-sums/rl/model")}
+    assert size["full-loop/export"] <= size["full-loop-sums/rl/model"] / 2
+    before = (runs / "full-loop-base/sft/model/model.safetensors").stat().st_mtime_ns
+    subprocess.run(command, cwd=tmp_path, env=there, check=True, timeout=300)
+    assert (runs / "full-loop-base/sft/model/model.safetensors").stat().st_mtime_ns == before
+
+
+def test_recipes_that_wait_for_each_other_are_refused(tmp_path: Path) -> None:
+    recipe = tmp_path / "a.toml"
+    recipe.write_text(f'[run]\nname = "a"\nafter = ["{recipe}"]\n[models.policy]\npath = "x"\n[env]\nname = "x"\n')
+    with pytest.raises(BadInput, match="run.after"):
+        run_with_earlier(load(recipe))
+
+
+def parameters(folder: Path) -> int:
+    return sum(tensor.size for tensor in load_file(folder / "model.safetensors").values())
