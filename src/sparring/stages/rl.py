@@ -70,7 +70,7 @@ async def run(context: Context) -> dict[str, Any]:
     context.store.truncate("rl", done, first_group=done * config.rl.groups_per_step)
     totals, coefficient = Totals(state.get("totals")), KlCoefficient(config.algo.adaptive)
     if done:
-        coefficient.restore(state["kl"])
+        coefficient.restore(state.get("kl", {}))
         scheduler.restore(state["scheduler"], context.store.groups(stage="rl"))
         credit.restore(state.get("credit", {}))
         await engine.pull(await trainer.push())

@@ -62,8 +62,8 @@ class KlCoefficient:
         return {"coefficient": self._coefficient}
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Go on from `state`."""
-        self._coefficient = state["coefficient"]
+        """Go on from `state`; where it is empty, from the beginning."""
+        self._coefficient = state.get("coefficient", self._config.coefficient)
 
     def _everywhere(self, row: Sample) -> tuple[float, ...]:
         return (self._coefficient,) * len(row.tokens)
