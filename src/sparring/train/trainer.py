@@ -28,6 +28,7 @@ from sparring.train.config import TrainConfig
 from sparring.train.measure import Measures
 from sparring.train.optimiser import Optimiser
 from sparring.train.schedule import learning_rate
+from sparring.train.survey import surveyed
 from sparring.types import Batch, CheckpointRef, Sample, StepResult, WeightRef
 from sparring.weights.inline import Probe, publish
 
@@ -218,8 +219,9 @@ class LocalTrainer:
         if unknown:
             raise ValueError(f"batch {batch.step} carries terms {sorted(unknown)}, this trainer has {sorted(self._losses)}")
         measures = Measures(self._version, pristine=self._pristine)
+        every = surveyed(batch.rows, batch.denominators, list(self._losses.values()), self._forward)
         whole = self._statistics(batch)
-        for rows in self._packed([row for row in batch.rows if row.label != 0]):
+        for rows in self._packed([row for row in every if row.label != 0]):
             parts = cut_units(rows, self._lanes, self._paired, self._model.context)
             for part in self._side_by_side(parts, batch.denominators, whole):
                 measures.add_tokens(part.micro, part.logprobs)
