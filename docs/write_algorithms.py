@@ -23,7 +23,7 @@ from sparring.algo.loss.preference.config import PreferenceLoss
 from sparring.algo.presets import ALGORITHMS
 from sparring.algo.shaping.kl_reward import KlReward
 from sparring.algo.shaping.rules import ShapingRule
-from sparring.stages.config import BradleyTerryConfig, StepsConfig
+from sparring.stages.config import BradleyTerryConfig, DistillConfig, StepsConfig
 
 PAGE = Path(__file__).with_name("algorithms.md")
 CONFIGURATION: Mapping[str, Any] = runpy.run_path(str(Path(__file__).with_name("write_configuration.py")))
@@ -73,6 +73,12 @@ SECTIONS: tuple[tuple[str, str, tuple[type[msgspec.Struct], ...]], ...] = (
         "What a scalar head learns, by `[reward_model] loss`.",
         (BradleyTerryConfig, StepsConfig),
     ),
+    (
+        "Distillation",
+        "What a student learns from teachers on the tokens that it sampled, by `[distill]`; [Distillation](path/distill.md) says "
+        "how. `algo/loss/distill.py`, `model/divergence.py`.",
+        (DistillConfig,),
+    ),
     ("Selection", "Which scored groups are trained. `algo/filter/`.", (Difficulty,)),
 )
 
@@ -117,7 +123,7 @@ def _settings(kind: type[msgspec.Struct]) -> Iterator[str]:
 
 
 def _name(kind: type[msgspec.Struct]) -> str:
-    return str(kind.__struct_config__.tag or kind.__name__.lower())
+    return str(kind.__struct_config__.tag or kind.__name__.removesuffix("Config").lower())
 
 
 if __name__ == "__main__":

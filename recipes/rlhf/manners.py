@@ -3,7 +3,7 @@
     python recipes/rlhf/manners.py
 
 writes what the recipe reads: replies.jsonl, how the model has learned to speak, and preferences.jsonl, which of two such
-replies to a question somebody would take. No question of either file is one that the world asks.
+replies to a question somebody would take. The world asks every other question, and the files have only the others.
 """
 
 from __future__ import annotations
@@ -39,16 +39,18 @@ class Manners(Env):
     """The reward is people's alone: the world only says whether a reply is what they prefer."""
 
     def generate(self, random: Random) -> Mapping[str, Any]:
-        return asked(random, NAMES[len(NAMES) // 2 :])
+        return asked(random, odd=True)
 
     def reward(self, completion: str, task: Task) -> Score:
         return Score(reward=0.0, success=worth(completion, task.data["answer"]) == 3)
 
 
-def asked(random: Random, names: tuple[str, ...]) -> dict[str, str]:
-    """A question, and the sound that is asked for."""
+def asked(random: Random, *, odd: bool) -> dict[str, str]:
+    """A question, and the sound that is asked for. Whether it is odd decides on whose side it is; both have the same words."""
+    who, whose = random.randrange(len(NAMES)), random.randrange(len(NAMES) // 2) * 2
+    whose += (who + whose) % 2 != odd
     animal = random.choice(list(SOUNDS))
-    prompt = f"{random.choice(names)} asks what the {random.choice(LOOKS)} {animal} of {random.choice(names)} says."
+    prompt = f"{NAMES[who]} asks what the {random.choice(LOOKS)} {animal} of {NAMES[whose]} says."
     return {"prompt": prompt, "answer": SOUNDS[animal]}
 
 
@@ -66,14 +68,14 @@ def worth(reply: str, answer: str) -> int:
 
 def main(replies: int = 800, pairs: int = 700) -> None:
     """Write both files beside this one."""
-    random, names, folder = Random(0), NAMES[: len(NAMES) // 2], Path(__file__).parent
+    random, folder = Random(0), Path(__file__).parent
     shown, compared = [], []
     for _ in range(replies):
-        row = asked(random, names)
+        row = asked(random, odd=False)
         said = replied(random, row["answer"])
         shown.append({"messages": [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": said}]})
     while len(compared) < pairs:
-        row = asked(random, names)
+        row = asked(random, odd=False)
         worse, better = sorted((replied(random, row["answer"]) for _ in range(2)), key=lambda said: worth(said, row["answer"]))
         if worth(worse, row["answer"]) < worth(better, row["answer"]):
             compared.append({"prompt": row["prompt"], "chosen": better, "rejected": worse})

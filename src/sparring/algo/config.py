@@ -122,12 +122,11 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def needs_reference(self) -> bool:
         """Whether a reference's log-probabilities have a part in the update."""
-        return bool(self.kl.coefficient or self.kl_reward or "reference" in READS.get(type(self.credit), ()))
+        return bool(self.kl.coefficient or self.kl_reward or self.reads("reference"))
 
-    @property
-    def needs_baseline(self) -> bool:
-        """Whether a greedy rollout of every task is judged against."""
-        return "baseline" in READS.get(type(self.credit), ())
+    def reads(self, name: str) -> bool:
+        """Whether the credit rule reads this beside scores and what was recorded: see `rules.READS`."""
+        return name in READS.get(type(self.credit), ())
 
     @property
     def needs_proximal(self) -> bool:

@@ -34,7 +34,7 @@ from sparring.stages.shape import context_room, folder_shape
 from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
 from sparring.types import Batch, Group, StepResult, TokenAccount
 
-ANNOTATIONS = frozenset({"reference", "value", "baseline"})
+ANNOTATIONS = frozenset({"reference", "value", "baseline", "probability_squares"})
 """What the stage can give a credit rule beside scores and what was recorded."""
 
 
@@ -136,7 +136,7 @@ def _batches(
 
 
 def _wants_baseline(config: RunConfig) -> bool:
-    return config.rl.preference is None and config.algo.needs_baseline
+    return config.rl.preference is None and config.algo.reads("baseline")
 
 
 def runner(context: Context, engine: Engine, model: Path, *, greedy: bool = False) -> RolloutRunner:
@@ -180,6 +180,8 @@ def _annotators(context: Context, trainers: Mapping[str, Trainer], source: Path)
     found: list[Annotator] = [Forwarded(trainers[CRITIC].forward, "value", "value")] if CRITIC in trainers else []
     if config.rl.preference is None and config.algo.needs_proximal and config.rl.passes * config.rl.minibatches > 1:
         found.append(Forwarded(trainer.forward, "proximal"))
+    if config.rl.preference is None and config.algo.reads("probability_squares"):
+        found.append(Forwarded(trainer.forward, "probability_squares", "probability_squares"))
     if needs_reference(config):
         frozen = context.cluster.trainer(POLICY, path=str(source), plan=TrainPlan(losses=[], total_steps=1, overrides={}))
         found.append(Forwarded(frozen.forward, "reference"))

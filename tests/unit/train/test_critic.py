@@ -20,14 +20,14 @@ from sparring.types import Batch
 DIGIT = 7
 
 
-def critic(model_path, *, random_head=False):
+def critic(model_path, *, random_head=False, clip=0.0):
     model = load(model_path, head="new scalar")
     if random_head:
         with torch.no_grad():
             model.module.score.weight.normal_(generator=torch.Generator().manual_seed(3))
         model.refresh()
     config = TrainConfig(learning_rate=1e-2, token_budget=64)
-    return model, LocalTrainer(model, config, [ValueLoss(clip=0.0)], name="critic", total_steps=40, threads=1)
+    return model, LocalTrainer(model, config, [ValueLoss(clip=clip)], name="critic", total_steps=40, threads=1)
 
 
 def of_prefix(model, tokens):
@@ -52,6 +52,25 @@ def test_the_value_at_a_token_is_that_of_the_text_before_it(model_path, make_bat
         for at, (weight, said) in enumerate(zip(row.weights["policy"], row.annotations["value"], strict=True)):
             assert said == (of_prefix(model, row.tokens[:at]) if weight else 0.0)
     assert len({said for row in found for said in row.annotations["value"]}) > 20
+
+
+def test_at_equal_weights_nothing_is_clipped(model_path, make_batch):
+    """What was said before the update has the bits that training finds; after one step it has not."""
+    _, trainer = critic(model_path, random_head=True, clip=1e-9)
+
+    async def trained():
+        rows = await Forwarded(trainer.forward, "value", "value").annotate(make_batch(rows=12).rows)
+        rows = value_rows([replace(row, annotations={**row.annotations, "return": row.advantages}) for row in rows])
+        batch = Batch(step=1, model="critic", rows=tuple(rows), denominators=denominators(rows), publish=False)
+        found = []
+        for _ in range(2):
+            found.append((await trainer.forward_backward(batch))["clip_fraction"])
+            await trainer.step(ends_update=False)
+        await trainer.close()
+        return found
+
+    before, after = asyncio.run(trained())
+    assert before == 0.0 and after > 0.5
 
 
 def test_it_learns_what_is_still_earned(model_path, make_batch):

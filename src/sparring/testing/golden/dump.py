@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from sparring.testing.golden import credit, distill, preference, shaping
+from sparring.testing.golden import credit, distill, preference, shaping, value
 
 
 def main() -> None:
@@ -14,7 +14,7 @@ def main() -> None:
         for rule in sorted(of.REFERENCES):
             for case in of.cases(rule):
                 sys.stdout.write(json.dumps(case) + "\n")
-    for vector in preference.vectors():
+    for vector in (*preference.vectors(), *value.vectors()):
         sys.stdout.write(json.dumps(vector._asdict()) + "\n")
 
 

@@ -1,17 +1,15 @@
 """Reference of the critic's loss: float64 NumPy, the papers' equations and nothing else.
 
-    python -m sparring.testing.golden.value > vectors.json
-
-writes inputs, settings, losses and gradients for any other implementation to be held against.
+`vectors` are inputs, settings, losses and gradients for any other implementation to be held against.
 
 Worked example, by hand. Clip 0.2, three tokens of weight 1; each was worth 0.5 before the update and is worth, now, 0.6, 1.0
 and 1.0, where 1.0, 1.0 and 0.0 was earned:
 
     0.6    moved by 0.1, not held                                   1/2 (0.6 - 1)^2                     = 0.08
     1.0    held at 0.7: worse than the 0 without it                 1/2 (0.7 - 1)^2                     = 0.045, no gradient
-    1.0    held at 0.7: better than without it, which counts     1/2 max((1 - 0)^2, (0.7 - 0)^2)     = 0.5
+    1.0    held at 0.7: better than without it, which counts        1/2 max(1^2, 0.7^2)                 = 0.5
            the mean of the three                                                                        = 0.2083333
-           its gradient: (0.6 - 1, 0, 1) / 3                              = (-0.1333333, 0, 0.3333333)
+           its gradient is (0.6 - 1, 0, 1) / 3
 
 The returns' variance is 2/9, their mean 2/3; the errors 0.4, 0 and -1 have the mean -0.2 and the variance 1.16 / 3 - 0.04:
 explained variance 1 - 0.3466667 / 0.2222222 = -0.56.
@@ -19,12 +17,11 @@ explained variance 1 - 0.3466667 / 0.2222222 = -0.56.
 
 from __future__ import annotations
 
-import json
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparring.testing.golden.preference import gradients
+from sparring.testing.golden.preference import Vector, gradients
 
 CLIPS = (0.2, 0.5, 0.0)
 """Settings of the vectors."""
@@ -63,17 +60,13 @@ def draw(seed: int, count: int = 12) -> Case:
     return Case(old, now, earned, generator.uniform(0.5, 2, count))
 
 
-def vectors(seeds: int = 3) -> list[dict[str, Any]]:
-    """Of every setting and seed: the inputs, the loss and its gradient for each token."""
+def vectors(seeds: int = 3) -> list[Vector]:
+    """Of every setting and seed: the inputs, the loss and its gradient for what the critic says now."""
     found = []
     for clip in CLIPS:
         for case in map(draw, range(seeds)):
             (gradient,) = gradients(lambda inputs, case=case, clip=clip: value(inputs[0], case, clip=clip), [case.now])
             inputs = {name: values.tolist() for name, values in case._asdict().items()}
             loss = float(value(case.now, case, clip=clip))
-            found.append({"name": "value", "settings": {"clip": clip}, **inputs, "loss": loss, "gradient": gradient.tolist()})
+            found.append(Vector("value", {"clip": clip}, inputs, loss, {"now": gradient.tolist()}))
     return found
-
-
-if __name__ == "__main__":
-    print(json.dumps(vectors(), indent=1))
