@@ -23,8 +23,8 @@ def annotators(
 
     Args:
         context: of the run.
-        trainers: of the policy and, where there is one, of its critic.
-        source: the checkpoint folder that the policy started from.
+        trainers: of the policy, and of the critic where there is one.
+        source: the checkpoint folder that it started from.
         coefficient: of the KL penalty, where it adapts.
     """
     config, trainer = context.config, trainers[POLICY]

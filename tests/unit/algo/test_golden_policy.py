@@ -6,8 +6,8 @@ import random
 import numpy as np
 import pytest
 import torch
-
 from policy_cases import computed
+
 from sparring.testing.golden.mutants import OPERATORS, mutants
 from sparring.testing.golden.policy import answers, cases, loss, names
 from sparring.testing.golden.policy_parts import PARTS

@@ -5,8 +5,8 @@ import itertools
 import msgspec
 import numpy as np
 import pytest
-
 from policy_cases import computed
+
 from sparring.algo.config import RULES_BY_KEY, AlgoConfig, named
 from sparring.algo.correction.rule import PRESETS, Correction
 from sparring.algo.presets import ALGORITHMS, SOURCES
