@@ -5,25 +5,32 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import runpy
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
 
-from sparring.algo.config import RULES_BY_KEY
-from sparring.algo.correction.rule import PRESETS, Correction
+from sparring.algo import aggregation
+from sparring.algo.correction import rule as correction
+from sparring.algo.correction.rule import PRESETS as CORRECTIONS
+from sparring.algo.correction.rule import Correction
+from sparring.algo.credit.rules import CreditRule
 from sparring.algo.filter.difficulty import Difficulty
+from sparring.algo.gate.rules import GateRule
 from sparring.algo.kl import Kl
 from sparring.algo.loss.preference.config import PreferenceLoss
-from sparring.algo.presets import ALGORITHMS
+from sparring.algo.presets import ALGORITHMS, SOURCES
+from sparring.algo.ratio.rules import RatioRule
 from sparring.algo.shaping.kl_reward import KlReward
 from sparring.algo.shaping.rules import ShapingRule
-from sparring.stages.config import BradleyTerryConfig, StepsConfig
+from sparring.stages.config import BradleyTerryConfig, DistillConfig, StepsConfig
 
 PAGE = Path(__file__).with_name("algorithms.md")
 CONFIGURATION: Mapping[str, Any] = runpy.run_path(str(Path(__file__).with_name("write_configuration.py")))
@@ -47,16 +54,8 @@ SECTIONS: tuple[tuple[str, str, tuple[type[msgspec.Struct], ...]], ...] = (
         "Credit",
         "What of a score each sampled token is credited with. Members of a group are compared role by role; what failed for an "
         "infrastructure reason is no member; a token that branches share counts once. `algo/credit/`.",
-        RULES_BY_KEY["credit"],
+        typing.get_args(CreditRule),
     ),
-    ("Ratio", "What one probability ratio belongs to. `algo/ratio/`.", RULES_BY_KEY["ratio"]),
-    ("Gate", "What is made of ratio and advantage. `algo/gate/`.", RULES_BY_KEY["gate"]),
-    (
-        "Correction",
-        "What is done about an engine whose probabilities are not the trainer's, and about stale weights. `algo/correction/`.",
-        (Correction,),
-    ),
-    ("KL in the loss", "A penalty for leaving a reference. `algo/kl.py`.", (Kl,)),
     (
         "Shaping",
         "What is added to scores before credit. `algo/shaping/`.",
@@ -73,29 +72,29 @@ SECTIONS: tuple[tuple[str, str, tuple[type[msgspec.Struct], ...]], ...] = (
         "What a scalar head learns, by `[reward_model] loss`.",
         (BradleyTerryConfig, StepsConfig),
     ),
+    (
+        "Distillation",
+        "What a student learns from teachers on the tokens that it sampled, by `[distill]`; [Distillation](path/distill.md) says "
+        "how. `algo/loss/distill.py`, `model/divergence.py`.",
+        (DistillConfig,),
+    ),
     ("Selection", "Which scored groups are trained. `algo/filter/`.", (Difficulty,)),
+    (
+        "Ratio",
+        "What one probability ratio r belongs to. It is to the anchor: the recorded log-probability, the trainer's own before the "
+        "update (`proximal`), or an estimate of that from the versions of tokens (`loglinear`). `algo/ratio/`.",
+        typing.get_args(RatioRule),
+    ),
+    ("Gate", "What the policy term makes of a ratio r and an advantage A, token by token. `algo/gate/`.", typing.get_args(GateRule)),
+    ("Correction", "`[algo] correction`: a name of the table below, or a table of settings. `algo/correction/`.", (Correction,)),
+    ("KL in the loss", "`[algo.kl]`. `kl_reward` above is the one in the reward.", (Kl,)),
 )
 
 
 def page() -> str:
     """The whole page."""
-    named = [*_presets("Algorithms by name", '`preset = "gspo"` fills in what is not given beside it.', ALGORITHMS)]
-    named += _presets("Corrections by name", '`correction = "tis"` stands for these settings.', PRESETS)
-    return "\n".join([HEAD, *named, *(line for section in SECTIONS for line in _section(*section))])
-
-
-def _presets(title: str, lead: str, presets: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    yield f"## {title}\n\n{lead}\n\n| name | settings |\n| --- | --- |"
-    for name, settings in presets.items():
-        cells = ", ".join(f"`{key} = {_toml(value)}`" for key, value in settings.items())
-        yield f"| `{name}` | {cells or 'the defaults'} |"
-    yield ""
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + "}"
-    return json.dumps(value)
+    sections = [line for section in SECTIONS for line in _section(*section)]
+    return "\n".join([HEAD, *sections, *_corrections(), *_aggregations(), *_presets()])
 
 
 def _section(title: str, lead: str, kinds: tuple[type[msgspec.Struct], ...]) -> Iterator[str]:
@@ -103,6 +102,46 @@ def _section(title: str, lead: str, kinds: tuple[type[msgspec.Struct], ...]) -> 
     for kind in sorted(kinds, key=_name):
         yield f"### `{_name(kind)}`\n\n{inspect.getdoc(kind)}\n"
         yield from _settings(kind)
+
+
+def _corrections() -> Iterator[str]:
+    yield "## Corrections by name\n\n| name | what it sets |\n| --- | --- |"
+    for name, settings in CORRECTIONS.items():
+        yield f"| `{name}` | {_setting(settings)} |"
+    yield f"\n{_literal(correction, 'PRESETS')}\n"
+
+
+def _aggregations() -> Iterator[str]:
+    yield f"## Aggregation\n\n`[algo] aggregation`: what each token counts. {_literal(aggregation, 'Aggregation')}\n"
+
+
+def _presets() -> Iterator[str]:
+    yield "## Algorithms by name\n\n`[algo] preset` fills in what the recipe does not say.\n\n| preset | what it sets | from |"
+    yield "| --- | --- | --- |"
+    for name, settings in ALGORITHMS.items():
+        yield f"| `{name}` | {_setting(settings)} | {SOURCES[name]} |"
+    yield ""
+
+
+def _setting(settings: Mapping[str, Any]) -> str:
+    """Settings as they stand in a recipe."""
+    return "<br>".join(_lines(settings)) or "nothing"
+
+
+def _lines(settings: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in settings.items():
+        inner = ", ".join(f"{k} = {json.dumps(v)}" for k, v in value.items()) if isinstance(value, Mapping) else ""
+        yield f"`{key} = {{ {inner} }}`" if inner else f"`{key} = {json.dumps(value)}`"
+
+
+def _literal(module: ModuleType, name: str) -> str:
+    """The literal under a module's name."""
+    body = ast.parse(inspect.getsource(module)).body
+    for node, after in zip(body, body[1:], strict=False):
+        target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0] if isinstance(node, ast.Assign) else None
+        if isinstance(target, ast.Name) and target.id == name and isinstance(after, ast.Expr):
+            return str(ast.literal_eval(after.value)).strip()
+    raise LookupError(f"{module.__name__} has no text under {name}")
 
 
 def _settings(kind: type[msgspec.Struct]) -> Iterator[str]:
@@ -117,7 +156,7 @@ def _settings(kind: type[msgspec.Struct]) -> Iterator[str]:
 
 
 def _name(kind: type[msgspec.Struct]) -> str:
-    return str(kind.__struct_config__.tag or kind.__name__.lower())
+    return str(kind.__struct_config__.tag or kind.__name__.removesuffix("Config").lower())
 
 
 if __name__ == "__main__":

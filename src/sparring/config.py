@@ -168,7 +168,10 @@ def resolve(config: RunConfig) -> RunConfig:
     if algo.correction == "auto":
         policy = config.models.get("policy")
         exact = config.engine.exact and (policy is None or policy.numerics == "exact")
-        algo = msgspec.structs.replace(algo, **({"correction": Correction()} if exact else INEXACT))
+        chosen: dict[str, Any] = {"correction": Correction()} if exact else INEXACT
+        if algo.anchor == "loglinear":  # which is a proximal policy, too
+            chosen = {**chosen, "anchor": algo.anchor}
+        algo = msgspec.structs.replace(algo, **chosen)
     return msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, device=device, threads=threads), algo=algo)
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -289,6 +290,12 @@ def test_the_tests_are_real() -> None:
     tests = ROOT / "tests"
     findings = list(real_objects(read({str(path.relative_to(tests)): path.read_text() for path in tests.rglob("*.py")})))
     assert not findings, "\n".join(["", *findings])
+
+
+def test_tests_have_names_of_their_own() -> None:
+    """pytest imports them by their file's name, so of two that share one only the first is found."""
+    files = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert not [name for name, count in files.items() if count > 1]
 
 
 LONG = "def f() -> None:\n    '''d'''\n" + "    x = 1\n" * 60

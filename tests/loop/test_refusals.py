@@ -68,7 +68,7 @@ def nothing_done(runs: Path) -> bool:
         ("rl.train.learning_rate=fast", "rl.train.learning_rate", 'expected a number, got "fast"'),
         ("rl.train.learning_rate=-1.0", "rl.train", "learning_rate must be above 0, got -1.0"),
         ("rl.steps=many", "rl.steps", 'expected an integer, got "many"'),
-        ("eval.tasks=-1", "eval", "tasks and no_tool_tasks must be 0 or more"),
+        ("eval.tasks=-1", "eval", "tasks, no_tool_tasks, every and every_tasks must be 0 or more"),
         ("run.device=tpu", "run.device", 'expected one of "auto", "cpu", "cuda", got "tpu"'),
         ("run.name=..", "run", "name must be one folder name, got '..'"),
         ("run.name=", "run", "name must be one folder name, got ''"),

@@ -13,12 +13,13 @@ from sparring.algo.correction.rule import PRESETS as CORRECTIONS
 from sparring.algo.correction.rule import Correction
 from sparring.algo.credit.rules import COMPARING, OF_ONE_GROUP, READS, CreditRule, Grpo, refuse_annotations, refuse_group_size
 from sparring.algo.filter.difficulty import Difficulty
-from sparring.algo.gate.rules import Clip, GateRule
+from sparring.algo.gate.rules import Clip, ClipCov, GateRule, Geometric, KlCov, M2po, Topr, TvMask, Vespo
 from sparring.algo.kl import Kl
 from sparring.algo.presets import ALGORITHMS
-from sparring.algo.ratio.rules import RatioRule, TokenRatio
+from sparring.algo.ratio.rules import ProductRatio, RatioRule, TokenRatio
 from sparring.algo.shaping.kl_reward import KlReward
 from sparring.algo.shaping.rules import ShapingRule
+from sparring.algo.tokens import StepGate, Unit
 from sparring.errors import refusal
 
 
@@ -32,6 +33,14 @@ RULES: dict[str, msgspec.Struct] = {"credit": Grpo(), "ratio": TokenRatio(), "ga
 
 RULES_BY_KEY = {"credit": rules(CreditRule), "ratio": rules(RatioRule), "gate": rules(GateRule)}
 """All that can be named."""
+
+OF_TOKENS = (TvMask, Geometric, ClipCov, KlCov, M2po)
+"""Gates that look at each token's own ratio."""
+
+OF_PRODUCTS = (Vespo, Topr)
+"""Gates that can take the ratio of a whole sequence, which no fixed range around 1 holds and whose gradient grows with the
+length: they take it as a weight."""
+
 INEXACT: dict[str, Any] = {"correction": Correction(weight="token"), "anchor": "proximal"}
 """What `correction = "auto"` is where the engine does not compute as the trainer does."""
 
@@ -56,9 +65,9 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     gate: GateRule = Clip()
     """What is made of ratio and advantage."""
 
-    anchor: Literal["behaviour", "proximal"] = "behaviour"
+    anchor: Literal["behaviour", "proximal", "loglinear"] = "behaviour"
     """What the ratio is to. behaviour: what the engine recorded; proximal: the trainer's own log-probabilities before the
-    update."""
+    update; loglinear: an estimate of these between recorded and current ones, which costs no forward."""
 
     correction: Correction | Literal["auto"] = "auto"
     """What is done about an engine whose probabilities are not the trainer's. auto: none where engine and numerics are exact,
@@ -75,6 +84,10 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     entropy_bonus: float = 0.0
     """Coefficient of the mean entropy in what is maximised."""
+
+    top_entropy: float = 1.0
+    """The share of an optimiser step's tokens, those of highest entropy, that the surrogate is taken of; 0.2: the 80/20 rule
+    (arXiv 2506.01939). Below 1 it costs a first pass over the step's tokens."""
 
     shaping: tuple[ShapingRule, ...] = ()
     """What is added to rewards before credit, in this order: a list of tables, each with the name of a rule and its settings."""
@@ -103,6 +116,21 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             )
         if self.max_tokens < 0 or not self.entropy_bonus >= 0:
             raise ValueError("max_tokens and entropy_bonus must be 0 or more")
+        if not 0 < self.top_entropy <= 1:
+            raise ValueError(f"top_entropy must lie above 0 and at most at 1, got {self.top_entropy}")
+        if self.kl.target is not None and self.kl_reward is not None and self.kl_reward.target is not None:
+            raise ValueError("kl_reward.target must be left out beside kl.target: one coefficient adapts")
+        self._check_ratio()
+
+    def _check_ratio(self) -> None:
+        gate, ratio = (str(rule.__struct_config__.tag) for rule in (self.gate, self.ratio))
+        if isinstance(self.gate, OF_TOKENS) and not isinstance(self.ratio, TokenRatio):
+            raise ValueError(f'ratio must be "token" beside the gate "{gate}", which looks at tokens, got "{ratio}"')
+        if isinstance(self.gate, Vespo) and not isinstance(self.ratio, ProductRatio):
+            raise ValueError(f'ratio must be "product" beside the gate "vespo", which is of whole sequences, got "{ratio}"')
+        if isinstance(self.ratio, ProductRatio) and not isinstance(self.gate, OF_PRODUCTS):
+            names = ", ".join(str(rule.__struct_config__.tag) for rule in OF_PRODUCTS)
+            raise ValueError(f'gate must be one of {names} beside the ratio "product", which leaves fixed ranges, got "{gate}"')
 
     @property
     def correction_rule(self) -> Correction:
@@ -122,23 +150,38 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def needs_reference(self) -> bool:
         """Whether a reference's log-probabilities have a part in the update."""
-        return bool(self.kl.coefficient or self.kl_reward or "reference" in READS.get(type(self.credit), ()))
+        return bool(self.kl.coefficient or self.kl_reward or self.reads("reference"))
+
+    def reads(self, name: str) -> bool:
+        """Whether the credit rule reads this beside scores and what was recorded: see `rules.READS`."""
+        return name in READS.get(type(self.credit), ())
 
     @property
-    def needs_baseline(self) -> bool:
-        """Whether a greedy rollout of every task is judged against."""
-        return "baseline" in READS.get(type(self.credit), ())
+    def adaptive(self) -> Kl | KlReward:
+        """Of the two penalties for leaving the reference the one whose coefficient may adapt."""
+        return self.kl_reward if self.kl_reward is not None and self.kl.target is None else self.kl
 
     @property
     def needs_proximal(self) -> bool:
         """Whether the trainer's log-probabilities before an update have a part in it."""
         rule = self.correction_rule
-        return self.anchor == "proximal" or not rule.does_nothing and rule.compare == "before"
+        return self.anchor != "behaviour" or not rule.does_nothing and rule.compare == "before"
+
+    @property
+    def unit(self) -> Unit:
+        """What no micro-batch may split: the largest unit of any part."""
+        units = {self.ratio.unit, self.gate.unit, *self.correction_rule.units}
+        return next(unit for unit in ("sequence", "turn", "token") if unit in units)
+
+    @property
+    def needs_survey(self) -> bool:
+        """Whether a token's part in the loss depends on all tokens of its optimiser step."""
+        return isinstance(self.gate, StepGate) or self.top_entropy < 1 or self.correction_rule.normalise
 
     @property
     def needs_idle_tokens(self) -> bool:
-        """Whether tokens of no advantage have a part in the gradient, or in others' ratios."""
-        return bool(self.kl.coefficient or self.entropy_bonus or self.ratio.unit != "token")
+        """Whether tokens of no advantage have a part in the gradient, or in that of others."""
+        return bool(self.kl.coefficient or self.entropy_bonus or self.unit != "token" or self.needs_survey)
 
     def check(self, group_size: int, annotations: Set[str]) -> None:
         """Refuse a credit rule that could not work in a stage with groups of this size which writes these annotations.

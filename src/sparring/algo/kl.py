@@ -25,7 +25,8 @@ class Kl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         k3   exp(-d) - 1 + d     never negative, unbiased; GRPO's (arXiv 2402.03300, equation 4)
         abs  |d|
 
-    The unbiased d itself is not among them: its gradient is that of the log-probability, which is 0 on average.
+    The unbiased d itself, k1, is for `kl_reward` alone: as a loss its gradient is that of the log-probability, which is 0 on
+    average. Use it to keep a policy near a model whose other abilities matter.
     """
 
     coefficient: float = 0.0
@@ -34,14 +35,20 @@ class Kl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     estimator: Estimator = "k3"
     """How it is estimated."""
 
+    target: float | None = None
+    """The divergence in nats per trajectory that an adaptive coefficient holds; None: the coefficient is fixed."""
+
+    gain: float = 0.1
+    """How far an adaptive coefficient moves: by gain times the relative error, which is cut to a fifth, at each update."""
+
     reference: str = "start"
-    """What the reference is: "start", the weights that the stage starts from."""
+    """What the reference is, also for `kl_reward`. "start": the weights that the stage starts from; "last": the policy's own
+    before each update; else the model that `[models.<name>]` describes, with the policy's tokenizer."""
 
     def __post_init__(self) -> None:
         if not self.coefficient >= 0:
             raise ValueError(f"coefficient must be 0 or more, got {self.coefficient}")
-        if self.reference != "start":
-            raise ValueError(f'reference must be "start", got {self.reference!r}')
+        check_target(self.coefficient, self.target, self.gain)
 
     def __call__(self, logprob: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
         """The estimate of each token [M], with the gradient of `logprob`."""
@@ -51,3 +58,16 @@ class Kl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.estimator == "k3":
             return (-difference).exp() - 1 + difference
         return difference.abs()
+
+
+def check_target(coefficient: float, target: float | None, gain: float) -> None:
+    """Refuse settings of an adaptive coefficient that make no sense.
+
+    Raises:
+        ValueError: these do not.
+    """
+    if target is not None and not (target > 0 and coefficient > 0):
+        got = f"{target} and {coefficient}"
+        raise ValueError(f"target must be above 0 beside a coefficient to begin with, got {got}")
+    if not 0 < gain <= 1:
+        raise ValueError(f"gain must lie above 0 and at most at 1, got {gain}")

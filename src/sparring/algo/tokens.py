@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -70,6 +70,17 @@ class PolicyTokens:
         lowest = values.masked_fill(~self.ours, -float("inf"))
         return values.new_full((self._count(index),), -float("inf")).scatter_reduce(0, index, lowest, "amax")[index]
 
+    def average(self, values: torch.Tensor) -> torch.Tensor:
+        """The mean of values [M] over all tokens, one number."""
+        return (values * self.ours).sum() / self.ours.sum().clamp(min=1)
+
+    def largest(self, values: torch.Tensor, count: int) -> torch.Tensor:
+        """Which `count` tokens have the largest values [M]: bool [M]. Of equals the first; never one that is not ours."""
+        order = values.masked_fill(~self.ours, -float("inf")).sort(descending=True, stable=True).indices
+        found = self.ours & False
+        found[order[:count]] = True
+        return found & self.ours
+
     def _totals(self, values: torch.Tensor, unit: Unit) -> tuple[torch.Tensor, torch.Tensor]:
         index = self._index(unit)
         return values.new_zeros(self._count(index)).index_add(0, index, values * self.ours), index
@@ -107,9 +118,20 @@ class Ratio(Protocol):
 
 
 class Gate(Protocol):
-    """Implemented by `algo/gate/*`. At a ratio of 1 the gradient of every token is that of advantage * logprob (unless the gate
-    says otherwise in its docstring) and nothing is stopped."""
+    """Implemented by `algo/gate/*`. `unit` is whose ratios it looks at together. At a ratio of 1 the gradient of every token is
+    that of advantage * logprob (unless the gate says otherwise in its docstring) and nothing is stopped."""
+
+    unit: ClassVar[Unit]
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
         """The surrogate of tokens whose ratios are exp(log_ratio)."""
+        ...
+
+
+@runtime_checkable
+class StepGate(Gate, Protocol):
+    """A gate that singles tokens out among all of an optimiser step. It finds them as 1.0 in the annotation `chosen`."""
+
+    def chosen(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
+        """Which of the step's tokens [M] they are: bool [M]. Without gradient."""
         ...

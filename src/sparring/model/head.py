@@ -20,7 +20,7 @@ BiasRows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """offsets [M + 1] int64, ids [A] int64 and values [A] float32: to logits of row m are added values offsets[m] to offsets[m + 1];
 an id beyond the vocabulary stands for nothing."""
 
-QUANTITIES = frozenset({"logprob", "entropy"})
+QUANTITIES = frozenset({"logprob", "entropy", "probability_squares"})
 SCALAR_QUANTITIES = frozenset({"value"})
 """What a scalar head gives: of each target, what the text before it is worth."""
 CHUNK_ROWS, CHUNK_ELEMENTS = 1024, 1 << 24
@@ -57,8 +57,8 @@ def token_quantities(
     *,
     keep_elements: int = KEEP_ELEMENTS,
 ) -> dict[str, torch.Tensor]:
-    """Log-probability of each target and entropy of its distribution, softmax((logits + bias) / temperature) over what was
-    kept.
+    """Log-probability of each target, entropy of its distribution, softmax((logits + bias) / temperature) over what was kept,
+    and the sum of its squares.
 
     Args:
         model: whose head is applied.
@@ -72,7 +72,7 @@ def token_quantities(
             so that [M, V] logits never exist at once: then nothing but the head's weight and its gradient grows with V.
 
     Returns:
-        The needed names, each [M] float32, with gradients.
+        The needed names, each [M] float32, with gradients but for `probability_squares`.
 
     Raises:
         BadInput: an unknown name is needed, or a target is not among its kept ids.
@@ -101,7 +101,21 @@ def token_quantities(
 def _quantities(logits: torch.Tensor, asked: Asked, needs: Set[str]) -> dict[str, torch.Tensor]:
     """The one place where quantities are made of logits: those of one chunk, logits[M, V], biases added. Each [M, ...]."""
     logprob, entropy = ops.token_logprobs(logits, asked.targets, asked.temperature, asked.kept)
-    return {name: value for name, value in (("logprob", logprob), ("entropy", entropy)) if name in needs}
+    found = {name: value for name, value in (("logprob", logprob), ("entropy", entropy)) if name in needs}
+    return found | {"probability_squares": _squares(logits, asked)} if "probability_squares" in needs else found
+
+
+@torch.no_grad()
+def _squares(logits: torch.Tensor, asked: Asked) -> torch.Tensor:
+    """sum_v p(v)^2 = exp(logsumexp(2 z) - 2 logsumexp(z)) of each row of logits z [M, V], over what was kept."""
+    scaled = logits / torch.where(asked.temperature == 0, 1.0, asked.temperature)[:, None]
+    if asked.kept is not None:
+        offsets, ids = asked.kept
+        counts = offsets.diff()
+        inside = (counts == 0)[:, None].repeat(1, logits.shape[1])
+        inside[torch.repeat_interleave(torch.arange(len(counts), device=ids.device), counts), ids.long()] = True
+        scaled = scaled.masked_fill(~inside, -torch.inf)
+    return ((2 * scaled).logsumexp(1) - 2 * scaled.logsumexp(1)).exp()
 
 
 def _chunk_rows(vocabulary: int) -> int:

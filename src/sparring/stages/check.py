@@ -14,6 +14,7 @@ from sparring.engine.config import EngineConfig
 from sparring.errors import EnvError, refusal
 from sparring.rollout.window import check_window
 from sparring.sandbox.check import check_sandbox
+from sparring.stages.annotators import check_reference
 from sparring.stages.beside import check_beside
 from sparring.stages.compared import check_compared
 from sparring.stages.context import ORDER, POLICY, Context
@@ -54,6 +55,7 @@ async def check(context: Context) -> list[str]:
     facts += check_served(context)
     if "rl" in config.run.stages and config.rl.preference is None:
         config.algo.check(config.rollout.group_size, ANNOTATIONS)
+        check_reference(context)
     for stage in {"rl", "distill"} & set(config.run.stages):
         # a teacher compares with nobody: a rollout may be alone in its group
         alone = msgspec.structs.replace(config.rollout, group_size=max(2, config.rollout.group_size))

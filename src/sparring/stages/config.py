@@ -275,7 +275,19 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class DistillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[distill]`: on-policy distillation. The policy samples, and becomes what its teachers make of what it sampled."""
+    """`[distill]`: on-policy distillation. The policy samples, and becomes what its teachers make of what it sampled.
+
+    With q the policy's distribution in the place of a sampled token y, p the teacher's:
+
+        over token        policy_gradient  advantage log p(y) - log q(y)      (Lu, On-Policy Distillation, 2025)
+                          squared          (log q(y) - log p(y))^2 / 2
+        over top_k or     reverse          KL(q || p)
+        vocabulary        forward          KL(p || q)
+                          jensen_shannon   beta KL(p || m) + (1 - beta) KL(q || m), m = beta p + (1 - beta) q
+                                           (GKD, arXiv 2306.13649, section 2)
+
+    top_k is over the teacher's likeliest tokens and, as one outcome, all others.
+    """
 
     steps: int = 100
     """Optimiser steps."""

@@ -77,7 +77,7 @@ def _frozen(config: RunConfig) -> int:
     """Models of the policy's size that the reinforcement-learning stage only asks: a reference, a reward model."""
     if "rl" not in config.run.stages:
         return 0
-    return needs_reference(config) + (config.rl.reward_model is not None)
+    return (needs_reference(config) and config.algo.kl.reference != "last") + (config.rl.reward_model is not None)
 
 
 def _cache(config: RunConfig, shape: Shape) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from sparring.algo.annotate.forwarded import Forwarded
+from sparring.algo.annotate.kl import KlCoefficient
 from sparring.algo.annotate.observed import observing
 from sparring.algo.annotate.watch import Watch
 from sparring.batch.batches import Plan, batches
@@ -23,18 +23,19 @@ from sparring.record.recorder import Recorder
 from sparring.rollout.runner import RolloutRunner
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
+from sparring.stages.annotators import annotators
 from sparring.stages.beside import evaluated
 from sparring.stages.checkpoints import Checkpoints
 from sparring.stages.context import POLICY, Context
 from sparring.stages.critic import CRITIC, open_critic, write_critic
 from sparring.stages.lora import trained_folder
-from sparring.stages.online import credit_chosen, needs_reference, preference_loss
+from sparring.stages.online import credit_chosen, preference_loss
 from sparring.stages.rewarded import scorers
 from sparring.stages.shape import context_room, folder_shape
 from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
 from sparring.types import Batch, Group, StepResult, TokenAccount
 
-ANNOTATIONS = frozenset({"reference", "value", "baseline"})
+ANNOTATIONS = frozenset({"reference", "value", "baseline", "probability_squares"})
 """What the stage can give a credit rule beside scores and what was recorded."""
 
 
@@ -67,8 +68,9 @@ async def run(context: Context) -> dict[str, Any]:
     )
     done, state = await checkpoints.resume()
     context.store.truncate("rl", done, first_group=done * config.rl.groups_per_step)
-    totals = Totals(state.get("totals"))
+    totals, coefficient = Totals(state.get("totals")), KlCoefficient(config.algo.adaptive)
     if done:
+        coefficient.restore(state.get("kl", {}))
         scheduler.restore(state["scheduler"], context.store.groups(stage="rl"))
         credit.restore(state.get("credit", {}))
         await engine.pull(await trainer.push())
@@ -76,18 +78,18 @@ async def run(context: Context) -> dict[str, Any]:
     context.sink.event("rl", correction_chosen(config))
     clock = StepClock(spans)
     async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
-        metrics = {**metrics, **scheduler.metrics(), **context.judges.metrics()}
+        metrics = {**metrics, **scheduler.metrics(), **context.judges.metrics(), **coefficient.metrics()}
         metrics |= {**engine.lap(), **clock.lap(batch.account.sampled)}
         totals.add(batch, metrics)
         context.store.metric("rl", step.version, metrics)
         context.sink.log("rl", step.version, metrics)
         kept = {"scheduler": scheduler.state(step.version), "totals": totals.as_dict(), "credit": credit.state()}
-        await checkpoints.after(step, metrics, kept)
+        await checkpoints.after(step, metrics, {**kept, "kl": coefficient.state()})
         evaluator.after(step.version)
 
     beside = evaluated(runner(context, served, source), context, judges, done=done)
     async with beside as evaluator, aclosing(scheduler.groups()) as groups:
-        steps = _batches(context, groups, credit, _annotators(context, trainers, source), done)
+        steps = _batches(context, groups, credit, annotators(context, trainers, source, coefficient), done)
         await run_loop(steps, trainers, {POLICY: engine}, window, after_step)
     from sparring.stages.export import write_model
 
@@ -111,7 +113,7 @@ def _scheduler(context: Context, engine: Engine, model: Path, window: Window, ju
 
 
 def _batches(
-    context: Context, groups: AsyncIterator[Group], credit: Credit, annotators: Sequence[Annotator], done: int
+    context: Context, groups: AsyncIterator[Group], credit: Credit, asked: Sequence[Annotator], done: int
 ) -> AsyncIterator[Batch]:
     """The stage's batches after `done` updates."""
     config, watch = context.config, Watch()
@@ -122,7 +124,7 @@ def _batches(
         groups_per_step=config.rl.groups_per_step,
         credit=credit,
         model=POLICY,
-        annotators=[*annotators, *observing(watch, config.rl.observations), watch],
+        annotators=[*asked, *observing(watch, config.rl.observations), watch],
         store=context.store,
         plan=Plan(
             minibatches=config.rl.minibatches,
@@ -136,7 +138,7 @@ def _batches(
 
 
 def _wants_baseline(config: RunConfig) -> bool:
-    return config.rl.preference is None and config.algo.needs_baseline
+    return config.rl.preference is None and config.algo.reads("baseline")
 
 
 def runner(context: Context, engine: Engine, model: Path, *, greedy: bool = False) -> RolloutRunner:
@@ -172,20 +174,6 @@ def _plan(context: Context) -> TrainPlan:
     loss = preference_loss(config) or PolicyLoss(config.algo)
     imitate = [ImitateLoss(scale=config.rl.observations)] if config.rl.observations else []
     return TrainPlan(losses=[loss, *imitate], total_steps=total, overrides=config.rl.train)
-
-
-def _annotators(context: Context, trainers: Mapping[str, Trainer], source: Path) -> list[Annotator]:
-    """What is asked for beside what was recorded."""
-    config, trainer = context.config, trainers[POLICY]
-    found: list[Annotator] = [Forwarded(trainers[CRITIC].forward, "value", "value")] if CRITIC in trainers else []
-    if config.rl.preference is None and config.algo.needs_proximal and config.rl.passes * config.rl.minibatches > 1:
-        found.append(Forwarded(trainer.forward, "proximal"))
-    if needs_reference(config):
-        frozen = context.cluster.trainer(POLICY, path=str(source), plan=TrainPlan(losses=[], total_steps=1, overrides={}))
-        found.append(Forwarded(frozen.forward, "reference"))
-    if config.rl.preference is None and config.algo.kl_reward is not None:
-        found.append(config.algo.kl_reward)
-    return found
 
 
 class Totals:

@@ -57,7 +57,7 @@ def room_of(context: Context, name: str, folder: Path | None = None) -> int:
     """Most tokens that the model `name`, in `folder` or where the recipe says, reads at once."""
     config, spec = context.config, context.config.models[name]
     shape = folder_shape(folder or teacher_folder(context, name))
-    engine = config.engine if name == POLICY else config.engines.get(name, EngineConfig())
+    engine = config.engine if name == POLICY or config.engine.kind == "native" else EngineConfig()  # as clusters have it
     alone = spec.served is None and engine.kind == "native"
     return context_room(shape, engine, spec.dtype) if alone else shape.max_positions
 
@@ -131,8 +131,8 @@ def _check_teacher(context: Context, where: str, name: str) -> None:
     if spec.served is not None and spec.served.kind == "chat":
         got, do = '"chat", which tells text alone', 'serve it by "openai" or "remote", or collect from it'
         raise refusal(f"models.{name}.served.kind", "a server that judges token ids", got, do)
-    asked = context.config.engines.get(name, EngineConfig()).kind if spec.served is None else spec.served.kind
-    if asked == "openai" and stage.over != "vocabulary" and context.config.rollout.temperature != 1:
+    elsewhere = spec.served is not None and spec.served.kind == "openai"
+    if elsewhere and stage.over != "vocabulary" and context.config.rollout.temperature != 1:
         got, do = f"{context.config.rollout.temperature:g}", "write 1, or ask it another way"
         raise refusal("rollout.temperature", f"1, at which an OpenAI-compatible server of {name} judges", got, do)
     if spec.served is not None and stage.over == "vocabulary":

@@ -28,6 +28,7 @@ from sparring.train.config import TrainConfig
 from sparring.train.measure import Measures
 from sparring.train.optimiser import Optimiser
 from sparring.train.schedule import learning_rate
+from sparring.train.survey import surveyed
 from sparring.types import Batch, CheckpointRef, Sample, StepResult, WeightRef
 from sparring.weights.inline import Probe, publish
 
@@ -218,9 +219,9 @@ class LocalTrainer:
         if unknown:
             raise ValueError(f"batch {batch.step} carries terms {sorted(unknown)}, this trainer has {sorted(self._losses)}")
         measures = Measures(self._version, pristine=self._pristine)
+        every = surveyed(batch.rows, batch.denominators, list(self._losses.values()), self._forward)
         whole = self._statistics(batch)
-        trained = [row for row in batch.rows if row.label != 0]
-        for rows in pack_units(trained, self._config.token_budget, self._paired):
+        for rows in self._packed([row for row in every if row.label != 0]):
             parts = cut_units(rows, self._lanes, self._paired, self._model.context)
             for part in self._side_by_side(parts, batch.denominators, whole):
                 measures.add_tokens(part.micro, part.logprobs)
@@ -229,6 +230,14 @@ class LocalTrainer:
                 self._optimiser.add(part.gradients)
                 self._has_gradients = True
         return {**measures.result(), "forward_backward_s": time.perf_counter() - started}
+
+    def _packed(self, rows: Sequence[Sample]) -> list[list[Sample]]:
+        """The rows of each micro-batch; of different teachers apart, so that each of these computes its own rows alone."""
+        parts = [list(rows)]
+        if len(self._teachers) > 1:
+            names = sorted({str(row.teacher) for row in rows})
+            parts = [[row for row in rows if str(row.teacher) == name] for name in names]
+        return [packed for part in parts for packed in pack_units(part, self._config.token_budget, self._paired)]
 
     @torch.no_grad()
     def _statistics(self, batch: Batch) -> dict[str, float]:

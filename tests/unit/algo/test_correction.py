@@ -1,6 +1,7 @@
 """Corrections for an engine whose probabilities are not the trainer's, on hand-made log-probabilities."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -31,8 +32,9 @@ def loss_of(config, old, behaviour, dtype=torch.float32):
         advantages=(0.0, *ADVANTAGES),
     )
     logprob = torch.tensor(old, dtype=dtype, requires_grad=True)
-    micro = micro_batch([row], {"policy": 4.0})
-    result = PolicyLoss(config)({"logprob": logprob, "entropy": torch.zeros(4)}, micro)
+    micro, quantities, loss = micro_batch([row], {"policy": 4.0}), {"logprob": logprob, "entropy": torch.zeros(4)}, PolicyLoss(config)
+    micro = replace(micro, annotations=loss.survey(quantities, micro))
+    result = loss(quantities, micro)
     result.loss.backward()
     return result.loss.detach(), logprob.grad, result.metrics
 

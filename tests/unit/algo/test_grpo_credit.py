@@ -148,3 +148,11 @@ def test_a_constant_divides_by_one_length_and_by_the_number_of_trajectories():
     assert rows[0].weights["policy"] == (0.0, 0.1, 0.1, 0.1, 0.1) and credit.denominator(rows) == 2.0
     assert load_credit(AlgoConfig(aggregation="sequence_sum"), seed=0).denominator(rows[:1]) == 1.0
     assert load_credit(AlgoConfig(), seed=0).denominator(rows) is None
+
+
+def test_what_tokens_earned_beside_the_outcome_counts():
+    group = make_group("g", [1.0, 0.5])
+    rows = make_rows(group, [2, 1])
+    rows[0] = replace(rows[0], annotations={"reward": (0.0, -0.5, -0.25)})
+    [first, second] = Grpo(normalise=False).credit([group], [rows])[0]
+    assert (first.advantages[1], second.advantages[1]) == (-0.125, 0.125)

@@ -160,3 +160,19 @@ def test_a_chunk_of_another_size_shows_in_no_row(wide, dtype):
                 model, hidden[row], targets[row], heat[row], needs, own[0], (torch.tensor([0, 1]), *own[1])
             )
             assert all(torch.equal(alone[name], found[name][row]) for name in needs)
+
+
+def test_squares_of_probabilities_are_of_what_was_kept(path):
+    """Against the definition in float64; what was sampled greedily counts at temperature 1."""
+    model = load(path)
+    hidden, targets, _ = inputs(head.CHUNK_ROWS + 3)
+    heat = torch.linspace(0.0, 2.0, len(targets))
+    kept_ids = [sorted({int(target), 3, 9}) if n % 2 else [] for n, target in enumerate(targets)]
+    kept = (torch.tensor([0, *map(len, kept_ids)]).cumsum(0), torch.tensor([id for of in kept_ids for id in of], dtype=torch.int32))
+    for sets in (None, kept):
+        found = head.token_quantities(model, hidden, targets, heat, {"probability_squares", "logprob"}, sets)
+        assert not found["probability_squares"].requires_grad and found["logprob"].requires_grad
+        logits = model.logits(hidden).detach().double() / torch.where(heat == 0, 1.0, heat).double()[:, None]
+        for n, ids in enumerate(kept_ids):
+            row = logits[n][ids] if ids and sets is not None else logits[n]
+            assert found["probability_squares"][n].item() == pytest.approx(row.softmax(0).square().sum().item(), rel=1e-5)

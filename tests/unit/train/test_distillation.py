@@ -112,6 +112,29 @@ def test_each_row_is_compared_with_its_own_teacher(make_model, teachers):
     assert swapped != pytest.approx(together, rel=1e-3)
 
 
+class Counted:
+    """A teacher that knows how many tokens it has computed."""
+
+    def __init__(self, model):
+        self._model = model
+        self.tokens = 0
+
+    def hidden(self, tokens, *others):
+        self.tokens += len(tokens)
+        return self._model.hidden(tokens, *others)
+
+    def logits(self, hidden):
+        return self._model.logits(hidden)
+
+
+def test_a_teacher_computes_its_own_rows_alone(make_model, teachers):
+    counted = {name: Counted(model) for name, model in teachers.items()}
+    samples = rows()
+    trained(make_model, DistillLoss(Divergence()), samples, teachers=counted)
+    for name, model in counted.items():
+        assert model.tokens == sum(len(row.tokens) - 1 for row in samples if row.teacher == name)
+
+
 def test_a_student_that_is_its_teacher_has_nothing_to_learn(make_model):
     samples = [replace(row, teacher="a") for row in rows()]
     found, weights = trained(make_model, DistillLoss(Divergence()), samples, teachers={"a": make_model()})

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from sparring.algo.tokens import Gated, PolicyTokens
+from sparring.algo.tokens import Gated, PolicyTokens, Unit
 
 if TYPE_CHECKING:
     import torch
@@ -16,6 +16,8 @@ class Cispo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """stop_gradient(clip(r, 1 - low, 1 + high)) A log pi: CISPO (MiniMax-M1, arXiv 2506.13585, equations 4 and 5). The weight is
     clipped and no token loses its gradient, so rare tokens that matter keep teaching. Its authors leave the lower bound open (low
     = 1)."""
+
+    unit: ClassVar[Unit] = "token"
 
     low: float = 1.0
     """The weight is clipped below at 1 - low."""

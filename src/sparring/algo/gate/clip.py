@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from sparring.algo.tokens import Gated, PolicyTokens
+from sparring.algo.tokens import Gated, PolicyTokens, Unit
 
 if TYPE_CHECKING:
     import torch
@@ -16,6 +16,8 @@ class Clip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """min(r A, clip(r, 1 - low, 1 + high) A): PPO (arXiv 1707.06347, equation 7), with an upper bound of its own that leaves room
     to explore (clip-higher, DAPO, arXiv 2503.14476, equation 8).
     """
+
+    unit: ClassVar[Unit] = "token"
 
     low: float = 0.2
     """The ratio is clipped below at 1 - low."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from sparring.algo.tokens import Gated, PolicyTokens
+from sparring.algo.tokens import Gated, PolicyTokens, Unit
 
 if TYPE_CHECKING:
     import torch
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 class NoGate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="none", tag_field="name"):
     """r A: importance sampling without a bound. At a ratio of 1, as where every batch is trained once on the weights that sampled
     it, this is REINFORCE (Williams 1992)."""
+
+    unit: ClassVar[Unit] = "token"
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
         """The surrogate [M]; nothing is stopped."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from sparring.algo.config import AlgoConfig
-from sparring.algo.tokens import PolicyTokens, bounded
+from sparring.algo.tokens import PolicyTokens, StepGate, bounded
 from sparring.protocols import LossResult, Needs
 
 
@@ -22,10 +22,12 @@ class PolicyLoss:
                + kl.coefficient * sum_t weight_t * kl_t / denominator - entropy_bonus * sum_t weight_t * H_t / denominator
 
     Weights and the denominator are the aggregation's and global: over every micro-batch of the optimiser step. The ratio is to
-    the
-    anchor: the engine's recorded log-probability, or the trainer's own before the update ("proximal", decoupled PPO, arXiv
+    the anchor: the engine's recorded log-probability, or the trainer's own before the update ("proximal", decoupled PPO, arXiv
     2505.24298, equation 5): then the annotation `proximal`, or where there is none because the batch is trained once, those of
-    this very forward, without gradient.
+    this very forward, without gradient. "loglinear" puts it between the two, the annotation `proximal_share` of the way from
+    recorded to current.
+
+    What depends on all of an optimiser step's tokens is found in a first pass (`survey`) and comes back as annotations.
     """
 
     term = "policy"
@@ -34,7 +36,8 @@ class PolicyLoss:
         self._config = config
         self.needs = Needs(
             quantities=frozenset({"logprob", "entropy"}),
-            unit=config.ratio.unit,
+            unit=config.unit,
+            survey=config.needs_survey,
             idle_tokens=config.needs_idle_tokens,
         )
 
@@ -51,34 +54,57 @@ class PolicyLoss:
             those of the correction.
         """
         config, weights = self._config, micro_batch.weights[self.term]
-        old = micro_batch.annotations.get("proximal", quantities["logprob"].detach())
-        tokens = _tokens(quantities, micro_batch, old if config.anchor == "proximal" else micro_batch.behaviour_logprobs)
+        old, tokens = self._tokens(quantities, micro_batch)
         corrected = config.correction_rule(old, tokens)
         log_ratio = bounded(config.ratio(tokens))
         gated = config.gate(log_ratio, tokens)
-        total = (weights * corrected.weights * gated.surrogate).sum()
+        surrogate = corrected.weights * gated.surrogate
+        if config.top_entropy < 1:
+            surrogate = surrogate * tokens.annotations["entropic"]
+        total = (weights * surrogate).sum()
         metrics = {**_metrics(tokens, log_ratio, gated.stopped), **corrected.metrics}
         if config.entropy_bonus:
             total = total + config.entropy_bonus * (weights * quantities["entropy"]).sum()
         if config.kl.coefficient:
             kl = config.kl(quantities["logprob"], micro_batch.annotations["reference"])
-            total = total - config.kl.coefficient * (weights * kl).sum()
+            coefficient = config.kl.coefficient if config.kl.target is None else micro_batch.annotations["kl_coefficient"]
+            total = total - (weights * coefficient * kl).sum()
             metrics["reference_kl"] = (kl.detach()[tokens.ours].double().sum().item(), metrics["ratio"][1])
         return LossResult(loss=-total / micro_batch.denominators[self.term], metrics=metrics)
 
+    @torch.no_grad()
+    def survey(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> dict[str, torch.Tensor]:
+        """What the loss asks of all M tokens of an optimiser step, per token: `chosen` by the gate, `entropic` by `top_entropy`
+        (each 0.0 or 1.0), `correction_mean`. Arguments as for the loss, of the whole step at once."""
+        config, found = self._config, dict[str, torch.Tensor]()
+        old, tokens = self._tokens(quantities, micro_batch)
+        if isinstance(config.gate, StepGate):
+            found["chosen"] = config.gate.chosen(bounded(config.ratio(tokens)), tokens).to(old.dtype)
+        if config.top_entropy < 1:
+            count = max(1, round(config.top_entropy * int(tokens.ours.sum())))
+            found["entropic"] = tokens.largest(tokens.entropy, count).to(old.dtype)
+        if config.correction_rule.normalise:
+            found["correction_mean"] = config.correction_rule.mean(old, tokens).to(old.dtype).expand(len(old))
+        return found
 
-def _tokens(quantities: Mapping[str, torch.Tensor], micro_batch: Any, anchor: torch.Tensor) -> PolicyTokens:
-    return PolicyTokens(
-        logprob=quantities["logprob"],
-        anchor=anchor,
-        behaviour=micro_batch.behaviour_logprobs,
-        advantages=micro_batch.advantages,
-        entropy=quantities["entropy"],
-        ours=micro_batch.weights["policy"] != 0,
-        rows=micro_batch.rows,
-        turns=micro_batch.turns,
-        annotations=micro_batch.annotations,
-    )
+    def _tokens(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> tuple[torch.Tensor, PolicyTokens]:
+        """The trainer's log-probabilities before the update [M], and the policy's tokens."""
+        now, behaviour = quantities["logprob"].detach(), micro_batch.behaviour_logprobs
+        old = micro_batch.annotations.get("proximal", now)
+        share = micro_batch.annotations.get("proximal_share")
+        if self._config.anchor == "loglinear" and share is not None:
+            old = behaviour + share * (now - behaviour)
+        return old, PolicyTokens(
+            logprob=quantities["logprob"],
+            anchor=behaviour if self._config.anchor == "behaviour" else old,
+            behaviour=behaviour,
+            advantages=micro_batch.advantages,
+            entropy=quantities["entropy"],
+            ours=micro_batch.weights["policy"] != 0,
+            rows=micro_batch.rows,
+            turns=micro_batch.turns,
+            annotations=micro_batch.annotations,
+        )
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from sparring.algo.kl import check_target
 from sparring.errors import refusal
 from sparring.types import Sample
 
@@ -34,9 +35,16 @@ class KlReward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     estimator: Literal["k1", "k2", "k3", "abs"] = "k1"
     """k1 is the only one whose mean over the reward's gradient is the gradient of the divergence."""
 
+    target: float | None = None
+    """The divergence in nats per trajectory that an adaptive coefficient holds; None: the coefficient is fixed."""
+
+    gain: float = 0.1
+    """How far an adaptive coefficient moves: by gain times the relative error, which is cut to a fifth, at each update."""
+
     def __post_init__(self) -> None:
         if self.coefficient < 0:
             raise ValueError("coefficient must be at least 0")
+        check_target(self.coefficient, self.target, self.gain)
 
     async def annotate(self, samples: Sequence[Sample]) -> list[Sample]:
         """Samples with the penalty added to their annotation `reward`; 0.0 where there is no policy weight.
@@ -51,8 +59,9 @@ class KlReward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             do = "name a reference model for the stage"
             raise refusal("[algo] kl_reward", "log-probabilities and an annotation 'reference'", f"none on {row.id}", do)
         earned = row.annotations.get("reward", (0.0,) * len(row.tokens))
+        price = self.coefficient if self.target is None else max(row.annotations["kl_coefficient"])
         penalised = tuple(
-            reward - self.coefficient * self._estimate(own - other) if weight else 0.0
+            reward - price * self._estimate(own - other) if weight else 0.0
             for reward, own, other, weight in zip(
                 earned, row.logprobs, row.annotations["reference"], row.weights["policy"], strict=True
             )

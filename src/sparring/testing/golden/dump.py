@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from sparring.testing.golden import credit, distill, preference, shaping, value
+from sparring.testing.golden import credit, distill, kl, policy, preference, shaping, value
 
 
 def main() -> None:
@@ -14,6 +14,11 @@ def main() -> None:
         for rule in sorted(of.REFERENCES):
             for case in of.cases(rule):
                 sys.stdout.write(json.dumps(case) + "\n")
+    for part, name in policy.names():
+        for case in policy.cases(part, name):
+            sys.stdout.write(json.dumps(case) + "\n")
+    for case in kl.cases():
+        sys.stdout.write(json.dumps(case) + "\n")
     for vector in (*preference.vectors(), *value.vectors()):
         sys.stdout.write(json.dumps(vector._asdict()) + "\n")
 

@@ -6,29 +6,50 @@ import ast
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-_TURNED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.USub: ast.UAdd}
+SIGNS: Mapping[type[ast.AST], type[ast.AST]] = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.USub: ast.UAdd}
+"""What is turned into what: plus and minus."""
+
+OPERATORS: Mapping[type[ast.AST], type[ast.AST]] = {
+    **SIGNS,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.Lt: ast.Gt,
+    ast.Gt: ast.Lt,
+}
+"""Beside them times and divided by, less and greater."""
 
 
-def mutants(function: Callable[..., Any]) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """`function` once for every +, - and leading minus of its body, each time with that one turned round.
+def mutants(
+    function: Callable[..., Any], turned: Mapping[type[ast.AST], type[ast.AST]] = SIGNS
+) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """`function` once for every operator of its body that is among `turned`, each time with that one turned round.
 
     Yields:
-        the line that was changed, as it then reads, and the function; its names are looked up where the original's are.
+        the expression that was changed, as it then reads, and the function; its names are looked up where the original's are.
     """
     source = textwrap.dedent(inspect.getsource(function))
-    count = sum(1 for node in ast.walk(ast.parse(source)) if _sign(node) is not None)
-    for turned in range(count):
+    count = len(_places(ast.parse(source), turned))
+    for number in range(count):
         tree = ast.parse(source)
-        node = [node for node in ast.walk(tree) if _sign(node) is not None][turned]
-        node.op = _TURNED[type(node.op)]()  # type: ignore[attr-defined]
+        node, operator = _places(tree, turned)[number]
+        other = turned[type(operator)]()
+        if isinstance(node, ast.Compare):
+            node.ops = [other if one is operator else one for one in node.ops]  # type: ignore[misc]
+        else:
+            node.op = other  # type: ignore[attr-defined]
         names = dict(vars(sys.modules[function.__module__]))
         exec(compile(tree, f"<mutant of {function.__name__}>", "exec"), names)
         yield ast.unparse(node), names[function.__name__]
 
 
-def _sign(node: ast.AST) -> ast.AST | None:
-    operator = node.op if isinstance(node, (ast.BinOp, ast.UnaryOp)) else None
-    return operator if type(operator) in _TURNED else None
+def _places(tree: ast.AST, turned: Mapping[type[ast.AST], type[ast.AST]]) -> list[tuple[ast.AST, ast.AST]]:
+    found: list[tuple[ast.AST, ast.AST]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.BinOp, ast.UnaryOp)):
+            found.append((node, node.op))
+        elif isinstance(node, ast.Compare):
+            found += [(node, operator) for operator in node.ops]
+    return [(node, operator) for node, operator in found if type(operator) in turned]

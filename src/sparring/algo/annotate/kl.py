@@ -1,0 +1,78 @@
+"""What leaving the reference costs, where that adapts."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from sparring.algo.aggregation import trajectory_of
+from sparring.algo.kl import Kl
+from sparring.algo.shaping.kl_reward import KlReward
+from sparring.errors import refusal
+from sparring.types import Sample
+
+LARGEST_ERROR = 0.2
+"""Of the controller, in either direction."""
+
+
+class KlCoefficient:
+    """Implements `Annotator`: the coefficient of the KL penalty, as the annotation `kl_coefficient`, moved at every update
+    towards a divergence (Ziegler et al., arXiv 1909.08593, its controller):
+
+        e_n = clip((KL_n - target) / target, -0.2, 0.2)        coefficient_{n + 1} = coefficient_n (1 + gain e_n)
+
+    KL_n is the mean over the update's trajectories of the sum of log(behaviour / reference), over tokens that the policy sampled.
+
+    Args:
+        config: of the penalty; without a target nothing adapts.
+    """
+
+    def __init__(self, config: Kl | KlReward) -> None:
+        self._config = config
+        self._coefficient = config.coefficient
+        self._divergence: float | None = None
+
+    async def annotate(self, samples: Sequence[Sample]) -> Sequence[Sample]:
+        """The samples with the update's coefficient; the next update's follows from them.
+
+        Raises:
+            BadInput: a sample has no annotation `reference`.
+        """
+        told = [replace(row, annotations={**row.annotations, "kl_coefficient": self._everywhere(row)}) for row in samples]
+        spent: dict[str, list[float]] = defaultdict(list)
+        for row in samples:
+            spent[trajectory_of(row)] += [own - other for own, other, weight in _compared(row) if weight]
+        if spent and self._config.target is not None:
+            self._divergence = math.fsum(math.fsum(of) for of in spent.values()) / len(spent)
+            error = (self._divergence - self._config.target) / self._config.target
+            self._coefficient *= 1 + self._config.gain * max(-LARGEST_ERROR, min(error, LARGEST_ERROR))
+        return told
+
+    def metrics(self) -> dict[str, float]:
+        """kl_coefficient, of the next update, and kl_per_trajectory, measured at the last; none where nothing adapts."""
+        if self._config.target is None:
+            return {}
+        measured = {} if self._divergence is None else {"kl_per_trajectory": self._divergence}
+        return {"kl_coefficient": self._coefficient, **measured}
+
+    def state(self) -> dict[str, float]:
+        """What a resume needs."""
+        return {"coefficient": self._coefficient}
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """Go on from `state`; where it is empty, from the beginning."""
+        self._coefficient = state.get("coefficient", self._config.coefficient)
+
+    def _everywhere(self, row: Sample) -> tuple[float, ...]:
+        return (self._coefficient,) * len(row.tokens)
+
+
+def _compared(row: Sample) -> list[tuple[float, float, float]]:
+    """Recorded and reference log-probability of each token, and its policy weight."""
+    none = (0.0,) * len(row.tokens)
+    if "reference" not in row.annotations:
+        do = "annotate the reference first"
+        raise refusal("[algo] kl", "an annotation 'reference' on every sample", f"none on {row.id}", do)
+    return list(zip(row.logprobs or none, row.annotations["reference"], row.weights.get("policy", none), strict=True))

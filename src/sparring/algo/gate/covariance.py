@@ -1,0 +1,19 @@
+"""What a token's step costs in entropy: the covariance of its log-probability and its advantage. Torch-free until called."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparring.algo.tokens import PolicyTokens
+
+if TYPE_CHECKING:
+    import torch
+
+STRIDE = 3.0**0.5
+"""Multiples of it are spread evenly between the integers (Weyl 1916)."""
+
+
+def covariance(tokens: PolicyTokens) -> torch.Tensor:
+    """Each token's part of the covariance over all tokens given [M], without gradient (arXiv 2505.22617)."""
+    logprob, advantages = tokens.logprob.detach(), tokens.advantages
+    return (logprob - tokens.average(logprob)) * (advantages - tokens.average(advantages))

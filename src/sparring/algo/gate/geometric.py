@@ -1,0 +1,43 @@
+"""Tokens clipped, then the sequence's geometric mean."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+
+from sparring.algo.tokens import Gated, PolicyTokens, Unit
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Geometric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="geometric", tag_field="name"):
+    """A exp(mean over the sequence of log r'), r' = min(r, high) for A > 0 and max(r, low) for A < 0: GMPO (arXiv 2507.20673).
+    The clip is each token's, the ratio the sequence's: one outlier neither decides the ratio nor stops the others. Use it where
+    GRPO's ratios have outliers. It takes the ratio "token"; `low` and `high` are e to the -0.4 and 0.4 of its authors.
+
+    Stopped are the clipped tokens. Meant for one advantage a sequence.
+    """
+
+    unit: ClassVar[Unit] = "sequence"
+
+    low: float = 0.67032
+    """The ratio of a bad token is clipped below here."""
+
+    high: float = 1.49182
+    """The ratio of a good token is clipped above here."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low < 1 < self.high:
+            raise ValueError(f"low must lie between 0 and 1 and high above 1, got {self.low} and {self.high}")
+
+    def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
+        """The surrogate [M]."""
+        good = tokens.advantages > 0
+        ratio = log_ratio.detach().exp()
+        stopped = (good & (ratio > self.high)) | ((tokens.advantages < 0) & (ratio < self.low))
+        bound = log_ratio.new_full(log_ratio.shape, math.log(self.low)).masked_fill(good, math.log(self.high))
+        mean = tokens.mean(bound.where(stopped, log_ratio), self.unit)
+        return Gated(surrogate=mean.exp() * tokens.advantages, stopped=stopped)

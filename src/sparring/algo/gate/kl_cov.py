@@ -1,0 +1,47 @@
+"""A penalty on the tokens that cost most entropy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+
+from sparring.algo.gate.covariance import covariance
+from sparring.algo.tokens import Gated, PolicyTokens, Unit
+
+if TYPE_CHECKING:
+    import torch
+
+
+class KlCov(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="kl_cov", tag_field="name"):
+    """r A - coefficient |log r| for the share of the step's tokens with the largest cov, r A for the others (KL-Cov, arXiv
+    2505.22617, its divergence estimated as in its authors' code):
+
+        cov_t = (log pi_t - mean log pi) (A_t - mean A), means over the optimiser step's tokens
+
+    Use it where entropy collapses; gentler than `clip_cov`. The floor(share N) largest are chosen. Costs a first pass over the
+    step's tokens. Stopped are chosen tokens that have moved.
+    """
+
+    unit: ClassVar[Unit] = "token"
+
+    share: float = 0.002
+    """How many of all tokens are penalised."""
+
+    coefficient: float = 1.0
+    """What one nat of theirs costs."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1 or not self.coefficient > 0:
+            got = f"{self.share} and {self.coefficient}"
+            raise ValueError(f"share must lie above 0 and at most at 1 and coefficient above 0, got {got}")
+
+    def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
+        """The surrogate [M]."""
+        chosen = tokens.annotations["chosen"] > 0
+        penalty = (self.coefficient * log_ratio.abs()).masked_fill(~chosen, 0.0)
+        return Gated(surrogate=log_ratio.exp() * tokens.advantages - penalty, stopped=chosen & (log_ratio.detach() != 0))
+
+    def chosen(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
+        """Which of the step's tokens are penalised."""
+        return tokens.largest(covariance(tokens), int(self.share * int(tokens.ours.sum())))

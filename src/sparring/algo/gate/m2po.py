@@ -1,0 +1,40 @@
+"""A mask that bounds the second moment of the ratios."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+
+from sparring.algo.tokens import Gated, PolicyTokens, Unit
+
+if TYPE_CHECKING:
+    import torch
+
+
+class M2po(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="m2po", tag_field="name"):
+    """r A, without gradient for the tokens of the largest (log r)^2: as few as leave a mean of at most `bound` over the rest of
+    the optimiser step (M2PO, arXiv 2510.01161). Only outliers are lost, however stale the data is. Use it with a
+    large `max_lag`. Costs a first pass over the step's tokens.
+    """
+
+    unit: ClassVar[Unit] = "token"
+
+    bound: float = 0.04
+    """The largest mean of (log r)^2 over the tokens that stay."""
+
+    def __post_init__(self) -> None:
+        if not self.bound > 0:
+            raise ValueError(f"bound must be above 0, got {self.bound}")
+
+    def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
+        """The surrogate [M]; stopped are the masked tokens."""
+        stopped = tokens.annotations["chosen"] > 0
+        return Gated(surrogate=(log_ratio.exp() * tokens.advantages).masked_fill(stopped, 0.0), stopped=stopped)
+
+    def chosen(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
+        """Which of the step's tokens are masked."""
+        squares = log_ratio.detach().square().double()
+        upwards = squares[tokens.ours].sort().values
+        means = upwards.cumsum(0) / upwards.new_ones(len(upwards)).cumsum(0)
+        return tokens.largest(squares, int((means > self.bound).sum()))

@@ -1,0 +1,34 @@
+"""Good tokens plain, bad ones with a ratio of at most 1."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+
+from sparring.algo.tokens import Gated, PolicyTokens, Unit
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Topr(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="topr", tag_field="name"):
+    """A log pi for A >= 0, and stop_gradient(clip(r, 0, bound)) A log pi for A < 0: tapered off-policy REINFORCE (TOPR, arXiv
+    2503.14286). Good trajectories teach as in supervised learning however unlikely they have become; bad ones are
+    left alone once they are rare. Use it on stale or foreign data, with the ratio "product", a trajectory's own.
+    """
+
+    unit: ClassVar[Unit] = "token"
+
+    bound: float = 1.0
+    """The largest weight of a token of negative advantage."""
+
+    def __post_init__(self) -> None:
+        if not self.bound >= 1:
+            raise ValueError(f"bound must be at least 1, the weight at equal probabilities, got {self.bound}")
+
+    def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
+        """The surrogate [M]; stopped are bad tokens whose weight is clipped."""
+        ratio, bad = log_ratio.detach().exp(), tokens.advantages < 0
+        weight = ratio.clamp(max=self.bound).masked_fill(~bad, 1.0)
+        return Gated(surrogate=weight * tokens.advantages * tokens.logprob, stopped=bad & (ratio > self.bound))

@@ -1,0 +1,35 @@
+"""A mask by how far a probability has moved."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+
+from sparring.algo.tokens import Gated, PolicyTokens, Unit
+
+if TYPE_CHECKING:
+    import torch
+
+
+class TvMask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="tv_mask", tag_field="name"):
+    """r A, without gradient where |pi - anchor| > above and the update would move the token further (A > 0 and r > 1, or A < 0
+    and r < 1): DPPO with the binary total variation (arXiv 2602.04879). The distance is of probabilities, not of
+    their ratio: a rare token may grow many times, a likely one not by a tenth. Use it in place of PPO's clip with large
+    vocabularies. Its authors compare with what sampled (anchor = "behaviour").
+    """
+
+    unit: ClassVar[Unit] = "token"
+
+    above: float = 0.2
+    """The largest difference of probabilities at which a token still moves on."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.above < 1:
+            raise ValueError(f"above must lie between 0 and 1, got {self.above}")
+
+    def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
+        """The surrogate [M]; stopped are the masked tokens."""
+        moved = tokens.logprob.detach().exp() - tokens.anchor.exp()
+        stopped = (moved.abs() > self.above) & (moved * tokens.advantages > 0)
+        return Gated(surrogate=(log_ratio.exp() * tokens.advantages).masked_fill(stopped, 0.0), stopped=stopped)

@@ -1,0 +1,48 @@
+"""A smooth weight for whole sequences."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+
+from sparring.algo.tokens import Gated, PolicyTokens, Unit
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Vespo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="vespo", tag_field="name"):
+    """stop_gradient(w^k exp(lambda (1 - w))) A log pi, w the ratio of the whole sequence, with k and lambda of their own for
+    either sign of A: VESPO (arXiv 2602.10693). The weight is 1 at w = 1, largest at w = k / lambda and 0 in both
+    tails, without dividing by the length. Use it where data is many updates stale. It takes the ratio "product".
+
+    Stopped are the tokens whose weight is under one half.
+    """
+
+    unit: ClassVar[Unit] = "token"
+
+    k_positive: float = 2.0
+    """k of good sequences."""
+
+    lambda_positive: float = 3.0
+    """lambda of good sequences."""
+
+    k_negative: float = 3.0
+    """k of bad sequences."""
+
+    lambda_negative: float = 2.0
+    """lambda of bad sequences."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+
+    def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
+        """The surrogate [M]."""
+        moved, good = log_ratio.detach(), tokens.advantages > 0
+        power = moved.new_full(moved.shape, self.k_negative).masked_fill(good, self.k_positive)
+        rate = moved.new_full(moved.shape, self.lambda_negative).masked_fill(good, self.lambda_positive)
+        weight = (power * moved + rate * (1.0 - moved.exp())).exp()
+        return Gated(surrogate=weight * tokens.advantages * tokens.logprob, stopped=weight < 0.5)

@@ -1,0 +1,55 @@
+"""The first pass of losses whose tokens depend on all others of an optimiser step.
+
+Shapes: M weighted tokens of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from itertools import compress
+
+import torch
+
+from sparring.batch.tensors import micro_batch
+from sparring.protocols import Loss
+from sparring.types import Sample
+
+Forward = Callable[[Sequence[Sample], Set[str]], Sequence[Mapping[str, tuple[float, ...]]]]
+
+
+def surveyed(
+    rows: Sequence[Sample], denominators: Mapping[str, float], losses: Sequence[Loss], forward: Forward
+) -> Sequence[Sample]:
+    """The rows with what `losses` say of each token in view of all the step's, as annotations; the rows themselves where none
+    of them asks.
+
+    The tokens stand in the order of the rows, so that what is found depends neither on the token budget nor on how micro-batches
+    are cut.
+
+    Args:
+        rows: all rows of the optimiser step.
+        denominators: of the batch.
+        losses: of the trainer.
+        forward: quantities of every weighted token, without gradients (`LocalTrainer._forward`).
+    """
+    asking = [loss for loss in losses if loss.needs.survey and loss.term in denominators]
+    if not asking or not rows:
+        return rows
+    needs = sorted(set[str]().union(*(loss.needs.quantities for loss in asking)))
+    values = forward(rows, set(needs))
+    micro = micro_batch(rows, denominators, idle_tokens=True)
+    there = [[any(weights) for weights in zip(*row.weights.values(), strict=True)] for row in rows]
+    quantities = {
+        name: torch.tensor([x for of, one in zip(values, there, strict=True) for x in compress(of[name], one)]) for name in needs
+    }
+    found = {name: iter(column.tolist()) for loss in asking for name, column in loss.survey(quantities, micro).items()}
+    return [
+        replace(row, annotations={**row.annotations, **{n: _spread(column, mask) for n, column in found.items()}})
+        for row, mask in zip(rows, there, strict=True)
+    ]
+
+
+def _spread(column: Iterator[float], mask: Sequence[bool]) -> tuple[float, ...]:
+    """The next values of `column` where the mask is set, 0.0 elsewhere."""
+    return tuple([next(column) if one else 0.0 for one in mask])

@@ -1,0 +1,132 @@
+"""What every combination of parts owes: invariants at equal weights, presets, refusals."""
+
+import itertools
+
+import msgspec
+import numpy as np
+import pytest
+from policy_cases import computed
+
+from sparring.algo.config import RULES_BY_KEY, AlgoConfig, named
+from sparring.algo.correction.rule import PRESETS, Correction
+from sparring.algo.presets import ALGORITHMS, SOURCES
+from sparring.testing.golden.policy import SETTINGS, draw
+
+TAGS = {key: [str(rule.__struct_config__.tag) for rule in of] for key, of in RULES_BY_KEY.items()}
+
+
+def refusal_of(algo):
+    try:
+        msgspec.convert(named(algo), AlgoConfig)
+    except msgspec.ValidationError as error:
+        return str(error)
+    return None
+
+
+ALL = [
+    {"ratio": {"name": ratio}, "gate": {"name": gate}, "correction": PRESETS[correction], "anchor": anchor}
+    for ratio, gate, correction in itertools.product(TAGS["ratio"], TAGS["gate"], PRESETS)
+    for anchor in ("behaviour", "proximal", "loglinear")
+]
+SENSIBLE = [algo for algo in ALL if refusal_of(algo) is None]
+
+
+def test_every_part_has_golden_vectors():
+    assert set(SETTINGS["ratio"]) == set(TAGS["ratio"]) and set(SETTINGS["gate"]) == set(TAGS["gate"])
+
+
+def plain_at_equal_weights(algos):
+    """The ratio is exactly 1, the divergence 0, the clip share 0 and every weight 1, and the gradient is that of A log pi."""
+    rows = draw(0, spread=0.0)
+    count = sum(len(row["logprob"]) for row in rows)
+    expected = [-x / count for row in rows for x in row["advantage"]]
+    for algo in algos:
+        _, gradient, _, metrics = computed({"algo": {**algo, "kl": {"coefficient": 0.1}}, "rows": rows, "max_tokens": 7})
+        assert metrics["ratio"] == (count, count) and metrics["approx_kl"][0] == 0 and metrics["reference_kl"][0] == 0
+        assert metrics["clip_fraction"][0] == 0, algo
+        assert metrics.get("correction_weight", (count, count)) == (count, count)
+        assert metrics.get("correction_rejected", (0.0,))[0] == 0
+        assert [x for row in gradient for x in row] == pytest.approx(expected, rel=1e-12, abs=1e-15), algo
+
+
+def test_at_equal_weights_every_part_is_plain_to_the_bit():
+    assert len(SENSIBLE) > 300
+    chosen = {str(algo[key]): algo for key in ("ratio", "gate", "correction", "anchor") for algo in SENSIBLE}
+    assert len(chosen) == len(TAGS["ratio"]) + len(TAGS["gate"]) + len(PRESETS) + 3
+    plain_at_equal_weights([*chosen.values(), *SENSIBLE[::11]])
+
+
+@pytest.mark.slow
+def test_at_equal_weights_every_combination_is_plain_to_the_bit():
+    plain_at_equal_weights(SENSIBLE)
+
+
+def test_clip_cov_picks_tokens_at_any_ratio():
+    algo = {"gate": {"name": "clip_cov", "share": 0.1, "low": 0.1, "high": 9.0}}
+    rows = draw(0, spread=0.0)
+    count = sum(len(row["logprob"]) for row in rows)
+    _, gradient, _, metrics = computed({"algo": algo, "rows": rows, "max_tokens": 7})
+    assert metrics["clip_fraction"] == (int(0.1 * count), count)
+    idle = sum(len(row["logprob"]) for row in rows if row["trajectory"] == "d")
+    assert sum(x == 0 for row in gradient for x in row) in range(int(0.1 * count), int(0.1 * count) + idle + 1)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_preset_is_understood_and_has_a_source(name):
+    config = msgspec.convert(named({"preset": name}), AlgoConfig)
+    assert SOURCES[name] and config != AlgoConfig(preset=name) or name == "dapo"
+    loss, gradient, _, _ = computed({"algo": ALGORITHMS[name], "rows": draw(1), "max_tokens": 7})
+    assert np.isfinite(loss) and np.isfinite([x for row in gradient for x in row]).all()
+
+
+def test_every_source_is_of_a_preset():
+    assert set(SOURCES) == set(ALGORITHMS)
+
+
+@pytest.mark.parametrize(
+    ("algo", "message"),
+    [
+        ({"gate": "tv_mask", "ratio": "sequence"}, 'ratio must be "token" beside the gate "tv_mask"'),
+        ({"gate": "geometric", "ratio": "turn"}, 'ratio must be "token" beside the gate "geometric"'),
+        ({"gate": "m2po", "ratio": "product"}, 'ratio must be "token" beside the gate "m2po"'),
+        ({"gate": "vespo"}, 'ratio must be "product" beside the gate "vespo"'),
+        ({"gate": "clip", "ratio": "product"}, 'gate must be one of vespo, topr beside the ratio "product"'),
+        ({"top_entropy": 0.0}, "top_entropy must lie above 0"),
+        ({"correction": "tis", "anchor": "behaviour"}, 'anchor must be "proximal" beside weights'),
+        ({"correction": {"bound": "mask"}}, "bound is about weights"),
+        ({"correction": {"normalise": True}}, "normalise is about weights"),
+        ({"correction": {"only_negative": True}}, "only_negative is about what is rejected"),
+        ({"correction": {"reject_below": -0.1}}, "reject_below is about what is rejected"),
+        ({"correction": {"reject": "k2", "reject_below": -0.1}}, "reject_below is for k1 alone"),
+        ({"correction": {"reject": "k2", "reject_unit": "token", "reject_by": "max"}}, "reject_by is for several tokens"),
+        ({"correction": {"metrics_only": True}}, "metrics_only must have a weight or a divergence"),
+        ({"correction": {"weight": "token", "normalise": True, "metrics_only": True}}, "normalise is for weights that are used"),
+        ({"gate": {"name": "dual_clip", "bound": 1.0}}, "bound must be above 1 \\+ high"),
+        ({"gate": {"name": "sapo", "tau_positive": 0.0}}, "tau_positive and tau_negative"),
+        ({"gate": {"name": "topr", "bound": 0.5}}, "bound must be at least 1"),
+        ({"gate": {"name": "vespo", "k_negative": -1.0}, "ratio": "product"}, "k_negative must be above 0"),
+        ({"gate": {"name": "geometric", "low": 1.5}}, "low must lie between 0 and 1"),
+        ({"gate": {"name": "clip_cov", "share": 0.0}}, "share must lie above 0"),
+        ({"gate": {"name": "kl_cov", "coefficient": 0.0}}, "coefficient above 0"),
+        ({"gate": {"name": "m2po", "bound": 0.0}}, "bound must be above 0"),
+        ({"gate": {"name": "tv_mask", "above": 1.0}}, "above must lie between 0 and 1"),
+    ],
+)
+def test_combinations_without_sense_are_refused(algo, message):
+    with pytest.raises(msgspec.ValidationError, match=message):
+        msgspec.convert(named(algo), AlgoConfig)
+
+
+def test_tokens_without_advantage_are_computed_where_others_look_at_them():
+    assert not AlgoConfig().needs_idle_tokens
+    for algo in (
+        {"gate": "geometric"},
+        {"gate": "m2po"},
+        {"ratio": "sequence"},
+        {"top_entropy": 0.5},
+        {"correction": "mis"},
+        {"correction": "k3_rejection"},
+        {"correction": "normalised_tis"},
+    ):
+        assert msgspec.convert(named(algo), AlgoConfig).needs_idle_tokens, algo
+    assert AlgoConfig(correction=Correction(weight="turn"), anchor="proximal").unit == "turn"

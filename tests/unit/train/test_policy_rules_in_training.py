@@ -1,0 +1,85 @@
+"""Every ratio, gate and correction in a trainer: the same loss and gradients under any token budget and any sharing of prefixes, and
+the loss of the golden reference at the trainer's own log-probabilities."""
+
+import asyncio
+import itertools
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from test_local_trainer import gradients
+from test_shared_prefixes import make_forest
+
+from sparring.algo.config import RULES_BY_KEY, AlgoConfig, named
+from sparring.algo.loss.policy import PolicyLoss
+from sparring.testing.golden.policy import loss as reference
+from sparring.train.config import TrainConfig
+from sparring.train.trainer import LocalTrainer
+
+GATES = [str(rule.__struct_config__.tag) for rule in RULES_BY_KEY["gate"]]
+ALGOS = {
+    **{gate: {"gate": {"name": gate}} for gate in GATES},
+    "vespo": {"gate": {"name": "vespo"}, "ratio": {"name": "product"}},
+    "clip_cov": {"gate": {"name": "clip_cov", "share": 0.2, "low": 0.05, "high": 9.0}},
+    "kl_cov": {"gate": {"name": "kl_cov", "share": 0.2}},
+    "sequence": {"ratio": {"name": "sequence"}},
+    "turn": {"ratio": {"name": "turn"}},
+    "top_entropy": {"top_entropy": 0.3},
+    "normalised": {"correction": {"weight": "turn", "normalise": True}, "anchor": "proximal"},
+    "rejection": {"correction": {"reject": "k3", "reject_unit": "turn", "reject_above": 0.2}},
+}
+
+
+def trained(model, batch, algo, budget):
+    """What a forward_backward measures, and what the trainer says of every token before it."""
+    losses = [PolicyLoss(msgspec.convert(named(algo), AlgoConfig))]
+    trainer = LocalTrainer(model, TrainConfig(token_budget=budget), losses, name="policy", total_steps=1, threads=1)
+
+    async def main():
+        try:
+            said = await trainer.forward(batch.rows, {"logprob", "entropy"})
+            return await trainer.forward_backward(batch), said
+        finally:
+            await trainer.close()
+
+    return asyncio.run(main())
+
+
+def as_case(batch, algo, said):
+    """The batch as a golden case; of a batch that is trained once, what stood before is what stands now."""
+    rows = []
+    for row, values in zip(batch.rows, said, strict=True):
+        ours = [weight > 0 for weight in row.weights["policy"]]
+        of = {
+            "logprob": values["logprob"],
+            "before": values["logprob"],
+            "entropy": values["entropy"],
+            "behaviour": row.logprobs,
+            "reference": row.logprobs,
+            "share": row.logprobs,
+            "advantage": row.advantages,
+        }
+        turns = [len(list(run)) for mine, run in itertools.groupby(ours) if mine]
+        columns = {name: np.float32(list(itertools.compress(column, ours))).astype(float).tolist() for name, column in of.items()}
+        rows.append({**columns, "turns": turns, "trajectory": row.id})
+    return {"algo": algo, "rows": rows, "max_tokens": 1}
+
+
+@pytest.mark.parametrize("name", ALGOS)
+def test_the_same_under_any_token_budget_and_the_references(make_model, name):
+    batch, algo = make_forest(3), ALGOS[name]
+    whole, split = make_model(), make_model()
+    together, said = trained(whole, batch, algo, 10_000)
+    apart, _ = trained(split, batch, algo, 1)
+    assert together["micro_batches"] == 1 and apart["micro_batches"] == len(batch.rows)
+    assert together["tokens_shared"] > 0 == apart["tokens_shared"]
+    case = as_case(batch, algo, said)
+    expected = reference(case, np.concatenate([row["logprob"] for row in case["rows"]]))
+    assert together["loss_policy"] == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert apart["loss_policy"] == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert together["clip_fraction"] == apart["clip_fraction"]
+    largest = max(gradient.abs().max() for gradient in gradients(whole).values())
+    assert largest > 0
+    for key, gradient in gradients(whole).items():
+        torch.testing.assert_close(gradients(split)[key], gradient, atol=1e-5 * float(largest), rtol=1e-4)
