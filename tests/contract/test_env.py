@@ -142,6 +142,12 @@ def test_a_source_is_observed_and_ends_for_good(source: Callable[[], TaskSource]
         assert seen.next() is None and seen.next() is None
 
 
+def test_a_factory_has_all_that_is_asked_of_one(factory: EnvFactory) -> None:
+    asked = {*EnvFactory.__annotations__, *(name for name in vars(EnvFactory) if not name.startswith("_"))}
+    assert {"name", "scorer", "make", "tasks", "expert"} <= asked
+    assert [name for name in asked if not hasattr(factory, name)] == []
+
+
 def test_streams_are_functions_of_the_seed(factory: EnvFactory) -> None:
     first, again, other = (take(factory.tasks("train", seed), 60) for seed in (1, 1, 2))
     assert first == again

@@ -136,6 +136,7 @@ class ReasoningGym:
 
     def __init__(self, config: EnvConfig) -> None:
         self._config = config
+        self.scorer = None
         self._args: Args = env_args(config.args, Args)
         self._by_name = {dataset.name: dataset for dataset in self._args.datasets}
         self.coverage: Mapping[str, str] = {d.name: d.coverage for d in self._args.datasets}
