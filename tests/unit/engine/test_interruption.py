@@ -84,19 +84,20 @@ def test_abort_and_continue_gives_the_tokens_of_an_uninterrupted_run(serve, mode
     items = [request(number, conversation=str(number) if keep else None, max_tokens=300 + number) for number in range(12)]
 
     async def whole(engine):
-        return [content(answer) for answer in await asyncio.gather(*map(engine.generate, items))]
+        return [content(answer) for answer in await asyncio.gather(*map(engine.generate, items))], engine.metrics["preemptions"]
 
     async def cut(engine):
         found = await asyncio.gather(*(in_cuts(engine, item, 4 + 3 * i) for i, item in enumerate(items)))
         for item in items:
             await engine.release(str(item.conversation))
         await engine.generate(request(0, max_tokens=1))
-        return [answer for answer, _ in found], sum(cuts for _, cuts in found), all_free(engine), engine.metrics["preemptions"]
+        return [answer for answer, _ in found], sum(cuts for _, cuts in found), all_free(engine)
 
-    answers, cuts, free, preemptions = serve(cut, path=model_path, **settings)
-    assert answers == serve(whole, path=model_path, **settings)
+    answers, cuts, free = serve(cut, path=model_path, **settings)
+    # who is cut often enough never needs much room at once, so whether that run preempts hangs on when the cuts come
+    expected, preemptions = serve(whole, path=model_path, **settings)
+    assert answers == expected and (preemptions > 0) is ("kv_tokens" in settings)
     assert cuts > 0 and free
-    assert (preemptions > 0) is ("kv_tokens" in settings)
 
 
 def test_every_cut_continues_bitwise(serve, model_path):
