@@ -38,7 +38,7 @@ def quickstart():
 SHAPES = [
     pytest.param(quickstart, id="quickstart"),
     pytest.param(lambda: A, id="A", marks=pytest.mark.slow),
-    pytest.param(lambda: {**B, "vocab_size": 8192}, id="B", marks=pytest.mark.slow),
+    pytest.param(lambda: {**B, "vocab_size": 32768}, id="B", marks=pytest.mark.slow),
 ]
 
 

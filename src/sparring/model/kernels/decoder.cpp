@@ -87,6 +87,8 @@ namespace {
 
 constexpr int64_t ROWS_OF_A_THREAD = 16;  // fewer, and the weights are the work
 constexpr int64_t BLOCK_ROWS = 96;
+constexpr int64_t KEPT_BYTES = 64 << 20;  // of weights that stay near a core from one step to the next
+constexpr int64_t ROWS_OF_A_READING = 128;  // up to so many rows, reading weights from far takes longer than computing
 
 // How a phase of a step is divided: blocks of consecutive rows, or, where rows are few, the columns of its products.
 struct Division {
@@ -334,13 +336,24 @@ template <class T> struct Step {
     }
 };
 
+static int64_t weight_bytes(const DecoderPlan &plan) {
+    auto bytes = [](const Weight &w) { return blocks_of(w.M, PANEL) * panel_bytes(w); };
+    int64_t sum = bytes(plan.head);
+    for (int64_t l = 0; l < plan.num_layers; l++) {
+        const LayerPlan &layer = plan.layers[l];
+        sum += bytes(layer.qkv) + bytes(layer.o) + bytes(layer.gate_up) + bytes(layer.down);
+    }
+    return sum;
+}
+
 template <class T> static int64_t decoder_step(const DecoderPlan &plan, const StepPlan &request) {
     static thread_local Workspace<T> space;
     Step<T> step(plan, request, space);
     int64_t bad = step.first_bad();
     if (bad != -1 || step.N == 0) return bad;
     int threads = (int)request.threads;
-    bool few = step.N < ROWS_OF_A_THREAD * threads;
+    // with rows to each of them, every thread reads all weights
+    bool few = step.N < ROWS_OF_A_THREAD * threads || (step.N <= ROWS_OF_A_READING && weight_bytes(plan) > KEPT_BYTES);
     int64_t pieces = larger(threads, step.N / (2 * TILE) / threads * threads), rows = few ? step.N : blocks_of(step.N, pieces);
     Division how{threads, request.independent ? rows : smaller(rows, BLOCK_ROWS), few && threads > 1};
     std::atomic<int64_t> until{request.steps};
