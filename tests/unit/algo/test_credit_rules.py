@@ -189,3 +189,14 @@ def test_what_turns_earned_is_part_of_the_reward():
     assert member.step_rewards() == pytest.approx([0.0, 0.15, 0.75])
     assert member.reward == pytest.approx(0.9)
     assert math.fsum(member.step_rewards()) == pytest.approx(member.reward)
+
+
+def test_a_role_that_nobody_else_plays_gets_nothing_beside_one_that_is_compared():
+    with_states = simple_group([0.0, 1.0], states=[["s"], ["s"]])
+    roles = simple_group([0.0, 1.0])
+    alone = {**roles["members"][0], "role": "black"}
+    groups, samples = nouns([with_states, {**roles, "members": [roles["members"][0], alone, roles["members"][1]]}])
+    _, credited = rule("gigpo").credit(groups, samples)
+    by_role = {row.id: row.advantages[-1] for row in credited}
+    assert len(by_role) == 3 and sum(value == 0.0 for value in by_role.values()) == 1
+    assert sorted(by_role.values()) == pytest.approx([-(0.5**0.5), 0.0, 0.5**0.5], abs=1e-5)

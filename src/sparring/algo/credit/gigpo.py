@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import msgspec
 
-from sparring.algo.credit.members import Member, by_role, in_order, members, returns
+from sparring.algo.credit.members import Member, per_turn, returns
 from sparring.algo.credit.statistics import centred, standardised
 from sparring.errors import refusal
 from sparring.types import Group, Sample
@@ -49,17 +49,10 @@ class Gigpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if groups and not any(score.states for group in groups for score in group.scores):
             do = "have the environment's score say them, or choose 'grpo'"
             raise refusal("[algo] credit 'gigpo'", "scores with the states of their turns", "none in the whole update", do)
-        credited = []
-        for group, rows in zip(groups, samples, strict=True):
-            everyone = members(group, rows)
-            values = {}
-            for role in by_role(everyone).values():
-                values |= self._role(role)
-            credited.append(in_order(rows, (m.with_steps(values[m.trajectory.id]) for m in everyone), bool(values)))
-        return credited
+        return per_turn(groups, samples, self._role)
 
-    def _role(self, role: Sequence[Member]) -> dict[str, list[float]]:
-        """Each member's advantages per step; empty where nothing can be compared."""
+    def _role(self, role: Sequence[Member]) -> list[list[float]] | None:
+        """Each member's advantage per turn; None where nothing can be compared."""
         episodes = self._compared([m.reward for m in role])
         to_go = [returns(_turn_rewards(m), self.discount) for m in role]
         places: dict[str, list[tuple[int, int]]] = {}
@@ -68,15 +61,12 @@ class Gigpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 if state is not None:
                     places.setdefault(state, []).append((number, turn))
         if len(role) < 2 and all(len(of) < 2 for of in places.values()):
-            return {}
+            return None
         turns = [[episode] * len(of) for episode, of in zip(episodes, to_go, strict=True)]
         for of in places.values():
             for (number, turn), value in zip(of, self._compared([to_go[n][t] for n, t in of]), strict=True):
                 turns[number][turn] += self.step_weight * value
-        return {
-            m.trajectory.id: [value for value, steps in zip(of, m.steps(), strict=True) for _ in steps]
-            for m, of in zip(role, turns, strict=True)
-        }
+        return turns
 
     def _compared(self, values: Sequence[float]) -> list[float]:
         return standardised(values, epsilon=self.epsilon) if self.divide else centred(values)

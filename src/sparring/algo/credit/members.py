@@ -134,6 +134,10 @@ class Member:
             )
         return tuple(replace(row, advantages=tuple(v)) for row, v in zip(self.rows, written, strict=True))
 
+    def with_turns(self, values: Sequence[float]) -> tuple[Sample, ...]:
+        """Its rows with one advantage per turn, for all of its steps."""
+        return self.with_steps([value for value, steps in zip(values, self.steps(), strict=True) for _ in steps])
+
     def with_advantage(self, value: float) -> tuple[Sample, ...]:
         """Its rows with the same advantage at every step."""
         return tuple(
@@ -151,6 +155,10 @@ class Member:
 
 Rule = Callable[[Sequence[Member]], Sequence[float] | None]
 """Members that may be compared -> an advantage each, or None where they tell nothing about each other."""
+
+
+TurnRule = Callable[[Sequence[Member]], Sequence[Sequence[float]] | None]
+"""Likewise an advantage for each turn of each."""
 
 
 def members(group: Group, rows: Sequence[Sample]) -> list[Member]:
@@ -187,16 +195,29 @@ def per_trajectory(groups: Sequence[Group], samples: Sequence[Sequence[Sample]],
 
     A role about which the rule says nothing gets 0.0; where that is so for every role, the group leaves the update.
     """
-    credited = []
-    for group, rows in zip(groups, samples, strict=True):
-        advantages: dict[str, float] = {}
-        everyone = members(group, rows)
-        for role in by_role(everyone).values():
-            values = rule(role)
-            if values is not None:
-                advantages |= {m.trajectory.id: value for m, value in zip(role, values, strict=True)}
-        credited.append(in_order(rows, (m.with_advantage(advantages.get(m.trajectory.id, 0.0)) for m in everyone), advantages))
-    return credited
+    return [_compared(group, rows, rule, Member.with_advantage) for group, rows in zip(groups, samples, strict=True)]
+
+
+def per_turn(groups: Sequence[Group], samples: Sequence[Sequence[Sample]], rule: TurnRule) -> list[list[Sample]]:
+    """Likewise one advantage for all tokens of a turn."""
+    return [_compared(group, rows, rule, Member.with_turns) for group, rows in zip(groups, samples, strict=True)]
+
+
+def _compared(
+    group: Group,
+    rows: Sequence[Sample],
+    rule: Callable[[Sequence[Member]], Sequence[T] | None],
+    written: Callable[[Member, T], tuple[Sample, ...]],
+) -> list[Sample]:
+    advantages: dict[str, T] = {}
+    everyone = members(group, rows)
+    for role in by_role(everyone).values():
+        values = rule(role)
+        if values is not None:
+            advantages |= {m.trajectory.id: value for m, value in zip(role, values, strict=True)}
+    known = ((m, advantages.get(m.trajectory.id)) for m in everyone)
+    made = (m.with_advantage(0.0) if value is None else written(m, value) for m, value in known)
+    return in_order(rows, made, advantages)
 
 
 def in_order(rows: Sequence[Sample], credited: Iterable[tuple[Sample, ...]], any_credit: object) -> list[Sample]:

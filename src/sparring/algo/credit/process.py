@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import msgspec
 
-from sparring.algo.credit.members import Member, by_role, in_order, members, returns
+from sparring.algo.credit.members import Member, per_turn, returns
 from sparring.algo.credit.statistics import standardised
 from sparring.algo.credit.turn_level import want_turns
 from sparring.types import Group, Sample
@@ -36,22 +36,11 @@ class Process(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             BadInput: no score of the update says what turns earned.
         """
         want_turns(groups, "process")
-        credited = []
-        for group, rows in zip(groups, samples, strict=True):
-            everyone = members(group, rows)
-            values = {}
-            for role in by_role(everyone).values():
-                values |= self._role(role)
-            credited.append(in_order(rows, (m.with_steps(values[m.trajectory.id]) for m in everyone), bool(values)))
-        return credited
+        return per_turn(groups, samples, self._role)
 
-    def _role(self, role: Sequence[Member]) -> dict[str, list[float]]:
+    def _role(self, role: Sequence[Member]) -> list[list[float]] | None:
         turns = [m.per_turn() for m in role]
         if sum(map(len, turns)) < 2:
-            return {}
+            return None
         normal = iter(standardised([reward for of in turns for reward in of], epsilon=self.epsilon))
-        to_go = [returns([next(normal) for _ in of], 1.0) for of in turns]
-        return {
-            m.trajectory.id: [value for value, steps in zip(of, m.steps(), strict=True) for _ in steps]
-            for m, of in zip(role, to_go, strict=True)
-        }
+        return [returns([next(normal) for _ in of], 1.0) for of in turns]

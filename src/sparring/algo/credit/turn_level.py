@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import msgspec
 
-from sparring.algo.credit.members import Member, by_role, in_order, members
+from sparring.algo.credit.members import Member, per_turn
 from sparring.algo.credit.statistics import standardised
 from sparring.errors import refusal
 from sparring.types import Group, Sample
@@ -40,16 +40,11 @@ class TurnLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             BadInput: no score of the update says what turns earned.
         """
         want_turns(groups, "turn_level")
-        credited = []
-        for group, rows in zip(groups, samples, strict=True):
-            everyone = members(group, rows)
-            values = {}
-            for role in by_role(everyone).values():
-                values |= self._role(role) if len(role) > 1 else {}
-            credited.append(in_order(rows, (m.with_steps(values[m.trajectory.id]) for m in everyone), bool(values)))
-        return credited
+        return per_turn(groups, samples, self._role)
 
-    def _role(self, role: Sequence[Member]) -> dict[str, list[float]]:
+    def _role(self, role: Sequence[Member]) -> list[list[float]] | None:
+        if len(role) < 2:
+            return None
         turns = [m.per_turn() for m in role]
         outcomes = standardised([m.reward - sum(of) for m, of in zip(role, turns, strict=True)], epsilon=self.epsilon)
         values = [[self.outcome_weight * o] * (len(of) - 1) + [o] for o, of in zip(outcomes, turns, strict=True)]
@@ -57,10 +52,7 @@ class TurnLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             reached = [number for number, of in enumerate(turns) if k < len(of) - 1]
             for number, value in zip(reached, standardised([turns[n][k] for n in reached], epsilon=self.epsilon), strict=True):
                 values[number][k] += value
-        return {
-            m.trajectory.id: [value for value, steps in zip(of, m.steps(), strict=True) for _ in steps]
-            for m, of in zip(role, values, strict=True)
-        }
+        return values
 
 
 def want_turns(groups: Sequence[Group], rule: str) -> None:
