@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from sparring.envs.base import Env
+from sparring.envs.called import ByName
 from sparring.envs.tools.python import PythonTool
-from sparring.errors import refusal
 from sparring.types import Task
 
 
@@ -21,9 +19,7 @@ class RewardFunction(Env):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
-        self._function = function
-        self._wants = tuple(inspect.signature(function).parameters)
-        self._texts = {name for name, hint in typing.get_type_hints(function).items() if hint is str}
+        self._called = ByName(function)
 
     def check(self, task: Task) -> None:
         """The row has the columns that the function asks for.
@@ -31,15 +27,11 @@ class RewardFunction(Env):
         Raises:
             BadInput: it lacks one.
         """
-        missing = [name for name in self._wants if name not in task.data and name not in ("completion", "task")]
-        if missing:
-            there = ", ".join(sorted(task.data))
-            raise refusal(f"task {task.id}", f"a column {missing[0]!r} for the reward function", there, "map it in env.columns")
+        self._called.check(task)
 
     def reward(self, completion: str, task: Task) -> Any:
-        """Call the function. A column that it hints as `str` arrives as text even where the file has a number."""
-        given: Mapping[str, Any] = {**task.data, "completion": completion, "task": task}
-        return self._function(**{name: str(given[name]) if name in self._texts else given[name] for name in self._wants})
+        """Call the function."""
+        return self._called.function(**self._called.arguments(completion, task))
 
 
 class RewardFunctionWithPython(PythonTool, RewardFunction):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import typing
 from typing import Any
 
+from sparring.envs.called import ByName
 from sparring.envs.named import named
 from sparring.envs.rubrics.config import Function
 from sparring.errors import JudgeError, refusal
@@ -23,11 +23,10 @@ class CalledFunction:
 
     def __init__(self, config: Function, where: str) -> None:
         self._timeout_s, self._where = config.timeout_s, where
-        self._function = named(config.function, where)
-        if not callable(self._function) or isinstance(self._function, type):
-            raise refusal(where, "a function", repr(self._function), "name a function of the file")
-        self._wants = tuple(inspect.signature(self._function).parameters)
-        self._texts = {name for name, hint in typing.get_type_hints(self._function).items() if hint is str}
+        function = named(config.function, where)
+        if not callable(function) or isinstance(function, type):
+            raise refusal(where, "a function", repr(function), "name a function of the file")
+        self._called = ByName(function)
 
     def check(self, task: Task) -> None:
         """The row has the columns that the function asks for.
@@ -35,25 +34,21 @@ class CalledFunction:
         Raises:
             BadInput: it lacks one.
         """
-        missing = [name for name in self._wants if name not in task.data and name not in ("completion", "task")]
-        if missing:
-            there = ", ".join(sorted(task.data))
-            raise refusal("row", f"a column {missing[0]!r} for the function", there, "map it in env.columns")
+        self._called.check(task)
 
     async def value(self, completion: str, task: Task, box: Sandbox | None) -> Any:
-        """What it says. A column that it hints as `str` arrives as text even where the file has a number.
+        """What it says.
 
         Raises:
             JudgeError: it took too long. What it raises itself is the caller's to classify.
         """
-        given = {**task.data, "completion": completion, "task": task}
-        arguments = {name: str(given[name]) if name in self._texts else given[name] for name in self._wants}
+        function, arguments = self._called.function, self._called.arguments(completion, task)
         limit = asyncio.timeout(self._timeout_s)
         try:
             async with limit:
-                if inspect.iscoroutinefunction(self._function):
-                    return await self._function(**arguments)
-                said = await asyncio.to_thread(self._function, **arguments)
+                if inspect.iscoroutinefunction(function):
+                    return await function(**arguments)
+                said = await asyncio.to_thread(function, **arguments)
                 return await said if inspect.isawaitable(said) else said
         except TimeoutError:
             if not limit.expired():

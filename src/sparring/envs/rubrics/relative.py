@@ -93,8 +93,9 @@ class RelativeScorer:
         if len(answers) < 2:
             return [0.0] * len(answers)
         where = f"env.rubric.{name}"
-        ask = self._by_pairs if isinstance(part, Pairwise) else self._by_ranks
-        return await ask(part, answers, task, where)  # type: ignore[arg-type]
+        if isinstance(part, Pairwise):
+            return await self._by_pairs(part, answers, task, where)
+        return await self._by_ranks(part, answers, task, where)
 
     async def _by_pairs(self, part: Pairwise, answers: Sequence[str], task: Task, where: str) -> Sequence[float]:
         count = len(answers)
