@@ -11,7 +11,19 @@ import msgspec
 from sparring.algo.aggregation import Aggregation
 from sparring.algo.correction.rule import PRESETS as CORRECTIONS
 from sparring.algo.correction.rule import Correction
-from sparring.algo.credit.rules import COMPARING, OF_ONE_GROUP, READS, CreditRule, Grpo, refuse_annotations, refuse_group_size
+from sparring.algo.credit.gdpo import Gdpo
+from sparring.algo.credit.maxrl import MaxRl
+from sparring.algo.credit.rules import (
+    BLIND_TO_TOKENS,
+    COMPARING,
+    OF_ONE_GROUP,
+    READS,
+    CreditRule,
+    Grpo,
+    name_of,
+    refuse_annotations,
+    refuse_group_size,
+)
 from sparring.algo.filter.difficulty import Difficulty
 from sparring.algo.gate.rules import Clip, ClipCov, GateRule, Geometric, KlCov, M2po, Topr, TvMask, Vespo
 from sparring.algo.kl import Kl
@@ -139,8 +151,9 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def filters_flat_groups(self) -> bool:
-        """Whether groups of equal rewards are left out."""
-        return isinstance(self.credit, COMPARING) if self.zero_variance_filter is None else self.zero_variance_filter
+        """Whether groups of equal rewards are left out. With a price in the reward they are not equal."""
+        says_nothing = isinstance(self.credit, COMPARING) and self.kl_reward is None
+        return says_nothing if self.zero_variance_filter is None else self.zero_variance_filter
 
     @property
     def sees_one_group(self) -> bool:
@@ -191,9 +204,25 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """
         refuse_group_size(self.credit, group_size)
         refuse_annotations(self.credit, annotations)
+        self._check_rewards()
         if group_size < 2 and self.filters_flat_groups:
             got, do = "a filter that drops every group of one", "leave zero_variance_filter out, or raise rollout.group_size"
             raise refusal("algo.zero_variance_filter", "groups that can differ", got, do)
+
+    def _check_rewards(self) -> None:
+        """What changes rewards changes something that the credit reads, and nothing that it cannot."""
+        if self.kl_reward is not None and isinstance(self.credit, BLIND_TO_TOKENS):
+            got, do = repr(name_of(self.credit)), "set algo.kl.coefficient, which is in the loss, or choose another credit"
+            raise refusal("algo.kl_reward", "a credit that counts rewards of tokens", got, do)
+        if isinstance(self.credit, MaxRl) and (self.shaping or self.kl_reward is not None):
+            got, do = "shaping or kl_reward, which may make them negative", "leave these out, or choose another credit"
+            raise refusal("algo.credit", "rewards of at least 0 for 'maxrl'", got, do)
+        if isinstance(self.credit, Gdpo):
+            named_parts = [str(rule.__struct_config__.tag) for rule in self.shaping]
+            unread = [name for name in named_parts if name not in self.credit.weights]
+            if unread:
+                do = f"give {unread[0]} a weight in algo.credit.weights, or leave it out"
+                raise refusal("algo.shaping", "parts that 'gdpo' weighs, for it reads no sum", unread[0], do)
 
 
 def named(algo: Any) -> Any:
@@ -205,7 +234,8 @@ def named(algo: Any) -> Any:
     filled = {key: _table(key, value) for key, value in ALGORITHMS.get(str(given.get("preset", "")), {}).items()}
     for key, value in given.items():
         base = filled.get(key)
-        tables = isinstance(value, Mapping) and isinstance(base, Mapping)
+        # a name stands for itself; a table changes what is there
+        tables = isinstance(algo[key], Mapping) and isinstance(base, Mapping)
         filled[key] = {**base, **value} if tables and value.get("name", base.get("name")) == base.get("name") else value
     correction = filled.get("correction")
     if isinstance(correction, Mapping) and correction.get("weight", "none") != "none" and not correction.get("metrics_only"):

@@ -139,8 +139,8 @@ def _parts(rows: Sequence[Sample], plan: Plan, step: int) -> list[list[Sample]]:
     parts = []
     for number in range(plan.passes):
         order = sorted(whole, key=lambda id: xxhash.xxh3_64_intdigest(f"parts/{plan.seed}/{step}/{number}/{id}".encode()))
-        count = max(1, min(plan.minibatches, len(order)))
-        bounds = [len(order) * part // count for part in range(count + 1)]
+        # as many as ever, some of them empty: the learning rate's schedule counts them
+        bounds = [len(order) * part // plan.minibatches for part in range(plan.minibatches + 1)]
         dealt = [set(order[begin:end]) for begin, end in pairwise(bounds)]
         parts += [[row for id, of in whole.items() if id in chosen for row in of] for chosen in dealt]
     return parts

@@ -44,7 +44,8 @@ class MicroBatch:
     rows: torch.Tensor
     """[M] int64: which of the R rows the token is of, in the order given."""
     turns: torch.Tensor
-    """[M] int64: the turn that the token is in, from 0 over all rows: a stretch of weighted tokens without context between."""
+    """[M] int64: the turn that the token is in, from 0 over all rows: a stretch of the policy's tokens without context between,
+    or of weighted ones where the policy has none. What lies behind a turn has its number."""
     weights: Mapping[str, torch.Tensor]
     """Per term [M] float32; 0 where the term does not touch the token."""
     behaviour_logprobs: torch.Tensor
@@ -93,7 +94,8 @@ def micro_batch(
     flat = _Flat(rows)
     weights = _weights(flat, terms)
     marked = weights.any(axis=0)
-    turns = _turns(flat, marked)
+    # another term may weigh what stands between two turns
+    turns = _turns(flat, weights[terms.index("policy")] != 0 if "policy" in terms else marked)
     if not idle_tokens:
         weights = _without_idle(flat, terms, weights)
         marked = weights.any(axis=0)
@@ -182,7 +184,7 @@ def _turns(flat: _Flat, marked: np.ndarray) -> np.ndarray:
     """[T]: the number of the stretch of `marked` tokens [T] that a token is in; no stretch goes beyond its row."""
     begins = marked & ~np.concatenate(([False], marked[:-1]))
     begins[flat.offsets[:-1][flat.lengths > 0]] |= marked[flat.offsets[:-1][flat.lengths > 0]]
-    return begins.cumsum() - 1
+    return np.maximum(begins.cumsum() - 1, 0)
 
 
 def _kept(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -200,3 +200,17 @@ def test_a_role_that_nobody_else_plays_gets_nothing_beside_one_that_is_compared(
     by_role = {row.id: row.advantages[-1] for row in credited}
     assert len(by_role) == 3 and sum(value == 0.0 for value in by_role.values()) == 1
     assert sorted(by_role.values()) == pytest.approx([-(0.5**0.5), 0.0, 0.5**0.5], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(KINDS))
+def test_who_never_spoke_is_given_nothing(name):
+    """Cut before its first token: a member without turns."""
+    case = next(iter(cases(name)))
+    groups = copy.deepcopy(case["groups"])
+    for member in groups[0]["members"][:1]:
+        member.update({"turns": [], "follows": [], "tokens": {key: [] for key in member.get("tokens", {})}})
+        member.update({key: [] for key in ("per_turn", "states") if member.get(key) is not None})
+    made, samples = nouns(groups)
+    credited = open_rule(rule(name, **case["settings"])).credit(made, samples)
+    silent = made[0].rollouts[0].trajectories[0].id
+    assert not any(row.id.startswith(f"{silent}#") for rows in credited for row in rows)

@@ -1,6 +1,7 @@
 """Loss terms on hand-made log-probabilities."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -65,3 +66,21 @@ def test_imitation_is_the_weighted_mean_of_negative_log_likelihood():
     result.loss.backward()
     assert result.loss.item() == 7.0 / 4.0
     assert logprob.grad.tolist() == [-0.25, -0.75]
+
+
+def test_what_another_term_weighs_between_two_turns_does_not_join_them():
+    """ECHO gives a tool's answer weight in the imitate term; a turn stays what the policy sampled at once."""
+    policy, imitate = (0.0, 1.0, 1.0, 0.0, 0.0, 1.0), (0.0, 0.0, 0.0, 1.0, 1.0, 0.0)
+    row = Sample(
+        id="r#0",
+        group="g",
+        source="policy",
+        tokens=(1, 2, 3, 4, 5, 6),
+        weights={"policy": policy, "imitate": imitate},
+        logprobs=(0.0, -1.0, -1.0, 0.0, 0.0, -1.0),
+        advantages=(0.0, 1.0, 1.0, 0.0, 0.0, 1.0),
+    )
+    both = micro_batch([row], {"policy": 3.0, "imitate": 2.0})
+    alone = micro_batch([replace(row, weights={"policy": policy})], {"policy": 3.0})
+    assert alone.turns.tolist() == [0, 0, 1]
+    assert both.turns[both.weights["policy"] != 0].tolist() == [0, 0, 1]

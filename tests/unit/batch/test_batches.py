@@ -294,3 +294,8 @@ def test_a_critic_without_targets_is_an_error():
     groups = [make_group("a", [0.0, 1.0])]
     with pytest.raises(SparringError, match="expected the annotation 'value' for the critic, got none"):
         assemble(groups, flatten(groups[0], "policy"), credit=Centred(), model="policy", step=1, plan=Plan(critic="critic"))
+
+
+def test_an_update_has_as_many_optimiser_steps_as_ever_where_little_is_left():
+    [*found] = [batch for batch, _ in collect([make_group("a", [1.0, 0.0])], steps=[1], groups_per_step=1, plan=Plan(minibatches=4))]
+    assert [len(batch.rows) for batch in found] == [0, 1, 0, 1] and found[-1].ends_update

@@ -20,9 +20,8 @@ class Watch:
             yield group
 
     async def annotate(self, samples: Sequence[Sample]) -> Sequence[Sample]:
-        """The same rows; their groups are forgotten."""
-        for name in {row.group for row in samples}:
-            self._groups.pop(name, None)
+        """The same rows, which are an update's, as are the groups: all are forgotten, also those that gave no row."""
+        self._groups.clear()
         return samples
 
     def group(self, row: Sample) -> Group:

@@ -91,11 +91,22 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def _check_sense(self) -> None:
         if self.weight == "none":
-            for name, idle in (("bound", self.bound == "truncate"), ("normalise", not self.normalise)):
+            for name, idle in (
+                ("bound", self.bound == "truncate"),
+                ("normalise", not self.normalise),
+                ("low", self.low == 0.0),
+                ("high", self.high == 2.0),
+            ):
                 if not idle:
                     raise ValueError(f'{name} is about weights; name a weight beside it, got weight = "none"')
         if self.reject == "none":
-            for name, idle in (("only_negative", not self.only_negative), ("reject_below", self.reject_below is None)):
+            for name, idle in (
+                ("only_negative", not self.only_negative),
+                ("reject_below", self.reject_below is None),
+                ("reject_above", self.reject_above == 0.01),
+                ("reject_unit", self.reject_unit == "sequence"),
+                ("reject_by", self.reject_by == "mean"),
+            ):
                 if not idle:
                     raise ValueError(f'{name} is about what is rejected; name a divergence beside it, got reject = "none"')
         if self.reject_below is not None and self.reject != "k1":

@@ -81,7 +81,7 @@ class Gae(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     def _member(self, member: Member) -> tuple[list[float], list[float]]:
         """Advantages before whitening, and the critic's targets."""
         values, rewards = member.read("value", "gae"), member.step_rewards()
-        after = [*values[1:], 0.0]
+        after = [*values[1:], 0.0][: len(values)]  # who never spoke has no steps
         deltas = [r + self.discount * later - now for r, later, now in zip(rewards, after, values, strict=True)]
         lambda_policy = self.lambda_policy
         if self.length_alpha is not None and values:

@@ -63,4 +63,4 @@ class RaeCredit:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
-        self._averages = dict(state["averages"])
+        self._averages = dict(state.get("averages", {}))

@@ -74,6 +74,9 @@ OF_ONE_GROUP = (
 """The rules whose advantages depend on one group alone, as it is recorded; the others look at the whole update, at annotations
 or at what came before."""
 
+BLIND_TO_TOKENS = (Gdpo, Process)
+"""Rules that read parts or turns of a score and no rewards of single tokens."""
+
 READS = {
     Gae: ("value",),
     OptimalTokenBaseline: ("probability_squares",),

@@ -47,7 +47,7 @@ class TurnLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             return None
         turns = [m.per_turn() for m in role]
         outcomes = standardised([m.reward - sum(of) for m, of in zip(role, turns, strict=True)], epsilon=self.epsilon)
-        values = [[self.outcome_weight * o] * (len(of) - 1) + [o] for o, of in zip(outcomes, turns, strict=True)]
+        values = [[self.outcome_weight * o] * (len(of) - 1) + [o] * bool(of) for o, of in zip(outcomes, turns, strict=True)]
         for k in range(max(map(len, turns)) - 1):
             reached = [number for number, of in enumerate(turns) if k < len(of) - 1]
             for number, value in zip(reached, standardised([turns[n][k] for n in reached], epsilon=self.epsilon), strict=True):

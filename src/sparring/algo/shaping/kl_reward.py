@@ -24,8 +24,9 @@ class KlReward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         abs    |d|
 
     Ziegler et al., arXiv 1909.08593, equation 2 (k1); the estimators are Schulman's (2020). log p is the recorded
-    log-probability, the annotation `reference` the other; the result goes into the annotation `reward`, which every credit
-    rule counts among what a trajectory earned (GAE and REINFORCE++ token by token). Use it for RLHF with PPO. It implements
+    log-probability, the annotation `reference` the other; the result goes into the annotation `reward`, which credit
+    rules count among what a trajectory earned (GAE and REINFORCE++ token by token; gdpo and process, which do not, are refused).
+    Use it for RLHF with PPO. It implements
     `protocols.Annotator`: the stage runs it after the reference has annotated.
     """
 

@@ -27,7 +27,7 @@ class Overlong(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Tokens; None is the task's own limit (`max_tokens`)."""
 
     buffer: int = 256
-    """Tokens before the limit over which the punishment grows."""
+    """Tokens before the limit over which the punishment grows; no more than the limit itself."""
 
     weight: float = 1.0
     """The punishment at the limit."""
@@ -42,5 +42,6 @@ class Overlong(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return [shaped(group, "overlong", partial(self._amounts, limit)) for group, limit in zip(groups, limits, strict=True)]
 
     def _amounts(self, limit: int, trajectories: Sequence[Trajectory], rewards: Sequence[float]) -> list[float]:
-        over = [(limit - self.buffer - sampled_tokens(t)) / self.buffer for t in trajectories]
+        buffer = min(self.buffer, limit)
+        over = [(limit - buffer - sampled_tokens(t)) / buffer for t in trajectories]
         return [self.weight * max(-1.0, min(0.0, share)) for share in over]
