@@ -41,7 +41,7 @@ class InlineCluster:
         self._threads = threads
         self._engines: list[Engine] = []
         self._trainers: list[Trainer] = []
-        self._rewards: list[Worth] = []
+        self._rewards: dict[tuple[str, str], Worth] = {}
 
     def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer:
         """A trainer of model `name` that starts from the checkpoint folder `path` at version 0."""
@@ -85,15 +85,16 @@ class InlineCluster:
         return engine
 
     def worth(self, name: str, *, path: str) -> Worth:
-        """What serves the reward model in the checkpoint folder `path`, in the numerics of model `name`."""
+        """What serves the reward model in the checkpoint folder `path`, in the numerics of model `name`: one, however often it is
+        asked for."""
         from sparring.engine.reward import RewardModel
         from sparring.model.load import load
 
-        spec = self._models[name]
-        model = load(path, dtype=spec.dtype, device=self._device, numerics=spec.numerics, head="scalar")
-        reward = RewardModel(model, token_budget=self._train.token_budget, threads=self._threads)
-        self._rewards.append(reward)
-        return reward
+        if (name, path) not in self._rewards:
+            spec = self._models[name]
+            model = load(path, dtype=spec.dtype, device=self._device, numerics=spec.numerics, head="scalar")
+            self._rewards[name, path] = RewardModel(model, token_budget=self._train.token_budget, threads=self._threads)
+        return self._rewards[name, path]
 
     def _served(self, name: str, served: ServedConfig) -> Engine:
         from sparring.engine.adapters.key import key_of
@@ -150,4 +151,4 @@ class InlineCluster:
         while self._trainers:
             await self._trainers.pop().close()
         while self._rewards:
-            await self._rewards.pop().close()
+            await self._rewards.popitem()[1].close()

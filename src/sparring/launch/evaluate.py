@@ -121,6 +121,7 @@ async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
     from sparring.stages.check import check_directory
     from sparring.stages.eval import evaluate_folder, held_out
     from sparring.stages.judged import check_judges
+    from sparring.stages.rewarded import check_reward_model
 
     check_directory(Path(config.run.directory))
     folder = evaluation_folder(config, subject)
@@ -132,6 +133,7 @@ async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
         if tasks[0].box is not None:
             check_sandbox(config.sandbox)
         await check_judges(context)
+        check_reward_model(context, subject.folder)
         plan = EvalPlan(tasks=tasks, run_seed=config.run.seed, samples=config.eval.samples)
         evaluation = await evaluate_folder(context, str(subject.folder), plan)
         result = _told(context, subject, evaluation, folder)

@@ -43,12 +43,11 @@ def run_recipe(config: RunConfig) -> Path:
     return block(_run(resolve(config)))
 
 
-def run_with_earlier(config: RunConfig, begun: tuple[str, ...] = ()) -> Path:
+def run_with_earlier(config: RunConfig) -> Path:
     """Run the recipes of `[run] after`, and theirs, and then this one.
 
     Args:
         config: of the last run.
-        begun: recipes that wait for it.
 
     Returns:
         Its folder.
@@ -56,11 +55,20 @@ def run_with_earlier(config: RunConfig, begun: tuple[str, ...] = ()) -> Path:
     Raises:
         BadInput: as `run_recipe`, for any of them, or a recipe waits for itself.
     """
+    for earlier in _earlier(config, ()):
+        run_recipe(earlier)
+    return run_recipe(config)
+
+
+def _earlier(config: RunConfig, begun: tuple[str, ...]) -> list[RunConfig]:
+    """The recipes that `config` waits for, and theirs before them: all are read before any is run."""
+    found = []
     for recipe in config.run.after:
         if recipe in begun:
             raise refusal("run.after", "recipes that do not wait for each other", " -> ".join((*begun, recipe)), "leave one out")
-        run_with_earlier(load(recipe), (*begun, recipe))
-    return run_recipe(config)
+        after = load(recipe)
+        found += [*_earlier(after, (*begun, recipe)), after]
+    return found
 
 
 async def _run(config: RunConfig) -> Path:
@@ -87,8 +95,10 @@ async def _stage(context: Context, name: str) -> None:
         result = await module.run(context)
     finally:
         context.store.put(f"wall/{name}", before + time.monotonic() - started)
-        await context.judges.close()
-        await context.cluster.close()
+        try:
+            await context.judges.close()
+        finally:
+            await context.cluster.close()
     context.store.put(f"stage/{name}", result)
 
 

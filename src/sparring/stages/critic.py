@@ -9,9 +9,9 @@ from pathlib import Path
 from sparring.algo.credit.gae import Gae
 from sparring.errors import refusal
 from sparring.model.hub import base_folder, local_folder
-from sparring.model.peft import is_adapter
 from sparring.protocols import Trainer, TrainPlan
 from sparring.stages.context import POLICY, Context
+from sparring.stages.rewarded import check_reads_policy
 from sparring.stages.shape import Shape, folder_shape
 from sparring.types import Batch, CheckpointRef, Sample, StepResult, WeightRef
 
@@ -115,16 +115,7 @@ def _check_model(context: Context, name: str) -> None:
     if name not in models or models[name].path is None:
         known = ", ".join([POLICY, OWN, *(n for n, spec in models.items() if n != POLICY and spec.path)])
         raise refusal(where, f"one of {known}", repr(name), f"add [models.{name}] path")
-    folder, given = local_folder(str(models[name].path)), context.given()
-    if is_adapter(folder):
-        raise refusal(f"models.{name}.path", "whole weights with room for a scalar head", "an adapter", "export it first")
-    mine = None if given is None else base_folder(given) / "tokenizer.json"
-    theirs = base_folder(folder) / "tokenizer.json"
-    if mine is None or not theirs.is_file() or theirs.read_bytes() != mine.read_bytes():
-        raise refusal(f"models.{name}.path", "the policy's own tokenizer.json", "another or none", "train one from the policy")
-    assert given is not None, "its tokenizer was read"
-    if (most := folder_shape(folder).max_positions) < (longest := folder_shape(given).max_positions):
-        raise refusal(f"models.{name}.path", f"a critic that reads the policy's {longest} tokens", str(most), "take another")
+    check_reads_policy(name, local_folder(str(models[name].path)), context.given())
 
 
 def _numerics_of(name: str) -> str:

@@ -20,6 +20,7 @@ from sparring.rollout.window import Window
 from sparring.stages.checkpoints import Checkpoints
 from sparring.stages.context import POLICY, Context
 from sparring.stages.lora import trained_folder
+from sparring.stages.rewarded import scorers
 from sparring.stages.rl import Totals, runner
 from sparring.stages.teachers import annotator, teacher_folder
 from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
@@ -52,6 +53,7 @@ async def run(context: Context) -> dict[str, Any]:
         run_seed=config.run.seed,
         engine_version=lambda: engine.version,
         stage=STAGE,
+        scorers=scorers(context),
     )
     checkpoints = Checkpoints(
         trainer=trainer,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from sparring.envs.rubrics.config import RELATIVE, AskedPart, judging
+from collections.abc import Mapping
+from typing import Any
+
+from sparring.envs.rubrics.config import RELATIVE, AskedPart, judging, of_domain
 from sparring.errors import InfraError, refusal
 from sparring.model.hub import local_folder
 from sparring.stages.context import POLICY, Context
@@ -21,10 +24,8 @@ async def check_judges(context: Context) -> list[str]:
     asked = {name: part for name, part in config.env.rubric.items() if isinstance(part, AskedPart)}
     for name, part in asked.items():
         _check_model(context, f"env.rubric.{name}", part)
-    by_itself = any(part.weight and not isinstance(part, RELATIVE) for part in config.env.rubric.values())
-    if asked and not by_itself and "eval" in config.run.stages:
-        expected, got = "a part that says what one answer is worth, for the stage eval", "parts that compare a group's"
-        raise refusal("env.rubric", expected, got, "add one, or leave eval out of run.stages")
+    if ("eval" in config.run.stages or config.eval.every) and config.rl.reward_model is None:
+        _check_by_itself(config.env.rubric)
     models = sorted(judging(config.env.rubric))
     for model in models:
         try:
@@ -33,6 +34,16 @@ async def check_judges(context: Context) -> list[str]:
             do = f"start its server, or correct models.{model}.served"
             raise refusal(f"models.{model}", "a judge that answers", str(error), do) from error
     return [f"judges: {model} answers" for model in models]
+
+
+def _check_by_itself(rubric: Mapping[str, Any]) -> None:
+    """In every domain a part says what one answer is worth: an evaluation has no group."""
+    for domain in sorted({name for part in rubric.values() for name in part.domains}) or [""]:
+        parts = of_domain(dict(rubric), domain).values()
+        if parts and not any(part.weight and not isinstance(part, RELATIVE) for part in parts):
+            got = f"parts that compare a group's{f' in domain {domain!r}' if domain else ''}"
+            expected, do = "a part that says what one answer is worth, for evaluations", "add one, or evaluate nothing"
+            raise refusal("env.rubric", expected, got, do)
 
 
 def _check_model(context: Context, where: str, part: AskedPart) -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from sparring.errors import refusal
 from sparring.model.hub import base_folder, local_folder
+from sparring.model.peft import is_adapter
 from sparring.protocols import Scorer
 from sparring.rollout.reward_scorer import RewardScorer
 from sparring.stages.context import POLICY, Context
+from sparring.stages.shape import folder_shape
 
 OWN = "reward_model"
 """The stage whose output `rl.reward_model` may name."""
@@ -44,7 +46,7 @@ def check_reward_model(context: Context, tokenizer: Path | None) -> list[str]:
         BadInput: it does not.
     """
     config, name = context.config, context.config.rl.reward_model
-    if "rl" not in config.run.stages or name is None:
+    if name is None or not {"rl", "distill", "eval"} & set(config.run.stages):
         return []
     if name == OWN:
         if OWN not in config.run.stages and context.done(OWN) is None:
@@ -53,14 +55,34 @@ def check_reward_model(context: Context, tokenizer: Path | None) -> list[str]:
     if name not in config.models or name == POLICY or config.models[name].path is None:
         others = ", ".join(n for n, spec in config.models.items() if n != POLICY and spec.path) or "none"
         raise refusal("rl.reward_model", f"{OWN} or a model with a path ({others})", repr(name), f"add [models.{name}] path")
-    folder, mine = _folder(context) / "tokenizer.json", None if tokenizer is None else base_folder(tokenizer) / "tokenizer.json"
-    if mine is None or not folder.is_file() or folder.read_bytes() != mine.read_bytes():
-        raise refusal(f"models.{name}.path", "the policy's own tokenizer.json", "another or none", "train one from the policy")
+    check_reads_policy(name, _folder(context), tokenizer)
     kinds = json.loads((_folder(context) / "config.json").read_text(encoding="utf-8")).get("architectures") or []
     if not any("ForSequenceClassification" in kind for kind in kinds):
         got, do = ", ".join(kinds) or "none", "train one: the stage reward_model writes such a folder"
         raise refusal(f"models.{name}.path", "a checkpoint with a scalar head (ForSequenceClassification)", got, do)
     return [f"rl: {_folder(context)} scores rollouts"]
+
+
+def check_reads_policy(name: str, folder: Path, policy: Path | None) -> None:
+    """Whole weights that read what the policy says: its tokens, and as many of them.
+
+    Args:
+        name: of the model in `[models]`.
+        folder: its checkpoint.
+        policy: the policy's, None where the run makes one.
+
+    Raises:
+        BadInput: they do not.
+    """
+    where = f"models.{name}.path"
+    if is_adapter(folder):
+        raise refusal(where, "whole weights with room for a scalar head", "an adapter", "export it first")
+    theirs = base_folder(folder) / "tokenizer.json"
+    mine = None if policy is None else base_folder(policy) / "tokenizer.json"
+    if policy is None or mine is None or not theirs.is_file() or theirs.read_bytes() != mine.read_bytes():
+        raise refusal(where, "the policy's own tokenizer.json", "another or none", "train one from the policy")
+    if (most := folder_shape(folder).max_positions) < (longest := folder_shape(policy).max_positions):
+        raise refusal(where, f"a model that reads the policy's {longest} tokens", str(most), "take another")
 
 
 def _folder(context: Context) -> Path:
