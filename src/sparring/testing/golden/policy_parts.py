@@ -177,11 +177,15 @@ def vespo(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
 
 
 def m2po(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
-    """arXiv 2510.01161: the largest (log r)^2 go until the mean of the others is small."""
-    stays = list(np.argsort(-(r0**2), kind="stable"))
-    while stays and np.mean(r0[stays] ** 2) > settings.get("bound", 0.04):
-        stays.pop(0)
-    return -np.exp(r) * step.advantages * np.isin(np.arange(len(r0)), stays)
+    """arXiv 2510.01161, algorithm 1: of the tokens that a trust region is about (A > 0 and r > 1, or A < 0 and r < 1), the
+    largest (log r)^2 go until the mean of the others is small."""
+    outwards = ((step.advantages > 0) & (r0 > 0)) | ((step.advantages < 0) & (r0 < 0))
+    inside, gone = np.flatnonzero(outwards).tolist(), np.zeros(len(r0), bool)
+    while inside and np.mean(r0[inside] ** 2) > settings.get("bound", 0.04):
+        largest = inside[int(np.argmax(r0[inside] ** 2))]
+        inside.remove(largest)
+        gone[largest] = True
+    return -np.exp(r) * step.advantages * ~gone
 
 
 def topr(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
