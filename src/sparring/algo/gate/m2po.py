@@ -17,8 +17,7 @@ class M2po(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     and r < 1): those of the largest (log r)^2, as few as leave the others of that kind in the optimiser step a mean of at most
     `bound` (M2PO, arXiv 2510.01161, algorithm 1 and equations 4 and 5). Tokens that come back are never lost, and have no part
     in the mean. Only outliers are lost, however stale the data is. Use it with a large `max_lag`. Costs a first pass over the
-    step's tokens. Its authors' code clips ratios at the bounds where this masks, which has the same gradient; it then also
-    leaves what lies within fixed least bounds.
+    step's tokens. Its authors' code makes a clip range of the bound, never narrower than constants, where the paper masks.
     """
 
     unit: ClassVar[Unit] = "token"
