@@ -57,7 +57,7 @@ async def judged(model: Replies, part: Judge, *completions: str) -> list[Score]:
 
 
 def test_an_openai_endpoint_judges() -> None:
-    encode = toy_renderer().tokenizer.encode  # type: ignore[attr-defined]
+    encode = toy_renderer().tokenizer.encode
     server = CompletionsServer(Telling(replies(["0", "0", "0", "I say 7", "I say 2"], encode)))  # three answer probes
     try:
         engine = OpenAiEngine(server.url)

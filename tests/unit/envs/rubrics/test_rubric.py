@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from sparring.envs.base import Env
 from sparring.envs.config import EnvConfig
 from sparring.envs.registry import load_env
 from sparring.envs.rubrics.config import Part
@@ -157,9 +158,10 @@ def test_a_world_of_rows(tmp_path: Path) -> None:
 
     async def played() -> tuple[Score, Score]:
         env = factory.make()
+        assert isinstance(env, Env)
         await env.open(task, None)
         right = task.data["answer"].split("#### ")[1]
-        return await env.reward(f"It is {right}.", task), await env.reward(f"It is {right}0.", task)  # type: ignore[attr-defined]
+        return await env.reward(f"It is {right}.", task), await env.reward(f"It is {right}0.", task)
 
     assert [score.reward for score in asyncio.run(played())] == [1, 0]
 
