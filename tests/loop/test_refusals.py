@@ -238,7 +238,7 @@ def test_a_chat_that_asks_for_a_held_out_task(
     refused: Callable[..., str], tmp_path: Path, held_out_prompts: list[str], chat: str
 ) -> None:
     data = tmp_path / "rows.jsonl"
-    rows = [[QUESTION, ANSWER], CHATS[chat](held_out_prompts[4])]
+    rows = [[QUESTION, ANSWER], CHATS[chat](f" {held_out_prompts[4]}\n")]
     data.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
     message = refused(f"sft.data={data}")
     expected = "expected a prompt that no training stream holds"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from sparring.envs.splits import normalised, prompt_key
 from sparring.errors import BadInput, refusal
 from sparring.stages.context import Context
 from sparring.stages.demonstrate import given_data
@@ -20,18 +21,18 @@ def check_unseen(context: Context, tasks: Sequence[Task]) -> None:
         BadInput: one was.
     """
     check_unseen_files(context, tasks)
-    texts = {_text(task.messages): task.id for task in tasks}
+    texts = {prompt_key(task): task.id for task in tasks}
     for index in range((context.done("collect") or {}).get("tasks", 0)):
         prompt = context.store.get(f"collect/{index}")["prompt"]
-        if prompt in texts:
-            raise _trained_on(texts[prompt], f"the prompt of a trace, {prompt[:60]!r}")
+        if normalised(prompt) in texts:
+            raise _trained_on(texts[normalised(prompt)], f"the prompt of a trace, {prompt[:60]!r}")
     trained = [group.task for stage in ("rl", "distill") for group in context.store.groups(stage=stage)]
     source = context.factory.tasks("demonstration", context.config.run.seed)
     while context.done("sft") is not None and given_data(context) is None and (task := source.next()) is not None:
         trained.append(task)
     for task in trained:
-        if _text(task.messages) in texts:
-            raise _trained_on(texts[_text(task.messages)], f"the prompt of {task.id}")
+        if prompt_key(task) in texts:
+            raise _trained_on(texts[prompt_key(task)], f"the prompt of {task.id}")
 
 
 def check_unseen_files(context: Context, tasks: Sequence[Task]) -> None:
@@ -43,9 +44,9 @@ def check_unseen_files(context: Context, tasks: Sequence[Task]) -> None:
     """
     last = Counter(_last(task) for task in tasks)
     texts = {text: task.id for task in tasks if last[text := _last(task)] == 1 and text}
-    texts |= {_text(task.messages): task.id for task in tasks}
+    texts |= {prompt_key(task): task.id for task in tasks}
     for where, prompt in _rows(context):
-        asked = [_text(_before_reply(prompt)), *(message.content for message in prompt if message.role == "user")]
+        asked = [_text(_before_reply(prompt)), *(normalised(message.content) for message in prompt if message.role == "user")]
         for text in asked:
             if text in texts:
                 raise _trained_on(texts[text], where, "take that row out of the file")
@@ -68,11 +69,11 @@ def _before_reply(messages: Sequence[Message]) -> Sequence[Message]:
 
 def _last(task: Task) -> str:
     """What the user says at last, "" where that is nothing."""
-    return next((message.content for message in reversed(task.messages) if message.role == "user"), "")
+    return normalised(next((message.content for message in reversed(task.messages) if message.role == "user"), ""))
 
 
 def _text(messages: Sequence[Message]) -> str:
-    return "\n".join(message.content for message in messages)
+    return normalised(" ".join(message.content for message in messages))
 
 
 def _trained_on(task: str, got: str, do: str = "change the splits of the environment") -> BadInput:
