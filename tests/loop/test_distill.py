@@ -158,6 +158,7 @@ def test_a_killed_run_ends_with_the_same_bits(given: Path, teacher: Path) -> Non
         (('models.teacher.served={url="http://127.0.0.1:1/v1"}', 'distill.over="vocabulary"'), "whole distribution is computed here"),
         (('models.teacher.served={url="http://a/v1"}', "rollout.temperature=0.7"), "rollout.temperature: expected 1"),
         (('models.teacher.served={kind="chat", url="http://a/v1", served_model="m"}',), "a server that judges token ids"),
+        (('models.teacher.served={url="http://a/v1", api_key_env="NO_SUCH_KEY"}',), "environment variable NO_SUCH_KEY: expected a key"),
     ],
 )
 def test_what_makes_no_sense_is_refused(given: Path, checkpoint: Path, tmp_path: Path, settings: tuple[str, ...], said: str) -> None:
