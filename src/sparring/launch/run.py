@@ -182,7 +182,7 @@ def _who(config: RunConfig, name: str) -> str:
     from sparring.model.hub import local_folder
 
     spec = config.models[name]
-    files = [] if spec.path is None else sorted(local_folder(spec.path).iterdir())
+    files = [] if spec.path is None else sorted(file for file in local_folder(spec.path).iterdir() if file.is_file())
     found = [(file.name, (status := file.stat()).st_size, status.st_mtime_ns) for file in files]
     return repr((msgspec.to_builtins(spec), config.engine.kind, config.run.device, found))
 
