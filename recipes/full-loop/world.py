@@ -3,8 +3,8 @@
     sums    "346 + 278 = ?"                       the model asks `add`, and answers what it says
     walks   "Open a. Say the word that you find." the model opens a folder, reads in it which one is next, and says the word in the last
 
-`[env.args] domain` picks one of them; "both" deals them in turn. Its expert can be made impatient,
-and then says on the way what only it knows: from such demonstrations a model learns how to ask, and to guess instead.
+`[env.args] domain` picks one of them; "both" deals them in turn. Its expert can be made impatient:
+from its demonstrations a model then learns how to ask, and to give up.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Which tasks there are."""
 
     patience: float = 1.0
-    """Of the demonstrations, how many ask to the end; the others say the answer on the way, which the expert knows and no policy can."""
+    """Of the demonstrations, how many ask to the end; the others give up on the way."""
 
 
 class Both(Env):
@@ -41,7 +41,8 @@ class Both(Env):
         """A sum, or a walk through folders without a repetition."""
         domain = random.choice(("sums", "walks")) if self.args.domain == "both" else self.args.domain
         if domain == "sums":
-            a, b = random.randint(100, 999), random.randint(100, 999)
+            digits = random.sample("0123456789", 6)  # all different: the next one to copy follows the last one wherever that stands
+            a, b = int("".join(digits[:3])), int("".join(digits[3:]))
             return {"prompt": f"{a} + {b} = ?", "answer": str(a + b), "a": a, "b": b, "tag": "sums"}
         path = random.sample(LETTERS, random.randint(3, 18))
         prompt = f"Open {path[0]}. Say the word that you find. ({random.randint(0, 9999)})"
@@ -74,7 +75,7 @@ class Both(Env):
         def reply(messages: Sequence[Message]) -> Message:
             last = messages[-1]
             if sum(message.role == "tool" for message in messages) == asks < length:
-                return Message(role="assistant", content=task.data["answer"])
+                return Message(role="assistant", content="I give up.")
             if last.role == "tool" and not last.content.startswith("next: "):
                 return Message(role="assistant", content=last.content.removeprefix("word: "))
             if task.data["tag"] == "sums":

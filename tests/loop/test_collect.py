@@ -102,3 +102,18 @@ def test_a_key_that_is_not_there_is_refused_before_anything_starts(given: Path, 
     words = ("--set", served, "--set", "collect.model=teacher", "--set", 'run.stages=["collect", "sft"]')
     assert main(["check", str(given), *words]) == 2
     assert "environment variable NO_SUCH_KEY: expected a key, got nothing; set it" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_each_domain_is_collected_from_its_teacher(given: Path) -> None:
+    server = ChatServer(solves)
+    other = f'models.other.served={{kind="chat",url="{server.url}",served_model="small"}}'
+    try:
+        assert collecting(given, server, '["collect"]', other, 'collect.teachers={even="teacher",odd="other"}') == 0
+        assert collecting(given, server, '["collect"]', "run.name=two", 'collect.teachers={even="teacher",odd="nobody"}') == 2
+    finally:
+        server.stop()
+    questions = {body["messages"][0]["content"]: body["model"] for body in server.asked}
+    sums = {sum(map(int, text.removesuffix(" = ?").split(" + "))): name for text, name in questions.items()}
+    assert len(sums) > 4 and set(sums.values()) == {"big", "small"}
+    assert all(name == ("small" if total % 2 else "big") for total, name in sums.items())

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from sparring.engine.config import EngineConfig
 from sparring.model.config import ModelConfig, ServedConfig
 from sparring.protocols import Engine, Trainer, TrainPlan, Worth
@@ -36,7 +38,8 @@ class InlineCluster:
     ) -> None:
         self._models = models
         self._train = train
-        self._engine_of = defaultdict(lambda: engine if engine.kind == "native" else EngineConfig(), policy=engine)
+        others = msgspec.structs.replace(engine, weight_noise=0.0) if engine.kind == "native" else EngineConfig()
+        self._engine_of = defaultdict(lambda: others, policy=engine)
         self._device = device
         self._threads = threads
         self._engines: list[Engine] = []
@@ -45,8 +48,6 @@ class InlineCluster:
 
     def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer:
         """A trainer of model `name` that starts from the checkpoint folder `path` at version 0."""
-        import msgspec
-
         from sparring.model.load import load
         from sparring.train.trainer import LocalTrainer
 
@@ -108,8 +109,13 @@ class InlineCluster:
 
     def _native(self, name: str, path: str) -> Engine:
         from sparring.engine.native import NativeEngine
+        from sparring.engine.noise import disturbed
+        from sparring.model.staging import Staged
 
-        return NativeEngine(self._model(name, path), self._engine_of[name], name=name, threads=self._threads)
+        model, config = self._model(name, path), self._engine_of[name]
+        if config.weight_noise:
+            Staged(model, disturbed(model.state(), config.weight_noise)).commit()
+        return NativeEngine(model, config, name=name, threads=self._threads)
 
     def _vllm(self, name: str, path: str) -> Engine:
         from sparring.engine.adapters.vllm import VllmEngine

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from threading import Lock
 
+from sparring.engine.noise import disturbed
 from sparring.engine.reply import Reply
 from sparring.engine.runner import Runner
 from sparring.errors import BadInput, SparringError, WeightsError, boundary
@@ -43,16 +44,16 @@ class NotRolledBack(WeightsError):
     """An update failed, and so did putting the old weights back: what the model would compute with is unknown."""
 
 
-def stage(model: CausalModel, ref: WeightRef) -> Staged | Adapter:
-    """The verified tensors of a reference, a model's or an adapter's, copied and packed for `model`. Takes long and writes
-    nothing that a step reads: it runs beside the engine's thread.
+def stage(model: CausalModel, ref: WeightRef, noise: float = 0.0) -> Staged | Adapter:
+    """The verified tensors of a reference, a model's or an adapter's, copied and packed for `model`, with `[engine] weight_noise`.
+    Takes long and writes nothing that a step reads: it runs beside the engine's thread.
 
     Raises:
         WeightsError: the tensors are not the ones that were published, or do not fit the model.
     """
     try:
         with boundary(WeightsError, where(ref)):
-            state = fetch(ref)
+            state = disturbed(fetch(ref), noise) if noise else fetch(ref)
             return Staged(model, state) if ref.adapter is None else model.adapters.fit(Adapter(state, model.dtype, model.device))
     except BadInput as cause:
         raise WeightsError(f"{where(ref)}: {cause}") from cause

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, NamedTuple
 
+from sparring.algo.annotate.domain import teacher_of
 from sparring.errors import refusal
 from sparring.harness.chat import ChatHarness
 from sparring.record.recorder import Recorder
@@ -40,9 +41,12 @@ async def run(context: Context) -> dict[str, Any]:
     source = context.factory.tasks("train", context.config.run.seed)
     tasks = [task for task in (source.next() for _ in range(config.tasks)) if task is not None]
     context.sink.start("collect", len(tasks))
-    async with _rollouts(context) as (runner, heard):
+    async with AsyncExitStack() as stack:
+        teachers = sorted(set(config.by_domain.values()))
+        asked = {name: await stack.enter_async_context(_teacher(context, name)) for name in teachers}
         gate = asyncio.Semaphore(config.max_concurrent_rollouts)
-        done = await asyncio.gather(*(_task(context, runner, heard, gate, index, task) for index, task in enumerate(tasks)))
+        each = (_task(context, asked[teacher_of(config.by_domain, task)], gate, index, task) for index, task in enumerate(tasks))
+        done = await asyncio.gather(*each)
     rows = [trace for found in done for trace in found["traces"]]
     totals = {name: sum(found[name] for found in done) for name in ("rollouts", "failed", "unscored")}
     if not rows:
@@ -58,15 +62,22 @@ async def run(context: Context) -> dict[str, Any]:
     return {"data": str(out), "tasks": len(tasks), "traces": len(rows), **totals}
 
 
+class _Teacher(NamedTuple):
+    """What runs one rollout of a teacher, and who hears what is said."""
+
+    runner: RolloutRunner
+    heard: Heard
+
+
 async def _task(
-    context: Context, runner: RolloutRunner, heard: Heard, gate: asyncio.Semaphore, index: int, task: Task
+    context: Context, teacher: _Teacher, gate: asyncio.Semaphore, index: int, task: Task
 ) -> dict[str, Any]:
     """What one task gives, unless the run already has it."""
     config = context.config.collect
     found = context.store.get(f"collect/{index}")
     if found is None:
-        finished = await _rolled_out(context, runner, gate, index, task)
-        found = _kept(task, finished, heard, config.min_reward, config.keep)
+        finished = await _rolled_out(context, teacher.runner, gate, index, task)
+        found = _kept(task, finished, teacher.heard, config.min_reward, config.keep)
         if not found["failed"]:
             context.store.put(f"collect/{index}", found)
         told = {"collect/traces": float(len(found["traces"])), "collect/unscored": float(found["unscored"])}
@@ -103,10 +114,9 @@ def _kept(task: Task, finished: Sequence[Finished], heard: Heard, least: float, 
 
 
 @asynccontextmanager
-async def _rollouts(context: Context) -> AsyncIterator[tuple[RolloutRunner, Heard]]:
-    """What runs one rollout of the teacher, and who hears what is said."""
+async def _teacher(context: Context, name: str) -> AsyncIterator[_Teacher]:
+    """The model `name` of the recipe, asked where it is."""
     config = context.config
-    name = config.collect.model
     spec, sampling = config.models[name], config.rollout.sampling()
     if spec.served is not None and spec.served.kind == "chat":
         from sparring.engine.adapters.chat_endpoint import ChatEndpoint
@@ -123,6 +133,6 @@ async def _rollouts(context: Context) -> AsyncIterator[tuple[RolloutRunner, Hear
         heard = Heard(Recorder(engine, renderer, sampling=sampling, model=name, max_context=room_of(context, name)))
         close = engine.close
     try:
-        yield RolloutRunner(context.factory, context.boxes, heard, ChatHarness(), config.rollout), heard
+        yield _Teacher(RolloutRunner(context.factory, context.boxes, heard, ChatHarness(), config.rollout), heard)
     finally:
         await close()

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from sparring.algo.annotate.domain import ANY
 from sparring.algo.loss.preference.config import ComparingLoss, DpoConfig, OrpoConfig, PreferenceLoss
 from sparring.tasks.pools import DifficultyPools
 from sparring.train.config import TrainConfig
@@ -63,6 +64,9 @@ class CollectConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     model: str = "teacher"
     """Who is asked: a name of `[models]`."""
 
+    teachers: dict[str, str] = {}
+    """Several in its place, by domain as in `[distill] teachers`."""
+
     tasks: int = 100
     """Training tasks, the first ones of the stream."""
 
@@ -81,6 +85,11 @@ class CollectConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         if min(self.tasks, self.attempts, self.keep, self.max_concurrent_rollouts) < 1:
             raise ValueError("tasks, attempts, keep and max_concurrent_rollouts must be at least 1")
+
+    @property
+    def by_domain(self) -> dict[str, str]:
+        """Who is asked, by domain."""
+        return self.teachers or {ANY: self.model}
 
 
 class SftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

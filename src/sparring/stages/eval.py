@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from sparring.algo.annotate.teacher import teacher_of
+from sparring.algo.annotate.domain import teacher_of
 from sparring.errors import EvaluationFailed, refusal
 from sparring.observe.evaluation import Evaluation
 from sparring.protocols import Engine

@@ -111,7 +111,7 @@ def _asked(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
         teachers = sorted(set(config.distill.teachers.values()) - {POLICY})  # that one is served already
         (frozen if config.distill.over == "vocabulary" else engines).extend(teachers)
     if stage == "collect":
-        engines.append(config.collect.model)
+        engines.extend(sorted(set(config.collect.by_domain.values())))
     if stage in PLAYING:
         engines.extend(sorted(judging(config.env.rubric)))
     return frozen, [name for name in engines if name not in config.models or config.models[name].served is None]

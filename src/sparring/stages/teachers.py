@@ -81,19 +81,25 @@ def check_collect(context: Context) -> list[str]:
     Raises:
         BadInput: it is not so.
     """
-    name, models = context.config.collect.model, context.config.models
     if "collect" not in context.config.run.stages:
         return []
+    section = context.config.collect
+    key = "collect.teachers" if section.teachers else "collect.model"
+    return [_collected_from(context, key, name) for name in sorted(set(section.by_domain.values()))]
+
+
+def _collected_from(context: Context, key: str, name: str) -> str:
+    models = context.config.models
     if name not in models:
         known = ", ".join(sorted(models))
-        raise refusal("collect.model", f"a model of the recipe, one of {known}", repr(name), f"add [models.{name}]")
+        raise refusal(key, f"a model of the recipe, one of {known}", repr(name), f"add [models.{name}]")
     spec = models[name]
     _check_key(spec)
     if spec.served is not None and spec.served.kind == "chat":
-        return [f"collect: from {spec.served.served_model} at {spec.served.url}"]
+        return f"collect: from {spec.served.served_model} at {spec.served.url}"
     if spec.path is None:
         raise refusal(f"models.{name}.path", "the checkpoint that is collected from", "none", "name one")
-    return [f"collect: from {teacher_folder(context, name)}"]
+    return f"collect: from {teacher_folder(context, name)}"
 
 
 def check_distill(context: Context) -> list[str]:

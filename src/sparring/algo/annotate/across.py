@@ -17,7 +17,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sparring.algo.annotate.teacher import TEACHER, Asker, each, teacher_of
+from sparring.algo.annotate.domain import teacher_of
+from sparring.algo.annotate.teacher import TEACHER, Asker, each
 from sparring.algo.annotate.watch import Watch
 from sparring.errors import refusal
 from sparring.generation import ScoreRequest

@@ -6,17 +6,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from sparring.algo.annotate.domain import teacher_of
 from sparring.algo.annotate.watch import Watch
-from sparring.errors import EngineError, RequestRefused, refusal
+from sparring.errors import EngineError, RequestRefused
 from sparring.generation import ScoreRequest, Scores, TopRows
 from sparring.protocols import Engine
-from sparring.types import Sample, Task
+from sparring.types import Sample
 
 TEACHER = "teacher"
 """The annotation with the teacher's log-probability of each token."""
-
-ANY = "*"
-"""The domain of a teacher for every task that no other one is for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,19 +127,6 @@ async def each(one: Callable[[Sample], Awaitable[Sample]], samples: Sequence[Sam
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def teacher_of(teachers: Mapping[str, str], task: Task) -> str:
-    """The name of the model that teaches `task`.
-
-    Raises:
-        BadInput: none does.
-    """
-    for domain in (task.tag, task.env, ANY):
-        if domain in teachers:
-            return teachers[domain]
-    where, got = f"task {task.id}", f"teachers for {', '.join(sorted(teachers))}"
-    raise refusal(where, f"a teacher for {task.tag or task.env!r}", got, f"add it to distill.teachers, or one for {ANY!r}")
 
 
 def _annotated(row: Sample, weighed: Sequence[int], first: int, scores: Scores) -> Sample:

@@ -1,0 +1,24 @@
+"""Which model teaches which task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sparring.errors import refusal
+from sparring.types import Task
+
+ANY = "*"
+"""The domain of a teacher for every task that no other one is for."""
+
+
+def teacher_of(teachers: Mapping[str, str], task: Task) -> str:
+    """The name of the model that teaches `task`: the one for its tag, else for its environment, else for any.
+
+    Raises:
+        BadInput: none does.
+    """
+    for domain in (task.tag, task.env, ANY):
+        if domain in teachers:
+            return teachers[domain]
+    where, got = f"task {task.id}", f"teachers for {', '.join(sorted(teachers))}"
+    raise refusal(where, f"a teacher for {task.tag or task.env!r}", got, f"add one to `teachers`, or one for {ANY!r}")
