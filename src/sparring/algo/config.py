@@ -29,6 +29,7 @@ from sparring.algo.gate.rules import Clip, ClipCov, GateRule, Geometric, KlCov, 
 from sparring.algo.kl import Kl
 from sparring.algo.presets import ALGORITHMS
 from sparring.algo.ratio.rules import ProductRatio, RatioRule, TokenRatio
+from sparring.algo.right_answers import RightAnswers
 from sparring.algo.shaping.kl_reward import KlReward
 from sparring.algo.shaping.rules import ShapingRule
 from sparring.algo.tokens import StepGate, Unit
@@ -100,6 +101,9 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     top_entropy: float = 1.0
     """The share of an optimiser step's tokens, those of highest entropy, that the surrogate is taken of; 0.2: the 80/20 rule
     (arXiv 2506.01939). Below 1 it costs a first pass over the step's tokens."""
+
+    right_answers: RightAnswers | None = None
+    """A language-model loss on right answers, beside the policy's."""
 
     shaping: tuple[ShapingRule, ...] = ()
     """What is added to rewards before credit, in this order: a list of tables, each with the name of a rule and its settings."""

@@ -51,6 +51,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "credit": {"name": "gae", "lambda_value": 1.0, "length_alpha": 0.05},
         "gate": {"name": "clip", "low": 0.2, "high": 0.28},
         "aggregation": "token_mean",
+        "right_answers": {"coefficient": 0.1},
     },
     "rloo": {"credit": "rloo", "gate": "none", "aggregation": "sequence_sum"},
     "reinforce_plus_plus": {
@@ -96,7 +97,7 @@ SOURCES: dict[str, str] = {
     "decoupled_ppo": "AReaL, arXiv 2505.24298, equation 5, with its cap of 5",
     "decoupled_ppo_loglinear": "the same, the proximal policy guessed from versions",
     "ppo": "arXiv 1707.06347 with GAE, arXiv 1506.02438, with one lambda; takes `[rl.critic]`",
-    "vapo": "arXiv 2504.05118, section 4, but for its loss on right answers; takes `[rl.critic]`",
+    "vapo": "arXiv 2504.05118, section 4; takes `[rl.critic]`",
     "rloo": "arXiv 2402.14740",
     "reinforce_plus_plus": "arXiv 2501.03262",
     "reinforce_plus_plus_baseline": "arXiv 2501.03262",

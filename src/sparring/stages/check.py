@@ -22,6 +22,7 @@ from sparring.stages.critic import check_critic, critic_shape
 from sparring.stages.demonstrate import Conversation, converse, demonstrate, given_conversations
 from sparring.stages.eval import held_out
 from sparring.stages.fit import SOME, check_rendering
+from sparring.stages.imitated import check_imitation
 from sparring.stages.judged import check_judges
 from sparring.stages.lora import check_lora
 from sparring.stages.memory import Held
@@ -77,7 +78,7 @@ async def check(context: Context) -> list[str]:
     found, held, shown = await _world(context, task)
     about, compared = check_compared(context)
     shown += compared
-    about += check_online(config)
+    about += check_online(config) + check_imitation(config)
     about += check_reward_model(context, context.given())
     facts += about + found + check_rendering(context, shape, tasks, shown, held)
     return facts + check_model(context, shape)

@@ -28,6 +28,7 @@ from sparring.stages.beside import evaluated
 from sparring.stages.checkpoints import Checkpoints
 from sparring.stages.context import POLICY, Context
 from sparring.stages.critic import CRITIC, open_critic, write_critic
+from sparring.stages.imitated import imitation
 from sparring.stages.lora import trained_folder
 from sparring.stages.online import credit_chosen, preference_loss
 from sparring.stages.rewarded import scorers
@@ -172,8 +173,8 @@ def _plan(context: Context) -> TrainPlan:
     config = context.config
     total = config.rl.steps * config.rl.passes * config.rl.minibatches
     loss = preference_loss(config) or PolicyLoss(config.algo)
-    imitate = [ImitateLoss(scale=config.rl.observations)] if config.rl.observations else []
-    return TrainPlan(losses=[loss, *imitate], total_steps=total, overrides=config.rl.train)
+    scale = imitation(config)
+    return TrainPlan(losses=[loss, *([ImitateLoss(scale=scale)] if scale else [])], total_steps=total, overrides=config.rl.train)
 
 
 class Totals:
