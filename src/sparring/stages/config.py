@@ -175,16 +175,26 @@ class StepsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What stands between two steps."""
 
 
+class TurnsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="turns"):
+    """Each turn of a conversation is right or not: `steps`, where a step is a whole reply, tool calls included.
+
+        loss = -y * log sigmoid(v) - (1 - y) * log sigmoid(-v),    v the value behind the reply, y its label
+
+    A process reward model for `[rl] reward_by = "turn"`, which asks it at the same places.
+    """
+
+
 class RewardModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[reward_model]`: a scalar head on the policy's weights learns what replies, or their steps, are worth."""
 
     data: str | None = None
-    """A file of {prompt or messages, chosen, rejected, margin?}; with `steps` of {prompt or messages, steps, labels}."""
+    """A file of {prompt or messages, chosen, rejected, margin?}; with `steps` of {prompt or messages, steps, labels}; with
+    `turns` of {messages, labels}."""
 
     held_out: int = 0
     """At least that many rows, whole prompts, are not trained but judged at the end; 0: none."""
 
-    loss: BradleyTerryConfig | StepsConfig = BradleyTerryConfig()
+    loss: BradleyTerryConfig | StepsConfig | TurnsConfig = BradleyTerryConfig()
     """What is learned, by `name`."""
 
     steps: int = 100
@@ -256,6 +266,10 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     reward_weight: float = 1.0
     """What the reward model's rewards are multiplied with before they are added to the world's."""
 
+    reward_by: Literal["reply", "turn"] = "reply"
+    """What the reward model judges. reply: the whole conversation, by its value. turn: every turn of the policy, by the
+    probability that it is right, the sigmoid of the value behind it: process rewards, for a credit that reads turns."""
+
     observations: float = 0.0
     """Scale of a cross-entropy loss on the tokens that tools answered (ECHO, arXiv 2605.24517); 0: none."""
 
@@ -269,6 +283,8 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"critic.warmup_steps must be below steps, got {self.critic.warmup_steps} of {self.steps}")
         if self.minibatches < 1 or self.passes < 1:
             raise ValueError("minibatches and passes must be at least 1")
+        if self.reward_by == "turn" and self.reward_model is None:
+            raise ValueError('reward_by = "turn" needs a reward_model that says what turns are worth')
         if not 0 <= self.observations < math.inf or self.observations and self.preference is not None:
             raise ValueError(f"observations must be 0 or more, and 0 beside preference, got {self.observations}")
         _check_overrides(self.train)

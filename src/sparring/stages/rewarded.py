@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from sparring.algo.credit.rules import OF_TURNS, name_of
 from sparring.errors import refusal
 from sparring.model.hub import base_folder, local_folder
 from sparring.model.peft import is_adapter
 from sparring.protocols import Scorer
 from sparring.rollout.reward_scorer import RewardScorer
+from sparring.rollout.turn_scorer import TurnScorer
+from sparring.stages.config import BradleyTerryConfig
 from sparring.stages.context import POLICY, Context
 from sparring.stages.shape import folder_shape
 
@@ -29,7 +32,8 @@ def reward_scorer(context: Context) -> Scorer | None:
         return None
     own = section.reward_model == OWN
     model = context.cluster.worth(POLICY if own else section.reward_model, path=str(_folder(context)))
-    return RewardScorer(model, weight=section.reward_weight)
+    kind = TurnScorer if section.reward_by == "turn" else RewardScorer
+    return kind(model, weight=section.reward_weight)
 
 
 def check_reward_model(context: Context, tokenizer: Path | None) -> list[str]:
@@ -48,10 +52,12 @@ def check_reward_model(context: Context, tokenizer: Path | None) -> list[str]:
     config, name = context.config, context.config.rl.reward_model
     if name is None or not {"rl", "distill", "eval"} & set(config.run.stages):
         return []
+    if config.rl.reward_by == "turn":
+        _check_turns(context)
     if name == OWN:
         if OWN not in config.run.stages and context.done(OWN) is None:
             raise refusal("rl.reward_model", f"a stage {OWN} before rl", str(list(config.run.stages)), "add it, or name a model")
-        return ["rl: the stage reward_model scores rollouts"]
+        return [f"rl: the stage reward_model scores {_judged(context)}"]
     if name not in config.models or name == POLICY or config.models[name].path is None:
         others = ", ".join(n for n, spec in config.models.items() if n != POLICY and spec.path) or "none"
         raise refusal("rl.reward_model", f"{OWN} or a model with a path ({others})", repr(name), f"add [models.{name}] path")
@@ -60,7 +66,25 @@ def check_reward_model(context: Context, tokenizer: Path | None) -> list[str]:
     if not any("ForSequenceClassification" in kind for kind in kinds):
         got, do = ", ".join(kinds) or "none", "train one: the stage reward_model writes such a folder"
         raise refusal(f"models.{name}.path", "a checkpoint with a scalar head (ForSequenceClassification)", got, do)
-    return [f"rl: {_folder(context)} scores rollouts"]
+    return [f"rl: {_folder(context)} scores {_judged(context)}"]
+
+
+def _check_turns(context: Context) -> None:
+    """The model was taught what turns are worth, and the credit tells them apart."""
+    config = context.config
+    if config.rl.reward_model == OWN and isinstance(config.reward_model.loss, BradleyTerryConfig):
+        do = 'set reward_model.loss = "turns", or rl.reward_by = "reply"'
+        raise refusal("rl.reward_by", 'a reward model of turns or steps beside "turn"', "one of whole replies", do)
+    if "rl" not in config.run.stages:
+        return
+    got = "rl.preference" if config.rl.preference is not None else repr(name_of(config.algo.credit))
+    if config.rl.preference is not None or not isinstance(config.algo.credit, OF_TURNS):
+        rules = ", ".join(sorted(str(rule.__struct_config__.tag) for rule in OF_TURNS))
+        raise refusal("rl.reward_by", f'a credit that tells turns apart beside "turn" ({rules})', got, "choose one of these")
+
+
+def _judged(context: Context) -> str:
+    return "every turn" if context.config.rl.reward_by == "turn" else "rollouts"
 
 
 def check_reads_policy(name: str, folder: Path, policy: Path | None) -> None:

@@ -8,8 +8,8 @@ from sparring.errors import BadInput
 from sparring.render.load import load_renderer
 from sparring.render.train_tokenizer import train_tokenizer
 from sparring.stages.compared import apart, rendered_reply
-from sparring.stages.reward_model import step_ends
-from sparring.tasks.preferences import Preference
+from sparring.stages.reward_model import step_ends, turn_labels
+from sparring.tasks.preferences import JudgedTurns, Preference
 from sparring.testing.conversations import TOOL, answer, call, say, user
 
 
@@ -48,6 +48,19 @@ def test_only_the_reply_is_the_reply(renderer):
     assert "two" in whole and whole.index("two") < whole.index("it is 3")
     with pytest.raises(BadInput, match=f"row 1: expected at most 20 tokens, the positions of the model, got {len(tokens)} tokens"):
         rendered_reply(renderer, (TOOL,), "row 1", prompt, reply, 20)
+
+
+def test_a_turn_ends_behind_its_last_token(renderer):
+    """Where the engine stopped sampling, and a reward model of turns is asked."""
+    prompt, reply = (user("one"),), (call("1 + 2"), answer("3"), say("it is 3"), user("sure?"), say("yes"))
+    tokens, ours = rendered_reply(renderer, (TOOL,), "row 1", prompt, reply, 1000)
+    row = JudgedTurns(where="row 1", prompt=prompt, reply=reply, labels=(1.0, None, 0.25))
+    labels = turn_labels(ours, row)
+    assert list(labels.values()) == [1.0, 0.25] and max(labels) == len(tokens)
+    assert all(tokens[end - 1] in renderer.stop_ids and ours[end - 1] for end in labels)
+    assert "1 + 2" in renderer.decode(tokens[: min(labels)]) and "tool_response" not in renderer.decode(tokens[: min(labels)])
+    with pytest.raises(BadInput, match="row 1, messages: expected 3 turns, one for each message of the assistant, got 2"):
+        turn_labels([True, False, True], row)
 
 
 def test_a_step_ends_where_its_text_has_been_read(renderer):
