@@ -40,7 +40,8 @@ class TurnScorer:
         """
         texts = [list(_turns(rollout)) for rollout in rollouts]
         values = iter(await self._model.worth([text for of in texts for text in of]))
-        return [self._with(score, [_sigmoid(v) for v in islice(values, len(of))]) for score, of in zip(scores, texts, strict=True)]
+        found = [[_sigmoid(value) for value in islice(values, len(of))] for of in texts]
+        return [self._with(score, probabilities) for score, probabilities in zip(scores, found, strict=True)]
 
     def _with(self, score: Score, found: Sequence[float]) -> Score:
         earned = [self._weight * probability for probability in found]
