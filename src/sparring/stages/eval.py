@@ -121,8 +121,8 @@ def check_lost(result: Evaluation, most: float, name: str) -> None:
 
 async def _sampled(context: Context, engine: Engine, folder: Path, plan: EvalPlan) -> dict[int, Finding]:
     """Run what is missing, told to the sink under the plan's stage."""
+    from sparring.stages.live import runner
     from sparring.stages.rewarded import scorers
-    from sparring.stages.rl import runner
 
     name, successes = plan.stage.replace("/", " "), 0
 
