@@ -53,6 +53,12 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "aggregation": "token_mean",
         "right_answers": {"coefficient": 0.1},
     },
+    "prime": {
+        "credit": {"name": "prime", "beta": 0.05},
+        "gate": {"name": "clip", "low": 0.2, "high": 0.2},
+        "aggregation": "token_mean",
+        "difficulty": {"lowest": 0.2, "highest": 0.8, "inclusive": True},
+    },
     "rloo": {"credit": "rloo", "gate": "none", "aggregation": "sequence_sum"},
     "reinforce_plus_plus": {
         "credit": "reinforce_plus_plus",
@@ -98,6 +104,7 @@ SOURCES: dict[str, str] = {
     "decoupled_ppo_loglinear": "the same, the proximal policy guessed from versions",
     "ppo": "arXiv 1707.06347 with GAE, arXiv 1506.02438, with one lambda; takes `[rl.critic]`",
     "vapo": "arXiv 2504.05118, section 4; takes `[rl.critic]`",
+    "prime": "arXiv 2502.01456, with its filter of prompts; takes `[rl.implicit]`",
     "rloo": "arXiv 2402.14740",
     "reinforce_plus_plus": "arXiv 2501.03262",
     "reinforce_plus_plus_baseline": "arXiv 2501.03262",

@@ -41,14 +41,17 @@ class RightAnswers(
             trajectory.id
             for rollout, score in zip(group.rollouts, group.scores, strict=True)
             for trajectory in rollout.trajectories
-            if self._is_right(score, trajectory.role)
+            if is_right(score, trajectory.role, self.solved_above)
         }
         return [_imitated(row) if trajectory_of(row) in right else row for row in rows]
 
-    def _is_right(self, score: Score, role: str) -> bool:
-        if score.success is not None and role not in (score.per_role or {}):
-            return score.success
-        return (score.of(role) or 0.0) > self.solved_above
+
+def is_right(score: Score, role: str, solved_above: float) -> bool:
+    """What the scorer's `success` says; where it says nothing, or roles earn rewards of their own, a reward above
+    `solved_above`."""
+    if score.success is not None and role not in (score.per_role or {}):
+        return score.success
+    return (score.of(role) or 0.0) > solved_above
 
 
 def _imitated(row: Sample) -> Sample:

@@ -13,6 +13,7 @@ from sparring.model.hub import local_folder
 from sparring.protocols import Annotator, Trainer, TrainPlan
 from sparring.stages.context import POLICY, Context
 from sparring.stages.critic import CRITIC
+from sparring.stages.implicit import IMPLICIT
 from sparring.stages.online import needs_reference
 
 
@@ -23,12 +24,14 @@ def annotators(
 
     Args:
         context: of the run.
-        trainers: of the policy, and of the critic where there is one.
+        trainers: of the policy, and of what learns beside it.
         source: the checkpoint folder that it started from.
         coefficient: of the KL penalty, where it adapts.
     """
     config, trainer = context.config, trainers[POLICY]
     found: list[Annotator] = [Forwarded(trainers[CRITIC].forward, "value", "value")] if CRITIC in trainers else []
+    if IMPLICIT in trainers:  # as it is before the update: the paper's single forward
+        found.append(Forwarded(trainers[IMPLICIT].forward, IMPLICIT))
     algo, steps = config.algo, config.rl.passes * config.rl.minibatches
     ours = config.rl.preference is None
     # of a batch that is trained once, the forward with gradients says what the trainer's were before the update

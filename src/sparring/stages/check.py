@@ -23,6 +23,7 @@ from sparring.stages.demonstrate import Conversation, converse, demonstrate, giv
 from sparring.stages.eval import held_out
 from sparring.stages.fit import SOME, check_rendering
 from sparring.stages.imitated import check_imitation
+from sparring.stages.implicit import check_implicit
 from sparring.stages.judged import check_judges
 from sparring.stages.lora import check_lora
 from sparring.stages.memory import Held
@@ -50,7 +51,7 @@ async def check(context: Context) -> list[str]:
     config = context.config
     facts = _stages(context)
     shape = _shape(context)
-    facts += check_lora(context) + check_critic(context)
+    facts += check_lora(context) + check_critic(context) + check_implicit(context)
     facts += _memory(context, shape) + _engine(context, shape)
     _sampling(context)
     facts += check_served(context)

@@ -235,6 +235,20 @@ class CriticConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check_overrides(self.train)
 
 
+class ImplicitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[rl.implicit]`: a language model whose log-probabilities, against those of the reference (`[algo.kl] reference`), are the
+    process rewards of credit prime; it learns beside the policy which rollouts were right, in as many optimiser steps."""
+
+    model: str = "policy"
+    """The weights that it begins with: `policy`, those that the stage begins with, or a name in `[models]`."""
+
+    train: dict[str, int | float | str | bool] = {}
+    """Keys of `[train]` that it replaces, such as `learning_rate`; those of `[rl] train` are the policy's."""
+
+    def __post_init__(self) -> None:
+        _check_overrides(self.train)
+
+
 class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[rl]`: reinforcement learning over live rollouts."""
 
@@ -275,6 +289,9 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     critic: CriticConfig | None = None
     """What tells credit gae the values of states; None: nothing does."""
+
+    implicit: ImplicitConfig | None = None
+    """What tells credit prime the rewards of tokens; None: nothing does."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.groups_per_step < 1:

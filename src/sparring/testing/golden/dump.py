@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from sparring.testing.golden import credit, distill, kl, policy, preference, right_answers, shaping, value
+from sparring.testing.golden import credit, distill, implicit, kl, policy, preference, right_answers, shaping, value
 
 
 def main() -> None:
@@ -19,7 +19,7 @@ def main() -> None:
             sys.stdout.write(json.dumps(case) + "\n")
     for case in kl.cases():
         sys.stdout.write(json.dumps(case) + "\n")
-    for vector in (*preference.vectors(), *value.vectors(), *right_answers.vectors()):
+    for vector in (*preference.vectors(), *value.vectors(), *right_answers.vectors(), *implicit.vectors()):
         sys.stdout.write(json.dumps(vector._asdict()) + "\n")
 
 
