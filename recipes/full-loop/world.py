@@ -3,7 +3,8 @@
     sums    "346 + 278 = ?"                       the model asks `add`, and answers what it says
     walks   "Open a. Say the word that you find." the model opens a folder, reads in it which one is next, and says the word in the last
 
-`[env.args] domain` picks one of them; "both" deals them in turn.
+`[env.args] domain` picks one of them; "both" deals them in turn. Demonstrations leave something to find out where their `longest` is lower:
+no walk in them is as long as those to come.
 """
 
 from __future__ import annotations
