@@ -124,11 +124,12 @@ def test_of_a_model_below_adapters_there_are_four_copies() -> None:
     assert weights(found) == 4 * PARAMETERS * 4 + 10 * found.trained * 4
 
 
+@pytest.mark.parametrize("section", ["critic", "implicit"])
 @pytest.mark.parametrize(("model", "parameters"), [("policy", PARAMETERS), ("large", LARGE_PARAMETERS)])
-def test_a_critic_is_there_five_times_beside_the_policy(model: str, parameters: int) -> None:
+def test_what_learns_beside_the_policy_is_there_five_times(section: str, model: str, parameters: int) -> None:
     """Its weights, gradients, two moments and the packed ones; it publishes nothing and nobody serves it."""
-    beside, alone = held(rl={"critic": {"model": model}}, others=OTHERS), held()
-    assert beside.critic == parameters and alone.critic == 0
+    beside, alone = held(rl={section: {"model": model}}, others=OTHERS), held()
+    assert beside.learner == parameters and alone.learner == 0
     assert beside.total - alone.total == 5 * parameters * 4
 
 
