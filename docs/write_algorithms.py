@@ -31,7 +31,7 @@ from sparring.algo.ratio.rules import RatioRule
 from sparring.algo.right_answers import RightAnswers
 from sparring.algo.shaping.kl_reward import KlReward
 from sparring.algo.shaping.rules import ShapingRule
-from sparring.stages.config import BradleyTerryConfig, DistillConfig, StepsConfig, TurnsConfig
+from sparring.stages.config import BradleyTerryConfig, DistillConfig, ImplicitConfig, StepsConfig, TurnsConfig
 
 PAGE = Path(__file__).with_name("algorithms.md")
 CONFIGURATION: Mapping[str, Any] = runpy.run_path(str(Path(__file__).with_name("write_configuration.py")))
@@ -70,8 +70,8 @@ SECTIONS: tuple[tuple[str, str, tuple[type[msgspec.Struct], ...]], ...] = (
     ),
     (
         "Reward models",
-        "What a scalar head learns, by `[reward_model] loss`.",
-        (BradleyTerryConfig, StepsConfig, TurnsConfig),
+        "What a scalar head learns, by `[reward_model] loss`; and what a language model does beside the policy, by `[rl.implicit]`.",
+        (BradleyTerryConfig, ImplicitConfig, StepsConfig, TurnsConfig),
     ),
     (
         "Distillation",

@@ -35,17 +35,21 @@ class TurnScorer:
         """The scores with rewards of turns, and the mean probability, before the weight, as the part `reward_model`.
 
         Raises:
-            BadInput: a rollout has several roles, whose turns no score tells apart.
+            BadInput: a rollout has several roles, whose turns no score tells apart; or the world says what other turns earned.
             EngineError: the model failed.
         """
         texts = [list(_turns(rollout)) for rollout in rollouts]
         values = iter(await self._model.worth([text for of in texts for text in of]))
         found = [[_sigmoid(value) for value in islice(values, len(of))] for of in texts]
-        return [self._with(score, probabilities) for score, probabilities in zip(scores, found, strict=True)]
+        return [self._with(*each) for each in zip(rollouts, scores, found, strict=True)]
 
-    def _with(self, score: Score, found: Sequence[float]) -> Score:
+    def _with(self, rollout: Rollout, score: Score, found: Sequence[float]) -> Score:
         earned = [self._weight * probability for probability in found]
-        per_turn = [own + more for own, more in zip(score.per_turn or [0.0] * len(found), earned, strict=True)]
+        own = [0.0] * len(found) if score.per_turn is None else score.per_turn
+        if len(own) != len(found):
+            expected = f"rewards of {len(found)} turns, as many as were sampled"
+            raise refusal(f"rollout {rollout.id}", expected, str(len(own)), "correct the environment's score")
+        per_turn = [given + more for given, more in zip(own, earned, strict=True)]
         parts = {**score.parts, PART: math.fsum(found) / len(found)} if found else score.parts
         return replace(score, reward=(score.reward or 0.0) + math.fsum(earned), per_turn=tuple(per_turn), parts=parts)
 

@@ -237,7 +237,12 @@ class CriticConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 class ImplicitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[rl.implicit]`: a language model whose log-probabilities, against those of the reference (`[algo.kl] reference`), are the
-    process rewards of credit prime; it learns beside the policy which rollouts were right, in as many optimiser steps."""
+    process rewards of credit prime; it learns beside the policy which rollouts were right, in as many optimiser steps.
+
+        loss = - mean_i (o_i log sigmoid(R_i) + (1 - o_i) log sigmoid(-R_i))
+        R_i  = beta * sum_t (log p_implicit(y_i,t) - log p_reference(y_i,t))        o_i: 1 where rollout i was right, else 0
+
+    Cui et al. (PRIME), arXiv 2502.01456, section 3."""
 
     model: str = "policy"
     """The weights that it begins with: `policy`, those that the stage begins with, or a name in `[models]`."""

@@ -84,6 +84,11 @@ def test_who_never_spoke_earned_nothing() -> None:
     assert (score, asked) == (Score(reward=0.5, per_turn=()), [])
 
 
+def test_rewards_of_other_turns_than_were_sampled_are_the_worlds_mistake() -> None:
+    with pytest.raises(BadInput, match="rollout r: expected rewards of 1 turns, as many as were sampled, got 2; correct the env"):
+        scored([rollout((context(0, None, 1), turn(1, 0, 2)))], [Score(reward=0.0, per_turn=(0.0, 1.0))])
+
+
 def test_turns_of_several_roles_are_refused() -> None:
     both = ((context(0, None, 1), turn(1, 0, 2)),) * 2
     with pytest.raises(BadInput, match="rl.reward_by: expected a world of one role with 'turn', got role 0, role 1"):
