@@ -122,9 +122,9 @@ class EnvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Tasks kept for evaluation; no training stream ever shows one of their prompts. 0: 512, or a fifth of a smaller file."""
 
     held_out_share: float = 0.0
-    """Of all prompts of a generated world, how many can be held out, told by their text alone: what one recipe holds out, no other
-    with the same share trains on, whatever their seeds and `args`. For runs that follow each other. 0: a prompt is held out of its
-    own run only."""
+    """Of all prompts of a generated world, how many can be held out, told by their text alone: what one recipe holds out, no
+    other with the same share trains on, whatever their seeds and `args`. For runs that follow each other. 0: a prompt is held out
+    of its own run only."""
 
     demonstrations: int = 1024
     """Tasks that the world's expert demonstrates for supervised fine-tuning, where a world does not count them itself."""
