@@ -245,15 +245,18 @@ class Score:
     """`reward` None means not scored, which is not 0. `parts` are named components for reports; `success` is the
     verifier's yes or no (None where a world has no such notion).
 
-    `per_turn` says what of `reward` each sampled turn earned, in the order in which they were sampled; what they leave of it was
-    earned by the end. `states` says which state each of those turns was taken in, None where no other is like it (see
-    `Observation.state_key`). `per_role` replaces `reward` for a role that it names, where roles earn different rewards.
+    `per_turn` says what of `reward` each sampled turn earned, in the order in which they were sampled; what they leave of it
+    was earned by the end. `per_step` says likewise what of its turn's part each step of a turn earned, where turns have steps:
+    per turn, (sampled tokens of the turn up to the step's end, reward), in order; the rest was earned by the turn's end.
+    `states` says which state each of those turns was taken in, None where no other is like it (see `Observation.state_key`).
+    `per_role` replaces `reward` for a role that it names, where roles earn different rewards.
     """
 
     reward: float | None
     parts: Mapping[str, float] = field(default_factory=dict)
     success: bool | None = None
     per_turn: tuple[float, ...] | None = None
+    per_step: tuple[tuple[tuple[int, float], ...], ...] | None = None
     states: tuple[str | None, ...] | None = None
     per_role: Mapping[str, float] | None = None
 

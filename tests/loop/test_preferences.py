@@ -221,13 +221,38 @@ def test_a_process_reward_model_of_the_run_scores_every_turn(given: Path, tmp_pa
     assert all(metrics["grad_norm"] > 0 for metrics in result["metrics"])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("credit", ["process", "reinforce_plus_plus"])
+def test_a_process_reward_model_of_the_run_scores_every_step(given: Path, tmp_path: Path, credit: str) -> None:
+    """Solutions whose steps were judged, then reinforcement learning on what the model says of the steps inside each turn. What
+    the tiny policy says has few lines: here a blank ends a step."""
+    data, stages = written(tmp_path, solutions(160)), "run.stages=['reward_model', 'rl']"
+    overrides = [*settings("reward_model", data, {"name": "steps", "separator": '" "'}, steps=20), stages]
+    overrides += ["rl.reward_model=reward_model", "rl.reward_by=step", "rl.steps=2", f"algo.credit={credit}", "rl.reward_weight=0.5"]
+    finished(given, *overrides)
+    store = SqliteStore(tmp_path / "runs/tiny/store.sqlite", read_only=True)
+    members = [pair for group in store.groups(stage="rl") for pair in zip(group.rollouts, group.scores, strict=True)]
+    store.close()
+    for rollout, score in members:
+        lengths = [len(s.tokens) for s in rollout.trajectories[0].segments if s.model is not None and s.tokens]
+        assert score.per_step is not None and score.per_turn is not None and len(score.per_step) == len(lengths)
+        for length, steps, earned in zip(lengths, score.per_step, score.per_turn, strict=True):
+            assert all(0 < end <= length and 0.0 < reward < 0.5 for end, reward in steps)
+            assert not steps or steps[-1][0] == length and earned == pytest.approx(sum(reward for _, reward in steps))
+    assert max(len(steps) for _, score in members for steps in score.per_step or ()) > 1, "some turns have several"
+    result = recorded(tmp_path, "rl")
+    assert result["account"]["trained"] > 0 and all(metrics["grad_norm"] > 0 for metrics in result["metrics"])
+
+
 def test_turns_that_nobody_could_judge_or_tell_apart_are_refused(given: Path, tmp_path: Path, capfd) -> None:
     data = written(tmp_path, judged_turns(4))
     stages = [f"reward_model.data={data}", "run.stages=['reward_model', 'rl']", "rl.reward_model=reward_model", "rl.reward_by=turn"]
     turns = [*stages, "reward_model.loss=turns"]
     rules = "gae, gigpo, optimal_token_baseline, process, reinforce, reinforce_plus_plus, turn_level"
     for overrides, message in (
-        (["rl.reward_by=turn"], 'reward_by = "turn" needs a reward_model that says what turns are worth'),
+        (["rl.reward_by=turn"], 'reward_by = "turn" needs a reward_model that says what each is worth'),
+        (["rl.reward_separator=;", *turns], 'reward_separator is for reward_by = "step" alone'),
+        ([*turns, "rl.reward_by=step", "algo.credit=process"], 'expected a reward model that learns steps beside "step", got \'turns\''),
         ([*stages, "algo.credit=process"], "rows.jsonl:1: expected a column 'chosen'"),
         (turns, f"rl.reward_by: expected a credit that tells turns apart beside \"turn\" ({rules}), got 'grpo'; choose one of these"),
         ([*turns, "rl.preference=dpo"], "got rl.preference; choose one of these"),
@@ -238,7 +263,7 @@ def test_turns_that_nobody_could_judge_or_tell_apart_are_refused(given: Path, tm
     data.write_text("".join(json.dumps(row) + "\n" for row in pairs(4)))
     words = [word for override in (*stages, "algo.credit=process") for word in ("--set", override)]
     assert main(["check", str(given), *words]) == 2
-    assert "rl.reward_by: expected a reward model of turns or steps" in capfd.readouterr().err
+    assert 'rl.reward_by: expected a reward model that learns turns beside "turn"' in capfd.readouterr().err
     words = [word for override in (*stages, "algo.credit=process", "reward_model.loss=turns") for word in ("--set", override)]
     data.write_text("".join(json.dumps(row) + "\n" for row in judged_turns(4)))
     assert main(["check", str(given), *words]) == 0

@@ -285,9 +285,13 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     reward_weight: float = 1.0
     """What the reward model's rewards are multiplied with before they are added to the world's."""
 
-    reward_by: Literal["reply", "turn"] = "reply"
+    reward_by: Literal["reply", "turn", "step"] = "reply"
     """What the reward model judges. reply: the whole conversation, by its value. turn: every turn of the policy, by the
-    probability that it is right, the sigmoid of the value behind it: process rewards, for a credit that reads turns."""
+    probability that it is right, the sigmoid of the value behind it; step: every step of its turns likewise. Process rewards, for
+    a credit that reads turns."""
+
+    reward_separator: str = ""
+    """What stands between two steps under `reward_by` = "step". Empty: as `[reward_model] loss` has it, else a line break."""
 
     observations: float = 0.0
     """Scale of a cross-entropy loss on the tokens that tools answered (ECHO, arXiv 2605.24517); 0: none."""
@@ -305,8 +309,10 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"critic.warmup_steps must be below steps, got {self.critic.warmup_steps} of {self.steps}")
         if self.minibatches < 1 or self.passes < 1:
             raise ValueError("minibatches and passes must be at least 1")
-        if self.reward_by == "turn" and self.reward_model is None:
-            raise ValueError('reward_by = "turn" needs a reward_model that says what turns are worth')
+        if self.reward_by != "reply" and self.reward_model is None:
+            raise ValueError(f'reward_by = "{self.reward_by}" needs a reward_model that says what each is worth')
+        if self.reward_separator and self.reward_by != "step":
+            raise ValueError('reward_separator is for reward_by = "step" alone')
         if not 0 <= self.observations < math.inf or self.observations and self.preference is not None:
             raise ValueError(f"observations must be 0 or more, and 0 beside preference, got {self.observations}")
         _check_overrides(self.train)

@@ -3,14 +3,13 @@ are right."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from sparring.batch.preference import CHOSEN, REJECTED, labelled_steps, preference_batch, whole_text
 from sparring.errors import refusal
 from sparring.protocols import Loss, Renderer, Trainer, TrainPlan
+from sparring.render.steps import step_ends
 from sparring.stages.compared import apart, given_rewards, in_words, rate, rendered_reply
 from sparring.stages.config import BradleyTerryConfig, StepsConfig, TurnsConfig
 from sparring.stages.context import POLICY, Context
@@ -53,29 +52,6 @@ async def run(context: Context) -> dict[str, Any]:
         context.sink.event("reward_model", in_words(found, "pairs, steps or turns are judged right"))
     await write_model(trainer, source, context.output("reward_model"))
     return {"rows": len(trained), "held_out": found, "model": str(context.output("reward_model")), **totals}
-
-
-def step_ends(renderer: Renderer, tokens: Sequence[int], start: int, texts: Sequence[str]) -> list[int]:
-    """By how many of `tokens` each of `texts`, every one beginning with the one before it, has been read. The reply begins at
-    `start`; where a token ends one step and begins the next, the step has been read behind it.
-
-    Raises:
-        BadInput: the tokens say something else.
-    """
-    found = []
-    for text in texts:
-        # lengths would not do: half a character is more signs than the whole one
-        count = bisect_left(range(len(tokens) - start + 1), True, key=partial(_says, renderer, tokens[start:], text))
-        if count > len(tokens) - start:
-            got = repr(renderer.decode(tokens[start:])[:40])
-            raise refusal("steps", repr(text[:40]), got, "write them without blanks around")
-        found.append(start + count)
-    return found
-
-
-def _says(renderer: Renderer, tokens: Sequence[int], text: str, count: int) -> bool:
-    """Whether `text` has been read behind `count` tokens."""
-    return renderer.decode(tokens[:count]).startswith(text)
 
 
 def _loss(config: BradleyTerryConfig | StepsConfig | TurnsConfig) -> Loss:

@@ -10,9 +10,10 @@ from sparring.errors import refusal
 from sparring.model.hub import base_folder, local_folder
 from sparring.model.peft import is_adapter
 from sparring.protocols import Scorer
+from sparring.render.steps import Steps
 from sparring.rollout.reward_scorer import RewardScorer
 from sparring.rollout.turn_scorer import TurnScorer
-from sparring.stages.config import BradleyTerryConfig
+from sparring.stages.config import StepsConfig
 from sparring.stages.context import POLICY, Context
 from sparring.stages.shape import folder_shape
 
@@ -32,8 +33,17 @@ def reward_scorer(context: Context) -> Scorer | None:
         return None
     own = section.reward_model == OWN
     model = context.cluster.worth(POLICY if own else section.reward_model, path=str(_folder(context)))
-    kind = TurnScorer if section.reward_by == "turn" else RewardScorer
-    return kind(model, weight=section.reward_weight)
+    if section.reward_by == "reply":
+        return RewardScorer(model, weight=section.reward_weight)
+    steps = _steps(context) if section.reward_by == "step" else None
+    return TurnScorer(model, weight=section.reward_weight, steps=steps)
+
+
+def _steps(context: Context) -> Steps:
+    """What divides turns into steps: what the reward model learned from was divided so."""
+    loss, given = context.config.reward_model.loss, context.config.rl.reward_separator
+    learned = loss.separator if isinstance(loss, StepsConfig) else "\n"
+    return Steps(context.renderer(context.input("rl")), given or learned)
 
 
 def check_reward_model(context: Context, tokenizer: Path | None) -> list[str]:
@@ -52,7 +62,7 @@ def check_reward_model(context: Context, tokenizer: Path | None) -> list[str]:
     config, name = context.config, context.config.rl.reward_model
     if name is None or not {"rl", "distill", "eval"} & set(config.run.stages):
         return []
-    if config.rl.reward_by == "turn":
+    if config.rl.reward_by != "reply":
         _check_turns(context)
     if name == OWN:
         if OWN not in config.run.stages and context.done(OWN) is None:
@@ -70,21 +80,23 @@ def check_reward_model(context: Context, tokenizer: Path | None) -> list[str]:
 
 
 def _check_turns(context: Context) -> None:
-    """The model was taught what turns are worth, and the credit tells them apart."""
-    config = context.config
-    if config.rl.reward_model == OWN and isinstance(config.reward_model.loss, BradleyTerryConfig):
-        do = 'set reward_model.loss = "turns", or rl.reward_by = "reply"'
-        raise refusal("rl.reward_by", 'a reward model of turns or steps beside "turn"', "one of whole replies", do)
+    """The model was taught what turns, or steps, are worth, and the credit tells them apart."""
+    config, by = context.config, context.config.rl.reward_by
+    learned = str(config.reward_model.loss.__struct_config__.tag)
+    if config.rl.reward_model == OWN and learned != f"{by}s":
+        do = f'set reward_model.loss = "{by}s", or another rl.reward_by'
+        raise refusal("rl.reward_by", f'a reward model that learns {by}s beside "{by}"', repr(learned), do)
     if "rl" not in config.run.stages:
         return
     got = "rl.preference" if config.rl.preference is not None else repr(name_of(config.algo.credit))
     if config.rl.preference is not None or not isinstance(config.algo.credit, OF_TURNS):
         rules = ", ".join(sorted(str(rule.__struct_config__.tag) for rule in OF_TURNS))
-        raise refusal("rl.reward_by", f'a credit that tells turns apart beside "turn" ({rules})', got, "choose one of these")
+        raise refusal("rl.reward_by", f'a credit that tells turns apart beside "{by}" ({rules})', got, "choose one of these")
 
 
 def _judged(context: Context) -> str:
-    return "every turn" if context.config.rl.reward_by == "turn" else "rollouts"
+    by = context.config.rl.reward_by
+    return "rollouts" if by == "reply" else f"every {by}"
 
 
 def check_reads_policy(name: str, folder: Path, policy: Path | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,7 @@ def rollout(*roles: tuple[Segment, ...]) -> Rollout:
     return Rollout(id="r", task=TASK, index=0, attempt=0, purpose="train", trajectories=told)
 
 
-def scored(rollouts: Sequence[Rollout], scores: Sequence[Score], **settings: float) -> tuple[list[Score], list[Sequence[int]]]:
+def scored(rollouts: Sequence[Rollout], scores: Sequence[Score], **settings: Any) -> tuple[list[Score], list[Sequence[int]]]:
     model = Table()
     return asyncio.run(TurnScorer(model, **settings).score(TASK, rollouts, scores)), model.asked
 
@@ -71,6 +72,25 @@ def test_every_turn_is_read_up_to_its_end_in_its_own_context() -> None:
     assert found[0].per_turn == pytest.approx((0.25 + low / 2, high / 2)) and found[0].reward == pytest.approx(1.5)
     assert found[0].parts == {"format": 1.0, "reward_model": pytest.approx(0.5)} and found[0].success
     assert found[1].per_turn == pytest.approx((even / 2, even / 2)) and found[1].reward == pytest.approx(0.5)
+
+
+def test_steps_are_judged_at_their_own_ends() -> None:
+    """Of the first turn behind the first token and the third of four, to which the fourth belongs; the world had paid for the end
+    of the second turn, which has one step; the third has none."""
+    ends = {(5, -6, 2, 9): [1, 3], (-3, 1): [2], (7,): []}
+    turns = (turn(1, 0, 5, -6, 2, 9), context(2, 1, 3), turn(3, 2, -3, 1), turn(4, 3, 7))
+    given = Score(reward=1.0, per_turn=(0.0, 0.5, 0.0), per_step=((), ((2, 0.5),), ()))
+    [score], asked = scored([rollout((context(0, None, 1), *turns))], [given], weight=2.0, steps=lambda tokens: ends[tuple(tokens)])
+    assert asked == [(1, 5), (1, 5, -6, 2), (1, 5, -6, 2, 9, 3, -3, 1)]
+    first, second, third = (1 / (1 + math.exp(-value)) for value in (6, 2, 12))
+    assert score.per_step == (
+        ((1, pytest.approx(2 * first)), (4, pytest.approx(2 * second))),
+        ((2, pytest.approx(0.5 + 2 * third)),),
+        (),
+    )
+    assert score.per_turn == pytest.approx((2 * (first + second), 0.5 + 2 * third, 0.0))
+    assert score.reward == pytest.approx(1 + 2 * (first + second + third))
+    assert score.parts["reward_model"] == pytest.approx((first + second + third) / 3)
 
 
 def test_what_turns_leave_is_what_the_world_gave() -> None:
@@ -91,5 +111,5 @@ def test_rewards_of_other_turns_than_were_sampled_are_the_worlds_mistake() -> No
 
 def test_turns_of_several_roles_are_refused() -> None:
     both = ((context(0, None, 1), turn(1, 0, 2)),) * 2
-    with pytest.raises(BadInput, match="rl.reward_by: expected a world of one role with 'turn', got role 0, role 1"):
+    with pytest.raises(BadInput, match="rl.reward_by: expected a world of one role with 'turn' or 'step', got role 0, role 1"):
         scored([rollout(*both)], [Score(reward=0.0)])
