@@ -260,6 +260,10 @@ def test_turns_that_nobody_could_judge_or_tell_apart_are_refused(given: Path, tm
         words = [word for override in overrides for word in ("--set", override)]
         assert main(["check", str(given), *words]) == 2
         assert message in capfd.readouterr().err
+    data.write_text("".join(json.dumps(row) + "\n" for row in solutions(4)))
+    steps = [*stages, "reward_model.loss=steps", "rl.reward_by=step", "rl.reward_separator=;", "algo.credit=process"]
+    assert main(["check", str(given), *(word for override in steps for word in ("--set", override))]) == 2
+    assert "rl.reward_separator: expected none with the run's own reward model, got ';'" in capfd.readouterr().err
     data.write_text("".join(json.dumps(row) + "\n" for row in pairs(4)))
     words = [word for override in (*stages, "algo.credit=process") for word in ("--set", override)]
     assert main(["check", str(given), *words]) == 2

@@ -291,7 +291,8 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     a credit that reads turns."""
 
     reward_separator: str = ""
-    """What stands between two steps under `reward_by` = "step". Empty: as `[reward_model] loss` has it, else a line break."""
+    """What stands between two steps under `reward_by` = "step", with a reward model of `[models]`; empty: a line break. The run's
+    own has it in `[reward_model] loss`."""
 
     observations: float = 0.0
     """Scale of a cross-entropy loss on the tokens that tools answered (ECHO, arXiv 2605.24517); 0: none."""

@@ -86,6 +86,9 @@ def _check_turns(context: Context) -> None:
     if config.rl.reward_model == OWN and learned != f"{by}s":
         do = f'set reward_model.loss = "{by}s", or another rl.reward_by'
         raise refusal("rl.reward_by", f'a reward model that learns {by}s beside "{by}"', repr(learned), do)
+    if config.rl.reward_model == OWN and config.rl.reward_separator:
+        got, do = repr(config.rl.reward_separator), "leave it out: reward_model.loss has it"
+        raise refusal("rl.reward_separator", "none with the run's own reward model", got, do)
     if "rl" not in config.run.stages:
         return
     got = "rl.preference" if config.rl.preference is not None else repr(name_of(config.algo.credit))
