@@ -146,6 +146,18 @@ def test_a_killed_run_ends_with_the_same_bits(given: Path, teacher: Path) -> Non
     assert weights[0] == weights[1]
 
 
+def test_a_world_that_only_a_second_pass_scores_is_distilled(given: Path, checkpoint: Path) -> None:
+    """Nothing leaves its group unscored, and the account says that all was trained."""
+    world = Path(__file__).parent / "tiny_world.py:Compared"
+    settings = (f"env.name={world}", "distill.steps=1", "distill.groups_per_step=1", "rollout.max_turn_tokens=4")
+    [step] = distilled(given, {"teacher": checkpoint}, *settings)
+    with closing(SqliteStore(given.parent / "runs/tiny/store.sqlite")) as store:
+        groups, result = list(store.groups(stage="distill")), store.get("stage/distill")
+    assert [[score.reward for score in group.scores] for group in groups] == [[0.0, 1.0, 2.0]]
+    assert not any(group.failed for group in groups) and step["rollout/reward"] == 1.0
+    assert result["account"]["trained"] == result["account"]["sampled"] > 0
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -127,6 +127,21 @@ def test_what_cannot_work_is_refused(recipe: Path, change: str, said: str, capsy
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("evaluates", ["run.stages=['rl', 'eval']", "eval.every=1"])
+def test_a_domain_in_which_answers_are_only_compared_cannot_be_evaluated(
+    recipe: Path, tmp_path: Path, evaluates: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"prompt": f"{n} + 2 = ?", "answer": n + 2, "domain": ("sums", "stories")[n % 2]} for n in range(20)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    right = "right={kind='number', domains=['sums']}"
+    rubric = f"env.rubric={{{right}, best={{kind='ranking', model='judge', prompt='{{answers}}', domains=['sums', 'stories']}}}}"
+    said = "got parts that compare a group's in domain 'stories'; add one, or evaluate nothing"
+    asked = ("run.stages=['rl']", evaluates, "eval.tasks=2", "eval.every_tasks=2", "eval.no_tool_tasks=0")
+    assert main(["check", str(recipe), *words(*asked, rubric)]) == 2
+    assert said in capsys.readouterr().err
+    settled = rubric.replace("['sums']", "['sums', 'stories']")
+    assert main(["check", str(recipe), *words(*asked, settled)]) == 0, capsys.readouterr().err
+
 
 def test_a_judge_that_cannot_be_reached_is_refused(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe.write_text(recipe.read_text().replace("constrain = true\n", ""))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -77,8 +77,6 @@ class MicroBatch:
     """[R] int64: rows of one group have one number, from 0."""
     label: torch.Tensor
     """[R] float32: see `Sample.label`; 0 where there is none."""
-    statistics: Mapping[str, float] = field(default_factory=dict)
-    """What a first pass over the whole update found, for losses that declare it; by name, without gradient."""
 
 
 def micro_batch(

@@ -14,7 +14,7 @@ import xxhash
 
 from sparring.config import RunConfig, dump, resolve
 from sparring.engine.config import EngineConfig
-from sparring.envs.rubrics.config import Function
+from sparring.envs.rubrics.config import Function, judging
 from sparring.errors import refusal
 from sparring.launch.block import block
 from sparring.launch.run import CONFIG, opened
@@ -210,15 +210,17 @@ def _served(engine: EngineConfig, url: str) -> ServedConfig:
 
 
 def _deciding(config: RunConfig, subject: Subject) -> list[Path]:
-    """The files that decide what is sampled and scored: of the checkpoint and what it adapts, of the run's reward model, and of
-    the environment."""
-    from sparring.model.hub import base_folder
+    """The files that decide what is sampled and scored: of the checkpoint and of the models that score, with what they adapt, and
+    of the environment."""
+    from sparring.model.hub import base_folder, local_folder
 
-    folders = dict.fromkeys((subject.folder, base_folder(subject.folder)))
-    folders |= {Path(str(spec.path)): None for spec in _reward_model(config).values()}
+    models, reward = {**config.models, **_reward_model(config)}, _rewards(config).reward_model
+    scoring = [models[name] for name in (reward, *sorted(judging(config.env.rubric))) if name in models]
+    named = [subject.folder, *(local_folder(spec.path) for spec in scoring if spec.path is not None)]
+    folders = dict.fromkeys(folder for each in named for folder in (each, base_folder(each)))
     files = [file for folder in folders for file in sorted(folder.iterdir()) if file.suffix in CONTENT]
     env = config.env
     functions = [part.function for part in env.rubric.values() if isinstance(part, Function)]
     sources = [name.rpartition(":")[0] for name in (env.name, env.reward, *functions)]
-    named = [Path(part) for part in (*sources, env.data, env.eval_data) if part]
-    return files + [path for path in named if path.is_file()]
+    given = [Path(part) for part in (*sources, env.data, env.eval_data) if part]
+    return files + [path for path in given if path.is_file()]

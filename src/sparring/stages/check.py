@@ -52,6 +52,7 @@ async def check(context: Context) -> list[str]:
     facts = _stages(context)
     shape = _shape(context)
     facts += check_lora(context) + check_critic(context) + check_implicit(context)
+    facts += check_reward_model(context, context.given()) + check_collect(context) + check_distill(context)
     facts += _memory(context, shape) + _engine(context, shape)
     _sampling(context)
     facts += check_served(context)
@@ -70,7 +71,7 @@ async def check(context: Context) -> list[str]:
     if "rl" in config.run.stages:
         facts += ["rollouts: the window cannot deadlock", correction_chosen(config)]
     facts += await check_judges(context)
-    facts += check_collect(context) + check_distill(context) + _held_out(context) + check_beside(context)
+    facts += _held_out(context) + check_beside(context)
     tasks = _some_tasks(context)
     task = tasks[0]
     if task.box is not None:
@@ -80,7 +81,6 @@ async def check(context: Context) -> list[str]:
     about, compared = check_compared(context)
     shown += compared
     about += check_online(config) + check_imitation(config)
-    about += check_reward_model(context, context.given())
     facts += about + found + check_rendering(context, shape, tasks, shown, held)
     return facts + check_model(context, shape)
 
