@@ -170,6 +170,7 @@ def test_a_world_that_only_a_second_pass_scores_is_distilled(given: Path, checkp
         (('models.teacher.served={url="http://127.0.0.1:1/v1"}', 'distill.over="vocabulary"'), "whole distribution is computed here"),
         (('models.teacher.served={url="http://a/v1"}', "rollout.temperature=0.7"), "rollout.temperature: expected 1"),
         (('models.teacher.served={kind="chat", url="http://a/v1", served_model="m"}',), "a server that judges token ids"),
+        (('models.teacher.served={url="http://a/v1", api_key_env="NO_SUCH_KEY"}',), "environment variable NO_SUCH_KEY: expected a key"),
     ],
 )
 def test_what_makes_no_sense_is_refused(given: Path, checkpoint: Path, tmp_path: Path, settings: tuple[str, ...], said: str) -> None:

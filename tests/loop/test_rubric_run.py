@@ -13,6 +13,7 @@ from sparring.cli.main import main
 from sparring.config import load
 from sparring.launch.run import run_recipe
 from sparring.store.sqlite import SqliteStore
+from sparring.testing.chat_server import ChatServer, message
 from sparring.types import Group
 
 RUBRIC = """
@@ -148,3 +149,25 @@ def test_a_judge_that_cannot_be_reached_is_refused(recipe: Path, capsys: pytest.
     unreached = 'models.judge.served={kind="openai", url="http://127.0.0.1:9/v1"}'
     assert main(["check", str(recipe), *words("run.stages=['rl']", unreached)]) == 2
     assert "http://127.0.0.1:9/v1: expected" in capsys.readouterr().err
+
+
+def test_more_samples_ask_the_judge_nothing_that_it_has_said(
+    given: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A greedy policy says the same in every sample; the evaluation's folder has what the judge said of it."""
+    server = ChatServer(lambda body: message("yes"))
+    served = f'served = {{ kind = "chat", url = "{server.url}", served_model = "big" }}'
+    liked = 'kind = "judge"\nmodel = "judge"\nprompt = "Is {completion} the answer to {prompt}"\nchoices = { yes = 1.0, no = 0.0 }'
+    text = given.read_text().replace("[env.limits]", f"[env.rubric.liked]\n{liked}\n\n[models.judge]\n{served}\n\n[env.limits]")
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"{n} + 2 = ?", "answer": n + 2}) + "\n" for n in range(20)))
+    given.write_text(re.sub(r'(\[env\]\n).*?(\n\[env\.rubric)', rf'\1data = "{tmp_path}/rows.jsonl"\n\2', text, flags=re.DOTALL))
+    command = ["eval", str(given), str(checkpoint), "--tasks", "3", *words("rollout.temperature=0")]
+    try:
+        counts = []
+        for samples in ("1", "2"):
+            assert main([*command, "--samples", samples]) == 0
+            counts.append(sum(body["max_tokens"] != 1 for body in server.asked))
+    finally:
+        server.stop()
+    assert 1 <= counts[0] == counts[1] <= 3
+    assert "6 rollouts, 2 of each task" in capsys.readouterr().out

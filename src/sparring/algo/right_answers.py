@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import msgspec
 
-from sparring.algo.aggregation import trajectory_of
 from sparring.types import Group, Sample, Score
 
 
@@ -43,7 +42,7 @@ class RightAnswers(
             for trajectory in rollout.trajectories
             if is_right(score, trajectory.role, self.solved_above)
         }
-        return [_imitated(row) if trajectory_of(row) in right else row for row in rows]
+        return [_imitated(row) if row.trajectory in right else row for row in rows]
 
 
 def is_right(score: Score, role: str, solved_above: float) -> bool:

@@ -25,8 +25,8 @@ def implicit_rows(rows: Sequence[Sample]) -> list[Sample]:
     ours = [row for row in rows if any(row.weights.get("policy", ()))]
     lengths: Counter[str] = Counter()
     for row in ours:
-        lengths[_trajectory(row)] += len(row.tokens) - row.weights["policy"].count(0.0)
-    return [_row(row, 1.0 / lengths[_trajectory(row)]) for row in ours]
+        lengths[row.trajectory] += len(row.tokens) - row.weights["policy"].count(0.0)
+    return [_row(row, 1.0 / lengths[row.trajectory]) for row in ours]
 
 
 def _row(row: Sample, share: float) -> Sample:
@@ -37,7 +37,7 @@ def _row(row: Sample, share: float) -> Sample:
     weights = row.weights["policy"]
     return Sample(
         id=row.id,
-        group=_trajectory(row),
+        group=row.trajectory,
         source=row.source,
         tokens=row.tokens,
         weights={"preference": tuple([share if weight else 0.0 for weight in weights])},
@@ -47,8 +47,3 @@ def _row(row: Sample, share: float) -> Sample:
         annotations={"reference": row.annotations["reference"]},
         label=1.0 if any(right for right, weight in zip(row.annotations["right"], weights, strict=True) if weight) else -1.0,
     )
-
-
-def _trajectory(row: Sample) -> str:
-    """A row's id is `<trajectory id>#<branch>`."""
-    return row.id.rpartition("#")[0]

@@ -34,6 +34,7 @@ from sparring.stages.servable import check_model
 from sparring.stages.served import check_served
 from sparring.stages.shape import Shape, folder_shape
 from sparring.stages.teachers import check_collect, check_distill
+from sparring.stages.unseen import check_unseen_files
 from sparring.types import Message, Task
 
 GIB = 1 << 30
@@ -185,15 +186,17 @@ def _memory(context: Context, shape: Shape) -> list[str]:
 
 
 def _held_out(context: Context) -> list[str]:
-    """There are as many held-out tasks as the evaluation asks for.
+    """There are as many held-out tasks as the evaluation asks for, and no file trains on them.
 
     Raises:
-        BadInput: there are fewer.
+        BadInput: there are fewer, or one does.
     """
     config = context.config
     if "eval" not in config.run.stages:
         return []
-    there = len(held_out(context, config.eval.tasks))
+    tasks = held_out(context, config.eval.tasks)
+    check_unseen_files(context, tasks)
+    there = len(tasks)
     if config.eval.no_tool_tasks > there:
         few = f"at most {there}, the tasks of the evaluation"
         raise refusal("eval.no_tool_tasks", few, str(config.eval.no_tool_tasks), "lower it")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from sparring.testing.golden import credit, distill, implicit, kl, policy, preference, right_answers, shaping, value
+from sparring.testing.golden import credit, distill, imitate, implicit, kl, policy, preference, right_answers, shaping, value
 
 
 def main() -> None:
@@ -19,7 +19,8 @@ def main() -> None:
             sys.stdout.write(json.dumps(case) + "\n")
     for case in kl.cases():
         sys.stdout.write(json.dumps(case) + "\n")
-    for vector in (*preference.vectors(), *value.vectors(), *right_answers.vectors(), *implicit.vectors()):
+    of_losses = (preference, value, imitate, right_answers, implicit)
+    for vector in (vector for of in of_losses for vector in of.vectors()):
         sys.stdout.write(json.dumps(vector._asdict()) + "\n")
 
 
