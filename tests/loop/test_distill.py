@@ -24,6 +24,7 @@ from sparring.errors import BadInput
 from sparring.launch.run import opened
 from sparring.model.attention import Packed
 from sparring.model.divergence import from_teacher
+from sparring.model.head import Asked
 from sparring.model.load import load
 from sparring.protocols import Divergence
 from sparring.render.train_tokenizer import MIN_VOCAB_SIZE, train_tokenizer
@@ -78,7 +79,7 @@ def gap(given: Path, teacher: Path, folder: Path) -> float:
         places = torch.tensor([place - 1 for place, weight in enumerate(row.weights["policy"]) if weight])
         with torch.no_grad():
             ours, theirs = (each.hidden(tokens, torch.arange(len(tokens)), where, places) for each in (model, judge))
-            found.append(from_teacher(model, ours, torch.ones(len(places)), judge, theirs, Divergence()))
+            found.append(from_teacher(model, ours, judge, theirs, Asked(tokens[places + 1], torch.ones(len(places)), None, None), Divergence()))
     return torch.cat(found).mean().item()
 
 

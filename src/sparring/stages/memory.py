@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from sparring.config import RunConfig
 from sparring.stages.context import POLICY
-from sparring.stages.online import needs_reference
+from sparring.stages.reference import is_held, is_moving
 from sparring.stages.shape import Shape, token_bytes
 
 NUMBER_BYTES = 4
@@ -15,7 +15,7 @@ NUMBER_BYTES = 4
 
 class Held(NamedTuple):
     """What a run on one machine holds: how many parameters, how many of them (or of an adapter) are trained, how many a critic
-    has, and bytes.
+    has, of how many a moving average is kept, and bytes.
 
     trainer: weights (and adapters), of what is trained gradients and AdamW's three, the critic's too, and models that are only
     asked. engine: weights of its own. packed: what the kernels of all these read in the place of the weights. update: what is
@@ -26,6 +26,7 @@ class Held(NamedTuple):
     parameters: int
     trained: int
     critic: int
+    averaged: int
     trainer: int
     engine: int
     packed: int
@@ -36,7 +37,7 @@ class Held(NamedTuple):
     @property
     def total(self) -> int:
         """All bytes."""
-        return sum(self[3:])
+        return sum(self[4:])
 
     @staticmethod
     def of(config: RunConfig, shape: Shape, critic: Shape | None = None) -> Held:
@@ -44,6 +45,9 @@ class Held(NamedTuple):
         parameters, adapters = _parameters(shape), _adapters(config, shape)
         judging = 0 if critic is None else _parameters(critic)
         trained = adapters or parameters
+        averaged = trained if "rl" in config.run.stages and is_moving(config) else 0
+        # of a float32 model the average is among the weights of the reference, which are frozen
+        beside = averaged if config.models[POLICY].dtype != "float32" else 0
         whole = parameters + adapters
         frozen = _frozen(config) * whole
         per_token = shape.num_layers * (12 * shape.hidden_size + 4 * shape.intermediate_size) + 2 * shape.vocab_size
@@ -51,7 +55,8 @@ class Held(NamedTuple):
             parameters=parameters,
             trained=trained,
             critic=judging,
-            trainer=(whole + 3 * trained + frozen + 4 * judging) * NUMBER_BYTES,
+            averaged=averaged,
+            trainer=(whole + 3 * trained + frozen + beside + 4 * judging) * NUMBER_BYTES,
             engine=whole * NUMBER_BYTES,
             packed=(2 * whole + frozen + judging) * NUMBER_BYTES,
             update=3 * trained * NUMBER_BYTES if "rl" in config.run.stages else 0,
@@ -77,7 +82,7 @@ def _frozen(config: RunConfig) -> int:
     """Models of the policy's size that the reinforcement-learning stage only asks: a reference, a reward model."""
     if "rl" not in config.run.stages:
         return 0
-    return (needs_reference(config) and config.algo.kl.reference != "last") + (config.rl.reward_model is not None)
+    return is_held(config) + (config.rl.reward_model is not None)
 
 
 def _cache(config: RunConfig, shape: Shape) -> int:

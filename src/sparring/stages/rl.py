@@ -30,6 +30,7 @@ from sparring.stages.context import POLICY, Context
 from sparring.stages.critic import CRITIC, open_critic, write_critic
 from sparring.stages.lora import trained_folder
 from sparring.stages.online import credit_chosen, preference_loss
+from sparring.stages.reference import reference_beside
 from sparring.stages.rewarded import scorers
 from sparring.stages.shape import context_room, folder_shape
 from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
@@ -50,7 +51,7 @@ async def run(context: Context) -> dict[str, Any]:
     source = trained_folder(context, context.input("rl"))
     spans = Spans()
     engine = WatchedEngine(served := context.cluster.engine(POLICY, path=str(source)), spans)
-    trainer = WatchedTrainer(context.cluster.trainer(POLICY, path=str(source), plan=_plan(context)), spans)
+    trainer = WatchedTrainer(context.cluster.trainer(POLICY, path=str(source), plan=_plan(context, source)), spans)
     critic = open_critic(context, source)
     beside_it = {} if critic is None else {CRITIC: WatchedTrainer(critic, spans)}
     trainers: dict[str, Trainer] = {POLICY: trainer, **beside_it}
@@ -89,7 +90,7 @@ async def run(context: Context) -> dict[str, Any]:
 
     beside = evaluated(runner(context, served, source), context, judges, done=done)
     async with beside as evaluator, aclosing(scheduler.groups()) as groups:
-        steps = _batches(context, groups, credit, annotators(context, trainers, source, coefficient), done)
+        steps = _batches(context, groups, credit, annotators(context, trainers, coefficient), done)
         await run_loop(steps, trainers, {POLICY: engine}, window, after_step)
     from sparring.stages.export import write_model
 
@@ -165,7 +166,7 @@ def correction_chosen(config: RunConfig) -> str:
     return f"correction {config.algo.correction_rule.in_words()}: {engine} {agrees}"
 
 
-def _plan(context: Context) -> TrainPlan:
+def _plan(context: Context, source: Path) -> TrainPlan:
     from sparring.algo.loss.imitate import ImitateLoss
     from sparring.algo.loss.policy import PolicyLoss
 
@@ -173,7 +174,8 @@ def _plan(context: Context) -> TrainPlan:
     total = config.rl.steps * config.rl.passes * config.rl.minibatches
     loss = preference_loss(config) or PolicyLoss(config.algo)
     imitate = [ImitateLoss(scale=config.rl.observations)] if config.rl.observations else []
-    return TrainPlan(losses=[loss, *imitate], total_steps=total, overrides=config.rl.train)
+    beside = reference_beside(context, source)._asdict()
+    return TrainPlan(losses=[loss, *imitate], total_steps=total, overrides=config.rl.train, **beside)
 
 
 class Totals:

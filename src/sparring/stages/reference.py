@@ -1,0 +1,103 @@
+"""What the policy is held to: where the reference of `[algo.kl]` comes from, and who asks it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from sparring.algo.annotate.compared import Compared
+from sparring.algo.annotate.forwarded import Forwarded
+from sparring.config import RunConfig
+from sparring.errors import refusal
+from sparring.model.hub import local_folder
+from sparring.protocols import Annotator, Trainer
+from sparring.stages.context import POLICY, Context
+from sparring.stages.online import needs_reference
+
+AVERAGE, LAST, START = "average", "last", "start"
+"""References that are the policy itself, of another time."""
+
+
+class Beside(NamedTuple):
+    """Models that the policy's trainer holds beside it, as `TrainPlan` has them."""
+
+    teachers: Mapping[str, str]
+    averages: Mapping[str, float]
+
+
+def reference_beside(context: Context, source: Path) -> Beside:
+    """The reference of a policy that started from the checkpoint folder `source`."""
+    config = context.config
+    if not is_held(config):
+        return Beside({}, {})
+    name = reference_model(config)
+    moves = {AVERAGE: config.algo.kl.decay, LAST: 0.0}
+    if name in moves:
+        return Beside({name: str(source)}, {name: moves[name]})
+    return Beside({name: str(source if name == POLICY else reference_folder(context))}, {})
+
+
+def is_held(config: RunConfig) -> bool:
+    """Whether a model stands beside the policy. Of its own weights before an update the policy's trainer tells log-probabilities
+    itself, as long as it has them."""
+    return needs_reference(config) and (config.algo.kl.reference != LAST or _is_whole(config))
+
+
+def is_moving(config: RunConfig) -> bool:
+    """Whether that model is of other weights after every update, and so is saved with checkpoints."""
+    return is_held(config) and config.algo.kl.reference in (AVERAGE, LAST)
+
+
+def reference_model(config: RunConfig) -> str:
+    """Under which name the trainer holds it."""
+    name = config.algo.kl.reference
+    return POLICY if name == START else name
+
+
+def referring(config: RunConfig, trainer: Trainer) -> list[Annotator]:
+    """Who names the reference on rows, and asks it where somebody reads what it says."""
+    if not needs_reference(config):
+        return []
+    if not is_held(config):
+        return [Forwarded(trainer.forward, "reference")]
+    asked = config.rl.preference is not None or config.algo.reads_reference
+    return [Compared(reference_model(config)), *([Forwarded(trainer.forward, "reference", "teacher")] if asked else [])]
+
+
+def reference_folder(context: Context) -> Path:
+    """The checkpoint folder of a reference that `[models.<name>]` names.
+
+    Raises:
+        BadInput: no such model, or one without a path.
+    """
+    name, models = context.config.algo.kl.reference, context.config.models
+    if name not in models or models[name].path is None:
+        got = f"{name!r}, which {'has no path' if name in models else 'no [models] section describes'}"
+        expected = "start, last, average or a model with a path"
+        raise refusal("algo.kl.reference", expected, got, f"add [models.{name}] with a path")
+    return local_folder(str(models[name].path))
+
+
+def check_reference(context: Context) -> None:
+    """The KL penalty's reference can be asked, and has something to say.
+
+    Raises:
+        BadInput: it cannot, or has not.
+    """
+    config, kl = context.config, context.config.algo.kl
+    if not needs_reference(config):
+        return
+    if kl.reference == LAST:
+        if kl.coefficient and config.rl.passes * config.rl.minibatches == 1:
+            do = "set rl.minibatches or rl.passes, or choose another reference"
+            raise refusal("algo.kl.reference", "several optimiser steps an update beside \"last\"", "one, whose KL is 0", do)
+    elif kl.reference not in (START, AVERAGE):
+        theirs = reference_folder(context) / "tokenizer.json"
+        ours = context.given()
+        if ours is not None and theirs.exists() and theirs.read_bytes() != (ours / "tokenizer.json").read_bytes():
+            raise refusal("algo.kl.reference", "a model with the policy's tokenizer", f"{theirs}, another", "choose such a model")
+
+
+def _is_whole(config: RunConfig) -> bool:
+    return config.rl.preference is None and config.algo.compares_whole
