@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -10,14 +10,21 @@ from sparring.errors import refusal
 from sparring.model.causal import CausalModel
 
 
+@torch.no_grad()
+def follow(averages: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], decay: float) -> None:
+    """average = decay * average + (1 - decay) * weights, in place (WARP, arXiv 2406.16768, section 3.1, whose mu is 1 - decay).
+    Where the weights are the average it keeps its bits."""
+    # not as it is written, which would not keep them
+    torch._foreach_lerp_(averages, weights, 1 - decay)
+
+
 class Average:
     """A model beside the trained one whose weights follow it:
 
-        average_0 = weights_0        average_n = decay average_{n-1} + (1 - decay) weights_n
+        average_0 = weights_0        average_n = decay average_{n-1} + (1 - decay) weights_n     after update n
 
-    after update n (WARP, arXiv 2406.16768, section 3.1, whose mu is 1 - decay). decay 0 is the weights of the update before. Of a
-    model with an adapter everywhere the adapter's factors are averaged. The average is kept in float32, whatever the model
-    computes in; while the weights stay what they are it keeps its bits.
+    (see `follow`). decay 0 is the weights of the update before. Of a model with an adapter everywhere the adapter's factors are
+    averaged. The average is kept in float32, whatever the model computes in.
 
     Args:
         model: of the weights that training starts from; nobody else may change it.
@@ -35,8 +42,7 @@ class Average:
     def follow(self, weights: Mapping[str, torch.Tensor]) -> None:
         """One update: `weights` are what is trained, float32, by name."""
         names = sorted(weights)
-        # not decay * average + ..., which does not keep the bits of equal weights
-        torch._foreach_lerp_([self._values[name] for name in names], [weights[name] for name in names], 1 - self.decay)
+        follow([self._values[name] for name in names], [weights[name] for name in names], self.decay)
         self._write_back()
 
     def state(self) -> dict[str, torch.Tensor]:
