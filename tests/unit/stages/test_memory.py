@@ -14,21 +14,22 @@ PARAMETERS = 2 * 64 * 1000 + 3 * (64 * (4 + 2 + 2 + 4) * 16 + 3 * 64 * 128)
 GIB = 1 << 30
 
 
-def held_config(engine: dict, stages: tuple[str, ...], rl: dict | None = None, **policy: object) -> RunConfig:
+def held_config(
+    engine: dict, stages: tuple[str, ...], rl: dict | None = None, kl: dict | None = None, **policy: object
+) -> RunConfig:
     document = {
         "run": {"name": "a", "stages": stages},
         "models": {"policy": {"path": "there", **policy}},
         "env": {"name": "reverse"},
         "engine": {"kv_bytes": GIB, **engine},
         "rl": rl or {},
+        "algo": {"kl": kl or {}},
     }
     return msgspec.convert(document, RunConfig)
 
 
-def held(
-    engine: dict | None = None, shape: Shape = SHAPE, stages: tuple[str, ...] = ("rl",), rl: dict | None = None, **policy: object
-) -> Held:
-    return Held.of(held_config(engine or {}, stages, rl, **policy), shape)
+def held(engine: dict | None = None, shape: Shape = SHAPE, stages: tuple[str, ...] = ("rl",), **others: object) -> Held:
+    return Held.of(held_config(engine or {}, stages, **others), shape)
 
 
 def test_weights_are_there_ten_times_in_a_step_that_updates_the_engine() -> None:
@@ -47,6 +48,19 @@ def test_a_reference_and_a_reward_model_are_there_too() -> None:
     assert held(rl={"preference": {"name": "simpo"}}).total == held().total
     assert held(rl={**compared, "reward_model": "judge"}).total - held().total == 4 * PARAMETERS * 4
     assert held(stages=("sft",), rl=compared).total == held(stages=("sft",)).total
+
+
+def test_a_moving_average_is_a_reference_of_its_own_numbers() -> None:
+    """Of a float32 model they are the weights of the reference; of another, and of an adapter, what is trained once more."""
+    average, last = {"coefficient": 0.1, "reference": "average"}, {"coefficient": 0.1, "reference": "last"}
+    start = held(kl={"coefficient": 0.1})
+    assert start.total - held().total == 2 * PARAMETERS * 4
+    assert held(kl=average).total == start.total and held(kl=last).total == held().total
+    assert (held(kl=average).averaged, held(kl=last).averaged, start.averaged) == (PARAMETERS, 0, 0)
+    assert held(kl={**last, "estimator": "full"}) == held(kl=average)
+    assert held(kl=average, dtype="bfloat16").total == start.total + PARAMETERS * 4
+    assert held(kl=average, lora={"rank": 4}).averaged == held(lora={"rank": 4}).trained < PARAMETERS
+    assert held(stages=("sft",), kl=average) == held(stages=("sft",))
 
 
 def test_of_a_model_below_adapters_there_are_four_copies() -> None:

@@ -1,11 +1,11 @@
-"""Golden vectors of the KL penalty beside its estimators (those are in `golden.policy`): the coefficient that adapts, the divergence
-over the vocabulary, and the moving average that it may be to. Plain data (JSON) in and out.
+"""Golden vectors of the KL penalty beside its estimators (those are in `golden.policy`): the coefficient that adapts, the
+divergence over the vocabulary, and the moving average that it may be to. Plain data (JSON) in and out.
 
     for case in cases("adaptive"):
         ...  # coefficient, target, gain, updates (per trajectory the sum of log(behaviour / reference)) -> coefficients
     for case in cases("full"):
-        ...  # logits and reference [M, V], biases per token as {id: value}, kept ids per token (none: all), temperature, weights [M],
-        ...  # denominator, coefficient -> loss and its gradient by the logits [M, V]
+        ...  # logits and reference [M, V], biases per token as {id: value}, kept ids per token (none: all), temperature,
+        ...  # weights [M], denominator, coefficient -> loss and its gradient by the logits [M, V]
     for case in cases("average"):
         ...  # decay, start [P], weights after each update [n, P] -> averages after each [n, P]
 
