@@ -3,7 +3,8 @@
     sums    "346 + 278 = ?"                       the model asks `add`, and answers what it says
     walks   "Open a. Say the word that you find." the model opens a folder, reads in it which one is next, and says the word in the last
 
-`[env.args] domain` picks one of them; "both" deals them in turn.
+`[env.args] domain` picks one of them; "both" deals them in turn. Demonstrations leave something to find out where
+fewer of them are `hard`.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     domain: Literal["sums", "walks", "both"] = "both"
     """Which tasks there are."""
 
-    longest: int = 18
-    """Most folders of a walk; a turn each, and one for the word."""
+    hard: float = 0.5
+    """Of the tasks, how many are hard: numbers of four digits, not three; walks of 9 to 18 folders, not 3 to 8."""
 
 
 class Both(Env):
@@ -37,12 +38,14 @@ class Both(Env):
     Args = Settings
 
     def generate(self, random: Random) -> Mapping[str, object]:
-        """A sum of three digits, or a walk through folders without a repetition."""
+        """A sum, or a walk through folders without a repetition."""
+        hard = random.random() < self.args.hard
         domain = random.choice(("sums", "walks")) if self.args.domain == "both" else self.args.domain
         if domain == "sums":
-            a, b = random.randint(100, 999), random.randint(100, 999)
+            least, most = (1000, 9999) if hard else (100, 999)
+            a, b = random.randint(least, most), random.randint(least, most)
             return {"prompt": f"{a} + {b} = ?", "answer": str(a + b), "a": a, "b": b, "tag": "sums"}
-        path = random.sample(LETTERS, random.randint(3, self.args.longest))
+        path = random.sample(LETTERS, random.randint(9, 18) if hard else random.randint(3, 8))
         prompt = f"Open {path[0]}. Say the word that you find. ({random.randint(0, 9999)})"
         return {"prompt": prompt, "answer": random.choice(WORDS), "path": path, "tag": "walks"}
 

@@ -323,15 +323,15 @@ class Cluster(Protocol):
 class TrainPlan:
     """What a stage wants of a trainer: its loss terms, how many steps the schedule spans, the keys of `[train]` that this stage
     replaces, and the head it trains (as `model.load` has it). `teachers`, the checkpoint folders of models by name, are computed
-    beside it, without gradients; one that is no model of the recipe has the settings of the trained one. `averages` names those
-    that follow what is trained, and the decay (see `train.average`); they begin where it begins. `role` is what its batches and
-    checkpoints call it where that is not the model's name, as of a critic that is made of the policy."""
+    beside it, without gradients; None is where what is trained begins, and a name that is no model of the recipe has the settings
+    of that one. `averages` says with which decay some of these follow what is trained (see `train.average`). `role` is what its
+    batches and checkpoints call it where that is not the model's name, as of a critic that is made of the policy."""
 
     losses: Sequence[Loss]
     total_steps: int
     overrides: Mapping[str, Any]
     head: str = "tokens"
-    teachers: Mapping[str, str] = field(default_factory=dict)
+    teachers: Mapping[str, str | None] = field(default_factory=dict)
     averages: Mapping[str, float] = field(default_factory=dict)
     role: str = ""
 

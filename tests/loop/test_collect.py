@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from sparring.cli.main import main
+from sparring.store.sqlite import SqliteStore
 from sparring.testing.chat_server import ChatServer, message
 
 
@@ -73,3 +75,23 @@ def test_a_collection_goes_on_where_it_broke_off(given: Path, capsys: pytest.Cap
     again = {body["messages"][0]["content"] for body in server.asked}
     done = {prompt for prompt, count in answered.items() if count == 2}
     assert len(again) + len(done) == 12 and not again & done and done
+
+
+def test_what_nobody_scored_is_counted_and_not_kept(given: Path) -> None:
+    """It neither failed nor earned anything: None is not 0."""
+    def adds(body: dict) -> tuple[int, dict]:
+        first, second = body["messages"][-1]["content"].removesuffix(" = ?").split(" + ")
+        return message(str(int(first) + int(second)))
+
+    server = ChatServer(adds)
+    world = Path(__file__).parent / "tiny_world.py:SomeUnscored"
+    try:
+        assert collecting(given, server, '["collect"]', f"env.name={world}", "collect.min_reward=0.0") == 0
+    finally:
+        server.stop()
+    with closing(SqliteStore(given.parent / "runs/tiny/store.sqlite")) as store:
+        found = store.get("stage/collect")
+    rows = [json.loads(line) for line in Path(found["data"]).read_text().splitlines()]
+    assert found["rollouts"] == 24 and found["failed"] == 0 and 0 < found["unscored"] < 24
+    assert found["traces"] == len(rows) == 12 - found["unscored"] // 2
+    assert all(row["reward"] == 1.0 and int(row["messages"][-1]["content"]) % 2 == 0 for row in rows)

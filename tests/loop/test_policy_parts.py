@@ -36,7 +36,7 @@ def test_an_adaptive_penalty_in_the_reward(given: Path, checkpoint: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["clip_cov", "vespo", "top_entropy", "decoupled_ppo_loglinear"])
+@pytest.mark.parametrize("preset", ["clip_cov", "vespo", "dppo_kl", "top_entropy", "decoupled_ppo_loglinear"])
 def test_a_preset_runs(given: Path, preset: str) -> None:
     steps, _ = run(given, preset, f"algo.preset={preset}")
     assert len(steps) == 4 and all(values["updated"] == 1 for values in steps)

@@ -40,3 +40,11 @@ class Chance(Sums):
         """Also of rollouts that were cut short."""
         odd = sum(trajectory.segments[-1].tokens) % 2 == 1
         return Score(reward=float(odd), success=odd)
+
+
+class SomeUnscored(Sums):
+    """The same, where the world leaves odd sums to a second pass, which there is none."""
+
+    async def score(self, trajectory: Trajectory) -> Score:
+        """None is not 0."""
+        return await super().score(trajectory) if self.task.tag == "even" else Score(reward=None)

@@ -25,7 +25,7 @@ from sparring.algo.credit.rules import (
     refuse_group_size,
 )
 from sparring.algo.filter.difficulty import Difficulty
-from sparring.algo.gate.rules import Clip, ClipCov, GateRule, Geometric, KlCov, M2po, Topr, TvMask, Vespo
+from sparring.algo.gate.rules import Clip, ClipCov, GateRule, Geometric, KlCov, KlMask, M2po, Topr, TvMask, Vespo
 from sparring.algo.kl import Kl
 from sparring.algo.presets import ALGORITHMS
 from sparring.algo.ratio.rules import ProductRatio, RatioRule, TokenRatio
@@ -46,7 +46,7 @@ RULES: dict[str, msgspec.Struct] = {"credit": Grpo(), "ratio": TokenRatio(), "ga
 RULES_BY_KEY = {"credit": rules(CreditRule), "ratio": rules(RatioRule), "gate": rules(GateRule)}
 """All that can be named."""
 
-OF_TOKENS = (TvMask, Geometric, ClipCov, KlCov, M2po)
+OF_TOKENS = (TvMask, KlMask, Geometric, ClipCov, KlCov, M2po)
 """Gates that look at each token's own ratio."""
 
 OF_PRODUCTS = (Vespo, Topr)

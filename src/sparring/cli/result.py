@@ -39,8 +39,10 @@ def result_lines(summary: Mapping[str, Any]) -> list[str]:
     rows.append(("all together", "", *together, str(summary.get("eval_tasks", ""))))
     lines = table(rows) if any(together) else []
     judged = summary.get("held_out", {}).items()
+    teachers = summary.get("teachers", {}).items()
     facts = {
         **{f"held out, judged right after {name}": f"{_rate(of['accuracy'])} of {of['count']}" for name, of in judged},
+        **{f"of the success of the teacher {name}, the student has": _kept(of) for name, of in teachers},
         "lower end of the 95 % interval after RL": _rate(summary.get("rl_success_low")),
         "with the tool host switched off": _rate(summary.get("no_tool_success")),
         "engine against trainer, largest log-probability difference": _plain(summary.get("logprob_max_abs_diff")),
@@ -65,6 +67,11 @@ def table(rows: list[tuple[str, ...]]) -> list[str]:
 
 def _rate(rate: float | None) -> str:
     return "" if rate is None else f"{100 * rate:.1f} %"
+
+
+def _kept(of: Mapping[str, float]) -> str:
+    teacher = f"{_rate(of['success'])} of {of['tasks']}"
+    return f"{_rate(of['kept'])} ({_rate(of['kept_low'])} to {_rate(of['kept_high'])}; teacher {teacher})"
 
 
 def _plain(value: float | None) -> str:

@@ -61,7 +61,10 @@ class InlineCluster:
             head=plan.head,
         )
         config = msgspec.structs.replace(self._train, **plan.overrides)
-        theirs = {teacher: self._model(teacher if teacher in self._models else name, at) for teacher, at in plan.teachers.items()}
+        theirs = {
+            teacher: self._model(teacher if teacher in self._models else name, folder or path)
+            for teacher, folder in plan.teachers.items()
+        }
         trainer = LocalTrainer(
             model,
             config,

@@ -121,6 +121,11 @@ class EnvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     held_out: int = 0
     """Tasks kept for evaluation; no training stream ever shows one of their prompts. 0: 512, or a fifth of a smaller file."""
 
+    held_out_share: float = 0.0
+    """Of all prompts of a generated world, how many can be held out, told by their text alone: what one recipe holds out, no
+    other with the same share trains on, whatever their seeds and `args`. For runs that follow each other. 0: a prompt is held out
+    of its own run only."""
+
     demonstrations: int = 1024
     """Tasks that the world's expert demonstrates for supervised fine-tuning, where a world does not count them itself."""
 
@@ -147,3 +152,7 @@ class EnvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError("eval_data needs data")
         if self.held_out < 0 or self.demonstrations < 0:
             raise ValueError("held_out and demonstrations must be 0 or more")
+        if not 0 <= self.held_out_share < 1:
+            raise ValueError(f"held_out_share must be a share from 0 to below 1, got {self.held_out_share}")
+        if self.held_out_share and self.data:
+            raise ValueError("held_out_share belongs to generated worlds; data has held_out or eval_data")

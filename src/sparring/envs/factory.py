@@ -81,8 +81,9 @@ class WorldFactory:
                 data = self._probe.generate(Random(item_seed))
             return self._task(f"{self.name}/{split}/{index}", data or {}, (), item_seed)
 
-        held_out = self._config.held_out or DEFAULT_HELD_OUT
-        return Splits(self.name, draw, held_out=held_out, demonstrations=self._config.demonstrations)
+        config = self._config
+        held_out = config.held_out or DEFAULT_HELD_OUT
+        return Splits(self.name, draw, held_out=held_out, demonstrations=config.demonstrations, share=config.held_out_share)
 
     def _task(self, id: str, data: Mapping[str, Any], messages: Sequence[Message], seed: int) -> Task:
         config = self._config

@@ -34,6 +34,11 @@ def prompt_key(task: Task) -> str:
     return " ".join(" ".join(m.content for m in task.messages).split()).casefold()
 
 
+def can_be_held_out(task: Task, share: float) -> bool:
+    """Whether its prompt belongs to the `share` of all prompts that is never trained on; this depends on the prompt alone."""
+    return xxhash.xxh3_64_intdigest(prompt_key(task).encode()) < share * 2**64
+
+
 def overlap(eval_tasks: Iterable[Task], train_tasks: Iterable[Task]) -> set[str]:
     """The prompt texts (normalised) that occur in both; empty is what it must be."""
     return {prompt_key(t) for t in eval_tasks} & {prompt_key(t) for t in train_tasks}
@@ -82,11 +87,13 @@ class Splits:
         draw: makes a task.
         held_out: distinct tasks in the eval stream.
         demonstrations: distinct tasks in the demonstration stream.
+        share: of all prompts, how many can be held out, and are then in no other stream of any seed; 0 lets the draws decide.
     """
 
-    def __init__(self, world: str, draw: Draw, *, held_out: int, demonstrations: int) -> None:
+    def __init__(self, world: str, draw: Draw, *, held_out: int, demonstrations: int, share: float = 0.0) -> None:
         self._world = world
         self._draw = draw
+        self._share = share
         self._demonstrations = demonstrations
         self._eval = self._distinct("eval", held_out, set())
         self._held_out = {prompt_key(task) for task in self._eval}
@@ -116,7 +123,7 @@ class Splits:
         task = None
         for attempt in range(MAX_TRIES):
             task = self._draw(split, index, attempt)
-            if task is not None and prompt_key(task) not in taken:
+            if task is not None and prompt_key(task) not in taken and self._belongs(task, split):
                 return task
         raise refusal(
             f"env {self._world}",
@@ -124,6 +131,10 @@ class Splits:
             f"{MAX_TRIES} draws that all repeat prompts already taken",
             "lower held_out and demonstrations, or give the world more variety",
         )
+
+
+    def _belongs(self, task: Task, split: str) -> bool:
+        return not self._share or can_be_held_out(task, self._share) == (split == "eval")
 
 
 def unknown_split(world: str, split: str) -> Exception:

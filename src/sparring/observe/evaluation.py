@@ -12,11 +12,13 @@ from sparring.observe.statistics import (
     mean,
     paired_difference,
     paired_mean_difference,
+    paired_ratio,
     pass_at_k,
     pass_hat_k,
     rate,
 )
 
+SAME = "evaluate both on one recipe, with one run.seed"
 Verdict = Literal["held", "regressed", "undecided"]
 
 
@@ -131,10 +133,7 @@ def compare(before: Evaluation, after: Evaluation) -> Comparison:
     Raises:
         BadInput: they asked different questions, or none in common was scored.
     """
-    for name in before.tasks.keys() & after.tasks.keys():
-        if before.tasks[name].digest != after.tasks[name].digest:
-            do = "evaluate both on one recipe, with one run.seed"
-            raise refusal("comparison", "two evaluations of the same tasks", f"two different tasks called {name}", do)
+    _check_same(before, after)
     changes: dict[str, Estimate] = {}
     solved, rewards = _both(before, after, _solved), _both(before, after, _reward)
     if solved[0]:
@@ -146,11 +145,23 @@ def compare(before: Evaluation, after: Evaluation) -> Comparison:
             pair = _both(before, after, lambda task, one=one, k=k: _passes(task, k, one))
             if pair[0]:
                 changes[f"pass{sign}{k}"] = paired_difference(*pair)
-    scored = [{name for name, task in one.tasks.items() if task.rewards} for one in (before, after)]
     if not changes:
-        got = f"none among {len(scored[0])} and {len(scored[1])} scored ones"
-        raise refusal("comparison", "tasks that both evaluations scored", got, "evaluate both on one recipe, with one run.seed")
+        raise _nothing_in_common(before, after)
+    scored = _scored(before), _scored(after)
     return Comparison(tasks=len(scored[0] & scored[1]), left_out=tuple(sorted(scored[0] ^ scored[1])), changes=changes)
+
+
+def kept(before: Evaluation, after: Evaluation) -> Estimate:
+    """What share of the first's success the second has, over the tasks that both scored.
+
+    Raises:
+        BadInput: as `compare`.
+    """
+    _check_same(before, after)
+    solved = _both(before, after, _solved)
+    if not solved[0]:
+        raise _nothing_in_common(before, after)
+    return paired_ratio(*solved)
 
 
 def verdict(change: Estimate, margin: float) -> Verdict:
@@ -160,6 +171,21 @@ def verdict(change: Estimate, margin: float) -> Verdict:
         return "undecided"
     low, high = change.interval
     return "held" if low >= -margin else "regressed" if high < -margin else "undecided"
+
+
+def _scored(one: Evaluation) -> set[str]:
+    return {name for name, task in one.tasks.items() if task.rewards}
+
+
+def _check_same(before: Evaluation, after: Evaluation) -> None:
+    for name in before.tasks.keys() & after.tasks.keys():
+        if before.tasks[name].digest != after.tasks[name].digest:
+            raise refusal("comparison", "two evaluations of the same tasks", f"two different tasks called {name}", SAME)
+
+
+def _nothing_in_common(before: Evaluation, after: Evaluation) -> Exception:
+    got = f"none among {len(_scored(before))} and {len(_scored(after))} scored ones"
+    return refusal("comparison", "tasks that both evaluations scored", got, SAME)
 
 
 def _both(

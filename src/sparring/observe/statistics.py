@@ -135,6 +135,35 @@ def paired_difference(before: Sequence[float], after: Sequence[float], confidenc
     return Estimate(value=change, standard_error=error, interval=interval, tasks=tasks)
 
 
+def paired_ratio(before: Sequence[float], after: Sequence[float], confidence: float = 0.95) -> Estimate:
+    """What share of a rate is left over the same tasks: the second mean over the first.
+
+    The interval is that of the logarithm by the delta method, from what a task adds to either mean, over the tasks and the two
+    that `paired_difference` adds: so it has a width where few or no tasks changed, and an end where the first rate is 0.
+
+    Args:
+        before: a number from 0 to 1 per task.
+        after: of the same tasks in the same order.
+        confidence: coverage.
+
+    Returns:
+        `value` is None where the first rate is 0.
+
+    Raises:
+        ValueError: the sequences differ in length or are empty.
+    """
+    tasks = len(_changes(before, after))
+    first, second = math.fsum(before), math.fsum(after)
+    low, high = (first + 1.0) / (tasks + 2), (second + 1.0) / (tasks + 2)
+    parts = math.fsum((a / high - b / low) ** 2 for b, a in zip(before, after, strict=True))
+    added = ((1.0 / high - 1.0 / low) ** 2 + high**-2 + low**-2) / 2
+    error = math.sqrt(parts + added) / (tasks + 2)
+    half, centre = _normal(confidence) * error, math.log(high / low)
+    interval = (math.exp(centre - half), math.exp(centre + half))
+    value = second / first if first else None
+    return Estimate(value=value, standard_error=None if value is None else value * error, interval=interval, tasks=tasks)
+
+
 def paired_mean_difference(before: Sequence[float], after: Sequence[float], confidence: float = 0.95) -> Estimate:
     """The same for any number per task, such as its mean reward: Student's interval of the mean change.
 

@@ -21,21 +21,21 @@ STAGE = "eval"
 
 @asynccontextmanager
 async def evaluated(
-    runner: RolloutRunner, context: Context, judges: Sequence[Scorer], *, done: int
+    runner: RolloutRunner, context: Context, judges: Sequence[Scorer], *, every: int, done: int
 ) -> AsyncIterator[Evaluator]:
-    """What evaluates the run beside its training; does nothing where `[eval] every` is 0. At the end, what is under way is waited
-    for; a training that fails stops it.
+    """What evaluates the run beside its training. At the end, what is under way is waited for; a training that fails stops it.
 
     Args:
         runner: on the engine that training samples from.
         context: of the run.
         judges: what else scores rollouts.
+        every: so many steps; 0 never evaluates.
         done: finished steps; results of later ones, of an earlier process, count no longer.
     """
     config = context.config
-    every = config.eval.every
     tasks = held_out(context, config.eval.every_tasks, "eval.every_tasks") if every else ()
-    context.store.truncate(STAGE, done)
+    if every:  # else there are none, or another stage's
+        context.store.truncate(STAGE, done)
     evaluator = Evaluator(
         ScoredRunner(runner, judges),
         EvalPlan(tasks=tasks, run_seed=config.run.seed, stage="rl/eval"),
@@ -48,7 +48,7 @@ async def evaluated(
         ),
     )
     async with evaluator:
-        if done and done not in {step for step, _ in context.store.metrics(STAGE)}:
+        if every and done and done not in {step for step, _ in context.store.metrics(STAGE)}:
             evaluator.after(done)  # it was due when the process before was stopped
         yield evaluator
         await evaluator.finish()

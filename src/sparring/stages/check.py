@@ -17,13 +17,13 @@ from sparring.sandbox.check import check_sandbox
 from sparring.stages.beside import check_beside
 from sparring.stages.compared import check_compared
 from sparring.stages.context import ORDER, POLICY, Context
-from sparring.stages.critic import check_critic, critic_shape
+from sparring.stages.critic import check_critic
 from sparring.stages.demonstrate import Conversation, converse, demonstrate, given_conversations
 from sparring.stages.eval import held_out
 from sparring.stages.fit import SOME, check_rendering
 from sparring.stages.judged import check_judges
 from sparring.stages.lora import check_lora
-from sparring.stages.memory import Held
+from sparring.stages.memory import Held, shapes_of
 from sparring.stages.online import check_online
 from sparring.stages.reference import check_reference
 from sparring.stages.rewarded import check_reward_model
@@ -158,17 +158,18 @@ def _shape(context: Context) -> Shape:
 
 def _memory(context: Context, shape: Shape) -> list[str]:
     """What the run holds at the most is there, in memory and on disk."""
-    config, held = context.config, Held.of(context.config, shape, critic_shape(context, shape))
+    config, held = context.config, Held.of(context.config, shapes_of(context.config, shape))
     here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if config.run.device == "cpu" and held.total > here:
         parts = {
             "weights and optimiser": held.trainer,
-            "the engine's and packed weights": held.engine + held.packed,
+            "engines' and packed weights": held.engine + held.packed,
             "an update": held.update,
-            "the engine's cache": held.cache,
+            "engines' caches": held.cache,
             "activations": held.activations,
         }
-        expected = f"{held.total / GIB:.1f} GiB ({', '.join(f'{name} {size / GIB:.1f}' for name, size in parts.items())})"
+        shares = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items())
+        expected = f"{held.total / GIB:.1f} GiB in stage {held.stage} ({shares})"
         do = "lower train.token_budget, engine.kv_bytes or engine.offload_bytes, or take a smaller model"
         raise refusal("memory", expected, f"{here / GIB:.1f} GiB on this machine", do)
     free = shutil.disk_usage(context.folder).free
@@ -178,7 +179,8 @@ def _memory(context: Context, shape: Shape) -> list[str]:
             str(context.folder), f"{disk / GIB:.1f} GiB of disk for checkpoints", f"{free / GIB:.1f} GiB", "free disk space"
         )
     millions = held.parameters / 1e6
-    return [f"memory: about {held.total / GIB:.2f} GiB of {here / GIB:.0f} GiB for {millions:.2f} million parameters"]
+    about = f"memory: about {held.total / GIB:.2f} GiB of {here / GIB:.0f} GiB"
+    return [f"{about} for {millions:.2f} million parameters, most of it in stage {held.stage}"]
 
 
 def _held_out(context: Context) -> list[str]:

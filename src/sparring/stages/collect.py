@@ -30,8 +30,8 @@ async def run(context: Context) -> dict[str, Any]:
     one that the infrastructure broke is asked for again, unless the stage ends without it.
 
     Returns:
-        `data`, the file; `tasks`; `traces`, how many conversations it holds; `rollouts`; `failed`, those of them that the
-        infrastructure broke and that say nothing.
+        `data`, the file; `tasks`; `traces`, how many conversations it holds; `rollouts`; of these `failed`, which the
+        infrastructure broke and which say nothing, and `unscored`, to which the world gave no reward: none of them is kept.
 
     Raises:
         BadInput: no rollout earned enough to be kept.
@@ -44,8 +44,9 @@ async def run(context: Context) -> dict[str, Any]:
         gate = asyncio.Semaphore(config.max_concurrent_rollouts)
         done = await asyncio.gather(*(_task(context, runner, heard, gate, index, task) for index, task in enumerate(tasks)))
     rows = [trace for found in done for trace in found["traces"]]
+    totals = {name: sum(found[name] for found in done) for name in ("rollouts", "failed", "unscored")}
     if not rows:
-        got = f"none among {sum(found['rollouts'] for found in done)} rollouts"
+        got = "none among {rollouts} rollouts, of which {failed} failed and {unscored} had no reward".format(**totals)
         raise refusal("collect.min_reward", "a rollout that earns it", got, "lower it, or take another teacher")
     for index, found in enumerate(done):
         context.store.put(f"collect/{index}", found)
@@ -54,7 +55,6 @@ async def run(context: Context) -> dict[str, Any]:
     staging = out.with_name(out.name + ".tmp")
     staging.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     staging.rename(out)
-    totals = {name: sum(found[name] for found in done) for name in ("rollouts", "failed")}
     return {"data": str(out), "tasks": len(tasks), "traces": len(rows), **totals}
 
 
@@ -69,7 +69,8 @@ async def _task(
         found = _kept(task, finished, heard, config.min_reward, config.keep)
         if not found["failed"]:
             context.store.put(f"collect/{index}", found)
-        context.sink.log("collect", index + 1, {"collect/traces": float(len(found["traces"]))})
+        told = {"collect/traces": float(len(found["traces"])), "collect/unscored": float(found["unscored"])}
+        context.sink.log("collect", index + 1, told)
     return found
 
 
@@ -92,9 +93,13 @@ def _kept(task: Task, finished: Sequence[Finished], heard: Heard, least: float, 
         reward = None if each.score is None else each.score.reward
         if reward is not None and reward >= least and each.rollout.outcome.kind == "completed" and messages:
             traces.append({"messages": message_dicts(messages), "task": task.id, "reward": reward})
-    failed = sum(each.score is None for each in finished)
+    counts = {
+        "rollouts": len(finished),
+        "failed": sum(each.score is None for each in finished),
+        "unscored": sum(each.score is not None and each.score.reward is None for each in finished),
+    }
     prompt = "\n".join(message.content for message in task.messages)
-    return {"prompt": prompt, "traces": traces[:most], "rollouts": len(finished), "failed": failed}
+    return {"prompt": prompt, "traces": traces[:most], **counts}
 
 
 @asynccontextmanager

@@ -381,6 +381,10 @@ class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     checkpoints: tuple[Literal["init", "sft", "preference", "rl", "distill"], ...] = ("sft", "preference", "rl", "distill")
     """The stages whose final weights are evaluated, where the run has them."""
 
+    teachers: bool = False
+    """Evaluate every teacher of `[distill]` too, on the tasks that it teaches, and tell what share of its success the student
+    has."""
+
     samples: int = 1
     """Of each task. Several tell pass@k and pass^k, and make intervals narrower where luck matters more than the task."""
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from sparring.config import RunConfig
 from sparring.envs.rubrics.judges import Judges
 from sparring.errors import refusal
@@ -80,3 +82,8 @@ class Context:
     def with_boxes(self, boxes: Boxes) -> Context:
         """The same run with other boxes (such as a tool host that is switched off)."""
         return replace(self, boxes=boxes)
+
+    def played_by(self, name: str) -> Context:
+        """The same run with the model `name` of the recipe in the policy's place."""
+        models = {**self.config.models, POLICY: self.config.models[name]}
+        return replace(self, config=msgspec.structs.replace(self.config, models=models))

@@ -12,7 +12,6 @@ from sparring.model.hub import base_folder, local_folder
 from sparring.protocols import Trainer, TrainPlan
 from sparring.stages.context import POLICY, Context
 from sparring.stages.rewarded import check_reads_policy
-from sparring.stages.shape import Shape, folder_shape
 from sparring.types import Batch, CheckpointRef, Sample, StepResult, WeightRef
 
 CRITIC = "critic"
@@ -88,16 +87,6 @@ def check_critic(context: Context) -> list[str]:
     _check_model(context, section.model)
     warmup = f"; learns alone through {section.warmup_steps} updates" if section.warmup_steps else ""
     return [f"rl: a critic that begins as {section.model}{warmup}"]
-
-
-def critic_shape(context: Context, policy: Shape) -> Shape | None:
-    """The sizes of the critic of a run that `check_critic` has seen; None where it has none. `policy` are those of its policy."""
-    section = context.config.rl.critic
-    if section is None or "rl" not in context.config.run.stages:
-        return None
-    if section.model in (POLICY, OWN):
-        return policy
-    return folder_shape(local_folder(str(context.config.models[section.model].path)))
 
 
 def _check_model(context: Context, name: str) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 import msgspec
 
+from sparring.algo.annotate.teacher import teacher_of
 from sparring.errors import EvaluationFailed, refusal
 from sparring.observe.evaluation import Evaluation
 from sparring.protocols import Engine
 from sparring.rollout.evaluate import EvalPlan, Finding, ScoredRunner, evaluate, recorded, summarize
 from sparring.stages.context import POLICY, Context
+from sparring.stages.teachers import teacher_folder
 from sparring.types import Task
 
 
@@ -20,7 +22,8 @@ async def run(context: Context) -> dict[str, Any]:
     """Evaluate the final weights of every stage that `[eval] checkpoints` names and the run has.
 
     Returns:
-        Per checkpoint, and for `no_tool` (the last one with the tool host switched off), an `Evaluation` as plain data.
+        Per checkpoint, for `teacher/<name>` with `[eval] teachers`, and for `no_tool` (the last checkpoint with the tool host
+        switched off), an `Evaluation` as plain data.
 
     Raises:
         EvaluationFailed: infrastructure or judge broke too many rollouts of one.
@@ -31,14 +34,16 @@ async def run(context: Context) -> dict[str, Any]:
     stages = [stage for stage in config.checkpoints if context.done(stage) is not None]
     results: dict[str, Any] = {}
     for stage in stages:
-        results[stage] = await _once(context, stage, stage, tasks)
+        results[stage] = await _once(context, stage, context.output(stage), tasks)
+    for name, taught in _taught(context, tasks).items():
+        results[f"teacher/{name}"] = await _once(context, f"teacher/{name}", teacher_folder(context, name), taught, model=name)
     if config.no_tool_tasks and stages:
         from sparring.sandbox.bubblewrap import BubblewrapBoxes
 
         off = BubblewrapBoxes(msgspec.structs.replace(context.config.sandbox, enabled=False))
         try:
             spread = _spread(tasks, config.no_tool_tasks)
-            results["no_tool"] = await _once(context.with_boxes(off), "no_tool", stages[-1], spread)
+            results["no_tool"] = await _once(context.with_boxes(off), "no_tool", context.output(stages[-1]), spread)
         finally:
             await off.close()
     return results
@@ -84,8 +89,8 @@ def _trained_on(task: str, got: str) -> Exception:
     return refusal(f"held-out task {task}", expected, got, "change the splits of the environment")
 
 
-async def evaluate_folder(context: Context, folder: str, plan: EvalPlan) -> Evaluation:
-    """Evaluate one checkpoint folder, going on from what the store has. Where that is everything, no engine is made.
+async def evaluate_folder(context: Context, folder: str, plan: EvalPlan, model: str = POLICY) -> Evaluation:
+    """Evaluate a checkpoint folder, as that of `model`, going on from what the store has; an engine is made if that is not all.
 
     Raises:
         EvaluationFailed: more than `[eval] max_lost` of the rollouts were broken by infrastructure or judge.
@@ -93,9 +98,9 @@ async def evaluate_folder(context: Context, folder: str, plan: EvalPlan) -> Eval
     """
     found = recorded(plan, context.store)
     if len(found) < len(plan):
-        engine = context.cluster.engine(POLICY, path=folder)
+        engine = context.cluster.engine(model, path=folder)
         try:
-            found = await _sampled(context, engine, Path(folder), plan)
+            found = await _sampled(context.played_by(model), engine, Path(folder), plan)
         finally:
             await engine.close()
     result = summarize(plan, found, context.config.eval.ks)
@@ -121,8 +126,8 @@ def check_lost(result: Evaluation, most: float, name: str) -> None:
 
 async def _sampled(context: Context, engine: Engine, folder: Path, plan: EvalPlan) -> dict[int, Finding]:
     """Run what is missing, told to the sink under the plan's stage."""
+    from sparring.stages.live import runner
     from sparring.stages.rewarded import scorers
-    from sparring.stages.rl import runner
 
     name, successes = plan.stage.replace("/", " "), 0
 
@@ -142,16 +147,28 @@ async def _sampled(context: Context, engine: Engine, folder: Path, plan: EvalPla
     )
 
 
-async def _once(context: Context, label: str, stage: str, tasks: Sequence[Task]) -> dict[str, Any]:
+async def _once(
+    context: Context, label: str, folder: Path, tasks: Sequence[Task], model: str = POLICY
+) -> dict[str, Any]:
     """One evaluation, unless the run already has it."""
     found = context.store.get(f"eval/{label}")
     if found is not None:
         return found
     config = context.config
     plan = EvalPlan(tasks=tasks, run_seed=config.run.seed, samples=config.eval.samples, stage=f"eval/{label}")
-    result = msgspec.to_builtins(await evaluate_folder(context, str(context.output(stage)), plan))
+    result = msgspec.to_builtins(await evaluate_folder(context, str(folder), plan, model))
     context.store.put(f"eval/{label}", result)
     return result
+
+
+def _taught(context: Context, tasks: Sequence[Task]) -> dict[str, list[Task]]:
+    """With `[eval] teachers`, by teacher other than the policy, those of `tasks` that it teaches."""
+    stage = context.config.distill
+    found: dict[str, list[Task]] = {}
+    for task in tasks if context.config.eval.teachers and context.done("distill") is not None else ():
+        if (name := teacher_of(stage.teachers, task)) != POLICY:
+            found.setdefault(name, []).append(task)
+    return dict(sorted(found.items()))
 
 
 def _spread(tasks: Sequence[Task], count: int) -> list[Task]:

@@ -1,28 +1,42 @@
-"""How much memory a run holds at the most, from its recipe and the sizes of its policy alone."""
+"""How much memory a run holds at the most, from its recipe and the sizes of its models alone."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from sparring.config import RunConfig
+from sparring.engine.config import EngineConfig
+from sparring.envs.rubrics.config import judging
+from sparring.model.hub import local_folder
 from sparring.stages.context import POLICY
-from sparring.stages.reference import is_held, is_moving
-from sparring.stages.shape import Shape, token_bytes
+from sparring.stages.reference import is_held, is_moving, reference_model
+from sparring.stages.shape import Shape, folder_shape, token_bytes
 
 NUMBER_BYTES = 4
 """Everything is counted in float32."""
 
+LIVE = ("rl", "distill")
+"""Stages that train what they sample, and so publish what they train."""
+TRAINING = ("sft", "preference", "reward_model", *LIVE)
+SERVING = (*LIVE, "eval")
+PLAYING = ("init", "collect", "sft", *SERVING)
+"""Stages in which the world is played, whose judges answer until the stage ends."""
+
 
 class Held(NamedTuple):
-    """What a run on one machine holds: how many parameters, how many of them (or of an adapter) are trained, how many a critic
-    has, of how many a moving average is kept, and bytes.
+    """What a run on one machine holds in the stage that holds most: models are closed when their stage ends. First how many
+    parameters the policy has, how many of them (or of an adapter) are trained, how many a critic has, of how many a moving
+    average is kept; then bytes.
 
     trainer: weights (and adapters), of what is trained gradients and AdamW's three, the critic's too, and models that are only
-    asked. engine: weights of its own. packed: what the kernels of all these read in the place of the weights. update: what is
-    trained once as it was published and, staged beside the engine's, once as weights and once packed. cache: keys and values
-    here and in host memory, and recurrent states. activations: of a micro-batch.
+    asked, such as a reference. engine: weights of engines, the policy's, teachers' and judges'. packed: what the kernels of all
+    these read in the place of the weights. update: what is trained once as it was published and, staged beside the engine's, once
+    as weights and once packed. cache: keys and values here and in host memory, and recurrent states. activations: of a
+    micro-batch.
     """
 
+    stage: str
     parameters: int
     trained: int
     critic: int
@@ -37,32 +51,76 @@ class Held(NamedTuple):
     @property
     def total(self) -> int:
         """All bytes."""
-        return sum(self[4:])
+        return sum(self[5:])
 
     @staticmethod
-    def of(config: RunConfig, shape: Shape, critic: Shape | None = None) -> Held:
-        """A bound: all of it at once, the head apart from the embedding. `critic` is the shape of the rl stage's."""
-        parameters, adapters = _parameters(shape), _adapters(config, shape)
-        judging = 0 if critic is None else _parameters(critic)
-        trained = adapters or parameters
-        averaged = trained if "rl" in config.run.stages and is_moving(config) else 0
-        # of a float32 model the average is among the weights of the reference, which are frozen
-        beside = averaged if config.models[POLICY].dtype != "float32" else 0
-        whole = parameters + adapters
-        frozen = _frozen(config) * whole
-        per_token = shape.num_layers * (12 * shape.hidden_size + 4 * shape.intermediate_size) + 2 * shape.vocab_size
-        return Held(
-            parameters=parameters,
-            trained=trained,
-            critic=judging,
-            averaged=averaged,
-            trainer=(whole + 3 * trained + frozen + beside + 4 * judging) * NUMBER_BYTES,
-            engine=whole * NUMBER_BYTES,
-            packed=(2 * whole + frozen + judging) * NUMBER_BYTES,
-            update=3 * trained * NUMBER_BYTES if "rl" in config.run.stages else 0,
-            cache=_cache(config, shape),
-            activations=config.train.token_budget * per_token * NUMBER_BYTES,
-        )
+    def of(config: RunConfig, shapes: Mapping[str, Shape]) -> Held:
+        """A bound: all that a stage has at once, the head apart from the embedding. `shapes` are those of `shapes_of`."""
+        every = [_held(config, shapes, stage) for stage in config.run.stages]
+        return max(every, key=lambda held: held.total, default=_held(config, shapes, "none"))
+
+
+def shapes_of(config: RunConfig, policy: Shape) -> dict[str, Shape]:
+    """The sizes of every model that is computed in this process, by its name in `[models]`: of the policy, and of those with a
+    checkpoint of their own. What has none is as large as the policy.
+
+    Raises:
+        BadInput: there is no such checkpoint.
+    """
+    names = {name for stage in config.run.stages for kind in _asked(config, stage) for name in kind}
+    if config.rl.critic is not None and "rl" in config.run.stages:
+        names.add(config.rl.critic.model)
+    paths = {name: config.models[name].path for name in names - {POLICY} if name in config.models}
+    return {POLICY: policy, **{name: folder_shape(local_folder(path)) for name, path in paths.items() if path is not None}}
+
+
+def _held(config: RunConfig, shapes: Mapping[str, Shape], stage: str) -> Held:
+    policy = shapes[POLICY]
+    parameters, adapters = _parameters(policy), _adapters(config, policy)
+    section = config.rl.critic if "rl" in config.run.stages else None
+    critic = 0 if section is None else _parameters(shapes.get(section.model, policy))
+    trained, whole = adapters or parameters, parameters + adapters
+    averaged = trained if "rl" in config.run.stages and is_moving(config) else 0
+    # of a float32 model the average is the weights of a model that is only asked
+    beside = averaged if stage == "rl" and config.models[POLICY].dtype != "float32" else 0
+    training, serving, judging = (stage in TRAINING) * whole, (stage in SERVING) * whole, (stage == "rl") * critic
+    frozen, engines = _asked(config, stage)
+    only_asked = sum(_parameters(shapes[name]) if name in shapes and name != POLICY else whole for name in frozen)
+    others = sum(_parameters(shapes.get(name, policy)) for name in engines)
+    written = 0 if training or serving or others else whole  # init and export hold what they write
+    per_token = policy.num_layers * (12 * policy.hidden_size + 4 * policy.intermediate_size) + 2 * policy.vocab_size
+    return Held(
+        stage=stage,
+        parameters=parameters,
+        trained=trained,
+        critic=critic,
+        averaged=averaged,
+        trainer=(training + bool(training) * 3 * trained + only_asked + beside + 4 * judging + written) * NUMBER_BYTES,
+        engine=(serving + others) * NUMBER_BYTES,
+        packed=(training + serving + only_asked + others + judging) * NUMBER_BYTES,
+        update=(stage in LIVE) * 3 * trained * NUMBER_BYTES,
+        cache=sum(_cache(config, shapes, name) for name in [*([POLICY] if serving else []), *engines]),
+        activations=bool(training) * config.train.token_budget * per_token * NUMBER_BYTES,
+    )
+
+
+def _asked(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
+    """The models that a stage has beside the policy and the critic: those whose weights are only computed with (a reference, a
+    reward model, teachers over the whole vocabulary), and those with an engine of their own in this process."""
+    frozen: list[str] = []
+    engines: list[str] = []
+    if stage == "rl" and is_held(config):
+        frozen.append(reference_model(config))
+    if stage in SERVING and config.rl.reward_model is not None:
+        frozen.append(config.rl.reward_model)
+    if stage == "distill":
+        teachers = sorted(set(config.distill.teachers.values()) - {POLICY})  # that one is served already
+        (frozen if config.distill.over == "vocabulary" else engines).extend(teachers)
+    if stage == "collect":
+        engines.append(config.collect.model)
+    if stage in PLAYING:
+        engines.extend(sorted(judging(config.env.rubric)))
+    return frozen, [name for name in engines if name not in config.models or config.models[name].served is None]
 
 
 def _parameters(shape: Shape) -> int:
@@ -78,15 +136,10 @@ def _adapters(config: RunConfig, shape: Shape) -> int:
     return 0 if lora is None else shape.num_layers * lora.rank * ends
 
 
-def _frozen(config: RunConfig) -> int:
-    """Models of the policy's size that the reinforcement-learning stage only asks: a reference, a reward model."""
-    if "rl" not in config.run.stages:
-        return 0
-    return is_held(config) + (config.rl.reward_model is not None)
-
-
-def _cache(config: RunConfig, shape: Shape) -> int:
-    engine = config.engine
-    here = engine.kv_tokens * token_bytes(shape, config.models[POLICY].dtype) or engine.kv_bytes
+def _cache(config: RunConfig, shapes: Mapping[str, Shape], name: str) -> int:
+    """Of one engine. `[engine]` is the policy's; others have its settings where it is a native engine's."""
+    engine = config.engine if name == POLICY or config.engine.kind == "native" else EngineConfig()
+    shape, spec = shapes.get(name, shapes[POLICY]), config.models.get(name, config.models[POLICY])
+    here = engine.kv_tokens * token_bytes(shape, spec.dtype) or engine.kv_bytes
     states = 0 if shape.num_attending == shape.num_layers else engine.kv_bytes
     return here + states + (engine.offload_bytes if engine.kv_across_turns == "offload" else 0)

@@ -22,20 +22,19 @@ AVERAGE, LAST, START = "average", "last", "start"
 class Beside(NamedTuple):
     """Models that the policy's trainer holds beside it, as `TrainPlan` has them."""
 
-    teachers: Mapping[str, str]
+    teachers: Mapping[str, str | None]
     averages: Mapping[str, float]
 
 
-def reference_beside(context: Context, source: Path) -> Beside:
-    """The reference of a policy that started from the checkpoint folder `source`."""
-    config = context.config
+def reference_beside(config: RunConfig) -> Beside:
+    """The reference of the policy."""
     if not is_held(config):
         return Beside({}, {})
     name = reference_model(config)
     moves = {AVERAGE: config.algo.kl.decay, LAST: 0.0}
     if name in moves:
-        return Beside({name: str(source)}, {name: moves[name]})
-    return Beside({name: str(source if name == POLICY else reference_folder(context))}, {})
+        return Beside({name: None}, {name: moves[name]})
+    return Beside({name: None if name == POLICY else str(reference_folder(config))}, {})
 
 
 def is_held(config: RunConfig) -> bool:
@@ -65,13 +64,13 @@ def referring(config: RunConfig, trainer: Trainer) -> list[Annotator]:
     return [Compared(reference_model(config)), *([Forwarded(trainer.forward, "reference", "teacher")] if asked else [])]
 
 
-def reference_folder(context: Context) -> Path:
+def reference_folder(config: RunConfig) -> Path:
     """The checkpoint folder of a reference that `[models.<name>]` names.
 
     Raises:
         BadInput: no such model, or one without a path.
     """
-    name, models = context.config.algo.kl.reference, context.config.models
+    name, models = config.algo.kl.reference, config.models
     if name not in models or models[name].path is None:
         got = f"{name!r}, which {'has no path' if name in models else 'no [models] section describes'}"
         expected = "start, last, average or a model with a path"
@@ -88,12 +87,15 @@ def check_reference(context: Context) -> None:
     config, kl = context.config, context.config.algo.kl
     if not needs_reference(config):
         return
+    if kl.reference in (START, LAST, AVERAGE) and kl.reference in config.models:
+        expected = f'another name beside algo.kl.reference = "{kl.reference}", which is the policy of another time'
+        raise refusal(f"models.{kl.reference}", expected, "this one", "rename the model")
     if kl.reference == LAST:
         if kl.coefficient and config.rl.passes * config.rl.minibatches == 1:
             do = "set rl.minibatches or rl.passes, or choose another reference"
             raise refusal("algo.kl.reference", "several optimiser steps an update beside \"last\"", "one, whose KL is 0", do)
     elif kl.reference not in (START, AVERAGE):
-        theirs = reference_folder(context) / "tokenizer.json"
+        theirs = reference_folder(config) / "tokenizer.json"
         ours = context.given()
         if ours is not None and theirs.exists() and theirs.read_bytes() != (ours / "tokenizer.json").read_bytes():
             raise refusal("algo.kl.reference", "a model with the policy's tokenizer", f"{theirs}, another", "choose such a model")

@@ -7,6 +7,9 @@ import resource
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
+from sparring.observe.evaluation import Evaluation, kept
 from sparring.stages.context import Context
 
 EVALUATED = ("init", "sft", "preference", "rl", "distill")
@@ -32,6 +35,7 @@ def write_summary(context: Context) -> dict[str, Any]:
         "held_out": {stage: found for stage, found in held_out.items() if found is not None},
         "turns_successful": _last(results).get("mean_turns_successful"),
         "by_dataset": _by_dataset(context, results),
+        "teachers": _teachers(results),
         "logprob_max_abs_diff": rl.get("logprob_max_abs_diff"),
         "correction": context.config.algo.correction_rule.in_words(),
         "tokens_sampled": account.get("sampled"),
@@ -60,6 +64,19 @@ def _overall(result: Mapping[str, Any] | None) -> dict[str, Any]:
 def _rate(rate: Mapping[str, Any]) -> dict[str, Any]:
     low, high = rate["interval"] or (None, None)
     return {"success": rate["value"], "low": low, "high": high, "tasks": rate["tasks"]}
+
+
+def _teachers(results: Mapping[str, Any]) -> dict[str, Any]:
+    """By teacher that was evaluated: its success on the tasks that it teaches, and what share of that the student has on them."""
+    found = {}
+    for label, result in results.items():
+        if label.startswith("teacher/"):
+            teacher, student = (msgspec.convert(one, Evaluation) for one in (result, results["distill"]))
+            share = kept(teacher, student)
+            low, high = share.interval or (None, None)
+            rest = {"kept": share.value, "kept_low": low, "kept_high": high}
+            found[label.removeprefix("teacher/")] = {**_rate(result["success"]), **rest}
+    return found
 
 
 def _by_dataset(context: Context, results: Mapping[str, Any]) -> dict[str, Any]:

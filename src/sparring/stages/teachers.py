@@ -105,6 +105,8 @@ def check_distill(context: Context) -> list[str]:
     """
     stage = context.config.distill
     if "distill" not in context.config.run.stages:
+        if context.config.eval.teachers:
+            raise refusal("eval.teachers", "a stage distill, whose teachers they are", "none", "leave it out, or add the stage")
         return []
     if not stage.teachers:
         raise refusal("distill.teachers", "at least one teacher", "none", 'write { "*" = "teacher" } and [models.teacher]')
@@ -126,6 +128,9 @@ def _check_teacher(context: Context, where: str, name: str) -> None:
             raise refusal(where, "a teacher that knows more than the policy", got, do)
         return
     spec = models[name]
+    if spec.served is not None and context.config.eval.teachers:
+        got, do = f"{name}, which is served elsewhere", "leave it out, and evaluate that one with `sparring eval`"
+        raise refusal("eval.teachers", "teachers whose weights are here", got, do)
     if spec.path is None:
         raise refusal(f"models.{name}.path", "the checkpoint of a teacher", "none", "name one")
     if spec.served is not None and spec.served.kind == "chat":

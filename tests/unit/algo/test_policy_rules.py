@@ -87,6 +87,7 @@ def test_every_source_is_of_a_preset():
     ("algo", "message"),
     [
         ({"gate": "tv_mask", "ratio": "sequence"}, 'ratio must be "token" beside the gate "tv_mask"'),
+        ({"gate": "kl_mask", "ratio": "sequence"}, 'ratio must be "token" beside the gate "kl_mask"'),
         ({"gate": "geometric", "ratio": "turn"}, 'ratio must be "token" beside the gate "geometric"'),
         ({"gate": "m2po", "ratio": "product"}, 'ratio must be "token" beside the gate "m2po"'),
         ({"gate": "vespo"}, 'ratio must be "product" beside the gate "vespo"'),
@@ -110,6 +111,7 @@ def test_every_source_is_of_a_preset():
         ({"gate": {"name": "kl_cov", "coefficient": 0.0}}, "coefficient above 0"),
         ({"gate": {"name": "m2po", "bound": 0.0}}, "bound must be above 0"),
         ({"gate": {"name": "tv_mask", "above": 1.0}}, "above must lie between 0 and 1"),
+        ({"gate": {"name": "kl_mask", "above": 0.0}}, "above must be above 0"),
     ],
 )
 def test_combinations_without_sense_are_refused(algo, message):

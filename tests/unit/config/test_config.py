@@ -201,6 +201,7 @@ def test_resolve_replaces_auto_by_this_machine(recipe: Path) -> None:
         (("models.policy.numerics=fast",), ("token weights of at most 2", "proximal")),
         (("engine.kind=vllm",), ("token weights of at most 2", "proximal")),
         (("engine.kind=vllm", "algo.correction=none"), ("none", "behaviour")),
+        (("engine.kind=vllm", "algo.preset=m2po"), ("none", "behaviour")),
         (("algo.correction=tis",), ("token weights of at most 2", "proximal")),
         (("algo.correction=off_policy_mask",), ("sequences rejected above a mean k1 of 0.01", "behaviour")),
         (("algo.correction=metrics",), ("token weights of at most 2, measured only", "behaviour")),

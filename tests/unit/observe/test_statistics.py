@@ -12,6 +12,7 @@ from sparring.observe.statistics import (
     mean,
     paired_difference,
     paired_mean_difference,
+    paired_ratio,
     pass_at_k,
     pass_hat_k,
     rate,
@@ -83,6 +84,35 @@ def test_a_paired_difference_covers_as_often_as_it_says() -> None:
             low, high = paired_difference(before, after).interval
             covered += chance * (low <= gain - loss <= high)
     assert 0.93 < covered < 0.98
+
+
+def test_a_paired_ratio_by_hand() -> None:
+    # 80 both, 5 gained, 10 lost, 5 neither: 85 of 90; half a success in each cell makes 86 and 91 of 102
+    before = [True] * 80 + [False] * 5 + [True] * 10 + [False] * 5
+    after = [True] * 80 + [True] * 5 + [False] * 10 + [False] * 5
+    found = paired_ratio(before, after)
+    high, low = 86 / 102, 91 / 102
+    error = math.sqrt(80.5 * (1 / high - 1 / low) ** 2 + 5.5 / high**2 + 10.5 / low**2) / 102
+    assert found.value == pytest.approx(85 / 90)
+    expected = (86 / 91 * math.exp(-1.959964 * error), 86 / 91 * math.exp(1.959964 * error))
+    assert found.interval == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("both", "gained", "lost"), [(0.9, 0.02, 0.06), (0.3, 0.2, 0.1), (0.96, 0.01, 0.01)])
+def test_a_paired_ratio_covers_as_often_as_it_says(both: float, gained: float, lost: float) -> None:
+    draw, n, runs = random.Random(5), 200, 1500
+    true, covered = (both + gained) / (both + lost), 0
+    cells = [(True, True), (False, True), (True, False), (False, False)]
+    for _ in range(runs):
+        pairs = draw.choices(cells, [both, gained, lost, 1 - both - gained - lost], k=n)
+        low, high = paired_ratio([b for b, _ in pairs], [a for _, a in pairs]).interval
+        covered += low <= true <= high
+    assert 0.935 < covered / runs < 0.99
+
+
+def test_a_ratio_to_nothing_has_no_value() -> None:
+    found = paired_ratio([False, False], [True, False])
+    assert found.value is None and found.interval[0] > 0
 
 
 def test_a_paired_difference_needs_pairs() -> None:

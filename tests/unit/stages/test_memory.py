@@ -1,80 +1,165 @@
 """What `sparring check` says a run holds: everything that is there at once, once."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from sparring.config import RunConfig
 from sparring.model.config import InitConfig
-from sparring.stages.memory import Held
-from sparring.stages.shape import Shape
+from sparring.stages.memory import Held, shapes_of
+from sparring.stages.shape import Shape, folder_shape
+from sparring.testing.tiny_models import tiny_model
 
 INIT = {"hidden_size": 64, "num_layers": 3, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "vocab_size": 1000}
 SHAPE = Shape.of(msgspec.convert({**INIT, "intermediate_size": 128}, InitConfig))
 PARAMETERS = 2 * 64 * 1000 + 3 * (64 * (4 + 2 + 2 + 4) * 16 + 3 * 64 * 128)
+LARGE, SMALL = (msgspec.structs.replace(SHAPE, num_layers=layers, num_attending=layers) for layers in (30, 1))
+LARGE_PARAMETERS, SMALL_PARAMETERS = 128_000 + 30 * 36_864, 128_000 + 36_864
+OTHERS = {"large": LARGE, "small": SMALL}
 GIB = 1 << 30
+COMPARED = {"preference": {"name": "dpo"}}
+"""Of `[rl]`: the reference is asked."""
 
 
 def held_config(
-    engine: dict, stages: tuple[str, ...], rl: dict | None = None, kl: dict | None = None, **policy: object
+    stages: tuple[str, ...], *, models: dict | None = None, rl: dict | None = None, policy: dict | None = None, **sections: dict
 ) -> RunConfig:
+    rubric = sections.pop("rubric", None)
     document = {
         "run": {"name": "a", "stages": stages},
-        "models": {"policy": {"path": "there", **policy}},
-        "env": {"name": "reverse"},
-        "engine": {"kv_bytes": GIB, **engine},
+        "models": {"policy": {"path": "there", **(policy or {})}, **(models or {})},
+        "env": {"data": "rows.jsonl", "rubric": rubric} if rubric else {"name": "reverse"},
         "rl": rl or {},
-        "algo": {"kl": kl or {}},
+        **sections,
+        "engine": {"kv_bytes": GIB, **sections.get("engine", {})},
     }
     return msgspec.convert(document, RunConfig)
 
 
-def held(engine: dict | None = None, shape: Shape = SHAPE, stages: tuple[str, ...] = ("rl",), **others: object) -> Held:
-    return Held.of(held_config(engine or {}, stages, **others), shape)
+def held(*stages: str, shape: Shape = SHAPE, others: dict[str, Shape] | None = None, **settings: dict) -> Held:
+    return Held.of(held_config(stages or ("rl",), **settings), {"policy": shape, **(others or {})})
+
+
+def weights(found: Held) -> int:
+    """Bytes of weights, of whatever kind."""
+    return found.trainer + found.engine + found.packed + found.update
 
 
 def test_weights_are_there_ten_times_in_a_step_that_updates_the_engine() -> None:
     """In the trainer with gradients, two moments and packed; in the engine with the packed ones; published; staged with the
-    packed ones. Without rollouts nothing is published."""
+    packed ones."""
     found = held()
     assert found.parameters == found.trained == PARAMETERS
-    assert found.trainer + found.engine + found.packed + found.update == 10 * PARAMETERS * 4
-    assert found.total - held(stages=("sft",)).total == 3 * PARAMETERS * 4
+    assert weights(found) == 10 * PARAMETERS * 4
+    assert weights(held("distill")) == 10 * PARAMETERS * 4
+
+
+@pytest.mark.parametrize(
+    ("stage", "copies", "caches"), [("init", 1, 0), ("sft", 5, 0), ("preference", 5, 0), ("reward_model", 5, 0), ("eval", 2, 1)]
+)
+def test_a_stage_holds_what_it_works_with(stage: str, copies: int, caches: int) -> None:
+    """A trainer is five copies, of which one is packed; an engine two; what publishes nothing has no update."""
+    found = held(stage)
+    assert (weights(found), found.cache, found.update) == (copies * PARAMETERS * 4, caches * GIB, 0)
+    assert bool(found.activations) == (copies == 5)
+
+
+def test_the_stage_that_holds_most_counts() -> None:
+    """Models are closed when their stage ends."""
+    assert held("sft", "rl", "eval") == held("rl") and held("rl").stage == "rl"
+    assert held("sft", "rl", "eval").total < held("sft").total + held("rl").total
 
 
 def test_a_reference_and_a_reward_model_are_there_too() -> None:
-    """Each as weights and packed; in the stage that asks them alone."""
-    compared = {"preference": {"name": "dpo"}}
-    assert held(rl=compared).total - held().total == 2 * PARAMETERS * 4
-    assert held(rl={"preference": {"name": "simpo"}}).total == held().total
-    assert held(rl={**compared, "reward_model": "judge"}).total - held().total == 4 * PARAMETERS * 4
-    assert held(stages=("sft",), rl=compared).total == held(stages=("sft",)).total
+    """Each as weights and packed; in the stages that ask them alone."""
+    assert weights(held(rl=COMPARED)) - weights(held()) == 2 * PARAMETERS * 4
+    assert held(rl={"preference": {"name": "simpo"}}) == held()
+    assert weights(held(rl={**COMPARED, "reward_model": "reward_model"})) - weights(held(rl=COMPARED)) == 2 * PARAMETERS * 4
+    assert held("sft", rl=COMPARED) == held("sft")
+    judged = {"reward_model": "large"}
+    assert weights(held("eval", rl=judged)) - weights(held("eval")) == 2 * PARAMETERS * 4
+
+
+def test_a_reward_model_has_its_own_size() -> None:
+    judged = {"reward_model": "large"}
+    assert weights(held(rl=judged, others=OTHERS)) - weights(held()) == 2 * LARGE_PARAMETERS * 4
+    assert weights(held("eval", rl=judged, others=OTHERS)) - weights(held("eval")) == 2 * LARGE_PARAMETERS * 4
+
+
+def test_teachers_are_there_with_an_engine_each_or_beside_the_trainer() -> None:
+    taught = {"teachers": {"a": "large", "b": "large", "c": "small", "*": "policy"}, "over": "top_k", "feedback": "sibling"}
+    extra = (LARGE_PARAMETERS + SMALL_PARAMETERS) * 2 * 4
+    served = held("distill", distill=taught, others=OTHERS)
+    assert weights(served) - weights(held("distill")) == extra and served.cache == 3 * GIB
+    whole = {"teachers": {"a": "large", "*": "small"}, "over": "vocabulary"}
+    beside = held("distill", distill=whole, others=OTHERS)
+    assert weights(beside) - weights(held("distill")) == extra and beside.cache == GIB
+    elsewhere = {"large": {"path": "x", "served": {"url": "http://a/v1"}}, "small": {"path": "y"}}
+    found = held("distill", distill=taught, models=elsewhere, others=OTHERS)
+    assert weights(found) - weights(held("distill")) == SMALL_PARAMETERS * 2 * 4
+
+
+def test_judges_are_there_wherever_the_world_is_played() -> None:
+    asked = {"kind": "judge", "model": "large", "prompt": "{completion}?", "choices": {"yes": 1.0}}
+    rubric = {"kind_one": asked, "other": {**asked, "model": "large"}}
+    for stage in ("rl", "distill", "eval", "collect", "sft"):
+        models = {"teacher": {"path": "x"}, "large": {"path": "y"}}
+        with_judge = held(stage, rubric=rubric, models=models, others=OTHERS)
+        without = held(stage, models=models, others=OTHERS)
+        assert weights(with_judge) - weights(without) == 2 * LARGE_PARAMETERS * 4, stage
+        assert with_judge.cache - without.cache == GIB
+    assert held("preference", rubric=rubric, others=OTHERS) == held("preference")
+
+
+def test_who_is_collected_from_is_served_alone() -> None:
+    found = held("collect", collect={"model": "large"}, models={"large": {"path": "x"}}, others=OTHERS)
+    assert (weights(found), found.cache) == (2 * LARGE_PARAMETERS * 4, GIB) and found.activations == 0
+    assert held("collect", "sft", collect={"model": "large"}, others=OTHERS).stage == "collect"
 
 
 def test_a_moving_average_is_a_reference_of_its_own_numbers() -> None:
-    """Of a float32 model they are the weights of the reference; of another, and of an adapter, what is trained once more."""
-    average, last = {"coefficient": 0.1, "reference": "average"}, {"coefficient": 0.1, "reference": "last"}
-    start = held(kl={"coefficient": 0.1})
-    assert start.total - held().total == 2 * PARAMETERS * 4
-    assert held(kl=average).total == start.total and held(kl=last).total == held().total
-    assert (held(kl=average).averaged, held(kl=last).averaged, start.averaged) == (PARAMETERS, 0, 0)
-    assert held(kl={**last, "estimator": "full"}) == held(kl=average)
-    assert held(kl=average, dtype="bfloat16").total == start.total + PARAMETERS * 4
-    assert held(kl=average, lora={"rank": 4}).averaged == held(lora={"rank": 4}).trained < PARAMETERS
-    assert held(stages=("sft",), kl=average) == held(stages=("sft",))
+    """Of a float32 model they are the weights of the reference; of another, what is trained once more."""
+
+    def of(stage: str = "rl", **settings: object) -> Held:
+        kl = {"coefficient": 0.1, **{key: settings.pop(key) for key in ("reference", "estimator") if key in settings}}
+        return held(stage, algo={"kl": kl}, policy=settings)
+
+    start, average = of(), of(reference="average")
+    assert weights(start) - weights(held()) == 2 * PARAMETERS * 4
+    assert weights(average) == weights(start) and weights(of(reference="last")) == weights(held())
+    assert (average.averaged, of(reference="last").averaged, start.averaged) == (PARAMETERS, 0, 0)
+    assert of(reference="last", estimator="full") == average
+    assert weights(of(reference="average", dtype="bfloat16")) == weights(start) + PARAMETERS * 4
+    assert 0 < of(reference="average", lora={"rank": 4}).averaged == of(lora={"rank": 4}).trained < PARAMETERS
+    assert of("sft", reference="average") == held("sft")
 
 
 def test_of_a_model_below_adapters_there_are_four_copies() -> None:
-    found = held(lora={"rank": 4})
+    found = held(policy={"lora": {"rank": 4}})
     assert found.parameters == PARAMETERS and 0 < found.trained < PARAMETERS
-    assert found.trainer + found.engine + found.packed + found.update == 4 * PARAMETERS * 4 + 10 * found.trained * 4
+    assert weights(found) == 4 * PARAMETERS * 4 + 10 * found.trained * 4
 
 
-def test_a_critic_is_there_five_times_beside_the_policy() -> None:
+@pytest.mark.parametrize(("model", "parameters"), [("policy", PARAMETERS), ("large", LARGE_PARAMETERS)])
+def test_a_critic_is_there_five_times_beside_the_policy(model: str, parameters: int) -> None:
     """Its weights, gradients, two moments and the packed ones; it publishes nothing and nobody serves it."""
-    config = held_config({}, ("rl",))
-    beside, alone = Held.of(config, SHAPE, SHAPE), Held.of(config, SHAPE)
-    assert beside.critic == PARAMETERS and alone.critic == 0
-    assert beside.total - alone.total == 5 * PARAMETERS * 4
+    beside, alone = held(rl={"critic": {"model": model}}, others=OTHERS), held()
+    assert beside.critic == parameters and alone.critic == 0
+    assert beside.total - alone.total == 5 * parameters * 4
+
+
+def test_the_sizes_of_every_model_are_read_where_it_lies(tmp_path: Path) -> None:
+    """Of those that the run's stages compute here; a model that nobody asks is not looked for."""
+    tiny_model("qwen3", tmp_path)
+    models = {name: {"path": str(tmp_path)} for name in ("judge", "teacher", "critic", "reward")}
+    models["nobody"] = {"path": "/nowhere"}
+    asked = {"kind": "judge", "model": "judge", "prompt": "{completion}?", "choices": {"yes": 1.0}}
+    rl = {"critic": {"model": "critic"}, "reward_model": "reward"}
+    config = held_config(("rl", "distill"), models=models, rl=rl, rubric={"a": asked}, distill={"teachers": {"*": "teacher"}})
+    found = shapes_of(config, SHAPE)
+    assert set(found) == {"policy", "judge", "teacher", "critic", "reward"} and found["policy"] == SHAPE
+    assert all(shape == folder_shape(tmp_path) for name, shape in found.items() if name != "policy")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +172,7 @@ def test_a_critic_is_there_five_times_beside_the_policy() -> None:
     ],
 )
 def test_keys_and_values_here_and_in_host_memory(engine: dict, expected: int) -> None:
-    assert held(engine).cache == expected
+    assert held(engine=engine).cache == expected
 
 
 def test_recurrent_states_take_as_much_as_the_cache() -> None:

@@ -1,10 +1,10 @@
-"""What the rl stage says about all its steps."""
+"""What a stage of live training says about all its steps."""
 
 import math
 
 import pytest
 
-from sparring.stages.rl import Totals
+from sparring.stages.live import Totals
 from sparring.types import Batch, TokenAccount
 
 ONE = Batch(step=1, model="policy", rows=(), denominators={}, account=TokenAccount(sampled=3, filtered=3))

@@ -21,9 +21,9 @@ class Gdpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         S_i   = sum_k weight_k * A_k,i
         A_i   = (S_i - mean(S)) / (std(S) + epsilon)            over all rollouts of the update
 
-    NVIDIA, arXiv 2601.05242. Use it with several rewards of different scales, which GRPO's sum would let collapse into each
-    other. The reward itself is not looked at, unless a score has no parts at all, such as that of a policy that broke its
-    world: it then counts in the place of each. A group of one leaves the update.
+    NVIDIA, arXiv 2601.05242, equations 4 to 7. Use it with several rewards of different scales, which GRPO's sum would let
+    collapse into each other. The reward itself is not looked at, unless a score has no parts at all, such as that of a policy
+    that broke its world: it then counts in the place of each. A group of one leaves the update.
     """
 
     least_members: ClassVar[int] = 2

@@ -17,9 +17,9 @@ class MaxRl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
         A_i = (r_i - mean(r)) / mean(r)      0 where nobody in the group earned anything
 
-    Tajwar et al., arXiv 2602.02710: with rewards of 0 and 1 this is an unbiased gradient of the group's truncation of log
-    p(success), where RLOO's is of p itself. Use it where many tasks are hard and samples are cheap. A group of one leaves the
-    update.
+    Tajwar et al., arXiv 2602.02710: with N rewards of 0 and 1 this is an unbiased gradient of the first N - 1 terms of
+    log p(success) = -sum_k (1 - p)^k / k (by their theorem 2 of N terms, where no mean is taken off), where RLOO's is of p
+    itself. Use it where many tasks are hard and samples are cheap. A group of one leaves the update.
     """
 
     least_members: ClassVar[int] = 2

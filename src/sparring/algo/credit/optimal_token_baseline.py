@@ -24,11 +24,15 @@ class OptimalTokenBaseline(
         A_i,t = G_i,t - B_t                              G: reward to go
 
     Li et al., arXiv 2602.07078. p(y_t) is the recorded probability of the sampled token; the annotation `probability_squares`
-    is the sum over the vocabulary at that position. Use it for long rollouts with small groups. The token that only one member
-    reached has no baseline but itself: its advantage is 0. A group of one leaves the update.
+    is the sum over the vocabulary at that position. Use it for long rollouts with small groups. Where only one member is left
+    the equation compares it with itself; its authors' code, as a setting that is on, takes 0 for the baseline there. A group of
+    one leaves the update.
     """
 
     least_members: ClassVar[int] = 2
+
+    zero_tail: bool = True
+    """Whether the baseline is 0 at the tokens that only one member reached. Else their advantage is 0."""
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages; see `protocols.Credit`.
@@ -41,26 +45,27 @@ class OptimalTokenBaseline(
             everyone = members(group, rows)
             values = {}
             for role in by_role(everyone).values():
-                values |= _role([m for m in role if m.rows])
+                values |= self._role([m for m in role if m.rows])
             told = ((m, values.get(m.trajectory.id, [0.0] * m.length)) for m in everyone)
             credited.append(in_order(rows, (m.with_steps(of) for m, of in told), bool(values)))
         return credited
 
-
-def _role(role: Sequence[Member]) -> dict[str, list[float]]:
-    if len(role) < 2:
-        return {}
-    to_go = [returns(m.step_rewards(), 1.0) for m in role]
-    weights = [list(accumulate(_norms(m))) for m in role]
-    values = [list(of) for of in to_go]
-    for t in range(max(map(len, to_go))):
-        reached = [number for number, of in enumerate(to_go) if t < len(of)]
-        total = math.fsum(weights[n][t] for n in reached)
-        same = len({to_go[n][t] for n in reached}) == 1
-        baseline = math.fsum(weights[n][t] * to_go[n][t] for n in reached) / total if total > 0 else 0.0
-        for n in reached:
-            values[n][t] = 0.0 if same else to_go[n][t] - baseline
-    return {m.trajectory.id: of for m, of in zip(role, values, strict=True)}
+    def _role(self, role: Sequence[Member]) -> dict[str, list[float]]:
+        if len(role) < 2:
+            return {}
+        to_go = [returns(m.step_rewards(), 1.0) for m in role]
+        weights = [list(accumulate(_norms(m))) for m in role]
+        values = [list(of) for of in to_go]
+        for t in range(max(map(len, to_go))):
+            reached = [number for number, of in enumerate(to_go) if t < len(of)]
+            if len(reached) == 1 and self.zero_tail:
+                continue  # its advantage is its return
+            total = math.fsum(weights[n][t] for n in reached)
+            same = len({to_go[n][t] for n in reached}) == 1
+            baseline = math.fsum(weights[n][t] * to_go[n][t] for n in reached) / total if total > 0 else 0.0
+            for n in reached:
+                values[n][t] = 0.0 if same else to_go[n][t] - baseline
+        return {m.trajectory.id: of for m, of in zip(role, values, strict=True)}
 
 
 def _norms(member: Member) -> list[float]:

@@ -21,8 +21,8 @@ class ReinforcePlusPlusBaseline(
         A'_i = r_i - mean(r of the group)
         A_t  = (A'_t - mean(A')) / (std(A') + epsilon)      mean and std over every sampled token of the update
 
-    Hu et al., arXiv 2501.03262. Use it for reasoning with groups, where GRPO's division by the group's own deviation
-    blows up nearly solved and nearly hopeless tasks. A group of one has no baseline and leaves the update.
+    Hu et al., arXiv 2501.03262, equations 6 and 7. Use it for reasoning with groups, where GRPO's division by the group's own
+    deviation blows up nearly solved and nearly hopeless tasks. A group of one has no baseline and leaves the update.
     """
 
     least_members: ClassVar[int] = 2

@@ -14,6 +14,6 @@ STRIDE = 3.0**0.5
 
 
 def covariance(tokens: PolicyTokens) -> torch.Tensor:
-    """Each token's part of the covariance over all tokens given [M], without gradient (arXiv 2505.22617)."""
+    """Each token's part of the covariance over all tokens given [M], without gradient (arXiv 2505.22617, equation 10)."""
     logprob, advantages = tokens.logprob.detach(), tokens.advantages
     return (logprob - tokens.average(logprob)) * (advantages - tokens.average(advantages))

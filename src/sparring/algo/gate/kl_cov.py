@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 class KlCov(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="kl_cov", tag_field="name"):
     """r A - coefficient |log r| for the share of the step's tokens with the largest cov, r A for the others (KL-Cov, arXiv
-    2505.22617, its divergence estimated as in its authors' code):
+    2505.22617, equations 13 and 14, its divergence estimated as in its authors' code):
 
         cov_t = (log pi_t - mean log pi) (A_t - mean A), means over the optimiser step's tokens
 
-    Use it where entropy collapses; gentler than `clip_cov`. The floor(share N) largest are chosen. Costs a first pass over the
-    step's tokens. Stopped are chosen tokens that have moved.
+    Use it where entropy collapses; gentler than `clip_cov`. The floor(share N) largest are chosen. Costs a first pass over
+    the step's tokens. Stopped are chosen tokens that have moved.
     """
 
     unit: ClassVar[Unit] = "token"

@@ -13,15 +13,17 @@ if TYPE_CHECKING:
 
 
 class M2po(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="m2po", tag_field="name"):
-    """r A, without gradient for the tokens of the largest (log r)^2: as few as leave a mean of at most `bound` over the rest of
-    the optimiser step (M2PO, arXiv 2510.01161). Only outliers are lost, however stale the data is. Use it with a
-    large `max_lag`. Costs a first pass over the step's tokens.
+    """r A, without gradient for some of the tokens that the update would move further from the anchor (A > 0 and r > 1, or A < 0
+    and r < 1): those of the largest (log r)^2, as few as leave the others of that kind in the optimiser step a mean of at most
+    `bound` (M2PO, arXiv 2510.01161, algorithm 1 and equations 4 and 5). Tokens that come back are never lost, and have no part
+    in the mean. Only outliers are lost, however stale the data is. Use it with a large `max_lag`. Costs a first pass over the
+    step's tokens. Its authors' code makes a clip range of the bound, never narrower than constants, where the paper masks.
     """
 
     unit: ClassVar[Unit] = "token"
 
     bound: float = 0.04
-    """The largest mean of (log r)^2 over the tokens that stay."""
+    """The largest mean of (log r)^2 over the tokens that move away and stay."""
 
     def __post_init__(self) -> None:
         if not self.bound > 0:
@@ -34,7 +36,9 @@ class M2po(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def chosen(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
         """Which of the step's tokens are masked."""
-        squares = log_ratio.detach().square().double()
-        upwards = squares[tokens.ours].sort().values
+        moved = log_ratio.detach().double()
+        away = tokens.ours & (moved * tokens.advantages > 0)
+        squares = moved.square().masked_fill(~away, -1.0)
+        upwards = squares[away].sort().values
         means = upwards.cumsum(0) / upwards.new_ones(len(upwards)).cumsum(0)
         return tokens.largest(squares, int((means > self.bound).sum()))

@@ -79,7 +79,7 @@ KINDS: Mapping[str, Kind] = {
     "hierarchical": Kind(settings=({}, {"inside": ("white", "black")}), roles=("proposer", "solver/0", "solver/1")),
     "maxrl": Kind(rewards=_BINARY, token_rewards=False),
     "opo": Kind(),
-    "optimal_token_baseline": Kind(tokens=("logprob", "probability_squares")),
+    "optimal_token_baseline": Kind(settings=({}, {"zero_tail": False}), tokens=("logprob", "probability_squares")),
     "pass_at_k": Kind(settings=({"k": 2}, {}, {"k": 1, "solved_above": 0.0}), rewards=_BINARY, token_rewards=False),
     "prime": Kind(settings=({}, {"beta": 0.5, "discount": 0.9}), tokens=("implicit", "reference")),
     "process": Kind(token_rewards=False, roles=None),

@@ -204,8 +204,9 @@ def _implied(member: Plain, settings: dict[str, Any]) -> np.ndarray:
 
 def optimal_token_baseline(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
     """Two members of one token, rewards 1 and 0, probabilities 0.5 and 0.25, sums of squares 0.5 and 0.5: squared norms 0.5
-    and 1, so the baseline is 0.5 * 1 / 1.5 = 1 / 3: 2 / 3, -1 / 3.
+    and 1, so the baseline is 0.5 * 1 / 1.5 = 1 / 3: 2 / 3, -1 / 3. A second token of the first would be alone: 1.
     """
+    lonely = 1 if settings.get("zero_tail", True) else 0
     credited: Credited = []
     for group in groups:
         values: list[np.ndarray] = []
@@ -218,7 +219,9 @@ def optimal_token_baseline(groups: Sequence[Plain], settings: dict[str, Any]) ->
                 reached = [p for p in same if sum(p["turns"]) > t]
                 g = np.array([rewards_of(p)[t:].sum() for p in reached])
                 w = np.array([_norms(p)[: t + 1].sum() for p in reached])
-                if len(same) > 1 and np.ptp(g) > 0:
+                if len(same) > 1 and len(reached) == 1:
+                    a[t] = lonely * g[0]
+                elif len(same) > 1 and np.ptp(g) > 0:
                     a[t] = rewards_of(m)[t:].sum() - ((w @ g) / w.sum() if w.sum() > 0 else 0.0)
             values.append(a)
         credited.append(values if compared else None)

@@ -78,6 +78,7 @@ SETTINGS: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]] = {
         "cispo": [{}, {"gate": {"low": 0.2, "high": 0.1}}],
         "sapo": [{}, {"gate": {"tau_positive": 2.0, "tau_negative": 3.0}}, {"ratio": {"name": "sequence"}}],
         "tv_mask": [{}, {"gate": {"above": 0.05}}],
+        "kl_mask": [{}, {"gate": {"above": 0.01}}],
         "geometric": [{}, {"gate": {"low": 0.9, "high": 1.1}}],
         "clip_cov": [{"gate": {"share": 0.2, "low": 0.1, "high": 9.0}}, {"gate": {"share": 0.9, "low": 0.3, "high": 2.0}}],
         "kl_cov": [{"gate": {"share": 0.2}}, {"gate": {"share": 0.5, "coefficient": 0.3}}],

@@ -120,20 +120,29 @@ def cispo(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
 
 
 def sapo(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
-    """arXiv 2511.20347: 4 / tau sigmoid(tau (r - 1)) A."""
+    """arXiv 2511.20347, equations 5 and 6: 4 / tau sigmoid(tau (r - 1)) A."""
     tau = np.where(step.advantages > 0, settings.get("tau_positive", 1.0), settings.get("tau_negative", 1.05))
     return -(4 / tau) / (1 + np.exp(-tau * (np.exp(r) - 1))) * step.advantages
 
 
 def tv_mask(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
-    """DPPO, arXiv 2602.04879: the binary total variation."""
+    """DPPO, arXiv 2602.04879, equations 12 and 13: the binary total variation."""
     away = np.where(step.advantages > 0, r0 > 0, r0 < 0)
     far = np.abs(np.exp(step.at) - np.exp(step.anchor)) > settings.get("above", 0.2)
     return -np.where(away & far, 0, np.exp(r) * step.advantages)
 
 
+def kl_mask(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
+    """DPPO, arXiv 2602.04879, equations 12 and 14: the binary KL divergence of the anchor from the policy."""
+    now, then = np.exp(step.at), np.exp(step.anchor)
+    rest = np.maximum(1 - then, 1e-300)
+    far = then * np.log(then / now) + rest * np.log(rest / (1 - now)) > settings.get("above", 0.05)
+    away = np.where(step.advantages > 0, r0 > 0, r0 < 0)
+    return -np.where(away & far, 0, np.exp(r) * step.advantages)
+
+
 def geometric(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
-    """GMPO, arXiv 2507.20673."""
+    """GMPO, arXiv 2507.20673, equation 4."""
     low, high = np.log(settings.get("low", 0.67032)), np.log(settings.get("high", 1.49182))
     clipped = np.where(step.advantages > 0, lesser(r, high), greater(r, low))
     found = np.zeros_like(r)
@@ -143,12 +152,12 @@ def geometric(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
 
 
 def covariances(step: Step) -> Array:
-    """arXiv 2505.22617."""
+    """arXiv 2505.22617, equation 10."""
     return (step.at - np.mean(step.at)) * (step.advantages - np.mean(step.advantages))
 
 
 def clip_cov(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
-    """arXiv 2505.22617; which of the candidates are drawn: see the rule's docstring."""
+    """arXiv 2505.22617, equations 11 and 12; which of the candidates are drawn: see the rule's docstring."""
     cov = covariances(step)
     band = (cov >= settings.get("low", 1.0)) & (cov <= settings.get("high", 5.0))
     candidates = np.flatnonzero(band)
@@ -159,7 +168,7 @@ def clip_cov(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
 
 
 def kl_cov(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
-    """arXiv 2505.22617."""
+    """arXiv 2505.22617, equations 13 and 14, the divergence as in its code."""
     count = int(settings.get("share", 0.002) * len(r0))
     chosen = np.argsort(-covariances(step), kind="stable")[:count]
     distance = np.where(r0 > 0, r, np.where(r0 < 0, -r, 0))
@@ -169,7 +178,7 @@ def kl_cov(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
 
 
 def vespo(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
-    """arXiv 2602.10693: e^lambda w^k e^(-lambda w) A grad log pi."""
+    """arXiv 2602.10693, equation 20: e^lambda w^k e^(-lambda w) A grad log pi."""
     good, w = step.advantages > 0, np.exp(r0)
     k = np.where(good, settings.get("k_positive", 2.0), settings.get("k_negative", 3.0))
     rate = np.where(good, settings.get("lambda_positive", 3.0), settings.get("lambda_negative", 2.0))
@@ -177,15 +186,19 @@ def vespo(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
 
 
 def m2po(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
-    """arXiv 2510.01161: the largest (log r)^2 go until the mean of the others is small."""
-    stays = list(np.argsort(-(r0**2), kind="stable"))
-    while stays and np.mean(r0[stays] ** 2) > settings.get("bound", 0.04):
-        stays.pop(0)
-    return -np.exp(r) * step.advantages * np.isin(np.arange(len(r0)), stays)
+    """arXiv 2510.01161, algorithm 1: of the tokens that a trust region is about (A > 0 and r > 1, or A < 0 and r < 1), the
+    largest (log r)^2 go until the mean of the others is small."""
+    outwards = ((step.advantages > 0) & (r0 > 0)) | ((step.advantages < 0) & (r0 < 0))
+    inside, gone = np.flatnonzero(outwards).tolist(), np.zeros(len(r0), bool)
+    while inside and np.mean(r0[inside] ** 2) > settings.get("bound", 0.04):
+        largest = inside[int(np.argmax(r0[inside] ** 2))]
+        inside.remove(largest)
+        gone[largest] = True
+    return -np.exp(r) * step.advantages * ~gone
 
 
 def topr(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
-    """arXiv 2503.14286."""
+    """arXiv 2503.14286, equations 7 and 8."""
     weight = np.where(step.advantages < 0, np.minimum(np.exp(r0), settings.get("bound", 1.0)), 1.0)
     return -weight * step.advantages * step.now
 
@@ -268,7 +281,7 @@ def sequence_mean(losses: Array, step: Step, max_tokens: int) -> Any:
 
 
 def sequence_sum(losses: Array, step: Step, max_tokens: int) -> Any:
-    """LUSPO: each sequence's loss times its length, over the number of sequences."""
+    """LUSPO, arXiv 2602.05261, equation 7: each sequence's loss times its length, over the number of sequences."""
     return np.sum(losses) / len(np.unique(step.trajectories))
 
 
@@ -299,7 +312,7 @@ PARTS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "ratio": {f.__name__: f for f in (token, sequence, turn, product)},
     "gate": {
         f.__name__: f
-        for f in (none, clip, dual_clip, cispo, sapo, tv_mask, geometric, clip_cov, kl_cov, vespo, m2po, topr)
+        for f in (none, clip, dual_clip, cispo, sapo, tv_mask, kl_mask, geometric, clip_cov, kl_cov, vespo, m2po, topr)
     },
     "correction": {f.__name__: f for f in (weigh, rejected, correction)},
     "kl": {"k2": k2, "k3": k3, "abs": absolute},

@@ -1,0 +1,41 @@
+"""A mask by the divergence of a token from all others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+
+from sparring.algo.tokens import Gated, PolicyTokens, Unit
+
+if TYPE_CHECKING:
+    import torch
+
+
+class KlMask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="kl_mask", tag_field="name"):
+    """r A, without gradient where D > above and the update would move the token further (A > 0 and r > 1, or A < 0 and r < 1):
+    DPPO with the binary KL divergence (arXiv 2602.04879, equations 12 and 14):
+
+        D = m log(m / p) + (1 - m) log((1 - m) / (1 - p))      p: the token's probability, m: the anchor's
+
+    Like `tv_mask`, but stricter with probabilities near 0 and 1, where the same difference says more. Its authors compare with
+    what sampled (anchor = "behaviour").
+    """
+
+    unit: ClassVar[Unit] = "token"
+
+    above: float = 0.05
+    """The largest divergence at which a token still moves on."""
+
+    def __post_init__(self) -> None:
+        if not self.above > 0:
+            raise ValueError(f"above must be above 0, got {self.above}")
+
+    def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
+        """The surrogate [M]; stopped are the masked tokens."""
+        now, then = tokens.logprob.detach().clamp(max=0.0), tokens.anchor.clamp(max=0.0)
+        others_now, others_then = -now.expm1(), -then.expm1()
+        of_others = others_then.xlogy(others_then) - others_then.xlogy(others_now)  # 0 log 0 is 0
+        distance = then.exp() * (then - now) + of_others
+        stopped = (distance > self.above) & (log_ratio.detach() * tokens.advantages > 0)
+        return Gated(surrogate=(log_ratio.exp() * tokens.advantages).masked_fill(stopped, 0.0), stopped=stopped)
