@@ -84,12 +84,13 @@ def told_weights(folder: Path) -> bytes:
         (("algo.kl_reward.estimator=full",), 'set algo.kl.estimator = "full"'),
         ((*KL, "algo.kl.reference=average", "algo.kl.decay=1.0"), "decay must lie between 0 and 1"),
         ((*KL, "algo.kl.reference=last"), "several optimiser steps an update"),
-        ((*KL, "algo.kl.reference=average", "models.average.path=there"), "models.average: expected another name"),
+        ((*KL, "algo.kl.reference=average", "models.average.path=HERE"), "models.average: expected another name"),
         (('rl.preference={name="dpo"}', "algo.kl.reference=nobody"), "expected start, last, average or a model with a path"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
-    given: Path, settings: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+    given: Path, checkpoint: Path, settings: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["check", str(given), *words(*settings)]) == 2
+    said = [setting.replace("HERE", str(checkpoint)) for setting in settings]
+    assert main(["check", str(given), *words(*said)]) == 2
     assert message in capsys.readouterr().err
