@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sparring.algo.credit.gae import Gae
 from sparring.errors import refusal
+from sparring.generation import ScoreRequest, Scores
 from sparring.model.hub import base_folder, local_folder
 from sparring.protocols import Trainer, TrainPlan
 from sparring.stages.context import POLICY, Context
@@ -132,6 +133,10 @@ class CriticTrainer:
     async def forward(self, rows: Sequence[Sample], needs: Set[str]) -> Sequence[Mapping[str, tuple[float, ...]]]:
         """As the trainer."""
         return await self._trainer.forward(rows, needs)
+
+    async def score(self, teacher: str, request: ScoreRequest) -> Scores:
+        """As the trainer."""
+        return await self._trainer.score(teacher, request)
 
     async def forward_backward(self, batch: Batch) -> Mapping[str, float]:
         """As the trainer, with the explained variance of the returns in the place of the sums that make it."""

@@ -10,7 +10,7 @@ from sparring.engine.config import EngineConfig
 from sparring.envs.rubrics.config import judging
 from sparring.model.hub import local_folder
 from sparring.stages.context import POLICY
-from sparring.stages.reference import is_held, is_moving, reference_model
+from sparring.stages.reference import AVERAGE, is_averaging, is_held, reference_model
 from sparring.stages.shape import Shape, folder_shape, token_bytes
 
 NUMBER_BYTES = 4
@@ -80,9 +80,10 @@ def _held(config: RunConfig, shapes: Mapping[str, Shape], stage: str) -> Held:
     section = config.rl.critic if "rl" in config.run.stages else None
     critic = 0 if section is None else _parameters(shapes.get(section.model, policy))
     trained, whole = adapters or parameters, parameters + adapters
-    averaged = trained if "rl" in config.run.stages and is_moving(config) else 0
+    averaging = [name for name in config.run.stages if name in LIVE and is_averaging(config, name)]
+    averaged = trained if averaging else 0
     # of a float32 model the average is the weights of a model that is only asked
-    beside = averaged if stage == "rl" and config.models[POLICY].dtype != "float32" else 0
+    beside = averaged if stage in averaging and config.models[POLICY].dtype != "float32" else 0
     training, serving, judging = (stage in TRAINING) * whole, (stage in SERVING) * whole, (stage == "rl") * critic
     frozen, engines = _asked(config, stage)
     only_asked = sum(_parameters(shapes[name]) if name in shapes and name != POLICY else whole for name in frozen)
@@ -115,7 +116,8 @@ def _asked(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
         frozen.append(config.rl.reward_model)
     if stage == "distill":
         teachers = sorted(set(config.distill.teachers.values()) - {POLICY})  # that one is served already
-        (frozen if config.distill.over == "vocabulary" else engines).extend(teachers)
+        (frozen if config.distill.over == "vocabulary" else engines).extend(name for name in teachers if name != AVERAGE)
+        frozen.extend(name for name in teachers if name == AVERAGE)
     if stage == "collect":
         engines.append(config.collect.model)
     if stage in PLAYING:

@@ -10,6 +10,7 @@ from sparring.algo.annotate.compared import Compared
 from sparring.algo.annotate.forwarded import Forwarded
 from sparring.config import RunConfig
 from sparring.errors import refusal
+from sparring.generation import ScoreRequest, Scores
 from sparring.model.hub import local_folder
 from sparring.protocols import Annotator, Trainer
 from sparring.stages.context import POLICY, Context
@@ -17,6 +18,17 @@ from sparring.stages.online import needs_reference
 
 AVERAGE, LAST, START = "average", "last", "start"
 """References that are the policy itself, of another time."""
+
+
+class HeldTeacher:
+    """A model that a trainer holds, asked as an engine is."""
+
+    def __init__(self, trainer: Trainer, name: str) -> None:
+        self._trainer, self._name = trainer, name
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        """As `Engine.score`, one request after the other."""
+        return await self._trainer.score(self._name, request)
 
 
 class Beside(NamedTuple):
@@ -43,8 +55,10 @@ def is_held(config: RunConfig) -> bool:
     return needs_reference(config) and (config.algo.kl.reference != LAST or _is_whole(config))
 
 
-def is_moving(config: RunConfig) -> bool:
-    """Whether that model is of other weights after every update, and so is saved with checkpoints."""
+def is_averaging(config: RunConfig, stage: str) -> bool:
+    """Whether a model beside the policy follows it in this stage, "rl" or "distill", and so is saved with its checkpoints."""
+    if stage == "distill":
+        return AVERAGE in config.distill.teachers.values()
     return is_held(config) and config.algo.kl.reference in (AVERAGE, LAST)
 
 
@@ -78,6 +92,17 @@ def reference_folder(config: RunConfig) -> Path:
     return local_folder(str(models[name].path))
 
 
+def check_name(config: RunConfig, name: str, where: str) -> None:
+    """No model of the recipe is called as the policy of another time.
+
+    Raises:
+        BadInput: one is.
+    """
+    if name in (START, LAST, AVERAGE) and name in config.models:
+        expected = f'another name beside {where} = "{name}", which is the policy of another time'
+        raise refusal(f"models.{name}", expected, "this one", "rename the model")
+
+
 def check_reference(context: Context) -> None:
     """The KL penalty's reference can be asked, and has something to say.
 
@@ -87,9 +112,7 @@ def check_reference(context: Context) -> None:
     config, kl = context.config, context.config.algo.kl
     if not needs_reference(config):
         return
-    if kl.reference in (START, LAST, AVERAGE) and kl.reference in config.models:
-        expected = f'another name beside algo.kl.reference = "{kl.reference}", which is the policy of another time'
-        raise refusal(f"models.{kl.reference}", expected, "this one", "rename the model")
+    check_name(config, kl.reference, "algo.kl.reference")
     if kl.reference == LAST:
         if kl.coefficient and config.rl.passes * config.rl.minibatches == 1:
             do = "set rl.minibatches or rl.passes, or choose another reference"

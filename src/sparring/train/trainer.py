@@ -18,10 +18,11 @@ from sparring.batch.packing import pack
 from sparring.batch.tensors import MicroBatch, micro_batch
 from sparring.batch.units import cut_units, pack_units
 from sparring.errors import refusal
+from sparring.generation import ScoreRequest, Scores
 from sparring.model.attention import Packed
 from sparring.model.causal import CausalModel
 from sparring.model.divergence import from_teacher, from_tops
-from sparring.model.head import Asked, token_quantities
+from sparring.model.head import Asked, judge, token_quantities
 from sparring.protocols import Divergence, Loss, LossResult
 from sparring.train import checkpoint
 from sparring.train.average import Average
@@ -145,6 +146,10 @@ class LocalTrainer:
         """
         return await self._work(self._forward, rows, needs)
 
+    async def score(self, teacher: str, request: ScoreRequest) -> Scores:
+        """What a teacher that this trainer holds says of given tokens; its version is the trainer's."""
+        return await self._work(self._score, teacher, request)
+
     async def forward_backward(self, batch: Batch) -> Mapping[str, float]:
         """Add the gradients of a batch, micro-batch by micro-batch.
 
@@ -213,6 +218,22 @@ class LocalTrainer:
                     name: tuple(next(column) if there else 0.0 for there in weighed) for name, column in columns.items()
                 }
         return [found[id(row)] for row in rows]
+
+    @torch.no_grad()
+    def _score(self, teacher: str, request: ScoreRequest) -> Scores:
+        model, count = self._teachers[teacher], len(request.tokens) - 1
+        tokens, places = torch.tensor(request.tokens, device=model.device), torch.arange(count, device=model.device)
+        where = Packed(torch.tensor([0, count], dtype=torch.int32, device=model.device))
+        hidden = model.hidden(tokens[:-1], places, where, places[request.first - 1 :])
+        heat = torch.full((len(hidden),), request.temperature, device=model.device)
+        found = judge(model, hidden, tokens[request.first :], heat, request.top_k)
+        return Scores(
+            logprobs=tuple(found.logprob.tolist()),
+            entropies=tuple(found.entropy.tolist()),
+            top_ids=tuple(map(tuple, found.top_ids.tolist())),
+            top_logprobs=tuple(map(tuple, found.top_logprobs.tolist())),
+            version=self._version,
+        )
 
     def _forward_backward(self, batch: Batch) -> dict[str, float]:
         started = time.perf_counter()

@@ -135,6 +135,14 @@ def test_a_moving_average_is_a_reference_of_its_own_numbers() -> None:
     assert of("sft", reference="average") == held("sft")
 
 
+def test_a_moving_teacher_is_computed_beside_the_trainer() -> None:
+    taught = {"teachers": {"*": "average"}, "feedback": "sibling"}
+    found = held("distill", distill=taught)
+    assert weights(found) - weights(held("distill")) == 2 * PARAMETERS * 4 and found.cache == GIB
+    assert found.averaged == PARAMETERS and held("rl", "distill", distill=taught).averaged == PARAMETERS
+    assert held("rl", distill=taught).averaged == 0
+
+
 def test_of_a_model_below_adapters_there_are_four_copies() -> None:
     found = held(policy={"lora": {"rank": 4}})
     assert found.parameters == PARAMETERS and 0 < found.trained < PARAMETERS

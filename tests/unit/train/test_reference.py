@@ -13,8 +13,10 @@ from test_shared_prefixes import make_forest
 from sparring.algo.config import AlgoConfig
 from sparring.algo.kl import Kl
 from sparring.algo.loss.policy import PolicyLoss
+from sparring.engine.config import EngineConfig
+from sparring.engine.native import NativeEngine
 from sparring.errors import BadInput
-from sparring.generation import KeptSets
+from sparring.generation import KeptSets, ScoreRequest
 from sparring.model.attention import Packed
 from sparring.model.config import InitConfig
 from sparring.model.create import create
@@ -139,6 +141,26 @@ def test_a_reference_says_of_sampled_tokens_what_a_trainer_of_its_own_would(make
         return [values[name] for values in run(trainer, trainer.forward(batch.rows, {name}))]
 
     assert said(make_trainer(make_model(), teachers={"there": other}), "teacher") == said(make_trainer(other), "logprob")
+
+
+@pytest.mark.parametrize("name", ["there", "self"])
+def test_it_scores_given_tokens_as_an_engine_of_its_weights(make_model, other, name):
+    models = {"there": other, "self": make_model()}
+    trainer, draw = make_trainer(make_model(), teachers=models), random.Random(8)
+    asked = [
+        ScoreRequest(id=str(i), tokens=tuple(draw.choices(range(VOCABULARY), k=12)), first=1 + 3 * i, temperature=0.8, top_k=2 * i)
+        for i in range(3)
+    ]
+
+    async def both():
+        engine = NativeEngine(models[name], EngineConfig(), name=name, threads=1)
+        try:
+            return [(await trainer.score(name, request), await engine.score(request)) for request in asked]
+        finally:
+            await engine.close()
+
+    for ours, engines in run(trainer, both()):
+        assert replace(ours, cached_tokens=engines.cached_tokens) == engines
 
 
 def trained(model, batches, teacher, *, kl=None, restore=None, save=None):
