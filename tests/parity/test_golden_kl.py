@@ -16,7 +16,7 @@ from sparring.algo.kl import Kl
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.batch.tensors import MicroBatch, micro_batch
 from sparring.generation import KeptSets
-from sparring.model.divergence import from_teacher
+from sparring.model.divergence import CHUNK_ROWS, from_teacher
 from sparring.model.head import Asked
 from sparring.protocols import Divergence
 from sparring.testing.golden import kl as golden
@@ -126,6 +126,37 @@ def test_at_equal_distributions_it_is_exactly_nothing(dtype: torch.dtype) -> Non
     case = golden.draw(0)
     loss, slopes = found({**case, "reference": case["logits"]}, dtype)
     assert loss == 0.0 and np.abs(slopes).max() <= 1e-7
+
+
+class Recording:
+    """A head of large logits that knows of how many rows it was asked at once."""
+
+    def __init__(self) -> None:
+        self.weight = torch.linspace(-1, 1, 4 * 50, dtype=torch.float64).view(4, 50).requires_grad_(True)
+        self.rows: list[int] = []
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.rows.append(len(hidden))
+        return hidden @ self.weight
+
+
+def test_the_logits_of_all_tokens_never_exist_at_once() -> None:
+    """Chunk by chunk, also in the backward pass, and the same as from whole logits."""
+    model, reference, count = Recording(), Recording(), 2 * CHUNK_ROWS + 7
+    draw = torch.Generator().manual_seed(5)
+    hidden, theirs = (torch.randn(count, 4, generator=draw, dtype=torch.float64) for _ in range(2))
+    kept = [sorted({place % 50, (7 * place + 3) % 50, 11}) if place % 3 else [] for place in range(count)]
+    offsets = torch.tensor([0, *np.cumsum([len(ids) for ids in kept])])
+    rows = offsets, torch.tensor([token for ids in kept for token in ids], dtype=torch.int32)
+    asked = Asked(torch.full((count,), 11), torch.full((count,), 0.7, dtype=torch.float64), rows, None)
+    form = Divergence(kind="reverse")
+    value = from_teacher(model, hidden, reference, theirs, asked, form)
+    value.sum().backward()
+    assert max(model.rows + reference.rows) == CHUNK_ROWS and sum(model.rows) == 2 * count, "computed again for the gradient"
+    q, p = (golden.probabilities((of @ model.weight.detach()).numpy(), [{}] * count, kept, 0.7) for of in (hidden, theirs))
+    assert np.abs(value.detach().numpy() - golden.divergence(q, p)).max() < 1e-12
+    expected = hidden.numpy().T @ golden.slopes(q, p, 0.7)
+    assert np.abs(model.weight.grad.numpy() - expected).max() < 1e-9 and reference.weight.grad is None
 
 
 def test_the_worked_examples() -> None:
