@@ -7,10 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from test_distillation import Counted
 from test_local_trainer import gradients
 from test_shared_prefixes import make_forest
 
 from sparring.algo.config import AlgoConfig
+from sparring.algo.gate.rules import KlCov
 from sparring.algo.kl import Kl
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.engine.config import EngineConfig
@@ -118,6 +120,17 @@ def test_each_row_is_compared_with_the_model_that_it_names(make_model, other):
         alone, its = make_trainer(model), [place for place, row in enumerate(rows) if row.teacher == name]
         expected = run(alone, alone.forward([rows[place] for place in its], {"logprob"}))
         assert [said[place]["teacher"] for place in its] == [values["logprob"] for values in expected]
+
+
+def test_a_first_pass_over_the_step_asks_no_reference(make_model, other):
+    """The gate that singles tokens out finds the same ones beside the penalty, whose reference is computed once."""
+    counted = Counted(other)
+    algo = AlgoConfig(gate=KlCov(share=0.2), kl=Kl(coefficient=COEFFICIENT, estimator="full"))
+    trainer = LocalTrainer(make_model(), TrainConfig(), [PolicyLoss(algo)], name="policy", total_steps=1, threads=1, teachers={"there": counted})
+    batch = compared(make_forest(3))
+    found = run(trainer, trainer.forward_backward(batch))
+    assert found["reference_kl"] == pytest.approx(by_equation(make_model(), other, batch), rel=1e-5)
+    assert counted.tokens == found["tokens_forward"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
