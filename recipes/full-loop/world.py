@@ -3,8 +3,8 @@
     sums    "346 + 278 = ?"                       the model asks `add`, and answers what it says
     walks   "Open a. Say the word that you find." the model opens a folder, reads in it which one is next, and says the word in the last
 
-`[env.args] domain` picks one of them; "both" deals them in turn. Demonstrations leave something to find out where
-fewer of them are `hard`.
+`[env.args] domain` picks one of them; "both" deals them in turn. Its expert can be made impatient,
+and then says on the way what only it knows: from such demonstrations a model learns how to ask, and to guess instead.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     domain: Literal["sums", "walks", "both"] = "both"
     """Which tasks there are."""
 
-    hard: float = 0.5
-    """Of the tasks, how many are hard: numbers of four digits, not three; walks of 9 to 18 folders, not 3 to 8."""
+    patience: float = 1.0
+    """Of the demonstrations, how many ask to the end; the others say the answer on the way, which the expert knows and no policy can."""
 
 
 class Both(Env):
@@ -39,13 +39,11 @@ class Both(Env):
 
     def generate(self, random: Random) -> Mapping[str, object]:
         """A sum, or a walk through folders without a repetition."""
-        hard = random.random() < self.args.hard
         domain = random.choice(("sums", "walks")) if self.args.domain == "both" else self.args.domain
         if domain == "sums":
-            least, most = (1000, 9999) if hard else (100, 999)
-            a, b = random.randint(least, most), random.randint(least, most)
+            a, b = random.randint(100, 999), random.randint(100, 999)
             return {"prompt": f"{a} + {b} = ?", "answer": str(a + b), "a": a, "b": b, "tag": "sums"}
-        path = random.sample(LETTERS, random.randint(9, 18) if hard else random.randint(3, 8))
+        path = random.sample(LETTERS, random.randint(3, 18))
         prompt = f"Open {path[0]}. Say the word that you find. ({random.randint(0, 9999)})"
         return {"prompt": prompt, "answer": random.choice(WORDS), "path": path, "tag": "walks"}
 
@@ -68,10 +66,15 @@ class Both(Env):
         return float(completion.strip() == task.data["answer"])
 
     def expert(self, task: Task):
-        """Asks once for a sum, and opens folder after folder."""
+        """Asks once for a sum, and opens folder after folder, until its patience ends."""
+        random = Random(task.data["prompt"])
+        length = len(task.data.get("path", [0]))
+        asks = length if random.random() < self.args.patience else random.randrange(length)
 
         def reply(messages: Sequence[Message]) -> Message:
             last = messages[-1]
+            if sum(message.role == "tool" for message in messages) == asks < length:
+                return Message(role="assistant", content=task.data["answer"])
             if last.role == "tool" and not last.content.startswith("next: "):
                 return Message(role="assistant", content=last.content.removeprefix("word: "))
             if task.data["tag"] == "sums":

@@ -206,16 +206,13 @@ class Divergence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
-    """What a loss asks the trainer for. A declared unit is never split across micro-batches; `statistics` costs a
-    gradient-free first pass, in which the loss is asked for `statistics(quantities, micro_batch)`: name -> (sum, count) of what
-    it then finds, as means over the whole update, in `MicroBatch.statistics`. `idle_tokens`: the policy's tokens of zero
-    advantage matter too; else they are not computed. `divergence` is what the quantity of that name is. With `survey` the loss
-    is asked for `survey(quantities, micro_batch)` in such a pass, of all the step's tokens at once: name -> [M] of what it then
-    finds as annotations."""
+    """What a loss asks the trainer for. A declared unit is never split across micro-batches. `survey` costs a gradient-free first
+    pass, in which the loss is asked for `survey(quantities, micro_batch)`, of all the step's tokens at once: name -> [M] of what
+    it then finds as annotations. `idle_tokens`: the policy's tokens of zero advantage matter too; else they are not computed.
+    `divergence` is what the quantity of that name is."""
 
     quantities: frozenset[str] = frozenset({"logprob"})
     unit: str = "token"
-    statistics: bool = False
     survey: bool = False
     idle_tokens: bool = False
     divergence: Divergence | None = None

@@ -342,6 +342,20 @@ class Sample:
         if any(values and values[0] for values in self.weights.values()):
             raise ValueError(f"sample {self.id}: the first token has no prediction and cannot carry weight")
 
+    @property
+    def trajectory(self) -> str:
+        """The id of the trajectory that it was flattened from: its own is `<trajectory id>#<branch>`."""
+        return self.id.rpartition("#")[0]
+
+    @property
+    def branch(self) -> int:
+        """Which branch of that it is."""
+        return int(self.id.rpartition("#")[2])
+
+
+PAIR_SHARE = 0.5
+"""What each side of a pair weighs, so that a pair weighs 1."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenAccount:

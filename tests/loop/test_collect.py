@@ -95,3 +95,10 @@ def test_what_nobody_scored_is_counted_and_not_kept(given: Path) -> None:
     assert found["rollouts"] == 24 and found["failed"] == 0 and 0 < found["unscored"] < 24
     assert found["traces"] == len(rows) == 12 - found["unscored"] // 2
     assert all(row["reward"] == 1.0 and int(row["messages"][-1]["content"]) % 2 == 0 for row in rows)
+
+
+def test_a_key_that_is_not_there_is_refused_before_anything_starts(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    served = 'models.teacher.served={kind="chat", url="http://127.0.0.1:1/v1", served_model="big", api_key_env="NO_SUCH_KEY"}'
+    words = ("--set", served, "--set", "collect.model=teacher", "--set", 'run.stages=["collect", "sft"]')
+    assert main(["check", str(given), *words]) == 2
+    assert "environment variable NO_SUCH_KEY: expected a key, got nothing; set it" in capsys.readouterr().err

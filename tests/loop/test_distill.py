@@ -157,6 +157,18 @@ def test_a_killed_run_ends_with_the_same_bits(given: Path, teacher: Path, name: 
         assert {tensor: values.tobytes() for tensor, values in found.items()} != weights[0], "the average is not what is served"
 
 
+def test_a_world_that_only_a_second_pass_scores_is_distilled(given: Path, checkpoint: Path) -> None:
+    """Nothing leaves its group unscored, and the account says that all was trained."""
+    world = Path(__file__).parent / "tiny_world.py:Compared"
+    settings = (f"env.name={world}", "distill.steps=1", "distill.groups_per_step=1", "rollout.max_turn_tokens=4")
+    [step] = distilled(given, {"teacher": checkpoint}, *settings)
+    with closing(SqliteStore(given.parent / "runs/tiny/store.sqlite")) as store:
+        groups, result = list(store.groups(stage="distill")), store.get("stage/distill")
+    assert [[score.reward for score in group.scores] for group in groups] == [[0.0, 1.0, 2.0]]
+    assert not any(group.failed for group in groups) and step["rollout/reward"] == 1.0
+    assert result["account"]["trained"] == result["account"]["sampled"] > 0
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -171,6 +183,7 @@ def test_a_killed_run_ends_with_the_same_bits(given: Path, teacher: Path, name: 
         (('models.teacher.served={url="http://127.0.0.1:1/v1"}', 'distill.over="vocabulary"'), "whole distribution is computed here"),
         (('models.teacher.served={url="http://a/v1"}', "rollout.temperature=0.7"), "rollout.temperature: expected 1"),
         (('models.teacher.served={kind="chat", url="http://a/v1", served_model="m"}',), "a server that judges token ids"),
+        (('models.teacher.served={url="http://a/v1", api_key_env="NO_SUCH_KEY"}',), "environment variable NO_SUCH_KEY: expected a key"),
     ],
 )
 def test_what_makes_no_sense_is_refused(given: Path, checkpoint: Path, tmp_path: Path, settings: tuple[str, ...], said: str) -> None:

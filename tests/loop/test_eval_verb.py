@@ -142,6 +142,26 @@ def test_what_is_refused(
     assert message in error and "; " in error
 
 
+@pytest.mark.parametrize("figure", ["joy", "pass@4", "pass^2"])
+def test_a_figure_that_will_not_come_out_is_refused_before_anything_is_sampled(
+    given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str], figure: str
+) -> None:
+    words = (given, checkpoint, checkpoint, "--samples", "3", "--k", "1,3", "--gate", "0", "--figure", figure)
+    expected = f"--figure: expected one of success, reward, pass@1, pass@3, pass^1, pass^3, got {figure}; "
+    assert expected in said(capsys, *words, code=2)
+    assert not (given.parent / "runs/tiny/evaluations").exists()
+
+
+def test_a_baseline_says_which_figures_there_are(given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said(capsys, given, checkpoint)
+    [before] = (given.parent / "runs/tiny/evaluations").glob("*/evaluation.json")
+    kept = given.parent / "kept.json"
+    before.rename(kept)
+    words = (given, kept, checkpoint, "--samples", "2", "--k", "1,2", "--gate", "0", "--figure", "pass@2")
+    assert "--figure: expected one of success, reward, got pass@2; " in said(capsys, *words, code=2)
+    assert not before.exists(), "nothing was sampled"
+
+
 def test_evaluations_of_other_tasks_are_not_compared(
     given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -62,5 +62,16 @@ def test_recipes_that_wait_for_each_other_are_refused(tmp_path: Path) -> None:
         run_with_earlier(load(recipe))
 
 
+def test_a_misspelt_recipe_is_refused_before_those_ahead_of_it_run(given: Path, tmp_path: Path) -> None:
+    first, misspelt, last = (tmp_path / name for name in ("first.toml", "misspelt.toml", "last.toml"))
+    first.write_text(given.read_text().replace('name = "tiny"\n', 'name = "first"\nstages = ["export"]\n'))
+    misspelt.write_text(given.read_text().replace("[rollout]", "[rolout]"))
+    last.write_text(given.read_text().replace('name = "tiny"\n', f'name = "tiny"\nafter = ["{first}", "{misspelt}"]\n'))
+    with pytest.raises(BadInput, match="rolout"):
+        run_with_earlier(load(last))
+    assert not (tmp_path / "runs").exists()
+    assert run_with_earlier(load(first)) == tmp_path / "runs/first", "it could have run"
+
+
 def parameters(folder: Path) -> int:
     return sum(tensor.size for tensor in load_file(folder / "model.safetensors").values())

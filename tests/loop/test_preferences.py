@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import random
 from pathlib import Path
 
@@ -202,6 +203,19 @@ def test_a_reward_model_is_named_and_fits(given: Path, checkpoint: Path, tmp_pat
         words = [word for override in ("run.stages=['rl']", *overrides) for word in ("--set", override)]
         assert main(["check", str(given), *words]) == 2
         assert message in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("section", ["rl.reward_model=judge", "rl.critic.model=judge"])
+def test_what_reads_fewer_tokens_than_the_policy_says_is_refused_by_name(
+    given: Path, checkpoint: Path, tmp_path: Path, capfd, section: str
+) -> None:
+    shutil.copytree(checkpoint, tmp_path / "short")
+    config = json.loads((tmp_path / "short/config.json").read_text())
+    (tmp_path / "short/config.json").write_text(json.dumps({**config, "max_position_embeddings": 511}))
+    overrides = ["run.stages=['rl']", f"models.judge.path={tmp_path / 'short'}", section]
+    overrides += ['algo.preset="ppo"'] if "critic" in section else []
+    assert main(["check", str(given), *(word for override in overrides for word in ("--set", override))]) == 2
+    assert "models.judge.path: expected a model that reads the policy's 512 tokens, got 511; take another" in capfd.readouterr().err
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -16,6 +17,9 @@ from pathlib import Path
 import pytest
 
 from sparring.cli.main import main
+from sparring.config import load, resolve
+from sparring.launch.run import opened
+from sparring.stages.eval import held_out
 from sparring.store.sqlite import SqliteStore
 
 REFUSAL = re.compile(r"(?P<where>.+?): expected (?P<expected>.+), got (?P<got>.+?); (?P<do>.+)", re.DOTALL)
@@ -209,6 +213,41 @@ def test_a_row_of_conversations_that_does_not_parse(
     data = tmp_path / "rows.jsonl"
     data.write_text(json.dumps({"messages": [QUESTION, ANSWER]}) + "\n" + line + "\n")
     assert f"{data}{said}" in refused(f"sft.data={data}")
+
+
+@pytest.fixture
+def held_out_prompts(given: Path) -> list[str]:
+    """What the tiny recipe evaluates on."""
+
+    async def asked() -> list[str]:
+        async with opened(resolve(load(given))) as context:
+            return [task.messages[-1].content for task in held_out(context, 6)]
+
+    return asyncio.run(asked())
+
+
+CHATS: dict[str, Callable[[str], list[dict]]] = {
+    "alone": lambda text: [{"role": "user", "content": text}, ANSWER],
+    "behind a system message": lambda text: [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}, ANSWER],
+    "later in a chat": lambda text: [QUESTION, ANSWER, {"role": "user", "content": text}, ANSWER],
+}
+
+
+@pytest.mark.parametrize("chat", CHATS)
+def test_a_chat_that_asks_for_a_held_out_task(
+    refused: Callable[..., str], tmp_path: Path, held_out_prompts: list[str], chat: str
+) -> None:
+    data = tmp_path / "rows.jsonl"
+    rows = [[QUESTION, ANSWER], CHATS[chat](f" {held_out_prompts[4]}\n")]
+    data.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    message = refused(f"sft.data={data}")
+    expected = "expected a prompt that no training stream holds"
+    assert message == f"held-out task Sums/eval/4: {expected}, got {data}, row 2; take that row out of the file"
+    file = tmp_path / "pairs.jsonl"
+    pairs = [{"prompt": text, "chosen": "2", "rejected": "3"} for text in (QUESTION["content"], held_out_prompts[0])]
+    file.write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    message = refused(f"preference.data={file}", 'run.stages=["preference", "eval"]')
+    assert message == f"held-out task Sums/eval/0: {expected}, got {file}:2; take that row out of the file"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from sparring.cli.main import main
 from sparring.config import load
 from sparring.launch.run import run_recipe
 from sparring.store.sqlite import SqliteStore
+from sparring.testing.chat_server import ChatServer, message
 from sparring.types import Group
 
 RUBRIC = """
@@ -127,9 +128,46 @@ def test_what_cannot_work_is_refused(recipe: Path, change: str, said: str, capsy
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("evaluates", ["run.stages=['rl', 'eval']", "eval.every=1"])
+def test_a_domain_in_which_answers_are_only_compared_cannot_be_evaluated(
+    recipe: Path, tmp_path: Path, evaluates: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"prompt": f"{n} + 2 = ?", "answer": n + 2, "domain": ("sums", "stories")[n % 2]} for n in range(20)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    right = "right={kind='number', domains=['sums']}"
+    rubric = f"env.rubric={{{right}, best={{kind='ranking', model='judge', prompt='{{answers}}', domains=['sums', 'stories']}}}}"
+    said = "got parts that compare a group's in domain 'stories'; add one, or evaluate nothing"
+    asked = ("run.stages=['rl']", evaluates, "eval.tasks=2", "eval.every_tasks=2", "eval.no_tool_tasks=0")
+    assert main(["check", str(recipe), *words(*asked, rubric)]) == 2
+    assert said in capsys.readouterr().err
+    settled = rubric.replace("['sums']", "['sums', 'stories']")
+    assert main(["check", str(recipe), *words(*asked, settled)]) == 0, capsys.readouterr().err
+
 
 def test_a_judge_that_cannot_be_reached_is_refused(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe.write_text(recipe.read_text().replace("constrain = true\n", ""))
     unreached = 'models.judge.served={kind="openai", url="http://127.0.0.1:9/v1"}'
     assert main(["check", str(recipe), *words("run.stages=['rl']", unreached)]) == 2
     assert "http://127.0.0.1:9/v1: expected" in capsys.readouterr().err
+
+
+def test_more_samples_ask_the_judge_nothing_that_it_has_said(
+    given: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A greedy policy says the same in every sample; the evaluation's folder has what the judge said of it."""
+    server = ChatServer(lambda body: message("yes"))
+    served = f'served = {{ kind = "chat", url = "{server.url}", served_model = "big" }}'
+    liked = 'kind = "judge"\nmodel = "judge"\nprompt = "Is {completion} the answer to {prompt}"\nchoices = { yes = 1.0, no = 0.0 }'
+    text = given.read_text().replace("[env.limits]", f"[env.rubric.liked]\n{liked}\n\n[models.judge]\n{served}\n\n[env.limits]")
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"{n} + 2 = ?", "answer": n + 2}) + "\n" for n in range(20)))
+    given.write_text(re.sub(r'(\[env\]\n).*?(\n\[env\.rubric)', rf'\1data = "{tmp_path}/rows.jsonl"\n\2', text, flags=re.DOTALL))
+    command = ["eval", str(given), str(checkpoint), "--tasks", "3", *words("rollout.temperature=0")]
+    try:
+        counts = []
+        for samples in ("1", "2"):
+            assert main([*command, "--samples", samples]) == 0
+            counts.append(sum(body["max_tokens"] != 1 for body in server.asked))
+    finally:
+        server.stop()
+    assert 1 <= counts[0] == counts[1] <= 3
+    assert "6 rollouts, 2 of each task" in capsys.readouterr().out

@@ -7,7 +7,7 @@ from random import Random
 
 from sparring.envs.base import Env
 from sparring.envs.tools.python import PythonTool
-from sparring.types import Message, Score, Task, ToolCall, Trajectory
+from sparring.types import Message, Rollout, Score, Task, ToolCall, Trajectory
 
 
 class Sums(PythonTool, Env):
@@ -48,3 +48,22 @@ class SomeUnscored(Sums):
     async def score(self, trajectory: Trajectory) -> Score:
         """None is not 0."""
         return await super().score(trajectory) if self.task.tag == "even" else Score(reward=None)
+
+
+class Compared(Sums):
+    """The same, where the world itself scores nothing: in a second pass, a rollout earns its place in its group."""
+
+    def __init__(self, args: None = None) -> None:
+        super().__init__(args)
+        self.scorer = Placed()
+
+    async def score(self, trajectory: Trajectory) -> Score:
+        """None is not 0."""
+        return Score(reward=None)
+
+
+class Placed:
+    """The n-th rollout of a group is worth n."""
+
+    async def score(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> Sequence[Score]:
+        return [Score(reward=float(rollout.index), success=rollout.index > 0) for rollout in rollouts]

@@ -46,7 +46,7 @@ def pair_rows(pairs):
     return rows
 
 
-def computed(loss, rows, given, *, dtype=torch.float64, totals=None, quantity="logprob", statistics=None):
+def computed(loss, rows, given, *, dtype=torch.float64, totals=None, quantity="logprob"):
     """The loss of these rows and its gradients, row by row, where the model says `given` [one array per row] of their tokens."""
     totals = totals or denominators(rows)
     micro = micro_batch(rows, totals)
@@ -54,10 +54,9 @@ def computed(loss, rows, given, *, dtype=torch.float64, totals=None, quantity="l
     places = [(r, at) for r in rows for at, weight in enumerate(next(iter(r.weights.values()))) if weight]
     exact = {name: torch.tensor([r.annotations[name][at] for r, at in places], dtype=dtype) for name in micro.annotations}
     weights = {term: torch.tensor([r.weights[term][at] for r, at in places], dtype=dtype) for term in micro.weights}
-    micro = replace(micro, annotations=exact, weights=weights, statistics=statistics or {})
-    if loss.needs.statistics and not statistics:
-        found = loss.statistics({quantity: values.detach()}, micro)
-        micro = replace(micro, statistics={name: total / count for name, (total, count) in found.items()})
+    micro = replace(micro, annotations=exact, weights=weights)
+    if loss.needs.survey:
+        micro = replace(micro, annotations={**exact, **loss.survey({quantity: values.detach()}, micro)})
     result = loss({quantity: values}, micro)
     result.loss.backward()
     return result.loss.item(), values.grad.split([len(v) for v in given]), result.metrics

@@ -21,7 +21,7 @@ from sparring.algo.loss.preference.orpo import Orpo
 from sparring.algo.loss.preference.pairs import PairLoss
 from sparring.algo.loss.preference.robust_dpo import RobustDpo
 from sparring.algo.loss.preference.simpo import SimPo
-from sparring.batch.preference import CHOSEN, MISMATCHED, PAIR_SHARE, REJECTED, preference_batch, reply
+from sparring.batch.preference import CHOSEN, MISMATCHED, REJECTED, preference_batch, reply
 from sparring.batch.units import units
 from sparring.model.config import InitConfig
 from sparring.model.create import create
@@ -29,6 +29,7 @@ from sparring.model.load import load
 from sparring.render.train_tokenizer import train_tokenizer
 from sparring.train.config import TrainConfig
 from sparring.train.trainer import LocalTrainer
+from sparring.types import PAIR_SHARE
 
 pytestmark = pytest.mark.trl
 ROOT = Path(__file__).parents[2]

@@ -26,10 +26,10 @@ def aggregated(rows: Sequence[Sample], how: Aggregation, max_tokens: int) -> lis
         return list(rows)
     lengths: Counter[str] = Counter()
     for row in rows:
-        lengths[trajectory_of(row)] += len(row.tokens) - row.weights["policy"].count(0.0)
+        lengths[row.trajectory] += len(row.tokens) - row.weights["policy"].count(0.0)
     found = []
     for row in rows:
-        length = lengths[trajectory_of(row)] if how == "sequence_mean" else max_tokens
+        length = lengths[row.trajectory] if how == "sequence_mean" else max_tokens
         weights = tuple([weight / length for weight in row.weights["policy"]])
         found.append(replace(row, weights={**row.weights, "policy": weights}))
     return found
@@ -39,9 +39,4 @@ def denominator(rows: Iterable[Sample], how: Aggregation) -> float | None:
     """What the policy term of an update with these rows is divided by; None: by the sum of its weights."""
     if how in ("token_mean", "sequence_mean"):
         return None
-    return float(len({trajectory_of(row) for row in rows if any(row.weights.get("policy", ()))}))
-
-
-def trajectory_of(row: Sample) -> str:
-    """The trajectory a sample was flattened from: its id is `<trajectory id>#<branch>`."""
-    return row.id.rpartition("#")[0]
+    return float(len({row.trajectory for row in rows if any(row.weights.get("policy", ()))}))

@@ -69,6 +69,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "gate": {"name": "clip", "low": 0.2, "high": 0.28},
         "aggregation": "token_mean",
     },
+    "reinforce": {"credit": "reinforce", "gate": "none", "aggregation": "sequence_sum"},
     "rloo": {"credit": "rloo", "gate": "none", "aggregation": "sequence_sum"},
     "reinforce_plus_plus": {
         "credit": "reinforce_plus_plus",
@@ -81,9 +82,15 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "aggregation": "sequence_mean",
     },
     "remax": {"credit": "remax", "gate": "none", "aggregation": "sequence_sum"},
+    "maxrl": {"credit": "maxrl", "gate": "none", "aggregation": "sequence_sum"},
+    "optimal_token_baseline": {"credit": "optimal_token_baseline", "gate": "none", "aggregation": "sequence_sum"},
+    "spiral": {"credit": "rae", "gate": "none", "aggregation": "sequence_sum"},
     "opo": {"credit": "opo", "gate": "none", "aggregation": "token_mean"},
     "gpg": {"credit": "gpg", "gate": "none", "aggregation": "token_mean"},
     "gigpo": {"credit": "gigpo", "gate": {"name": "clip", "low": 0.2, "high": 0.2}, "aggregation": "sequence_mean"},
+    "mt_grpo": {"credit": "turn_level", "gate": {"name": "clip", "low": 0.2, "high": 0.2}, "aggregation": "sequence_mean"},
+    "grpo_process": {"credit": "process", "gate": {"name": "clip", "low": 0.2, "high": 0.2}, "aggregation": "sequence_mean"},
+    "raft": {"credit": "raft", "gate": "none", "aggregation": "sequence_sum"},
     "raft_plus_plus": {
         "credit": "raft_plus_plus",
         "gate": {"name": "clip", "low": 0.2, "high": 0.2},
@@ -91,7 +98,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     },
     "topr": {"credit": "topr", "ratio": "product", "gate": "topr", "correction": "none", "aggregation": "sequence_sum"},
 }
-"""What is not set here is the default, which the recipe may set."""
+"""What is not set here is the default, which the recipe may set. A paper that only says how to credit (pass_at_k; gdpo, whose
+parts the recipe must weigh) is no preset: its credit goes with any of these."""
 
 SOURCES: dict[str, str] = {
     "grpo": "DeepSeekMath, arXiv 2402.03300",
@@ -115,13 +123,20 @@ SOURCES: dict[str, str] = {
     "decoupled_ppo_loglinear": "the same, the proximal policy guessed from versions",
     "ppo": "arXiv 1707.06347 with GAE, arXiv 1506.02438, with one lambda; takes `[rl.critic]`",
     "vapo": "arXiv 2504.05118, section 4, but for its loss on right answers; takes `[rl.critic]`",
+    "reinforce": "Williams 1992",
     "rloo": "arXiv 2402.14740",
     "reinforce_plus_plus": "arXiv 2501.03262, equations 1, 4 and 5; takes `[algo.kl_reward]`",
     "reinforce_plus_plus_baseline": "arXiv 2501.03262, equations 1 and 6 to 8; takes `[algo.kl]` with k2",
     "remax": "arXiv 2310.10505",
+    "maxrl": "arXiv 2602.02710, its estimator on policy",
+    "optimal_token_baseline": "arXiv 2602.07078, its estimator on policy",
+    "spiral": "arXiv 2506.24119: self-play, a baseline per role",
     "opo": "arXiv 2505.23585",
     "gpg": "arXiv 2504.02546",
     "gigpo": "arXiv 2505.10978",
+    "mt_grpo": "arXiv 2505.11821, version 1: GRPO with turn-level advantages",
+    "grpo_process": "DeepSeekMath, arXiv 2402.03300, section 4.1.3: process supervision",
+    "raft": "arXiv 2304.06767: the likelihood of the best",
     "raft_plus_plus": "arXiv 2504.11343",
     "topr": "arXiv 2503.14286, equations 7 and 8; its authors' experiments divide by lengths",
 }

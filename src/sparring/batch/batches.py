@@ -135,7 +135,7 @@ def _parts(rows: Sequence[Sample], plan: Plan, step: int) -> list[list[Sample]]:
     whole: dict[str, list[Sample]] = {}
     for row in rows:
         # the two of a pair are compared with each other
-        whole.setdefault(row.id.rpartition("#")[0] if row.label is None else row.group, []).append(row)
+        whole.setdefault(row.trajectory if row.label is None else row.group, []).append(row)
     parts = []
     for number in range(plan.passes):
         order = sorted(whole, key=lambda id: xxhash.xxh3_64_intdigest(f"parts/{plan.seed}/{step}/{number}/{id}".encode()))

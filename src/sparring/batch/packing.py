@@ -46,7 +46,8 @@ def share(rows: Sequence[Sample], parts: int, context: float = 0.0) -> list[list
     """Rows as `parts` of nearly equal cost, some empty where there are too few rows: for ranks, or lanes of one rank.
 
     A micro-batch packed at R budgets, shared over R ranks, gives every rank as many micro-batches, and one as dear as the others
-    at every turn. Two ways are tried, and the one whose dearest part costs least, or else all of them together, is
+    at every turn, and their gradients add up to those of one rank. `LocalTrainer` is that one and does not call this; who trains
+    on several ranks does. Two ways are tried, and the one whose dearest part costs least, or else all of them together, is
     taken: the walk of the rows cut into stretches, which parts few groups; and subtrees dealt out, the dearest first, to the part
     that is cheapest with it (Graham 1969: at most 4/3 of the best where rows share nothing).
 

@@ -7,16 +7,13 @@ from dataclasses import replace
 
 from sparring.batch.denominators import denominators
 from sparring.errors import refusal
-from sparring.types import Batch, Sample
+from sparring.types import PAIR_SHARE, Batch, Sample
 
 CHOSEN, REJECTED, MISMATCHED = 1.0, -1.0, 0.0
 """`Sample.label`."""
 
 BEHIND = 0
 """The id of a token that stands behind the end of a text. Its value is what the text is worth; it is never computed itself."""
-
-PAIR_SHARE = 0.5
-"""What each side of a pair weighs, so that a pair weighs 1."""
 
 
 def reply(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -57,7 +57,8 @@ class MicroBatch:
     kv_versions: torch.Tensor
     """[M] int64: the oldest version it attended to; -1 where nothing was sampled."""
     temperature: torch.Tensor
-    """[M] float32."""
+    """[M] float32: what the row was sampled at; 1 where the imitate term alone weighs the token: nobody sampled it, and what is
+    to be likelier is the model's own distribution."""
     kept: tuple[torch.Tensor, torch.Tensor] | None
     """Offsets [M + 1] int64 and ids [K] int32: token m was drawn from ids[offsets[m]:offsets[m + 1]], ascending; from the whole
     vocabulary where these are none. None where that is so for all."""
@@ -77,8 +78,6 @@ class MicroBatch:
     """[R] int64: rows of one group have one number, from 0."""
     label: torch.Tensor
     """[R] float32: see `Sample.label`; 0 where there is none."""
-    statistics: Mapping[str, float] = field(default_factory=dict)
-    """What a first pass over the whole update found, for losses that declare it; by name, without gradient."""
 
 
 def micro_batch(
@@ -96,6 +95,7 @@ def micro_batch(
     marked = weights.any(axis=0)
     # another term may weigh what stands between two turns
     turns = _turns(flat, weights[terms.index("policy")] != 0 if "policy" in terms else marked)
+    temperature = _temperature(flat, terms, weights)
     if not idle_tokens:
         weights = _without_idle(flat, terms, weights)
         marked = weights.any(axis=0)
@@ -125,7 +125,7 @@ def micro_batch(
         advantages=column(row.advantages for row in rows),
         versions=versions(row.versions for row in rows),
         kv_versions=versions(row.kv_versions for row in rows),
-        temperature=torch.from_numpy(flat.of_each([row.temperature for row in rows], np.float32)[chosen]).to(device),
+        temperature=torch.from_numpy(temperature[chosen]).to(device),
         kept=_kept(flat, chosen, device),
         bias=_bias(flat, chosen, device),
         tops=_tops(flat, chosen, device),
@@ -171,6 +171,15 @@ def _weights(flat: _Flat, terms: Sequence[str]) -> np.ndarray:
     for place, term in enumerate(terms):
         weights[place] = flat.column((row.weights.get(term) for row in flat.rows), 0.0, np.float32)
     return weights
+
+
+def _temperature(flat: _Flat, terms: Sequence[str], weights: np.ndarray) -> np.ndarray:
+    """[T]: see `MicroBatch.temperature`. `weights` are those of the rows, so that a sampled token keeps its temperature whatever
+    its advantage."""
+    sampled = [values for term, values in zip(terms, weights, strict=True) if term != "imitate"]
+    imitated = [values for term, values in zip(terms, weights, strict=True) if term == "imitate"]
+    heat = flat.of_each([row.temperature for row in flat.rows], np.float32)
+    return np.where(np.any(imitated, axis=0) & ~np.any(sampled, axis=0), np.float32(1.0), heat)
 
 
 def _without_idle(flat: _Flat, terms: Sequence[str], weights: np.ndarray) -> np.ndarray:

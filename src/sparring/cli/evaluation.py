@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sparring.cli.result import table
+from sparring.cli.result import plain, table
 from sparring.observe.results import Compared, Evaluated, Results
 from sparring.observe.statistics import Estimate
 
@@ -30,12 +30,12 @@ def evaluation_lines(evaluated: Evaluated) -> Iterator[str]:
     rows = [(tag, *_cells(estimate)) for tag, estimate in found.by_tag.items()]
     if found.success.tasks:
         total = ("all together", *_cells(found.success))
-        lines = table if rows else _plain
+        lines = table if rows else plain
         yield from lines([("dataset", "success", "std. error", "95 % interval", "tasks"), *rows, total])
     rows = [("reward", *_cells(found.reward, percent=False))]
     rows += [(f"pass@{k}", *_cells(estimate)) for k, estimate in found.pass_at.items() if k != "1"]
     rows += [(f"pass^{k}", *_cells(estimate)) for k, estimate in found.pass_hat.items() if k != "1"]
-    yield from _plain([("figure", "mean", "std. error", "95 % interval", "tasks"), *rows])
+    yield from plain([("figure", "mean", "std. error", "95 % interval", "tasks"), *rows])
     turns = "" if found.mean_turns is None else f", {found.mean_turns:.2f} turns each"
     how = f"temperature {evaluated.temperature:g}, seed {evaluated.seed}"
     yield f"{found.rollouts} rollouts, {found.samples} of each task{turns}, {how}"
@@ -52,19 +52,13 @@ def comparison_lines(compared: Compared) -> Iterator[str]:
     yield f"{compared.after} against {compared.before}, task by task"
     changes = {name: change for name, change in found.changes.items() if name not in ONE}
     rows = [(name, *_cells(change, percent=name != "reward", signed=True)) for name, change in changes.items()]
-    yield from _plain([("figure", "change", "std. error", "95 % interval", "tasks"), *rows])
+    yield from plain([("figure", "change", "std. error", "95 % interval", "tasks"), *rows])
     if found.left_out:
         yield f"left out, because only one of the two scored them: {len(found.left_out)} tasks: {_some(found.left_out)}"
     if compared.verdict is not None and compared.margin is not None:
         says = {"held": "held", "regressed": "REGRESSED", "undecided": "undecided: more tasks or samples would tell"}
         margin = _number(compared.margin, compared.figure != "reward")
         yield f"gate: {compared.figure} may fall by {margin}: {says[compared.verdict]}"
-
-
-def _plain(rows: list[tuple[str, ...]]) -> list[str]:
-    """A table whose last row is no sum."""
-    *lines, _, last = table(rows)
-    return [*lines, last]
 
 
 def _cells(estimate: Estimate, *, percent: bool = True, signed: bool = False) -> tuple[str, ...]:

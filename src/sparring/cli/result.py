@@ -9,6 +9,15 @@ from typing import Any
 
 from sparring.errors import refusal
 
+EVALUATED = {
+    "init": "before",
+    "sft": "after SFT",
+    "preference": "after preferences",
+    "rl": "after RL",
+    "distill": "after distillation",
+}
+"""Stages whose weights are evaluated, and what their column is called."""
+
 
 def print_result(folder: Path) -> None:
     """Print what `summary.json` says: success by dataset, the exactness figure, tokens and time.
@@ -25,19 +34,16 @@ def print_result(folder: Path) -> None:
 
 def result_lines(summary: Mapping[str, Any]) -> list[str]:
     """The table, line by line. Leaves out what the run does not have."""
-    columns = {"sft": "after SFT", "rl": "after RL"}
-    if summary.get("preference_success") is not None:
-        columns = {"sft": "after SFT", "preference": "after preferences", "rl": "after RL"}
-    if summary.get("init_success") is not None:
-        columns = {"init": "before", **columns}
-    if summary.get("distill_success") is not None:
-        columns["distill"] = "after distillation"
-    rows = [("dataset", "coverage", *columns.values(), "tasks")]
-    for name, entry in summary.get("by_dataset", {}).items():
-        rows.append((name, entry.get("coverage") or "", *(_rate(entry.get(key)) for key in columns), str(entry["tasks"])))
+    columns = {key: name for key, name in EVALUATED.items() if summary.get(f"{key}_success") is not None}
+    datasets = summary.get("by_dataset", {}).items()
+    covered = any(entry.get("coverage") for _, entry in datasets)
+    rows = [("dataset", *(["coverage"] * covered), *columns.values(), "tasks")]
+    for name, entry in datasets:
+        coverage = [entry.get("coverage") or ""] * covered
+        rows.append((name, *coverage, *(_rate(entry.get(key)) for key in columns), str(entry["tasks"])))
     together = [_rate(summary.get(f"{key}_success")) for key in columns]
-    rows.append(("all together", "", *together, str(summary.get("eval_tasks", ""))))
-    lines = table(rows) if any(together) else []
+    rows.append(("all together", *([""] * covered), *together, str(summary.get("eval_tasks", ""))))
+    lines = (table(rows) if datasets else plain(rows)) if columns else []
     judged = summary.get("held_out", {}).items()
     teachers = summary.get("teachers", {}).items()
     facts = {
@@ -63,6 +69,12 @@ def table(rows: list[tuple[str, ...]]) -> list[str]:
         lines.append("  ".join([f"{first:<{widths[0]}}", *cells]))
     rule = "-" * len(lines[0])
     return [lines[0], rule, *lines[1:-1], rule, lines[-1]]
+
+
+def plain(rows: list[tuple[str, ...]]) -> list[str]:
+    """A table whose last row is no sum."""
+    *lines, _, last = table(rows)
+    return [*lines, last]
 
 
 def _rate(rate: float | None) -> str:

@@ -31,7 +31,12 @@ def order(seed: int, epoch: int, count: int) -> tuple[int, ...]:
 
 def prompt_key(task: Task) -> str:
     """What makes two prompts the same: the conversation's words, without case and spacing."""
-    return " ".join(" ".join(m.content for m in task.messages).split()).casefold()
+    return normalised(" ".join(message.content for message in task.messages))
+
+
+def normalised(text: str) -> str:
+    """Texts that differ in blanks and case alone are one."""
+    return " ".join(text.split()).casefold()
 
 
 def can_be_held_out(task: Task, share: float) -> bool:

@@ -14,7 +14,7 @@ import xxhash
 
 from sparring.config import RunConfig, dump, resolve
 from sparring.engine.config import EngineConfig
-from sparring.envs.rubrics.config import Function
+from sparring.envs.rubrics.config import Function, judging
 from sparring.errors import refusal
 from sparring.launch.block import block
 from sparring.launch.run import CONFIG, opened
@@ -65,6 +65,8 @@ def evaluate_subjects(config: RunConfig, subjects: Sequence[Subject | Path], gat
     if gate is not None and len(subjects) < 2:
         do = "name the baseline first, then the other"
         raise refusal("--gate", "a baseline and what is held against it", "one subject", do)
+    if gate is not None and gate.figure:
+        _check_figure(gate.figure, config.eval, [known.get(index) for index in range(len(subjects))])
     evaluations = []
     for index, subject in enumerate(subjects):
         evaluations.append(known[index] if isinstance(subject, Path) else block(_evaluated(config, subject)))
@@ -83,11 +85,31 @@ def compared(before: Evaluated, after: Evaluated, gate: Gate | None = None) -> C
         return Compared(before=before.name, after=after.name, comparison=found)
     figure = gate.figure or ("success" if "success" in found.changes else "reward")
     if figure not in found.changes:
-        raise refusal("--figure", f"one of {', '.join(found.changes)}", figure, "name one of these, or raise --samples and --k")
+        raise _no_such_figure(figure, list(found.changes))
     says = verdict(found.changes[figure], gate.margin)
     return Compared(
         before=before.name, after=after.name, comparison=found, figure=figure, margin=gate.margin, verdict=says
     )
+
+
+def _check_figure(figure: str, config: EvalConfig, known: Sequence[Evaluated | None]) -> None:
+    """A gate's figure will come out: before hours of sampling for it. None stands for what is not evaluated yet.
+
+    Raises:
+        BadInput: it will not.
+    """
+    found = [result.evaluation for result in known if result is not None]
+    samples = min(config.samples if result is None else result.evaluation.samples for result in known)
+    ks = config.ks if known[0] is None else sorted(map(int, known[0].evaluation.pass_at))
+    solving = all(evaluation.success.tasks for evaluation in found)
+    passes = [f"pass{sign}{k}" for sign in "@^" for k in ks if k <= samples and solving]
+    figures = [*(["success"] if solving else []), "reward", *passes]
+    if figure not in figures:
+        raise _no_such_figure(figure, figures)
+
+
+def _no_such_figure(figure: str, figures: Sequence[str]) -> Exception:
+    return refusal("--figure", f"one of {', '.join(figures)}", figure, "name one of these, or raise --samples and --k")
 
 
 def check_writable(path: Path) -> None:
@@ -210,15 +232,17 @@ def _served(engine: EngineConfig, url: str) -> ServedConfig:
 
 
 def _deciding(config: RunConfig, subject: Subject) -> list[Path]:
-    """The files that decide what is sampled and scored: of the checkpoint and what it adapts, of the run's reward model, and of
-    the environment."""
-    from sparring.model.hub import base_folder
+    """The files that decide what is sampled and scored: of the checkpoint and of the models that score, with what they adapt, and
+    of the environment."""
+    from sparring.model.hub import base_folder, local_folder
 
-    folders = dict.fromkeys((subject.folder, base_folder(subject.folder)))
-    folders |= {Path(str(spec.path)): None for spec in _reward_model(config).values()}
+    models, reward = {**config.models, **_reward_model(config)}, _rewards(config).reward_model
+    scoring = [models[name] for name in (reward, *sorted(judging(config.env.rubric))) if name in models]
+    named = [subject.folder, *(local_folder(spec.path) for spec in scoring if spec.path is not None)]
+    folders = dict.fromkeys(folder for each in named for folder in (each, base_folder(each)))
     files = [file for folder in folders for file in sorted(folder.iterdir()) if file.suffix in CONTENT]
     env = config.env
     functions = [part.function for part in env.rubric.values() if isinstance(part, Function)]
     sources = [name.rpartition(":")[0] for name in (env.name, env.reward, *functions)]
-    named = [Path(part) for part in (*sources, env.data, env.eval_data) if part]
-    return files + [path for path in named if path.is_file()]
+    given = [Path(part) for part in (*sources, env.data, env.eval_data) if part]
+    return files + [path for path in given if path.is_file()]

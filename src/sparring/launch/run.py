@@ -20,6 +20,7 @@ from sparring.observe.sinks.load import check_sinks, load_sinks
 from sparring.observe.sinks.sink import Fanout
 from sparring.stages.context import Context
 from sparring.stages.summary import write_summary
+from sparring.stages.unseen import remember_shown
 
 if TYPE_CHECKING:
     from sparring.envs.rubrics.judges import Replies
@@ -82,6 +83,7 @@ async def _run(config: RunConfig) -> Path:
         for stage in config.run.stages:
             if context.done(stage) is None:
                 await _stage(context, stage)
+        remember_shown(context)
         write_summary(context)
         return context.folder
 
@@ -133,6 +135,7 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
     except OSError as error:
         raise refusal("run.directory", "a folder to write to", str(error), "choose another") from error
     store = SqliteStore(folder / STORE)
+    judges.remember(store, partial(_who, config))
     try:
         _compare(folder, config)
         recipe = msgspec.to_builtins(config)
@@ -174,6 +177,16 @@ async def _open_model(config: RunConfig, cluster: Cluster, name: str) -> Replies
     folder = local_folder(str(spec.path))
     renderer = load_renderer(base_folder(folder), spec.renderer, spec.thinking)
     return EngineReplies(cluster.engine(name, path=str(folder)), renderer, name)
+
+
+def _who(config: RunConfig, name: str) -> str:
+    """What a model of `[models]` is: its settings and, where they lie here, its files. What a server has changed nobody tells."""
+    from sparring.model.hub import local_folder
+
+    spec = config.models[name]
+    files = [] if spec.path is None else sorted(file for file in local_folder(spec.path).iterdir() if file.is_file())
+    found = [(file.name, (status := file.stat()).st_size, status.st_mtime_ns) for file in files]
+    return repr((msgspec.to_builtins(spec), config.engine.kind, config.run.device, found))
 
 
 def _claim(folder: Path, config: RunConfig) -> None:

@@ -95,7 +95,7 @@ class ServedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     kind: Literal["openai", "remote", "chat"] = "openai"
     """openai: an OpenAI-compatible server that takes and tells token ids, such as vLLM; remote: `sparring serve`; chat: any
-    server of chat completions, text alone, which can be collected from and nothing else."""
+    server of chat completions, in text alone: a judge, or a teacher whose traces are imitated."""
     url: str
     """`http://host:port`, or `unix:path` of a socket; for openai with the path up to `/v1`."""
     api_key_env: str = ""

@@ -37,11 +37,6 @@ class Metrics:
         """
         self._merge(name, reduce, value * weight if reduce == "mean" else value, weight)
 
-    def add_all(self, values: Mapping[str, float], reduce: Reduce = "mean") -> None:
-        """Report several values that reduce alike."""
-        for name, value in values.items():
-            self.add(name, value, reduce)
-
     def merge(self, other: Metrics) -> None:
         """Add what another place collected, as if it had been reported here, after everything that was."""
         for name, cell in other._cells.items():

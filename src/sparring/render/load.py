@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparring.errors import BadInput, boundary, refusal
-from sparring.protocols import Renderer
 from sparring.render.chat_template import ChatTemplate, read_chat_template
 from sparring.render.dialect import message_dicts, tool_dicts
 from sparring.render.difference import TemplateRenderer
@@ -23,7 +22,7 @@ _FAMILIES = (
 )
 
 
-def load_renderer(path: str | Path, name: str = "auto", thinking: bool = False) -> Renderer:
+def load_renderer(path: str | Path, name: str = "auto", thinking: bool = False) -> LibraryRenderer | TemplateRenderer:
     """The renderer of a local checkpoint folder. Never imports torch or transformers.
 
     Args:

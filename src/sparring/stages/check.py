@@ -32,6 +32,7 @@ from sparring.stages.servable import check_model
 from sparring.stages.served import check_served
 from sparring.stages.shape import Shape, folder_shape
 from sparring.stages.teachers import check_collect, check_distill
+from sparring.stages.unseen import check_unseen_files
 from sparring.types import Message, Task
 
 GIB = 1 << 30
@@ -49,7 +50,8 @@ async def check(context: Context) -> list[str]:
     config = context.config
     facts = _stages(context)
     shape = _shape(context)
-    facts += check_lora(context) + check_critic(context)
+    facts += check_lora(context) + check_critic(context) + check_reward_model(context, context.given())
+    facts += check_collect(context) + check_distill(context)
     facts += _memory(context, shape) + _engine(context, shape)
     _sampling(context)
     facts += check_served(context)
@@ -69,7 +71,7 @@ async def check(context: Context) -> list[str]:
     if "rl" in config.run.stages:
         facts += ["rollouts: the window cannot deadlock", correction_chosen(config)]
     facts += await check_judges(context)
-    facts += check_collect(context) + check_distill(context) + _held_out(context) + check_beside(context)
+    facts += _held_out(context) + check_beside(context)
     tasks = _some_tasks(context)
     task = tasks[0]
     if task.box is not None:
@@ -79,7 +81,6 @@ async def check(context: Context) -> list[str]:
     about, compared = check_compared(context)
     shown += compared
     about += check_online(config)
-    about += check_reward_model(context, context.given())
     facts += about + found + check_rendering(context, shape, tasks, shown, held)
     return facts + check_model(context, shape)
 
@@ -184,15 +185,17 @@ def _memory(context: Context, shape: Shape) -> list[str]:
 
 
 def _held_out(context: Context) -> list[str]:
-    """There are as many held-out tasks as the evaluation asks for.
+    """There are as many held-out tasks as the evaluation asks for, and no file trains on them.
 
     Raises:
-        BadInput: there are fewer.
+        BadInput: there are fewer, or one does.
     """
     config = context.config
     if "eval" not in config.run.stages:
         return []
-    there = len(held_out(context, config.eval.tasks))
+    tasks = held_out(context, config.eval.tasks)
+    check_unseen_files(context, tasks)
+    there = len(tasks)
     if config.eval.no_tool_tasks > there:
         few = f"at most {there}, the tasks of the evaluation"
         raise refusal("eval.no_tool_tasks", few, str(config.eval.no_tool_tasks), "lower it")

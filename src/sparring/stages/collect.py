@@ -89,7 +89,7 @@ def _kept(task: Task, finished: Sequence[Finished], heard: Heard, least: float, 
     """What one task gives: the first `most` conversations that earned `least`; those that were cut short are none."""
     traces = []
     for each in finished:
-        messages = heard.conversation(each.rollout.id)
+        messages = heard.conversation(each)
         reward = None if each.score is None else each.score.reward
         if reward is not None and reward >= least and each.rollout.outcome.kind == "completed" and messages:
             traces.append({"messages": message_dicts(messages), "task": task.id, "reward": reward})

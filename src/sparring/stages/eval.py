@@ -15,6 +15,7 @@ from sparring.protocols import Engine
 from sparring.rollout.evaluate import EvalPlan, Finding, ScoredRunner, evaluate, recorded, summarize
 from sparring.stages.context import POLICY, Context
 from sparring.stages.teachers import OWN, teacher_folder
+from sparring.stages.unseen import check_unseen
 from sparring.types import Task
 
 
@@ -30,7 +31,7 @@ async def run(context: Context) -> dict[str, Any]:
     """
     config = context.config.eval
     tasks = held_out(context, config.tasks)
-    check_held_out(context, tasks)
+    check_unseen(context, tasks)
     stages = [stage for stage in config.checkpoints if context.done(stage) is not None]
     results: dict[str, Any] = {}
     for stage in stages:
@@ -62,31 +63,6 @@ def held_out(context: Context, count: int, key: str = "eval.tasks") -> list[Task
     if len(tasks) < max(1, count):
         raise refusal(key, f"at most {len(tasks)}, the held-out tasks", str(count), "lower it, or raise env.held_out")
     return tasks
-
-
-def check_held_out(context: Context, tasks: Sequence[Task]) -> None:
-    """Prove that no held-out prompt text was trained on: neither demonstrated nor rolled out in this run.
-
-    Raises:
-        BadInput: one was.
-    """
-    texts = {_text(task): task.id for task in tasks}
-    for index in range((context.done("collect") or {}).get("tasks", 0)):
-        prompt = context.store.get(f"collect/{index}")["prompt"]
-        if prompt in texts:
-            raise _trained_on(texts[prompt], f"the prompt of a trace, {prompt[:60]!r}")
-    trained = [group.task for stage in ("rl", "distill") for group in context.store.groups(stage=stage)]
-    source = context.factory.tasks("demonstration", context.config.run.seed)
-    while context.done("sft") is not None and (task := source.next()) is not None:
-        trained.append(task)
-    for task in trained:
-        if _text(task) in texts:
-            raise _trained_on(texts[_text(task)], f"the prompt of {task.id}")
-
-
-def _trained_on(task: str, got: str) -> Exception:
-    expected = "a prompt that no training stream holds"
-    return refusal(f"held-out task {task}", expected, got, "change the splits of the environment")
 
 
 async def evaluate_folder(context: Context, folder: str, plan: EvalPlan, model: str = POLICY) -> Evaluation:
@@ -175,6 +151,3 @@ def _spread(tasks: Sequence[Task], count: int) -> list[Task]:
     """`count` tasks, evenly spaced over the list."""
     return [tasks[place * len(tasks) // count] for place in range(min(count, len(tasks)))]
 
-
-def _text(task: Task) -> str:
-    return "\n".join(message.content for message in task.messages)

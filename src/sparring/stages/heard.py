@@ -9,6 +9,7 @@ from sparring.engine.adapters.chat_endpoint import ChatEndpoint
 from sparring.errors import LimitReached, RequestRefused
 from sparring.generation import Constraint, Sampling
 from sparring.rollout.episode import RecordedSession, SessionRecorder
+from sparring.rollout.runner import Finished
 from sparring.types import Message, Outcome, Segment, Task, Timing, ToolSpec, Trajectory, Usage
 
 
@@ -25,9 +26,11 @@ class Heard:
         self._sessions[rollout_id] = _HeardSession(session)
         return self._sessions[rollout_id]
 
-    def conversation(self, rollout_id: str) -> tuple[Message, ...]:
-        """All that was said in a rollout, which is then forgotten."""
-        return self._sessions.pop(rollout_id).messages
+    def conversation(self, finished: Finished) -> tuple[Message, ...]:
+        """All that was said in a rollout. It is then forgotten, and so are the attempts at it that broke before."""
+        for broken in finished.broken:
+            del self._sessions[broken.id]
+        return self._sessions.pop(finished.rollout.id).messages
 
 
 class _HeardSession:

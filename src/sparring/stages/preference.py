@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from sparring.algo.loss.preference.config import WITHOUT_REFERENCE, KtoConfig
-from sparring.batch.preference import CHOSEN, PAIR_SHARE, REJECTED, mismatched, preference_batch, reply
+from sparring.batch.preference import CHOSEN, REJECTED, mismatched, preference_batch, reply
 from sparring.errors import refusal
 from sparring.protocols import Renderer, Trainer, TrainPlan
 from sparring.stages.compared import apart, given_preferences, in_words, rate, rendered_reply
@@ -18,7 +18,7 @@ from sparring.stages.lora import trained_folder
 from sparring.stages.shape import folder_shape
 from sparring.stages.supervised import supervise
 from sparring.tasks.preferences import Preference
-from sparring.types import Sample
+from sparring.types import PAIR_SHARE, Sample
 
 if TYPE_CHECKING:
     from sparring.algo.loss.preference.kto import Kto

@@ -10,6 +10,7 @@ from sparring.algo.annotate.feedback import sibling_reading
 from sparring.algo.annotate.teacher import Asker, Scoring, TeacherRows
 from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
+from sparring.model.config import ModelConfig
 from sparring.model.hub import base_folder, local_folder
 from sparring.protocols import Annotator
 from sparring.render.demonstrate import reply_tokens
@@ -95,6 +96,7 @@ def check_collect(context: Context) -> list[str]:
         known = ", ".join(sorted(models))
         raise refusal("collect.model", f"a model of the recipe, one of {known}", repr(name), f"add [models.{name}]")
     spec = models[name]
+    _check_key(spec)
     if spec.served is not None and spec.served.kind == "chat":
         return [f"collect: from {spec.served.served_model} at {spec.served.url}"]
     if spec.path is None:
@@ -125,6 +127,14 @@ def check_distill(context: Context) -> list[str]:
     return [f"distill: {stage.divergence} over {stage.over}; teachers: {names}"]
 
 
+def _check_key(spec: ModelConfig) -> None:
+    """The key that its server wants, if any, is there."""
+    from sparring.engine.adapters.key import key_of
+
+    if spec.served is not None:
+        key_of(spec.served.api_key_env)
+
+
 def _check_teacher(context: Context, where: str, name: str) -> None:
     models, stage = context.config.models, context.config.distill
     check_name(context.config, name, "distill.teachers")
@@ -152,6 +162,7 @@ def _check_teacher(context: Context, where: str, name: str) -> None:
     if spec.served is not None and stage.over == "vocabulary":
         got, do = "one that is served elsewhere", 'set distill.over = "top_k" or "token", or leave out served'
         raise refusal(f"models.{name}.served", "a teacher whose whole distribution is computed here", got, do)
+    _check_key(spec)
     folder = teacher_folder(context, name)
     student = _student_folder(context)
     if stage.tokenizers == "any":

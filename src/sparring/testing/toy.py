@@ -17,6 +17,8 @@ import xxhash
 from sparring.generation import GenerateRequest
 from sparring.protocols import Renderer, Sandbox
 from sparring.render.demonstrate import reply_tokens
+from sparring.render.difference import TemplateRenderer
+from sparring.render.library import LibraryRenderer
 from sparring.render.load import load_renderer
 from sparring.render.train_tokenizer import train_tokenizer
 from sparring.testing.scripted_engine import Script
@@ -37,7 +39,7 @@ _TEXTS = (
 
 
 @functools.cache
-def toy_renderer(vocab_size: int = 400, name: str = "auto", thinking: bool = False) -> Renderer:
+def toy_renderer(vocab_size: int = 400, name: str = "auto", thinking: bool = False) -> LibraryRenderer | TemplateRenderer:
     """The Qwen3 renderer over a tokenizer trained on a few sentences; made once per process."""
     with tempfile.TemporaryDirectory() as folder:
         train_tokenizer(_TEXTS, vocab_size, folder)

@@ -10,11 +10,9 @@ from collections import defaultdict
 import numpy as np
 import torch
 
+from sparring.algo.tokens import LARGEST_LOG_RATIO
 from sparring.batch.tensors import MicroBatch
 from sparring.protocols import LossResult
-
-LARGEST_LOG_WEIGHT = 20.0
-"""Where the logarithm of an importance weight ends, as in the policy's loss."""
 
 
 class Measures:
@@ -100,7 +98,7 @@ class Measures:
     def _compare(self, difference: np.ndarray) -> None:
         """Add up what the mismatch of the fresh tokens is made of; float64, because an exact engine's must come out exact."""
         # an engine may call impossible what it sampled: one such token must not make infinity of the others
-        bounded = np.clip(difference, -LARGEST_LOG_WEIGHT, LARGEST_LOG_WEIGHT)
+        bounded = np.clip(difference, -LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
         weights = np.exp(bounded)
         parts = (np.abs(difference), weights - 1.0 - bounded, weights, weights * weights)
         self._mismatch = self._mismatch + np.array([part.sum() for part in parts])

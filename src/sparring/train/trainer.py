@@ -244,10 +244,9 @@ class LocalTrainer:
             raise ValueError(f"batch {batch.step} carries terms {sorted(unknown)}, this trainer has {sorted(self._losses)}")
         measures = Measures(self._version, pristine=self._pristine)
         every = surveyed(batch.rows, batch.denominators, list(self._losses.values()), self._forward)
-        whole = self._statistics(batch)
         for rows in self._packed([row for row in every if row.label != 0]):
             parts = cut_units(rows, self._lanes, self._paired, self._model.context)
-            for part in self._side_by_side(parts, batch.denominators, whole):
+            for part in self._side_by_side(parts, batch.denominators):
                 measures.add_tokens(part.micro, part.logprobs)
                 for term, result in part.results.items():
                     measures.add_loss(term, result)
@@ -263,43 +262,23 @@ class LocalTrainer:
             parts = [[row for row in rows if str(row.teacher) == name] for name in names]
         return [packed for part in parts for packed in pack_units(part, self._config.token_budget, self._paired)]
 
-    @torch.no_grad()
-    def _statistics(self, batch: Batch) -> dict[str, float]:
-        """What losses that need it find in a first pass over the whole batch: means by name."""
-        losses = [loss for term, loss in self._losses.items() if loss.needs.statistics and term in batch.denominators]
-        sums: dict[str, tuple[float, float]] = {}
-        for rows in pack(batch.rows, self._config.token_budget) if losses else ():
-            micro = micro_batch(rows, batch.denominators, self._model.device, idle_tokens=self._idle_tokens)
-            if not len(micro.targets):
-                continue
-            quantities = self._quantities(micro, frozenset().union(*(loss.needs.quantities for loss in losses)))
-            for name, (amount, count) in [pair for loss in losses for pair in loss.statistics(quantities, micro).items()]:
-                before = sums.get(name, (0.0, 0.0))
-                sums[name] = (before[0] + amount, before[1] + count)
-        return {name: amount / count for name, (amount, count) in sums.items() if count}
-
-    def _side_by_side(
-        self, parts: Sequence[Sequence[Sample]], denominators: Mapping[str, float], whole: Mapping[str, float]
-    ) -> list[_Part]:
+    def _side_by_side(self, parts: Sequence[Sequence[Sample]], denominators: Mapping[str, float]) -> list[_Part]:
         """One or two micro-batches; those without a token to train are left out."""
         if len(parts) == 1 or self._threads == 1:
-            found = [self._micro_batch(rows, denominators, whole) for rows in parts]
+            found = [self._micro_batch(rows, denominators) for rows in parts]
         else:
-            beside = self._beside.submit(self._micro_batch, parts[1], denominators, whole)
+            beside = self._beside.submit(self._micro_batch, parts[1], denominators)
             torch.set_num_threads(self._threads - self._threads // 2)
             try:
-                found = [self._micro_batch(parts[0], denominators, whole)]
+                found = [self._micro_batch(parts[0], denominators)]
             finally:
                 torch.set_num_threads(self._threads)
                 wait([beside])
             found.append(beside.result())
         return [part for part in found if part is not None]
 
-    def _micro_batch(
-        self, rows: Sequence[Sample], denominators: Mapping[str, float], whole: Mapping[str, float]
-    ) -> _Part | None:
+    def _micro_batch(self, rows: Sequence[Sample], denominators: Mapping[str, float]) -> _Part | None:
         micro = micro_batch(rows, denominators, self._model.device, idle_tokens=self._idle_tokens)
-        micro = replace(micro, statistics=whole)
         if not len(micro.targets):
             return None
         losses = [self._losses[term] for term in micro.weights]

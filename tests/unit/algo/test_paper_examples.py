@@ -216,3 +216,21 @@ def test_the_ratio_of_these_is_to_what_sampled_and_nothing_corrects_it_again(pre
     assert config.anchor == "behaviour" and config.correction != "auto" and config.correction_rule.does_nothing
     asked = msgspec.convert(named({"preset": preset, "correction": "tis"}), AlgoConfig)
     assert asked.anchor == "proximal" and asked.correction_rule.weight == "token"
+
+
+@pytest.mark.parametrize("preset", ["reinforce", "rloo", "remax", "maxrl", "optimal_token_baseline", "spiral", "raft"])
+def test_policy_gradients_are_sums_over_a_response_and_means_over_responses(preset):
+    """sum_i sum_t A_i,t grad log pi(y_i,t) / G: whatever the length of a response; on policy the ratio is 1, and nothing is clipped."""
+    rows = [row("a", [0.0, 0.0], [0.5, -1.5]), row("b", [0.0], [2.0])]
+    _, gradient = objective({"preset": preset}, *rows)
+    assert gradient == [[0.25, -0.75], [1.0]]
+    _, far = objective({"preset": preset}, row("a", [log(3.0)], [2.0]))
+    assert far == [[pytest.approx(6.0)]], "off policy the ratio weighs, unclipped"
+
+
+@pytest.mark.parametrize("preset", ["mt_grpo", "grpo_process", "gigpo"])
+def test_grpo_with_another_credit_keeps_its_clip_and_its_mean_over_a_response(preset):
+    rows = [row("a", [0.0, log(1.3)], [0.5, 1.0]), row("b", [log(0.9)], [2.0])]
+    value, gradient = objective({"preset": preset}, *rows)
+    assert value == pytest.approx(((0.5 + 1.2) / 2 + 0.9 * 2) / 2)
+    assert gradient == [[pytest.approx(0.125), 0.0], [pytest.approx(0.9)]]

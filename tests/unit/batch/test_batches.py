@@ -249,7 +249,7 @@ def test_branches_of_one_trajectory_stay_in_one_minibatch():
     credit = load_credit(AlgoConfig(), seed=0)
     found = [batch for batch, _ in collect([group], steps=[1], groups_per_step=1, credit=credit, plan=Plan(minibatches=4))]
     assert [len(batch.rows) for batch in found] == [2, 2, 2, 2]
-    assert all(len({row.id.rpartition("#")[0] for row in batch.rows}) == 1 for batch in found)
+    assert all(len({row.trajectory for row in batch.rows}) == 1 for batch in found)
 
 
 def test_the_two_of_a_pair_stay_in_one_minibatch():

@@ -46,9 +46,17 @@ def test_what_was_held_out_and_an_evaluation_after_preferences() -> None:
 def test_a_model_that_was_only_evaluated() -> None:
     tag = {"coverage": None, "init": 0.25, "sft": None, "rl": None, "tasks": 8}
     lines = result_lines({"init_success": 0.25, "eval_tasks": 8, "by_dataset": {"gcd": tag}})
-    assert lines[0].split() == ["dataset", "coverage", "before", "after", "SFT", "after", "RL", "tasks"]
+    assert lines[0].split() == ["dataset", "before", "tasks"]
     assert lines[2].split() == ["gcd", "25.0", "%", "8"]
-    assert result_lines({"init_success": 0.25, "eval_tasks": 8})[-2].split() == ["all", "together", "25.0", "%", "8"]
+
+
+def test_a_world_without_datasets_has_one_row_under_one_rule() -> None:
+    assert result_lines({"rl_success": 0.25, "eval_tasks": 8, "by_dataset": {}}) == [
+        "dataset       after RL  tasks",
+        "-----------------------------",
+        "all together    25.0 %      8",
+        "",
+    ]
 
 
 def test_what_a_run_does_not_have_is_left_out() -> None:

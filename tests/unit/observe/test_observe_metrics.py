@@ -47,7 +47,8 @@ def test_merging_is_reporting_in_one_place(one: list[tuple[int, int]], two: list
 
 def test_take_starts_over() -> None:
     metrics = Metrics()
-    metrics.add_all({"a": 1.0, "b": 2.0}, "sum")
+    metrics.add("a", 1.0, "sum")
+    metrics.add("b", 2.0, "sum")
     assert metrics.take() == {"a": 1.0, "b": 2.0} and metrics.take() == {}
 
 

@@ -1,4 +1,4 @@
-"""Preferences through the trainer: pairs stay whole, statistics are of the whole batch, scalar heads learn what a text is worth."""
+"""Preferences through the trainer: pairs stay whole, surveys are of the whole batch, scalar heads learn what a text is worth."""
 
 import asyncio
 import random
@@ -111,7 +111,7 @@ def kto_batch():
     return preference_batch(units([*rows, *strangers], PAIRED), step=1, model="policy")
 
 
-def test_a_statistic_is_of_the_whole_batch_in_any_micro_batch(make_model):
+def test_a_survey_is_of_the_whole_batch_in_any_micro_batch(make_model):
     batch = kto_batch()
     assert batch.denominators["preference"] == pytest.approx(12.0)
     metrics, expected = step_of(batch, make_model(), [Kto()], token_budget=10_000)
@@ -123,6 +123,13 @@ def test_a_statistic_is_of_the_whole_batch_in_any_micro_batch(make_model):
         assert_same(found, expected)
     # the mismatched rows are judged, not trained
     assert metrics["tokens_trained"] == sum(len(r.weights["preference"]) - r.weights["preference"].count(0.0) for r in batch.rows if r.label)
+
+
+def test_a_step_without_mismatched_rows_is_refused(make_model):
+    batch = kto_batch()
+    alone = replace(batch, rows=tuple(row for row in batch.rows if row.label))
+    with pytest.raises(ValueError, match="expected mismatched rows"):
+        step_of(alone, make_model(), [Kto()])
 
 
 def test_what_the_trainer_said_before_makes_rewards_zero(make_model):

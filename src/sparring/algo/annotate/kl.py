@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from sparring.algo.aggregation import trajectory_of
 from sparring.algo.kl import Kl
 from sparring.algo.shaping.kl_reward import KlReward
 from sparring.errors import refusal
@@ -43,7 +42,7 @@ class KlCoefficient:
         told = [replace(row, annotations={**row.annotations, "kl_coefficient": self._everywhere(row)}) for row in samples]
         spent: dict[str, list[float]] = defaultdict(list)
         for row in samples:
-            spent[trajectory_of(row)] += [own - other for own, other, weight in _compared(row) if weight]
+            spent[row.trajectory] += [own - other for own, other, weight in _compared(row) if weight]
         if spent and self._config.target is not None:
             self._divergence = math.fsum(math.fsum(of) for of in spent.values()) / len(spent)
             error = (self._divergence - self._config.target) / self._config.target

@@ -30,21 +30,13 @@ class Watch:
 
     def rollout(self, row: Sample) -> tuple[int, Rollout]:
         """The rollout that a row is of, with its place in the group."""
-        name = _trajectory(row)
         return next(
             (place, rollout)
             for place, rollout in enumerate(self.group(row).rollouts)
-            if any(trajectory.id == name for trajectory in rollout.trajectories)
+            if any(trajectory.id == row.trajectory for trajectory in rollout.trajectories)
         )
 
     def branches(self, row: Sample) -> list[tuple[Segment, ...]]:
         """The branches of the trajectory that a row is of, up to the row's own, which is the last."""
-        name = _trajectory(row)
-        number = int(row.id.rpartition("#")[2])
-        trajectory: Trajectory = next(t for t in self.rollout(row)[1].trajectories if t.id == name)
-        return list(trajectory.branches())[: number + 1]
-
-
-def _trajectory(row: Sample) -> str:
-    """A row's id is `<trajectory id>#<branch>`."""
-    return row.id.rpartition("#")[0]
+        trajectory: Trajectory = next(t for t in self.rollout(row)[1].trajectories if t.id == row.trajectory)
+        return list(trajectory.branches())[: row.branch + 1]

@@ -64,7 +64,7 @@ class Member:
         branches = list(self.trajectory.branches())
         for number, row in enumerate(self.rows):
             start = 0
-            for segment in branches[int(row.id.rpartition("#")[2])]:
+            for segment in branches[row.branch]:
                 stop = start + len(segment.tokens)
                 if segment.model is not None and any(row.weights["policy"][start:stop]):
                     where.setdefault(segment.index, Turn(row=number, start=start, stop=stop))
@@ -169,7 +169,7 @@ def members(group: Group, rows: Sequence[Sample]) -> list[Member]:
     """
     of: dict[str, list[Sample]] = {}
     for row in rows:
-        of.setdefault(row.id.rpartition("#")[0], []).append(row)
+        of.setdefault(row.trajectory, []).append(row)
     found = []
     for rollout, score in zip(group.rollouts, group.scores, strict=True):
         if len(rollout.trajectories) > 1 and (score.per_turn is not None or score.states is not None):

@@ -7,10 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sparring.types import Group, Sample
-
-SHARE = 0.5
-"""What each side of a pair weighs."""
+from sparring.types import PAIR_SHARE, Group, Sample
 
 
 class Pairs:
@@ -49,14 +46,14 @@ class Pairs:
             return []
         owner = {t.id: number for number, rollout in enumerate(group.rollouts) for t in rollout.trajectories}
         sides: Mapping[int, float] = {rewards.index(max(rewards)): 1.0, rewards.index(min(rewards)): -1.0}
-        of_row = [owner[row.id.rpartition("#")[0]] for row in rows]
+        of_row = [owner[row.trajectory] for row in rows]
         lengths = dict.fromkeys(range(len(rewards)), 0)
         for row, number in zip(rows, of_row, strict=True):
             lengths[number] += len(row.tokens) - row.weights["policy"].count(0.0)
         if not all(lengths[number] for number in sides):
             return []  # who said nothing cannot be compared
         return [
-            _labelled(row, sides.get(number, 0.0), SHARE / lengths[number]) for row, number in zip(rows, of_row, strict=True)
+            _labelled(row, sides.get(number, 0.0), PAIR_SHARE / lengths[number]) for row, number in zip(rows, of_row, strict=True)
         ]
 
 

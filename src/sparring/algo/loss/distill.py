@@ -10,15 +10,11 @@ from typing import Any, Literal
 
 import torch
 
+from sparring.algo.annotate.teacher import TEACHER
+from sparring.algo.tokens import bounded
 from sparring.protocols import Divergence, LossResult, Needs
 
 Estimator = Literal["policy_gradient", "squared"]
-
-TEACHER = "teacher"
-"""The annotation with the teacher's log-probability of each token."""
-
-_MAX_LOG_RATIO = 20.0
-"""As in the policy's loss: far outside of what is sound and far inside float32."""
 
 
 class SampledDistillLoss:
@@ -50,8 +46,7 @@ class SampledDistillLoss:
         if self._estimator == "squared":
             each = gap.square() / 2
         else:
-            log_ratio = (logprob - micro_batch.behaviour_logprobs).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-            ratio = log_ratio.exp()
+            ratio = bounded(logprob - micro_batch.behaviour_logprobs).exp()
             each = ratio * (self._ratio_cap / ratio.detach()).clamp(max=1.0) * gap.detach()
         loss = (weights * each).sum() / micro_batch.denominators[self.term]
         ours = weights != 0

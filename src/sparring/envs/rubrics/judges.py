@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
@@ -27,11 +28,18 @@ class Replies(Protocol):
     async def close(self) -> None: ...
 
 
+class Record(Protocol):
+    """What outlives this process, such as a run's `Store`."""
+
+    def get(self, key: str) -> Any | None: ...
+    def put(self, key: str, value: Any) -> None: ...
+
+
 OpenModel = Callable[[str], Awaitable[Replies]]
 """A name of `[models]` -> who answers for it."""
 
 KEPT = 100_000
-"""Replies that are kept."""
+"""Replies that are kept in memory."""
 
 Read = Callable[[str], T | None]
 """A reply's text -> the verdict; None where it is none."""
@@ -74,18 +82,30 @@ class EngineReplies:
 
 
 class Judges:
-    """Asks models. One question (model, messages, sampling, seed) is asked once, also where many ask it at the same time.
+    """Asks models. One question (model, messages, sampling, seed) is asked once, also where many ask it at the same time, and
+    where there is a record, once for as long as that is there.
 
     Args:
         open_model: opens a model when it is first asked.
-        kept: how many replies are kept; the longest unused go first.
+        kept: how many replies are kept in memory; the longest unused go first.
     """
 
     def __init__(self, open_model: OpenModel, *, kept: int = KEPT) -> None:
         self._open_model, self._kept = open_model, kept
         self._models: dict[str, asyncio.Task[Replies]] = {}
-        self._replies: OrderedDict[tuple[object, ...], asyncio.Task[str | None]] = OrderedDict()
+        self._replies: OrderedDict[str, asyncio.Task[str | None]] = OrderedDict()
+        self._record: Record | None = None
+        self._who: Callable[[str], str] = str
         self._metrics = Metrics()
+
+    def remember(self, record: Record, who: Callable[[str], str]) -> None:
+        """Keep every reply in `record`, and ask nothing that stands there.
+
+        Args:
+            record: replies under `judge/` and a digest of all that decides them.
+            who: a model's name -> what it is: where this changes, it is asked anew.
+        """
+        self._record, self._who = record, functools.cache(who)
 
     async def verdict(
         self, part: AskedPart, question: str, read: Read[T], where: str, *, constraint: Constraint | None = None, sample: int = 0
@@ -104,11 +124,12 @@ class Judges:
             JudgeError: no verdict within the part's retries.
         """
         messages = tuple(Message(role=r, content=c) for r, c in (("system", part.system), ("user", question)) if c)
-        why = ""
+        why, unread = "", 0
         for attempt in range(part.retries + 1):
             if attempt:
                 await asyncio.sleep(part.retry_delay_s * 2 ** (attempt - 1))
-            seed = xxhash.xxh3_64_intdigest(f"{question}\x1f{sample}\x1f{attempt}".encode("utf-8", "surrogatepass")) >> 1
+            # a failure is asked the same again (law 6), so that who asks later finds the answer; a reply without a verdict is not
+            seed = xxhash.xxh3_64_intdigest(f"{question}\x1f{sample}\x1f{unread}".encode("utf-8", "surrogatepass")) >> 1
             sampling = Sampling(
                 temperature=part.temperature,
                 max_tokens=part.max_tokens,
@@ -128,6 +149,7 @@ class Judges:
             if verdict is not None:
                 return verdict
             self._metrics.add("judge/unread", 1, "sum")
+            unread += 1
             why = "a reply that was cut short" if reply is None else f"the reply {reply[:200]!r}"
             if part.temperature == 0:
                 break  # it would say the same
@@ -164,18 +186,32 @@ class Judges:
 
     async def _reply(self, part: AskedPart, messages: Sequence[Message], sampling: Sampling) -> str | None:
         """A reply, from the cache where it was asked before; None where it was cut short."""
-        key = (part.model, tuple((m.role, m.content) for m in messages), sampling)
-        self._metrics.add("judge/questions", 1, "sum")
+        key = self._key(part.model, messages, sampling)
         task = self._replies.get(key)
-        self._metrics.add("judge/cache_hits", float(task is not None))
+        found = self._record.get(key) if task is None and self._record is not None else None
+        self._metrics.add("judge/questions", 1, "sum")
+        self._metrics.add("judge/cache_hits", float(task is not None or found is not None))
+        if found is not None:
+            return found["reply"]
         if task is None:
-            task = asyncio.get_running_loop().create_task(self._ask(part, messages, sampling))
+            task = asyncio.get_running_loop().create_task(self._recorded(key, part, messages, sampling))
             self._replies[key] = task
             task.add_done_callback(lambda done: _failed(done) and self._replies.pop(key, None))
         self._replies.move_to_end(key)
         while len(self._replies) > self._kept and next(iter(self._replies.values())).done():
             self._replies.popitem(last=False)
         return await asyncio.shield(task)  # others may wait for it when this one is cancelled
+
+    def _key(self, model: str, messages: Sequence[Message], sampling: Sampling) -> str:
+        """Of all that decides a reply."""
+        question = (self._who(model), [(m.role, m.content) for m in messages], sampling)
+        return f"judge/{xxhash.xxh3_128_hexdigest(repr(question).encode('utf-8', 'surrogatepass'))}"
+
+    async def _recorded(self, key: str, part: AskedPart, messages: Sequence[Message], sampling: Sampling) -> str | None:
+        reply = await self._ask(part, messages, sampling)
+        if self._record is not None:
+            self._record.put(key, {"reply": reply})
+        return reply
 
     async def _ask(self, part: AskedPart, messages: Sequence[Message], sampling: Sampling) -> str | None:
         where = f"judge {part.model}"
@@ -194,7 +230,8 @@ class Judges:
                     raise
                 raise EngineError(f"{where}: no reply after {part.timeout_s:g} s") from None
             self._metrics.add("judge/reply_s", clock() - started)
-            return reply.content.strip()
+            # half a surrogate pair, which JSON can say, cannot be recorded
+            return reply.content.strip().encode("utf-8", "replace").decode()
 
     async def _model(self, name: str) -> Replies:
         task = self._models.get(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from sparring.testing.golden import credit, distill, kl, policy, preference, shaping, value
+from sparring.testing.golden import credit, distill, imitate, kl, policy, preference, shaping, value
 
 
 def main() -> None:
@@ -17,7 +17,7 @@ def main() -> None:
     for part, name in policy.names():
         for case in policy.cases(part, name):
             sys.stdout.write(json.dumps(case) + "\n")
-    for vector in (*preference.vectors(), *value.vectors()):
+    for vector in (*preference.vectors(), *value.vectors(), *imitate.vectors()):
         sys.stdout.write(json.dumps(vector._asdict()) + "\n")
 
 

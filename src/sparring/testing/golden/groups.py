@@ -134,7 +134,7 @@ def by_member(groups: Sequence[Plain], samples: Sequence[Sequence[Sample]], name
         for member in plain["members"]:
             said: dict[int, float] = {}
             for row in rows:
-                if row.id.rpartition("#")[0] != _trajectory_id(f"group-{at}", member):
+                if row.trajectory != _trajectory_id(f"group-{at}", member):
                     continue
                 values = row.annotations[name] if name else row.advantages
                 for token, weight, value in zip(row.tokens, row.weights["policy"], values or (), strict=True):
@@ -224,7 +224,7 @@ def _trajectory(id: str, member: Plain, outcome: Outcome) -> Trajectory:
 
 def _values(plain: Plain, row: Sample) -> dict[str, dict[int, float]]:
     """By name, the value of each sampled token id of the row's member."""
-    [member] = [m for m in plain["members"] if _trajectory_id(row.group, m) == row.id.rpartition("#")[0]]
+    [member] = [m for m in plain["members"] if _trajectory_id(row.group, m) == row.trajectory]
     return {name: {_first(member) + at: value for at, value in enumerate(of)} for name, of in member["tokens"].items()}
 
 

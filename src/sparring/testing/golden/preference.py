@@ -136,8 +136,8 @@ def gradients(loss: Callable[[list[np.ndarray]], Any], inputs: Sequence[np.ndarr
     """The gradient of `loss(inputs)` for every input, by complex steps."""
     step, found = 1e-30, []
     for place, values in enumerate(inputs):
-        gradient = np.zeros(len(values))
-        for at in range(len(values)):
+        gradient = np.zeros(np.shape(values))
+        for at in np.ndindex(gradient.shape):
             moved = [np.array(v, dtype=complex) for v in inputs]
             moved[place][at] += 1j * step
             gradient[at] = np.imag(loss(moved)) / step

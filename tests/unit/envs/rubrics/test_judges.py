@@ -34,7 +34,7 @@ def scripted(says: Callable[[str], str], **settings: Any) -> ScriptedEngine:
 
     def script(request: GenerateRequest) -> Sequence[int]:
         asked = renderer.decode(request.tokens).rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
-        return renderer.tokenizer.encode(says(asked))  # type: ignore[attr-defined]
+        return renderer.tokenizer.encode(says(asked))
 
     return ScriptedEngine(script, **settings)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pytest
+from msgspec.structs import replace as changed
 
 from sparring.engine.adapters.chat_endpoint import ChatEndpoint
 from sparring.engine.adapters.openai_compatible import OpenAiEngine
@@ -15,18 +18,20 @@ from sparring.engine.native import NativeEngine
 from sparring.envs.rubrics.config import Judge
 from sparring.envs.rubrics.judges import EngineReplies, Judges, Replies
 from sparring.envs.rubrics.rubric import Rubric
-from sparring.generation import Completion, Delta, GenerateRequest
+from sparring.errors import JudgeError
+from sparring.generation import Completion, Delta, GenerateRequest, Sampling
 from sparring.model.config import InitConfig
 from sparring.model.create import create
 from sparring.model.load import load
 from sparring.render.load import load_renderer
 from sparring.render.train_tokenizer import train_tokenizer
-from sparring.testing.chat_server import ChatServer
+from sparring.store.sqlite import SqliteStore
+from sparring.testing.chat_server import ChatServer, message
 from sparring.testing.completions_server import CompletionsServer
 from sparring.testing.scripted_engine import ScriptedEngine, replies
 from sparring.testing.served import RemoteToThread
 from sparring.testing.toy import toy_renderer
-from sparring.types import Score, Task
+from sparring.types import Message, Score, Task, ToolSpec
 
 TASK = Task(id="t", env="e", messages=())
 
@@ -43,11 +48,13 @@ class Telling(ScriptedEngine):
             yield piece
 
 
-async def judged(model: Replies, part: Judge, *completions: str) -> list[Score]:
+async def judged(model: Replies, part: Judge, *completions: str, remembering: tuple[SqliteStore, str] | None = None) -> list[Score]:
     async def opened(name: str) -> Replies:
         return model
 
     judges = Judges(opened)
+    if remembering is not None:
+        judges.remember(remembering[0], lambda name: f"{name} of {remembering[1]}")
     rubric = Rubric({"j": part}, judges=judges)
     await judges.check("m")
     try:
@@ -57,7 +64,7 @@ async def judged(model: Replies, part: Judge, *completions: str) -> list[Score]:
 
 
 def test_an_openai_endpoint_judges() -> None:
-    encode = toy_renderer().tokenizer.encode  # type: ignore[attr-defined]
+    encode = toy_renderer().tokenizer.encode
     server = CompletionsServer(Telling(replies(["0", "0", "0", "I say 7", "I say 2"], encode)))  # three answer probes
     try:
         engine = OpenAiEngine(server.url)
@@ -95,3 +102,50 @@ def test_a_chat_endpoint_judges() -> None:
         server.stop()
     assert score.reward == 0.8
     assert [body["messages"] for body in server.asked[1:]] == [[{"role": "user", "content": "a?"}]] * 3
+
+
+def test_what_was_asked_before_is_not_asked_again_by_another_process(tmp_path: Path) -> None:
+    """Only what decides a reply makes another question; one without a verdict is kept too, a failure is not."""
+    replies = iter([(503, {}), message("4"), *[message("nine")] * 3])
+    server = ChatServer(lambda body: message() if body["max_tokens"] == 1 else next(replies))
+    part = Judge(model="m", prompt="{completion}?", range=(0, 5), retry_delay_s=0.0)
+
+    def scored(part: Judge, *completions: str, who: str = "a") -> list[float | None]:
+        store = SqliteStore(tmp_path / "store.sqlite")
+        try:
+            model = ChatEndpoint(server.url, model="big")
+            return [score.reward for score in asyncio.run(judged(model, part, *completions, remembering=(store, who)))]
+        finally:
+            store.close()
+
+    def asked() -> int:
+        return sum(body["max_tokens"] != 1 for body in server.asked)
+
+    try:
+        assert (scored(part, "x", "x"), asked()) == ([0.8, 0.8], 2)
+        assert (scored(part, "x"), asked()) == ([0.8], 2)
+        others = [(part, "b"), (changed(part, prompt="{completion}!"), "a"), (changed(part, temperature=0.5, retries=0), "a")]
+        for number, (other, who) in enumerate(others, 3):
+            for _ in range(2):
+                with pytest.raises(JudgeError, match="got the reply 'nine'"):
+                    scored(other, "x", who=who)
+                assert asked() == number
+    finally:
+        server.stop()
+
+
+class Halved:
+    """Replies with half a surrogate pair, as JSON may."""
+
+    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Message:
+        return Message(role="assistant", content="4 \ud83d")
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_a_reply_that_is_no_text_can_be_kept(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "store.sqlite")
+    part = Judge(model="m", prompt="{completion}?", range=(0, 5), find=r"^(\d) \?$")
+    assert [score.reward for score in asyncio.run(judged(Halved(), part, "\ud83d?", remembering=(store, "a")))] == [0.8]
+    store.close()

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from sparring.envs.base import Env
 from sparring.envs.config import EnvConfig
 from sparring.envs.registry import load_env
 from sparring.envs.rubrics.config import Part
@@ -145,6 +146,25 @@ def config(folder: Path, rows: list[dict[str, Any]], rubric: dict[str, Any], **m
     return msgspec.convert({"data": f"{folder}/rows.jsonl", "rubric": rubric, **more}, EnvConfig)
 
 
+def test_the_world_on_the_page(tmp_path: Path) -> None:
+    """docs/rewards.md, its Python as it stands there."""
+    page = Path(__file__).parents[4] / "docs/rewards.md"
+    [source] = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    (tmp_path / "world.py").write_text(source)
+    factory = load_env(EnvConfig(name=f"{tmp_path}/world.py:World", held_out=4), read_rows)
+    task = factory.tasks("train", 0).next()
+    assert task is not None
+
+    async def played(completion: str) -> Score:
+        env = factory.make()
+        assert isinstance(env, Env)
+        await env.open(task, None)
+        return await env.reward(completion, task)
+
+    assert asyncio.run(played(f"It is {task.data['answer']}.")).parts == {"right": 1.0, "short": 1.0}
+    assert asyncio.run(played("It may well be " * 9 + "-1")).reward == 0.0
+
+
 ROWS = [{"question": f"{i} + 1 = ?", "answer": f"{i} plus one is\n#### {i + 1}", "domain": "sums"} for i in range(10)]
 
 
@@ -157,9 +177,10 @@ def test_a_world_of_rows(tmp_path: Path) -> None:
 
     async def played() -> tuple[Score, Score]:
         env = factory.make()
+        assert isinstance(env, Env)
         await env.open(task, None)
         right = task.data["answer"].split("#### ")[1]
-        return await env.reward(f"It is {right}.", task), await env.reward(f"It is {right}0.", task)  # type: ignore[attr-defined]
+        return await env.reward(f"It is {right}.", task), await env.reward(f"It is {right}0.", task)
 
     assert [score.reward for score in asyncio.run(played())] == [1, 0]
 

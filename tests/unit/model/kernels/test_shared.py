@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from sparring.model.kernels import ops
 PLAIN = (ops.AttentionForm(0.25), None)
 BENT = (ops.AttentionForm(0.25, window=60, cap=1.5), torch.tensor([0.5, -1.0, 2.0, 0.1]))
 Form = tuple[ops.AttentionForm, torch.Tensor | None]
+Attention = Callable[[list[torch.Tensor]], torch.Tensor]
 
 pytestmark = pytest.mark.usefixtures("path")
 
@@ -76,9 +78,9 @@ def test_a_row_has_the_bits_of_its_sequence_in_full(heads: int, groups: int, siz
             assert torch.equal(attend(tensors, own, counts, form), expected)
 
 
-def gradients(tensors: list[torch.Tensor], slope: torch.Tensor, attention: object) -> tuple[torch.Tensor, ...]:
+def gradients(tensors: list[torch.Tensor], slope: torch.Tensor, attention: Attention) -> tuple[torch.Tensor, ...]:
     inputs = [t.clone().requires_grad_() for t in tensors]
-    return torch.autograd.grad(attention(inputs), inputs, slope)  # type: ignore[operator]
+    return torch.autograd.grad(attention(inputs), inputs, slope)
 
 
 @pytest.mark.parametrize("form", [PLAIN, BENT], ids=["plain", "bent"])

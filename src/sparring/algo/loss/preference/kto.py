@@ -24,41 +24,47 @@ class Kto:
                   unwanted * sigmoid(beta * (z - r_i))      where label_i = -1, lambda_i = unwanted
 
     A mismatched row, of label 0, is the prompt of one example with the reply to another: its mean r estimates how far the
-    policy is from the reference. It is a statistic of the whole batch and costs a first pass over it.
+    policy is from the reference, which a survey finds.
     """
 
     term = "preference"
-    needs = Needs(quantities=frozenset({"logprob"}), unit="sequence", statistics=True)
+    needs = Needs(quantities=frozenset({"logprob"}), unit="sequence", survey=True)
 
     def __init__(self, *, beta: float = 0.1, wanted: float = 1.0, unwanted: float = 1.0) -> None:
         self.beta, self.wanted, self.unwanted = beta, wanted, unwanted
 
-    def statistics(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> dict[str, tuple[float, float]]:
-        """`kto_shift`: r over the mismatched rows, as (sum, count)."""
+    def survey(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> dict[str, torch.Tensor]:
+        """`kto_shift` [M]: the mean of r over the mismatched rows of an optimiser step, the same at every token.
+
+        Raises:
+            ValueError: there is no such row.
+        """
         reward, there = self._rewards(quantities, micro_batch)
         found = reward[there & (micro_batch.label == 0)]
-        return {"kto_shift": (float(found.double().sum()), len(found))}
+        if not len(found):
+            raise ValueError("expected mismatched rows (label 0) in a step of kto, got none; add them to the batch")
+        return {"kto_shift": found.double().mean().expand(len(micro_batch.targets))}
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
         """The term's share of the update's loss.
 
         Args:
             quantities: `logprob` [M] float32 with gradient.
-            micro_batch: `batch.tensors.MicroBatch` with the annotation `reference` and the statistic `kto_shift`.
+            micro_batch: `batch.tensors.MicroBatch` with the annotations `reference` and `kto_shift`.
 
         Returns:
             A scalar, and the metrics reward_chosen and reward_rejected (beta * r of wanted and of unwanted rows) and
             kto_shift (z) as (sum, count) over rows.
         """
         reward, there = self._rewards(quantities, micro_batch)
-        label, shift = micro_batch.label.to(reward.dtype), max(0.0, micro_batch.statistics["kto_shift"])
+        label, shift = micro_batch.label.to(reward.dtype), micro_batch.annotations["kto_shift"][0].clamp(min=0)
         there = there & (label != 0)
         scale = torch.full_like(reward, self.unwanted).masked_fill(label > 0, self.wanted)
         value = scale * torch.sigmoid(self.beta * label * (reward - shift))
         weights = micro_batch.weights[self.term]
         of_row = weights.new_zeros(len(label)).index_add(0, micro_batch.rows, weights)
         loss = (of_row * (scale - value))[there].sum() / micro_batch.denominators[self.term]
-        metrics = {"kto_shift": (shift * int(there.sum()), int(there.sum()))}
+        metrics = {"kto_shift": (float(shift) * int(there.sum()), int(there.sum()))}
         for name, ours in (("reward_chosen", there & (label > 0)), ("reward_rejected", there & (label < 0))):
             metrics[name] = (self.beta * float(reward.detach()[ours].double().sum()), int(ours.sum()))
         return LossResult(loss=loss, metrics=metrics)

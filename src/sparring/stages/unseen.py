@@ -1,0 +1,124 @@
+"""No held-out prompt is trained on: neither from a file, nor demonstrated, nor rolled out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import xxhash
+
+from sparring.config import RunConfig, load
+from sparring.envs.splits import normalised, prompt_key
+from sparring.errors import BadInput, refusal
+from sparring.stages.context import Context
+from sparring.stages.demonstrate import given_data
+from sparring.store.sqlite import SqliteStore
+from sparring.tasks.files import read_conversations
+from sparring.tasks.preferences import read_preferences
+from sparring.types import Message, Task
+
+
+SHOWN = "prompts shown"
+
+
+def check_unseen(context: Context, tasks: Sequence[Task]) -> None:
+    """Prove that no held-out prompt text was trained on in this run, nor in those that it says it comes after.
+
+    Raises:
+        BadInput: one was.
+    """
+    check_unseen_files(context, tasks)
+    texts = {prompt_key(task): task.id for task in tasks}
+    for text, what in _shown(context):
+        if text in texts:
+            raise _trained_on(texts[text], what)
+    digests = {_digest(text): text for text in texts}
+    for recipe, shown in _shown_earlier(context.config):
+        if seen := digests.keys() & shown:
+            do = "give both recipes one env.held_out_share"
+            raise _trained_on(texts[digests[min(seen)]], f"a prompt of the run of {recipe}", do)
+
+
+def remember_shown(context: Context) -> None:
+    """Note for the runs that come after this one which prompts were trained on, by digest, here and in the runs before."""
+    shown = {_digest(text) for text, _ in _shown(context)} | {_digest(text) for _, asked in _asked(context) for text in asked}
+    context.store.put(SHOWN, sorted(shown.union(*(digests for _, digests in _shown_earlier(context.config)))))
+
+
+def _shown(context: Context) -> Iterator[tuple[str, str]]:
+    """The normalised text of every prompt that this run was shown, and whose it is."""
+    for index in range((context.done("collect") or {}).get("tasks", 0)):
+        prompt = context.store.get(f"collect/{index}")["prompt"]
+        yield normalised(prompt), f"the prompt of a trace, {prompt[:60]!r}"
+    for stage in ("rl", "distill"):
+        yield from ((prompt_key(group.task), f"the prompt of {group.task.id}") for group in context.store.groups(stage=stage))
+    source = context.factory.tasks("demonstration", context.config.run.seed)
+    while context.done("sft") is not None and given_data(context) is None and (task := source.next()) is not None:
+        yield prompt_key(task), f"the prompt of {task.id}"
+
+
+def _shown_earlier(config: RunConfig) -> Iterator[tuple[str, set[int]]]:
+    """By recipe of `run.after`, what its run noted."""
+    for recipe in config.run.after:
+        before = load(recipe).run
+        store = SqliteStore(Path(before.directory) / before.name / "store.sqlite", read_only=True)
+        try:
+            yield recipe, set(store.get(SHOWN) or ())
+        finally:
+            store.close()
+
+
+def _digest(text: str) -> int:
+    return xxhash.xxh3_64_intdigest(text.encode()) >> 1
+
+
+def check_unseen_files(context: Context, tasks: Sequence[Task]) -> None:
+    """The same of `[sft] data` and `[preference] data`, which are there before anything runs. A row asks for a held-out task
+    where its prompt is that task's, or where one of its user's messages is the last of that task and of no other.
+
+    Raises:
+        BadInput: a row does.
+    """
+    last = Counter(_last(task) for task in tasks)
+    texts = {text: task.id for task in tasks if last[text := _last(task)] == 1 and text}
+    texts |= {prompt_key(task): task.id for task in tasks}
+    for where, asked in _asked(context):
+        for text in asked:
+            if text in texts:
+                raise _trained_on(texts[text], where, "take that row out of the file")
+
+
+def _asked(context: Context) -> Iterator[tuple[str, list[str]]]:
+    """Where a row of a file stands that the run trains on, and the texts that ask for something in it."""
+    for where, prompt in _rows(context):
+        users = (normalised(message.content) for message in prompt if message.role == "user")
+        yield where, [_text(_before_reply(prompt)), *users]
+
+
+def _rows(context: Context) -> Iterator[tuple[str, Sequence[Message]]]:
+    """Where a row of a file stands that the run trains on, and its messages; of a preference the prompt's."""
+    config = context.config
+    if "sft" in config.run.stages and config.sft.data is not None:
+        rows = read_conversations(config.sft.data, config.env.columns.mapping())
+        yield from ((f"{config.sft.data}, row {number}", messages) for number, messages in enumerate(rows, 1))
+    if "preference" in config.run.stages and config.preference.data is not None:
+        yield from ((row.where, row.prompt) for row in read_preferences(config.preference.data, single=True))
+
+
+def _before_reply(messages: Sequence[Message]) -> Sequence[Message]:
+    """What stands before the first word of the assistant."""
+    return messages[: next((place for place, message in enumerate(messages) if message.role == "assistant"), None)]
+
+
+def _last(task: Task) -> str:
+    """What the user says at last, "" where that is nothing."""
+    return normalised(next((message.content for message in reversed(task.messages) if message.role == "user"), ""))
+
+
+def _text(messages: Sequence[Message]) -> str:
+    return normalised(" ".join(message.content for message in messages))
+
+
+def _trained_on(task: str, got: str, do: str = "change the splits of the environment") -> BadInput:
+    return refusal(f"held-out task {task}", "a prompt that no training stream holds", got, do)
