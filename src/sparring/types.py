@@ -311,8 +311,8 @@ class Sample:
 
     `label` is what the preference term is told of the row: 1 chosen or wanted, -1 rejected or unwanted; 0: judged for a batch
     statistic alone, never trained. The chosen and the rejected rows of one `group` are a pair.
-    `teacher` names the model that the distill term compares with; `tops` is what that one finds likeliest in the place of each
-    token, where no more of its distribution is asked for.
+    `teacher` names the model that the distill term, or a penalty for leaving a reference, compares with; `tops` is what that one
+    finds likeliest in the place of each token, where no more of its distribution is asked for.
     """
 
     id: str

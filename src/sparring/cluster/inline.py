@@ -48,6 +48,7 @@ class InlineCluster:
         import msgspec
 
         from sparring.model.load import load
+        from sparring.train.average import Average
         from sparring.train.trainer import LocalTrainer
 
         spec = self._models[name]
@@ -60,6 +61,10 @@ class InlineCluster:
             head=plan.head,
         )
         config = msgspec.structs.replace(self._train, **plan.overrides)
+        theirs = {
+            teacher: self._model(teacher if teacher in self._models else name, folder or path)
+            for teacher, folder in plan.teachers.items()
+        }
         trainer = LocalTrainer(
             model,
             config,
@@ -67,7 +72,7 @@ class InlineCluster:
             name=plan.role or name,
             total_steps=plan.total_steps,
             threads=self._threads,
-            teachers={teacher: self._model(teacher, folder) for teacher, folder in plan.teachers.items()},
+            teachers={**theirs, **{average: Average(theirs[average], decay) for average, decay in plan.averages.items()}},
         )
         self._trainers.append(trainer)
         return trainer

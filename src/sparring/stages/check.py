@@ -14,7 +14,6 @@ from sparring.engine.config import EngineConfig
 from sparring.errors import EnvError, refusal
 from sparring.rollout.window import check_window
 from sparring.sandbox.check import check_sandbox
-from sparring.stages.annotators import check_reference
 from sparring.stages.beside import check_beside
 from sparring.stages.compared import check_compared
 from sparring.stages.context import ORDER, POLICY, Context
@@ -28,6 +27,7 @@ from sparring.stages.judged import check_judges
 from sparring.stages.lora import check_lora
 from sparring.stages.memory import Held, shapes_of
 from sparring.stages.online import check_online
+from sparring.stages.reference import check_reference
 from sparring.stages.rewarded import check_reward_model
 from sparring.stages.rl import ANNOTATIONS, correction_chosen
 from sparring.stages.servable import check_model
@@ -57,8 +57,9 @@ async def check(context: Context) -> list[str]:
     facts += _memory(context, shape) + _engine(context, shape)
     _sampling(context)
     facts += check_served(context)
-    if "rl" in config.run.stages and config.rl.preference is None:
-        config.algo.check(config.rollout.group_size, ANNOTATIONS)
+    if "rl" in config.run.stages:
+        if config.rl.preference is None:
+            config.algo.check(config.rollout.group_size, ANNOTATIONS)
         check_reference(context)
     for stage in {"rl", "distill"} & set(config.run.stages):
         # a teacher compares with nobody: a rollout may be alone in its group
@@ -175,7 +176,7 @@ def _memory(context: Context, shape: Shape) -> list[str]:
         do = "lower train.token_budget, engine.kv_bytes or engine.offload_bytes, or take a smaller model"
         raise refusal("memory", expected, f"{here / GIB:.1f} GiB on this machine", do)
     free = shutil.disk_usage(context.folder).free
-    disk = (held.trained + held.learner) * 12 * (config.train.keep_last + 1) * 2
+    disk = ((held.trained + held.learner) * 12 + held.averaged * 4) * (config.train.keep_last + 1) * 2
     if disk > free:
         raise refusal(
             str(context.folder), f"{disk / GIB:.1f} GiB of disk for checkpoints", f"{free / GIB:.1f} GiB", "free disk space"

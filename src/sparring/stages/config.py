@@ -374,8 +374,12 @@ class DistillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     feedback: Literal["none", "sibling"] = "none"
     """sibling: the teacher is shown a successful rollout of the same task and reads what the student wrote without it (SDPO,
-    arXiv 2601.20802); it may then be the policy itself, as its engine serves it at that time. A rollout whose group has no other
-    success teaches nothing."""
+    arXiv 2601.20802); it may then be the policy itself, "policy" as its engine serves it at that time, or "average". A rollout
+    whose group has no other success teaches nothing."""
+
+    decay: float = 0.95
+    """Of the teacher "average", the moving average of the policy, which begins as the policy does: after every update average =
+    decay * average + (1 - decay) * policy (SDPO's regularised teacher)."""
 
     observations: float = 0.0
     """Scale of a cross-entropy loss on the tokens that tools answered (ECHO, arXiv 2605.24517); 0: none."""
@@ -395,6 +399,8 @@ class DistillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         if self.steps < 1 or self.groups_per_step < 1 or self.max_concurrent_scores < 1:
             raise ValueError("steps, groups_per_step and max_concurrent_scores must be at least 1")
+        if not 0 < self.decay < 1:
+            raise ValueError(f'decay must lie between 0 and 1, got {self.decay}; at 0 it is the teacher "policy"')
         if not 0 < self.beta < 1:
             raise ValueError(f"beta must lie between 0 and 1, got {self.beta}; its ends are forward and reverse")
         if self.over == "token" and self.divergence != "reverse":

@@ -11,7 +11,7 @@ from sparring.envs.rubrics.config import judging
 from sparring.model.hub import local_folder
 from sparring.stages.config import CriticConfig, ImplicitConfig
 from sparring.stages.context import POLICY
-from sparring.stages.online import needs_reference
+from sparring.stages.reference import AVERAGE, is_averaging, is_held, reference_model
 from sparring.stages.shape import Shape, folder_shape, token_bytes
 
 NUMBER_BYTES = 4
@@ -28,7 +28,7 @@ PLAYING = ("init", "collect", "sft", *SERVING)
 class Held(NamedTuple):
     """What a run on one machine holds in the stage that holds most: models are closed when their stage ends. First how many
     parameters the policy has, how many of them (or of an adapter) are trained, how many a learner has that is trained beside it,
-    a critic or an implicit reward model; then bytes.
+    a critic or an implicit reward model, of how many a moving average is kept; then bytes.
 
     trainer: weights (and adapters), of what is trained gradients and AdamW's three, the learner's too, and models that are only
     asked, such as a reference. engine: weights of engines, the policy's, teachers' and judges'. packed: what the kernels of all
@@ -41,6 +41,7 @@ class Held(NamedTuple):
     parameters: int
     trained: int
     learner: int
+    averaged: int
     trainer: int
     engine: int
     packed: int
@@ -51,7 +52,7 @@ class Held(NamedTuple):
     @property
     def total(self) -> int:
         """All bytes."""
-        return sum(self[4:])
+        return sum(self[5:])
 
     @staticmethod
     def of(config: RunConfig, shapes: Mapping[str, Shape]) -> Held:
@@ -80,6 +81,10 @@ def _held(config: RunConfig, shapes: Mapping[str, Shape], stage: str) -> Held:
     section = _learner(config)
     learner = 0 if section is None else _parameters(shapes.get(section.model, policy))
     trained, whole = adapters or parameters, parameters + adapters
+    averaging = [name for name in config.run.stages if name in LIVE and is_averaging(config, name)]
+    averaged = trained if averaging else 0
+    # of a float32 model the average is the weights of a model that is only asked
+    beside = averaged if stage in averaging and config.models[POLICY].dtype != "float32" else 0
     training, serving, learning = (stage in TRAINING) * whole, (stage in SERVING) * whole, (stage == "rl") * learner
     frozen, engines = _asked(config, stage)
     only_asked = sum(_parameters(shapes[name]) if name in shapes and name != POLICY else whole for name in frozen)
@@ -91,7 +96,8 @@ def _held(config: RunConfig, shapes: Mapping[str, Shape], stage: str) -> Held:
         parameters=parameters,
         trained=trained,
         learner=learner,
-        trainer=(training + bool(training) * 3 * trained + only_asked + 4 * learning + written) * NUMBER_BYTES,
+        averaged=averaged,
+        trainer=(training + bool(training) * 3 * trained + only_asked + beside + 4 * learning + written) * NUMBER_BYTES,
         engine=(serving + others) * NUMBER_BYTES,
         packed=(training + serving + only_asked + others + learning) * NUMBER_BYTES,
         update=(stage in LIVE) * 3 * trained * NUMBER_BYTES,
@@ -110,13 +116,14 @@ def _asked(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
     reward model, teachers over the whole vocabulary), and those with an engine of their own in this process."""
     frozen: list[str] = []
     engines: list[str] = []
-    if stage == "rl" and needs_reference(config) and config.algo.kl.reference != "last":
-        frozen.append(config.algo.kl.reference)
+    if stage == "rl" and is_held(config):
+        frozen.append(reference_model(config))
     if stage in SERVING and config.rl.reward_model is not None:
         frozen.append(config.rl.reward_model)
     if stage == "distill":
         teachers = sorted(set(config.distill.teachers.values()) - {POLICY})  # that one is served already
-        (frozen if config.distill.over == "vocabulary" else engines).extend(teachers)
+        (frozen if config.distill.over == "vocabulary" else engines).extend(name for name in teachers if name != AVERAGE)
+        frozen.extend(name for name in teachers if name == AVERAGE)
     if stage == "collect":
         engines.append(config.collect.model)
     if stage in PLAYING:

@@ -17,6 +17,7 @@ from sparring.stages.imitated import imitation
 from sparring.stages.implicit import IMPLICIT, open_implicit, write_implicit
 from sparring.stages.live import Lesson, Live
 from sparring.stages.online import credit_chosen, preference_loss
+from sparring.stages.reference import reference_beside
 
 STAGE = "rl"
 ANNOTATIONS = frozenset({"reference", "value", "implicit", "baseline", "probability_squares"})
@@ -39,7 +40,7 @@ async def run(context: Context) -> dict[str, Any]:
     coefficient = KlCoefficient(config.algo.adaptive)
     lesson = Lesson(
         tasks=_tasks(context),
-        annotators=annotators(context, live.trainers, live.source, coefficient),
+        annotators=annotators(context, live.trainers, coefficient),
         credit=credit_chosen(config),
         plan=_plan(config),
         kept={"kl": coefficient},
@@ -81,8 +82,9 @@ def _losses(config: RunConfig) -> TrainPlan:
 
     total = config.rl.steps * config.rl.passes * config.rl.minibatches
     loss = preference_loss(config) or PolicyLoss(config.algo)
-    scale = imitation(config)
-    return TrainPlan(losses=[loss, *([ImitateLoss(scale=scale)] if scale else [])], total_steps=total, overrides=config.rl.train)
+    scale, beside = imitation(config), reference_beside(config)._asdict()
+    losses = [loss, *([ImitateLoss(scale=scale)] if scale else [])]
+    return TrainPlan(losses=losses, total_steps=total, overrides=config.rl.train, **beside)
 
 
 def correction_chosen(config: RunConfig) -> str:

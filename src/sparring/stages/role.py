@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 
+from sparring.generation import ScoreRequest, Scores
 from sparring.protocols import Trainer
 from sparring.types import Batch, CheckpointRef, Sample, StepResult, WeightRef
 
@@ -30,6 +31,10 @@ class RoleTrainer:
     async def forward(self, rows: Sequence[Sample], needs: Set[str]) -> Sequence[Mapping[str, tuple[float, ...]]]:
         """As the trainer."""
         return await self._trainer.forward(rows, needs)
+
+    async def score(self, teacher: str, request: ScoreRequest) -> Scores:
+        """As the trainer."""
+        return await self._trainer.score(teacher, request)
 
     async def forward_backward(self, batch: Batch) -> Mapping[str, float]:
         """As the trainer."""

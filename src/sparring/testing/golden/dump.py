@@ -10,15 +10,13 @@ from sparring.testing.golden import credit, distill, imitate, implicit, kl, poli
 
 def main() -> None:
     """Write every case of every name."""
-    for of in (credit, shaping, distill):
+    for of in (credit, shaping, distill, kl):
         for rule in sorted(of.REFERENCES):
             for case in of.cases(rule):
                 sys.stdout.write(json.dumps(case) + "\n")
     for part, name in policy.names():
         for case in policy.cases(part, name):
             sys.stdout.write(json.dumps(case) + "\n")
-    for case in kl.cases():
-        sys.stdout.write(json.dumps(case) + "\n")
     of_losses = (preference, value, imitate, right_answers, implicit)
     for vector in (vector for of in of_losses for vector in of.vectors()):
         sys.stdout.write(json.dumps(vector._asdict()) + "\n")
