@@ -61,7 +61,8 @@ def test_it_begins_as_its_reference(given: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_implicit_model_of_another_run_goes_on(given: Path, tmp_path: Path) -> None:
-    """It knows from the start what the first run's has learned, and a policy with an adapter has one, too."""
+    """It knows from the start what the first run's has learned. A policy with an adapter has one, too, and the reference may follow
+    the policy."""
     common = ["algo.preset=prime", "algo.difficulty.lowest=0", "algo.difficulty.highest=1", "rl.implicit.train.learning_rate=0.003"]
     finished(given, *common, "rl.steps=3")
     others = [f"models.judge.path={tmp_path / 'runs/tiny/rl/implicit'}", "rl.implicit.model=judge", "rl.steps=1"]
@@ -70,6 +71,9 @@ def test_an_implicit_model_of_another_run_goes_on(given: Path, tmp_path: Path) -
     assert first["implicit/reward_chosen"] != 0.0 and recorded(tmp_path, "tiny")[0]["implicit/reward_chosen"] == 0.0
     finished(given, *common, "rl.implicit.model=policy", "models.policy.lora.rank=4", "rl.steps=2", "run.name=third")
     assert recorded(tmp_path, "third")[1]["implicit/grad_norm"] > 0
+    finished(given, *common, "algo.kl.reference=average", "rl.steps=3", "run.name=fourth")
+    values = recorded(tmp_path, "fourth")
+    assert values[0]["implicit/reward_chosen"] == 0.0 != values[-1]["implicit/reward_chosen"]
 
 
 REFUSED = [
