@@ -28,9 +28,10 @@ from sparring.algo.kl import Kl
 from sparring.algo.loss.preference.config import PreferenceLoss
 from sparring.algo.presets import ALGORITHMS, SOURCES
 from sparring.algo.ratio.rules import RatioRule
+from sparring.algo.right_answers import RightAnswers
 from sparring.algo.shaping.kl_reward import KlReward
 from sparring.algo.shaping.rules import ShapingRule
-from sparring.stages.config import BradleyTerryConfig, DistillConfig, StepsConfig
+from sparring.stages.config import BradleyTerryConfig, DistillConfig, ImplicitConfig, StepsConfig, TurnsConfig
 
 PAGE = Path(__file__).with_name("algorithms.md")
 CONFIGURATION: Mapping[str, Any] = runpy.run_path(str(Path(__file__).with_name("write_configuration.py")))
@@ -69,8 +70,8 @@ SECTIONS: tuple[tuple[str, str, tuple[type[msgspec.Struct], ...]], ...] = (
     ),
     (
         "Reward models",
-        "What a scalar head learns, by `[reward_model] loss`.",
-        (BradleyTerryConfig, StepsConfig),
+        "What a scalar head learns, by `[reward_model] loss`; and what a language model does beside the policy, by `[rl.implicit]`.",
+        (BradleyTerryConfig, ImplicitConfig, StepsConfig, TurnsConfig),
     ),
     (
         "Distillation",
@@ -87,6 +88,7 @@ SECTIONS: tuple[tuple[str, str, tuple[type[msgspec.Struct], ...]], ...] = (
     ),
     ("Gate", "What the policy term makes of a ratio r and an advantage A, token by token. `algo/gate/`.", typing.get_args(GateRule)),
     ("Correction", "`[algo] correction`: a name of the table below, or a table of settings. `algo/correction/`.", (Correction,)),
+    ("Imitation", "`[algo.right_answers]`: a loss beside the policy's, in the imitate term.", (RightAnswers,)),
     ("KL in the loss", "`[algo.kl]`. `kl_reward` above is the one in the reward.", (Kl,)),
 )
 

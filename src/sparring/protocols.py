@@ -248,11 +248,13 @@ class Corrected:
 class Trainer(Protocol):
     """Knows terms, not algorithms. One `step` per `Batch`, after one or more `forward_backward`. One that does not
     end its update leaves the version, which counts updates. `forward` is for annotators:
-    quantities of the tokens that some term weighs, per row and aligned with its tokens, without gradients."""
+    quantities of the tokens that some term weighs, per row and aligned with its tokens, without gradients. `score` is what an
+    engine of one of its teachers would say."""
 
     @property
     def version(self) -> int: ...
     async def forward(self, rows: Sequence[Sample], needs: Set[str]) -> Sequence[Mapping[str, tuple[float, ...]]]: ...
+    async def score(self, teacher: str, request: ScoreRequest) -> Scores: ...
     async def forward_backward(self, batch: Batch) -> Mapping[str, float]: ...
     async def step(self, *, ends_update: bool = True) -> StepResult: ...
     async def push(self) -> WeightRef: ...
@@ -320,14 +322,16 @@ class Cluster(Protocol):
 class TrainPlan:
     """What a stage wants of a trainer: its loss terms, how many steps the schedule spans, the keys of `[train]` that this stage
     replaces, and the head it trains (as `model.load` has it). `teachers`, the checkpoint folders of models by name, are computed
-    beside it, without gradients. `role` is what its batches and checkpoints call it where that is not the model's name, as of a
-    critic that is made of the policy."""
+    beside it, without gradients; None is where what is trained begins, and a name that is no model of the recipe has the settings
+    of that one. `averages` says with which decay some of these follow what is trained (see `train.average`). `role` is what its
+    batches and checkpoints call it where that is not the model's name, as of a critic that is made of the policy."""
 
     losses: Sequence[Loss]
     total_steps: int
     overrides: Mapping[str, Any]
     head: str = "tokens"
-    teachers: Mapping[str, str] = field(default_factory=dict)
+    teachers: Mapping[str, str | None] = field(default_factory=dict)
+    averages: Mapping[str, float] = field(default_factory=dict)
     role: str = ""
 
 

@@ -245,15 +245,18 @@ class Score:
     """`reward` None means not scored, which is not 0. `parts` are named components for reports; `success` is the
     verifier's yes or no (None where a world has no such notion).
 
-    `per_turn` says what of `reward` each sampled turn earned, in the order in which they were sampled; what they leave of it was
-    earned by the end. `states` says which state each of those turns was taken in, None where no other is like it (see
-    `Observation.state_key`). `per_role` replaces `reward` for a role that it names, where roles earn different rewards.
+    `per_turn` says what of `reward` each sampled turn earned, in the order in which they were sampled; what they leave of it
+    was earned by the end. `per_step` says likewise what of its turn's part each step of a turn earned, where turns have steps:
+    per turn, (sampled tokens of the turn up to the step's end, reward), in order; the rest was earned by the turn's end.
+    `states` says which state each of those turns was taken in, None where no other is like it (see `Observation.state_key`).
+    `per_role` replaces `reward` for a role that it names, where roles earn different rewards.
     """
 
     reward: float | None
     parts: Mapping[str, float] = field(default_factory=dict)
     success: bool | None = None
     per_turn: tuple[float, ...] | None = None
+    per_step: tuple[tuple[tuple[int, float], ...], ...] | None = None
     states: tuple[str | None, ...] | None = None
     per_role: Mapping[str, float] | None = None
 
@@ -308,8 +311,8 @@ class Sample:
 
     `label` is what the preference term is told of the row: 1 chosen or wanted, -1 rejected or unwanted; 0: judged for a batch
     statistic alone, never trained. The chosen and the rejected rows of one `group` are a pair.
-    `teacher` names the model that the distill term compares with; `tops` is what that one finds likeliest in the place of each
-    token, where no more of its distribution is asked for.
+    `teacher` names the model that the distill term, or a penalty for leaving a reference, compares with; `tops` is what that one
+    finds likeliest in the place of each token, where no more of its distribution is asked for.
     """
 
     id: str

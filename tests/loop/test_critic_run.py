@@ -76,6 +76,21 @@ def test_a_critic_of_another_run_goes_on_with_its_head(given: Path, tmp_path: Pa
     assert values[1][0]["critic/value"] > 0.0 and values[1][0]["critic/loss_value"] < values[0][0]["critic/loss_value"]
 
 
+def test_vapo_imitates_what_was_right(given: Path, tmp_path: Path) -> None:
+    """About half of the rollouts of this world are right."""
+    overrides = ["run.stages=['rl']", f"env.name={Path(__file__).parent / 'tiny_world.py'}:Chance", "algo.preset=vapo", "rl.steps=2"]
+    words = [word for override in (*overrides, "rl.critic.clip=0", "rl.train.save_every=0") for word in ("--set", override)]
+    assert main(["run", str(given), *words]) == 0
+    store = SqliteStore(tmp_path / "runs/tiny/store.sqlite", read_only=True)
+    first, groups = store.metrics("rl")[0][1], [group for group in store.groups(stage="rl") if group.index < 2]
+    store.close()
+    members = [pair for group in groups for pair in zip(group.rollouts, group.scores, strict=True)]
+    assert {score.success for _, score in members} == {True, False}
+    sampled = [s for r, score in members if score.success for t in r.trajectories for s in t.segments if s.model is not None]
+    logprobs = [logprob for segment in sampled for logprob in segment.logprobs or ()]
+    assert first["loss_imitate"] == pytest.approx(-0.1 * sum(logprobs) / len(logprobs), rel=1e-5)
+
+
 REFUSED = [
     (["algo.credit=gae"], "rl.critic: expected a table with credit 'gae', which asks a critic, got none; write [rl.critic]"),
     (["rl.critic.clip=0.2"], "rl.critic: expected none without credit 'gae', which alone asks a critic, got credit 'grpo'"),
@@ -86,6 +101,8 @@ REFUSED = [
     (["algo.preset=ppo", "rl.critic.train.learning_rat=1"], "rl.critic.train.learning_rat: expected one of"),
     (["algo.preset=ppo", "rl.critic.clip=-1"], "clip and warmup_steps must be 0 or more"),
     (["algo.preset=ppo", "rl.critic.clip=0", "models.policy.lora.rank=4"], "rl.critic.model: expected whole weights that get"),
+    (["algo.right_answers.coefficient=0.1", "rl.observations=0.05"], "algo.right_answers: expected none with rl.observations"),
+    (["algo.right_answers.coefficient=0.1", "rl.preference.name=dpo"], "algo.right_answers: expected none with rl.preference"),
 ]
 
 

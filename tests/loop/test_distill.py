@@ -24,6 +24,7 @@ from sparring.errors import BadInput
 from sparring.launch.run import opened
 from sparring.model.attention import Packed
 from sparring.model.divergence import from_teacher
+from sparring.model.head import Asked
 from sparring.model.load import load
 from sparring.protocols import Divergence
 from sparring.render.train_tokenizer import MIN_VOCAB_SIZE, train_tokenizer
@@ -78,7 +79,7 @@ def gap(given: Path, teacher: Path, folder: Path) -> float:
         places = torch.tensor([place - 1 for place, weight in enumerate(row.weights["policy"]) if weight])
         with torch.no_grad():
             ours, theirs = (each.hidden(tokens, torch.arange(len(tokens)), where, places) for each in (model, judge))
-            found.append(from_teacher(model, ours, torch.ones(len(places)), judge, theirs, Divergence()))
+            found.append(from_teacher(model, ours, judge, theirs, Asked(tokens[places + 1], torch.ones(len(places)), None, None), Divergence()))
     return torch.cat(found).mean().item()
 
 
@@ -125,9 +126,14 @@ def test_the_policy_teaches_itself_what_a_success_tells(given: Path, teacher: Pa
 
 
 @pytest.mark.slow
-def test_a_killed_run_ends_with_the_same_bits(given: Path, teacher: Path) -> None:
+@pytest.mark.parametrize("name", ["teacher", "average"])
+def test_a_killed_run_ends_with_the_same_bits(given: Path, teacher: Path, name: str) -> None:
     settings = ('distill.over="top_k"', "distill.train={learning_rate=3e-3, save_every=2}", "observe.progress=plain")
-    arguments = [str(recipe(given, {"teacher": teacher}, '{ "*" = "teacher" }')), *words(*settings), "--set", "observe.lines_every_s=0"]
+    if name == "average":
+        world = Path(__file__).parent / "tiny_world.py:Chance"
+        settings += (f"models.policy.path={teacher}", f"env.name={world}", 'distill.feedback="sibling"', "distill.decay=0.5")
+    models = {"teacher": teacher} if name == "teacher" else {}
+    arguments = [str(recipe(given, models, f'{{ "*" = "{name}" }}')), *words(*settings), "--set", "observe.lines_every_s=0"]
     command = [sys.executable, "-m", "sparring.cli.main", "run", *arguments]
     weights = []
     for name, moments in (("whole", ()), ("killed", ("distill 3/6",))):
@@ -144,6 +150,11 @@ def test_a_killed_run_ends_with_the_same_bits(given: Path, teacher: Path) -> Non
         found = load_file(folder / "tiny/distill/model/model.safetensors")
         weights.append({tensor: values.tobytes() for tensor, values in found.items()})
     assert weights[0] == weights[1]
+    if name == "average":
+        served = (*settings, f"run.directory={given.parent / 'itself'}", 'distill.teachers={"*"="policy"}', "distill.steps=6")
+        assert main(["run", str(recipe(given, models, "{}")), *words(*served)]) == 0
+        found = load_file(given.parent / "itself/tiny/distill/model/model.safetensors")
+        assert {tensor: values.tobytes() for tensor, values in found.items()} != weights[0], "the average is not what is served"
 
 
 def test_a_world_that_only_a_second_pass_scores_is_distilled(given: Path, checkpoint: Path) -> None:
@@ -164,6 +175,8 @@ def test_a_world_that_only_a_second_pass_scores_is_distilled(given: Path, checkp
         (("distill.teachers={}",), "distill.teachers: expected at least one teacher"),
         (('distill.teachers={odd="nobody"}',), "distill.teachers.odd: expected a model of the recipe"),
         (('distill.teachers={"*"="policy"}',), "a teacher that knows more than the policy"),
+        (('distill.teachers={"*"="average"}', 'distill.over="vocabulary"'), "a teacher that knows more than the policy"),
+        (('distill.teachers={"*"="average"}', "models.average.path=there"), "models.average: expected another name"),
         (('distill.teachers={"*"="bytes"}',), "models.bytes.path: expected a teacher with the student's tokenizer"),
         (("rollout.top_p=0.9",), "rollout.top_p: expected its default while the run distils"),
         (("rollout.min_turn_tokens=2",), "rollout.min_turn_tokens: expected its default"),

@@ -45,7 +45,7 @@ def test_a_preset_runs(given: Path, preset: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (("algo.kl.coefficient=0.1", "algo.kl.reference=nobody"), "algo.kl.reference: expected start, last or a model with a path"),
+        (("algo.kl.coefficient=0.1", "algo.kl.reference=nobody"), "expected start, last, average or a model with a path"),
         (("algo.kl.coefficient=0.1", "algo.kl.reference=last", "rl.minibatches=1"), "several optimiser steps an update"),
     ],
 )

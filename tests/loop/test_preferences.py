@@ -184,6 +184,93 @@ def test_a_reward_model_of_the_run_scores_its_rollouts(given: Path, tmp_path: Pa
     assert "score.weight" in (Path(input_of_rl) / "model.safetensors").read_bytes()[:20000].decode(errors="replace")
 
 
+def judged_turns(count: int) -> list[dict[str, object]]:
+    """Replies of low digits are right, those of high ones wrong, whatever stands before them."""
+    draw, rows = random.Random(5), []
+    for _ in range(count):
+        labels = [draw.random() < 0.5 for _ in range(2)]
+        messages = []
+        for right in labels:
+            messages.append({"role": "user", "content": f"{draw.randrange(10**4)} ?"})
+            said = "".join(draw.choice("0123" if right else "6789") for _ in range(draw.randint(1, 4)))
+            messages.append({"role": "assistant", "content": said})
+        rows.append({"messages": messages, "labels": labels})
+    return rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("credit", ["process", "turn_level"])
+def test_a_process_reward_model_of_the_run_scores_every_turn(given: Path, tmp_path: Path, credit: str) -> None:
+    """Conversations with judged turns, then the reward model, then reinforcement learning on what it says of turns."""
+    data = written(tmp_path, judged_turns(160))
+    overrides = [*settings("reward_model", data, {"name": "turns"}, steps=60), "run.stages=['reward_model', 'rl']", "rl.steps=2"]
+    overrides += ["rl.reward_model=reward_model", "rl.reward_by=turn", "rl.reward_weight=0.5", f"algo.credit={credit}"]
+    finished(given, *overrides)
+    judged, result = recorded(tmp_path, "reward_model"), recorded(tmp_path, "rl")
+    assert judged["held_out"]["count"] == 80 and judged["held_out"]["accuracy"] > 0.9
+    store = SqliteStore(tmp_path / "runs/tiny/store.sqlite", read_only=True)
+    members = [pair for group in store.groups(stage="rl") for pair in zip(group.rollouts, group.scores, strict=True)]
+    store.close()
+    for rollout, score in members:
+        assert score.per_turn is not None and len(score.per_turn) == rollout.trajectories[0].usage.turns
+        assert all(0.0 < earned < 0.5 for earned in score.per_turn)
+        assert score.parts["reward_model"] == pytest.approx(2 * sum(score.per_turn) / len(score.per_turn))
+        assert score.reward is not None and 0.0 <= score.reward - sum(score.per_turn) < 1.0 + 1e-9, "the world's own"
+    assert len({earned for _, score in members for earned in score.per_turn or ()}) > len(members) / 2
+    account = result["account"]
+    assert account["trained"] > 0 and result["logprob_max_abs_diff"] == 0.0
+    assert all(metrics["grad_norm"] > 0 for metrics in result["metrics"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("credit", ["process", "reinforce_plus_plus"])
+def test_a_process_reward_model_of_the_run_scores_every_step(given: Path, tmp_path: Path, credit: str) -> None:
+    """Solutions whose steps were judged, then reinforcement learning on what the model says of the steps inside each turn. What
+    the tiny policy says has few lines: here a blank ends a step."""
+    data, stages = written(tmp_path, solutions(160)), "run.stages=['reward_model', 'rl']"
+    overrides = [*settings("reward_model", data, {"name": "steps", "separator": '" "'}, steps=20), stages]
+    overrides += ["rl.reward_model=reward_model", "rl.reward_by=step", "rl.steps=2", f"algo.credit={credit}", "rl.reward_weight=0.5"]
+    finished(given, *overrides)
+    store = SqliteStore(tmp_path / "runs/tiny/store.sqlite", read_only=True)
+    members = [pair for group in store.groups(stage="rl") for pair in zip(group.rollouts, group.scores, strict=True)]
+    store.close()
+    for rollout, score in members:
+        lengths = [len(s.tokens) for s in rollout.trajectories[0].segments if s.model is not None and s.tokens]
+        assert score.per_step is not None and score.per_turn is not None and len(score.per_step) == len(lengths)
+        for length, steps, earned in zip(lengths, score.per_step, score.per_turn, strict=True):
+            assert all(0 < end <= length and 0.0 < reward < 0.5 for end, reward in steps)
+            assert not steps or steps[-1][0] == length and earned == pytest.approx(sum(reward for _, reward in steps))
+    assert max(len(steps) for _, score in members for steps in score.per_step or ()) > 1, "some turns have several"
+    result = recorded(tmp_path, "rl")
+    assert result["account"]["trained"] > 0 and all(metrics["grad_norm"] > 0 for metrics in result["metrics"])
+
+
+def test_turns_that_nobody_could_judge_or_tell_apart_are_refused(given: Path, tmp_path: Path, capfd) -> None:
+    data = written(tmp_path, judged_turns(4))
+    stages = [f"reward_model.data={data}", "run.stages=['reward_model', 'rl']", "rl.reward_model=reward_model", "rl.reward_by=turn"]
+    turns = [*stages, "reward_model.loss=turns"]
+    rules = "gae, gigpo, optimal_token_baseline, process, reinforce, reinforce_plus_plus, turn_level"
+    for overrides, message in (
+        (["rl.reward_by=turn"], 'reward_by = "turn" needs a reward_model that says what each is worth'),
+        (["rl.reward_separator=;", *turns], 'reward_separator is for reward_by = "step" alone'),
+        ([*turns, "rl.reward_by=step", "algo.credit=process"], 'expected a reward model that learns steps beside "step", got \'turns\''),
+        ([*stages, "algo.credit=process"], 'rl.reward_by: expected a reward model that learns turns beside "turn", got \'bradley_terry\''),
+        (turns, f"rl.reward_by: expected a credit that tells turns apart beside \"turn\" ({rules}), got 'grpo'; choose one of these"),
+        ([*turns, "rl.preference=dpo"], "got rl.preference; choose one of these"),
+    ):
+        words = [word for override in overrides for word in ("--set", override)]
+        assert main(["check", str(given), *words]) == 2
+        assert message in capfd.readouterr().err
+    data.write_text("".join(json.dumps(row) + "\n" for row in solutions(4)))
+    steps = [*stages, "reward_model.loss=steps", "rl.reward_by=step", "rl.reward_separator=;", "algo.credit=process"]
+    assert main(["check", str(given), *(word for override in steps for word in ("--set", override))]) == 2
+    assert "rl.reward_separator: expected none with the run's own reward model, got ';'" in capfd.readouterr().err
+    words = [word for override in (*stages, "algo.credit=process", "reward_model.loss=turns") for word in ("--set", override)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in judged_turns(4)))
+    assert main(["check", str(given), *words]) == 0
+    assert "rl: the stage reward_model scores every turn" in capfd.readouterr().out
+
+
 def test_a_reward_model_is_named_and_fits(given: Path, checkpoint: Path, tmp_path: Path, capfd) -> None:
     (tmp_path / "other").mkdir()
     for name, text in (("config.json", "{}"), ("tokenizer.json", "{}")):

@@ -16,6 +16,7 @@ from sparring.algo.loss import distill
 from sparring.batch.tensors import MicroBatch, micro_batch
 from sparring.generation import TopRows
 from sparring.model import divergence
+from sparring.model.head import Asked
 from sparring.protocols import Divergence
 from sparring.testing.golden import distill as golden
 from sparring.types import Sample
@@ -64,7 +65,7 @@ def found(
             quantities["divergence"] = heads.from_tops(Identity(), logits, heat, micro.tops, form)
         else:
             teacher = torch.tensor(case.teacher_logits, dtype=dtype)
-            quantities["divergence"] = heads.from_teacher(Identity(), logits, heat, Identity(), teacher, form)
+            quantities["divergence"] = heads.from_teacher(Identity(), logits, Identity(), teacher, Asked(micro.targets, heat, None, None), form)
     result = loss(quantities, micro)
     result.loss.backward()
     return result.loss.item(), logits.grad.double().numpy()

@@ -29,6 +29,7 @@ from sparring.algo.gate.rules import Clip, ClipCov, GateRule, Geometric, KlCov, 
 from sparring.algo.kl import Kl
 from sparring.algo.presets import ALGORITHMS
 from sparring.algo.ratio.rules import ProductRatio, RatioRule, TokenRatio
+from sparring.algo.right_answers import RightAnswers
 from sparring.algo.shaping.kl_reward import KlReward
 from sparring.algo.shaping.rules import ShapingRule
 from sparring.algo.tokens import StepGate, Unit
@@ -101,6 +102,9 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The share of an optimiser step's tokens, those of highest entropy, that the surrogate is taken of; 0.2: the 80/20 rule
     (arXiv 2506.01939). Below 1 it costs a first pass over the step's tokens."""
 
+    right_answers: RightAnswers | None = None
+    """A language-model loss on right answers, beside the policy's."""
+
     shaping: tuple[ShapingRule, ...] = ()
     """What is added to rewards before credit, in this order: a list of tables, each with the name of a rule and its settings."""
 
@@ -164,6 +168,17 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def needs_reference(self) -> bool:
         """Whether a reference's log-probabilities have a part in the update."""
         return bool(self.kl.coefficient or self.kl_reward or self.reads("reference"))
+
+    @property
+    def compares_whole(self) -> bool:
+        """Whether the policy term compares whole distributions with the reference's."""
+        return bool(self.kl.coefficient) and self.kl.estimator == "full"
+
+    @property
+    def reads_reference(self) -> bool:
+        """Whether what the reference says of the sampled tokens is read."""
+        estimated = bool(self.kl.coefficient) and (self.kl.estimator != "full" or self.kl.target is not None)
+        return estimated or self.kl_reward is not None or self.reads("reference")
 
     def reads(self, name: str) -> bool:
         """Whether the credit rule reads this beside scores and what was recorded: see `rules.READS`."""
@@ -240,6 +255,7 @@ def named(algo: Any) -> Any:
     correction = filled.get("correction")
     if isinstance(correction, Mapping) and correction.get("weight", "none") != "none" and not correction.get("metrics_only"):
         filled.setdefault("anchor", "proximal")
+    _refuse_whole_reward(filled.get("kl_reward"))
     return {key: _with_name(key, value) for key, value in filled.items()}
 
 
@@ -256,6 +272,13 @@ def _with_name(key: str, value: Any) -> Any:
         return value
     name = value.get("name", RULES[key].__struct_config__.tag)
     return {**value, "name": _known(key, name, [rule.__struct_config__.tag for rule in RULES_BY_KEY[key]])}
+
+
+def _refuse_whole_reward(price: Any) -> None:
+    if isinstance(price, Mapping) and price.get("estimator") == "full":
+        why = "which is the same whatever is sampled in a place, so that no token would pay for itself"
+        do = 'set algo.kl.estimator = "full", which is in the loss'
+        raise msgspec.ValidationError(f"one of k1, k2, k3, abs, got 'full', {why}; {do} - at `$.algo.kl_reward.estimator`")
 
 
 def _known(key: str, name: Any, *names: Any) -> Any:

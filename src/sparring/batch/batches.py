@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import compress, pairwise
 
 import xxhash
 
-from sparring.batch.critic import value_rows, without_advantage
+from sparring.batch.critic import without_advantage
 from sparring.batch.denominators import denominators
 from sparring.batch.flatten import flatten, sampled_tokens
 from sparring.errors import SparringError
@@ -16,20 +16,24 @@ from sparring.protocols import Annotator, Credit, Store
 from sparring.types import Batch, Group, Sample, TokenAccount
 
 
+Rows = Callable[[Sequence[Sample]], list[Sample]]
+"""Credited rows of the policy -> those of a model that learns beside it."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """How an update is made of its groups: `passes` over their rows, each in `minibatches` optimiser steps. A trajectory is in
-    one of a pass, with all its branches. `seed` decides which; `stage` is what groups are recorded under; with `idle_tokens` the
-    policy's tokens of zero advantage are trained too, because something beside the advantage moves them. `critic` names the model
-    that learns what rollouts earn: each batch of the policy follows one of the critic, of the same rollouts. Through the first
-    `warmup_steps` updates the critic alone learns."""
+    one of a pass, with all its branches. `seed` decides which; `stage` is what groups are recorded under; with `idle_tokens`
+    the policy's tokens of zero advantage are trained too, because something beside the advantage moves them. `learners` are the
+    models that learn of rollouts beside the policy, such as a critic: each batch of the policy follows one of theirs, of the
+    same rollouts. Through the first `warmup_steps` updates they alone learn."""
 
     stage: str = "rl"
     passes: int = 1
     minibatches: int = 1
     seed: int = 0
     idle_tokens: bool = False
-    critic: str | None = None
+    learners: Mapping[str, Rows] = field(default_factory=dict)
     warmup_steps: int = 0
 
 
@@ -94,7 +98,7 @@ def assemble(
     idle tokens it counts in the denominator and is left out of `rows`. An update whose groups were all filtered has one batch
     without rows: the trainer then only advances its version.
 
-    While the critic warms up every advantage is zero and no batch of the policy has rows.
+    While a critic warms up every advantage is zero and no batch of the policy has rows.
 
     The account and the groups stand on the last batch, which is the one that is published. A token counts there once, however
     often it is passed.
@@ -103,7 +107,7 @@ def assemble(
         SparringError: the account does not balance.
     """
     of_group = [[row for row in samples if row.group == group.id] for group in groups]
-    warming = plan.critic is not None and step <= plan.warmup_steps
+    warming = step <= plan.warmup_steps
     kept = credit.credit(groups, of_group)
     if warming:
         kept = [without_advantage(after) for after in kept]
@@ -113,9 +117,9 @@ def assemble(
     rows = [row for after in kept for row in after]
     batches = []
     for part in _parts(rows, plan, step):
-        if plan.critic is not None:
-            taught = value_rows(part)
-            batches.append(_batch(step, plan.critic, taught, denominators(taught)))
+        for learner, rows_of in plan.learners.items():
+            taught = rows_of(part)
+            batches.append(_batch(step, learner, taught, denominators(taught)))
         trained = [row for row in part if not warming and (plan.idle_tokens or _has_gradient(row))]
         batches.append(_batch(step, model, trained, denominators(part, policy=credit.denominator(part))))
     last = replace(batches[-1], publish=True, ends_update=True, account=account, groups=tuple(group.id for group in groups))

@@ -49,6 +49,7 @@ class InlineCluster:
     def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer:
         """A trainer of model `name` that starts from the checkpoint folder `path` at version 0."""
         from sparring.model.load import load
+        from sparring.train.average import Average
         from sparring.train.trainer import LocalTrainer
 
         spec = self._models[name]
@@ -61,6 +62,10 @@ class InlineCluster:
             head=plan.head,
         )
         config = msgspec.structs.replace(self._train, **plan.overrides)
+        theirs = {
+            teacher: self._model(teacher if teacher in self._models else name, folder or path)
+            for teacher, folder in plan.teachers.items()
+        }
         trainer = LocalTrainer(
             model,
             config,
@@ -68,7 +73,7 @@ class InlineCluster:
             name=plan.role or name,
             total_steps=plan.total_steps,
             threads=self._threads,
-            teachers={teacher: self._model(teacher, folder) for teacher, folder in plan.teachers.items()},
+            teachers={**theirs, **{average: Average(theirs[average], decay) for average, decay in plan.averages.items()}},
         )
         self._trainers.append(trainer)
         return trainer

@@ -6,12 +6,13 @@ M rows, D width of the model, E of the teacher, V vocabulary, K likeliest tokens
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from sparring.model.head import Asked, biased, drawn_from
 from sparring.protocols import Divergence
 
 CHUNK_ROWS = 256
@@ -30,12 +31,14 @@ class Head(Protocol):
 def from_teacher(
     model: Head,
     hidden: torch.Tensor,
-    temperature: torch.Tensor,
     teacher: Head,
     teacher_hidden: torch.Tensor,
+    asked: Asked,
     form: Divergence,
 ) -> torch.Tensor:
-    """Over the vocabulary: between softmax(logits / temperature) of the model and of `teacher`.
+    """Over the vocabulary: between softmax((logits + bias) / temperature) of the model and of `teacher`; where sampling kept a
+    part of the vocabulary, both over that part, renormalised: the expectation, over what may be drawn there, of the difference
+    of the log-probabilities that `token_quantities` gives of the two.
 
     Where the two heads have different numbers of rows (padding of one tokenizer's vocabulary), both distributions are over the
     ids that both have.
@@ -43,22 +46,24 @@ def from_teacher(
     Args:
         model: whose head is applied to `hidden`.
         hidden: [M, D].
-        temperature: [M] float32, above 0.
         teacher: whose head is applied to `teacher_hidden`.
         teacher_hidden: [M, E], without gradient.
+        asked: from what each of the M tokens was drawn.
         form: what is computed.
 
     Returns:
         [M], with gradient for the model.
     """
 
-    def chunk(rows: torch.Tensor, theirs: torch.Tensor, heat: torch.Tensor) -> torch.Tensor:
-        ours, given = model.logits(rows), teacher.logits(theirs)
+    def chunk(rows: torch.Tensor, theirs: torch.Tensor, of: Asked) -> torch.Tensor:
+        with torch.no_grad():
+            given = teacher.logits(theirs)
+        ours = model.logits(rows)
         shared = min(ours.shape[1], given.shape[1])
-        log_q, log_p = ((logits[:, :shared] / heat[:, None]).log_softmax(1) for logits in (ours, given))
-        return between(log_p.detach(), log_q, form)
+        log_q, log_p = (drawn_from(biased(logits, of.bias), of)[:, :shared].log_softmax(1) for logits in (ours, given))
+        return between(log_p, log_q, form)
 
-    return _in_chunks(chunk, hidden, teacher_hidden, temperature)
+    return _in_chunks(chunk, *(rows.split(CHUNK_ROWS) for rows in (hidden, teacher_hidden)), asked.split(CHUNK_ROWS))
 
 
 def from_tops(
@@ -81,7 +86,7 @@ def from_tops(
         log_p, log_q = outcomes(model.logits(rows) / heat[:, None], ids, logprobs)
         return between(log_p, log_q, form)
 
-    return _in_chunks(chunk, hidden, *tops, temperature)
+    return _in_chunks(chunk, *(rows.split(CHUNK_ROWS) for rows in (hidden, *tops, temperature)))
 
 
 def outcomes(logits: torch.Tensor, ids: torch.Tensor, logprobs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -147,11 +152,11 @@ def _kl(log_a: torch.Tensor, log_b: torch.Tensor) -> torch.Tensor:
     return torch.where(there, a.exp() * (a - b), 0.0).sum(1)
 
 
-def _in_chunks(chunk: Callable[..., torch.Tensor], *columns: torch.Tensor) -> torch.Tensor:
+def _in_chunks(chunk: Callable[..., torch.Tensor], *columns: Iterable[object]) -> torch.Tensor:
     """`chunk` of some rows after the other; where there are gradients, computed again for them."""
     again = torch.is_grad_enabled()
     parts = [
         checkpoint(chunk, *rows, use_reentrant=False) if again else chunk(*rows)
-        for rows in zip(*(column.split(CHUNK_ROWS) for column in columns), strict=True)
+        for rows in zip(*columns, strict=True)
     ]
     return torch.cat(parts)

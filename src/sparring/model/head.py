@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from sparring.errors import refusal
 from sparring.model.causal import CausalModel
 from sparring.model.kernels import ops
-from sparring.model.kernels.kept import KeptRows, split
+from sparring.model.kernels.kept import KeptRows, chosen, split
 
 BiasRows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """offsets [M + 1] int64, ids [A] int64 and values [A] float32: to logits of row m are added values offsets[m] to offsets[m + 1];
@@ -44,6 +44,10 @@ class Asked(NamedTuple):
         columns = self.targets.split(size), self.temperature.split(size)
         rows = len(self.targets)
         return map(Asked, *columns, split(self.kept, rows, size), split(self.bias, rows, size))
+
+    def of(self, rows: torch.Tensor) -> Asked:
+        """What is asked of those that `rows` [M] bool names."""
+        return Asked(self.targets[rows], self.temperature[rows], chosen(self.kept, rows), chosen(self.bias, rows))
 
 
 def token_quantities(
@@ -87,7 +91,7 @@ def token_quantities(
     hidden, total = model.weight_sum(hidden) if recompute else (hidden, None)
 
     def of_chunk(rows: torch.Tensor, asked: Asked) -> dict[str, torch.Tensor]:
-        return _quantities(_biased(model.logits(rows, total), asked.bias), asked, needs)
+        return _quantities(biased(model.logits(rows, total), asked.bias), asked, needs)
 
     size, asked = _chunk_rows(model.vocab_size), Asked(targets, temperature, kept, bias)
     # split, not slices: the gradient of each slice would be a whole [M, D] of its own
@@ -108,14 +112,22 @@ def _quantities(logits: torch.Tensor, asked: Asked, needs: Set[str]) -> dict[str
 @torch.no_grad()
 def _squares(logits: torch.Tensor, asked: Asked) -> torch.Tensor:
     """sum_v p(v)^2 = exp(logsumexp(2 z) - 2 logsumexp(z)) of each row of logits z [M, V], over what was kept."""
-    scaled = logits / torch.where(asked.temperature == 0, 1.0, asked.temperature)[:, None]
-    if asked.kept is not None:
-        offsets, ids = asked.kept
-        counts = offsets.diff()
-        inside = (counts == 0)[:, None].repeat(1, logits.shape[1])
-        inside[torch.repeat_interleave(torch.arange(len(counts), device=ids.device), counts), ids.long()] = True
-        scaled = scaled.masked_fill(~inside, -torch.inf)
+    scaled = drawn_from(logits, asked)
     return ((2 * scaled).logsumexp(1) - 2 * scaled.logsumexp(1)).exp()
+
+
+def drawn_from(logits: torch.Tensor, asked: Asked) -> torch.Tensor:
+    """logits [M, V], biases added, of what each token was drawn from: divided by its temperature, minus infinity at what was not
+    kept. The softmax of a row is its distribution."""
+    scaled = logits / torch.where(asked.temperature == 0, 1.0, asked.temperature)[:, None]
+    if asked.kept is None:
+        return scaled
+    offsets, ids = asked.kept
+    counts = offsets.diff()
+    inside = (counts == 0)[:, None].repeat(1, logits.shape[1])
+    rows, there = torch.repeat_interleave(torch.arange(len(counts), device=ids.device), counts), ids < logits.shape[1]
+    inside[rows[there], ids[there].long()] = True
+    return scaled.masked_fill(~inside, -torch.inf)
 
 
 def _chunk_rows(vocabulary: int) -> int:
@@ -156,7 +168,7 @@ def judge(
     return Judged(*(torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*chunks, strict=True)))
 
 
-def _biased(logits: torch.Tensor, bias: BiasRows | None) -> torch.Tensor:
+def biased(logits: torch.Tensor, bias: BiasRows | None) -> torch.Tensor:
     """logits [M, V], each plus what is added to it: the sum that the engine makes before it draws."""
     if bias is None:
         return logits

@@ -14,7 +14,6 @@ from sparring.engine.config import EngineConfig
 from sparring.errors import EnvError, refusal
 from sparring.rollout.window import check_window
 from sparring.sandbox.check import check_sandbox
-from sparring.stages.annotators import check_reference
 from sparring.stages.beside import check_beside
 from sparring.stages.compared import check_compared
 from sparring.stages.context import ORDER, POLICY, Context
@@ -22,10 +21,13 @@ from sparring.stages.critic import check_critic
 from sparring.stages.demonstrate import Conversation, converse, demonstrate, given_conversations
 from sparring.stages.eval import held_out
 from sparring.stages.fit import SOME, check_rendering
+from sparring.stages.imitated import check_imitation
+from sparring.stages.implicit import check_implicit
 from sparring.stages.judged import check_judges
 from sparring.stages.lora import check_lora
 from sparring.stages.memory import Held, shapes_of
 from sparring.stages.online import check_online
+from sparring.stages.reference import check_reference
 from sparring.stages.rewarded import check_reward_model
 from sparring.stages.rl import ANNOTATIONS, correction_chosen
 from sparring.stages.servable import check_model
@@ -50,13 +52,14 @@ async def check(context: Context) -> list[str]:
     config = context.config
     facts = _stages(context)
     shape = _shape(context)
-    facts += check_lora(context) + check_critic(context) + check_reward_model(context, context.given())
-    facts += check_collect(context) + check_distill(context)
+    facts += check_lora(context) + check_critic(context) + check_implicit(context)
+    facts += check_reward_model(context, context.given()) + check_collect(context) + check_distill(context)
     facts += _memory(context, shape) + _engine(context, shape)
     _sampling(context)
     facts += check_served(context)
-    if "rl" in config.run.stages and config.rl.preference is None:
-        config.algo.check(config.rollout.group_size, ANNOTATIONS)
+    if "rl" in config.run.stages:
+        if config.rl.preference is None:
+            config.algo.check(config.rollout.group_size, ANNOTATIONS)
         check_reference(context)
     for stage in {"rl", "distill"} & set(config.run.stages):
         # a teacher compares with nobody: a rollout may be alone in its group
@@ -79,7 +82,7 @@ async def check(context: Context) -> list[str]:
     found, held, shown = await _world(context, task)
     about, compared = check_compared(context)
     shown += compared
-    about += check_online(config)
+    about += check_online(config) + check_imitation(config)
     facts += about + found + check_rendering(context, shape, tasks, shown, held)
     return facts + check_model(context, shape)
 
@@ -173,7 +176,7 @@ def _memory(context: Context, shape: Shape) -> list[str]:
         do = "lower train.token_budget, engine.kv_bytes or engine.offload_bytes, or take a smaller model"
         raise refusal("memory", expected, f"{here / GIB:.1f} GiB on this machine", do)
     free = shutil.disk_usage(context.folder).free
-    disk = (held.trained + held.critic) * 12 * (config.train.keep_last + 1) * 2
+    disk = ((held.trained + held.learner) * 12 + held.averaged * 4) * (config.train.keep_last + 1) * 2
     if disk > free:
         raise refusal(
             str(context.folder), f"{disk / GIB:.1f} GiB of disk for checkpoints", f"{free / GIB:.1f} GiB", "free disk space"

@@ -12,13 +12,21 @@ from sparring.algo.loss.preference.config import KtoConfig
 from sparring.errors import BadInput, refusal
 from sparring.observe.statistics import wilson
 from sparring.protocols import Renderer
-from sparring.stages.config import StepsConfig
+from sparring.stages.config import StepsConfig, TurnsConfig
 from sparring.stages.context import POLICY, Context
 from sparring.stages.demonstrate import Conversation
-from sparring.tasks.preferences import Messages, Preference, Solution, read_preferences, read_solutions
+from sparring.tasks.preferences import (
+    JudgedTurns,
+    Messages,
+    Preference,
+    Solution,
+    read_preferences,
+    read_solutions,
+    read_turns,
+)
 from sparring.types import Message, ToolSpec
 
-R = TypeVar("R", Preference, Solution)
+R = TypeVar("R", Preference, Solution, JudgedTurns)
 
 
 def given_preferences(context: Context) -> list[Preference]:
@@ -35,7 +43,7 @@ def given_preferences(context: Context) -> list[Preference]:
     return rows
 
 
-def given_rewards(context: Context) -> list[Preference] | list[Solution]:
+def given_rewards(context: Context) -> list[Preference] | list[Solution] | list[JudgedTurns]:
     """The rows of `[reward_model] data`.
 
     Raises:
@@ -43,6 +51,8 @@ def given_rewards(context: Context) -> list[Preference] | list[Solution]:
     """
     section = context.config.reward_model
     path = _named(section.data, "reward_model")
+    if isinstance(section.loss, TurnsConfig):
+        return read_turns(path)
     return read_solutions(path) if isinstance(section.loss, StepsConfig) else read_preferences(path)
 
 
@@ -78,7 +88,9 @@ def _named(path: str | None, section: str) -> str:
     return path
 
 
-def _replies(row: Preference | Solution) -> list[Messages]:
+def _replies(row: Preference | Solution | JudgedTurns) -> list[Messages]:
+    if isinstance(row, JudgedTurns):
+        return [row.reply]
     if isinstance(row, Solution):
         return [(Message(role="assistant", content="\n".join(row.steps)),)]
     return [said for said in (row.chosen, row.rejected) if said is not None]

@@ -184,16 +184,26 @@ class StepsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What stands between two steps."""
 
 
+class TurnsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="turns"):
+    """Each turn of a conversation is right or not: `steps`, where a step is a whole reply, tool calls included.
+
+        loss = -y * log sigmoid(v) - (1 - y) * log sigmoid(-v),    v the value behind the reply, y its label
+
+    A process reward model for `[rl] reward_by = "turn"`, which asks it at the same places.
+    """
+
+
 class RewardModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[reward_model]`: a scalar head on the policy's weights learns what replies, or their steps, are worth."""
 
     data: str | None = None
-    """A file of {prompt or messages, chosen, rejected, margin?}; with `steps` of {prompt or messages, steps, labels}."""
+    """A file of {prompt or messages, chosen, rejected, margin?}; with `steps` of {prompt or messages, steps, labels}; with
+    `turns` of {messages, labels}."""
 
     held_out: int = 0
     """At least that many rows, whole prompts, are not trained but judged at the end; 0: none."""
 
-    loss: BradleyTerryConfig | StepsConfig = BradleyTerryConfig()
+    loss: BradleyTerryConfig | StepsConfig | TurnsConfig = BradleyTerryConfig()
     """What is learned, by `name`."""
 
     steps: int = 100
@@ -234,6 +244,25 @@ class CriticConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check_overrides(self.train)
 
 
+class ImplicitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[rl.implicit]`: a language model whose log-probabilities, against those of the reference (`[algo.kl] reference`), are the
+    process rewards of credit prime; it learns beside the policy which rollouts were right, in as many optimiser steps.
+
+        loss = - mean_i (o_i log sigmoid(R_i) + (1 - o_i) log sigmoid(-R_i))
+        R_i  = beta * sum_t (log p_implicit(y_i,t) - log p_reference(y_i,t))        o_i: 1 where rollout i was right, else 0
+
+    Cui et al. (PRIME), arXiv 2502.01456, section 3."""
+
+    model: str = "policy"
+    """The weights that it begins with: `policy`, those that the stage begins with, or a name in `[models]`."""
+
+    train: dict[str, int | float | str | bool] = {}
+    """Keys of `[train]` that it replaces, such as `learning_rate`; those of `[rl] train` are the policy's."""
+
+    def __post_init__(self) -> None:
+        _check_overrides(self.train)
+
+
 class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[rl]`: reinforcement learning over live rollouts."""
 
@@ -265,11 +294,23 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     reward_weight: float = 1.0
     """What the reward model's rewards are multiplied with before they are added to the world's."""
 
+    reward_by: Literal["reply", "turn", "step"] = "reply"
+    """What the reward model judges. reply: the whole conversation, by its value. turn: every turn of the policy, by the
+    probability that it is right, the sigmoid of the value behind it; step: every step of its turns likewise. Process rewards, for
+    a credit that reads turns."""
+
+    reward_separator: str = ""
+    """What stands between two steps under `reward_by` = "step", with a reward model of `[models]`; empty: a line break. The run's
+    own has it in `[reward_model] loss`."""
+
     observations: float = 0.0
     """Scale of a cross-entropy loss on the tokens that tools answered (ECHO, arXiv 2605.24517); 0: none."""
 
     critic: CriticConfig | None = None
     """What tells credit gae the values of states; None: nothing does."""
+
+    implicit: ImplicitConfig | None = None
+    """What tells credit prime the rewards of tokens; None: nothing does."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.groups_per_step < 1:
@@ -278,6 +319,10 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"critic.warmup_steps must be below steps, got {self.critic.warmup_steps} of {self.steps}")
         if self.minibatches < 1 or self.passes < 1:
             raise ValueError("minibatches and passes must be at least 1")
+        if self.reward_by != "reply" and self.reward_model is None:
+            raise ValueError(f'reward_by = "{self.reward_by}" needs a reward_model that says what each is worth')
+        if self.reward_separator and self.reward_by != "step":
+            raise ValueError('reward_separator is for reward_by = "step" alone')
         if not 0 <= self.observations < math.inf or self.observations and self.preference is not None:
             raise ValueError(f"observations must be 0 or more, and 0 beside preference, got {self.observations}")
         _check_overrides(self.train)
@@ -338,8 +383,12 @@ class DistillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     feedback: Literal["none", "sibling"] = "none"
     """sibling: the teacher is shown a successful rollout of the same task and reads what the student wrote without it (SDPO,
-    arXiv 2601.20802); it may then be the policy itself, as its engine serves it at that time. A rollout whose group has no other
-    success teaches nothing."""
+    arXiv 2601.20802); it may then be the policy itself, "policy" as its engine serves it at that time, or "average". A rollout
+    whose group has no other success teaches nothing."""
+
+    decay: float = 0.95
+    """Of the teacher "average", the moving average of the policy, which begins as the policy does: after every update average =
+    decay * average + (1 - decay) * policy (SDPO's regularised teacher)."""
 
     observations: float = 0.0
     """Scale of a cross-entropy loss on the tokens that tools answered (ECHO, arXiv 2605.24517); 0: none."""
@@ -359,6 +408,8 @@ class DistillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         if self.steps < 1 or self.groups_per_step < 1 or self.max_concurrent_scores < 1:
             raise ValueError("steps, groups_per_step and max_concurrent_scores must be at least 1")
+        if not 0 < self.decay < 1:
+            raise ValueError(f'decay must lie between 0 and 1, got {self.decay}; at 0 it is the teacher "policy"')
         if not 0 < self.beta < 1:
             raise ValueError(f"beta must lie between 0 and 1, got {self.beta}; its ends are forward and reverse")
         if self.over == "token" and self.divergence != "reverse":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping
 from pathlib import Path
 
 from sparring.algo.credit.gae import Gae
@@ -12,7 +12,7 @@ from sparring.model.hub import base_folder, local_folder
 from sparring.protocols import Trainer, TrainPlan
 from sparring.stages.context import POLICY, Context
 from sparring.stages.rewarded import check_reads_policy
-from sparring.types import Batch, CheckpointRef, Sample, StepResult, WeightRef
+from sparring.stages.role import RoleTrainer
 
 CRITIC = "critic"
 """The role of its batches and checkpoints."""
@@ -38,7 +38,8 @@ def open_critic(context: Context, source: Path) -> Trainer | None:
         head="scalar" if _is_scalar(folder) else "new scalar",
         role=CRITIC,
     )
-    return CriticTrainer(context.cluster.trainer(_numerics_of(section.model), path=str(folder), plan=plan))
+    trainer = context.cluster.trainer(_numerics_of(section.model), path=str(folder), plan=plan)
+    return RoleTrainer(trainer, CRITIC, told=explained)
 
 
 def critic_folder(context: Context, source: Path) -> Path:
@@ -117,45 +118,12 @@ def _is_scalar(folder: Path) -> bool:
     return any("ForSequenceClassification" in kind for kind in kinds)
 
 
-class CriticTrainer:
-    """A critic's trainer, whose metrics bear its role: `critic/loss_value`, `critic/explained_variance`. Implements
-    `protocols.Trainer`."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-
-    @property
-    def version(self) -> int:
-        """As the trainer; updates are counted on the policy's, so that it stays at 0."""
-        return self._trainer.version
-
-    async def forward(self, rows: Sequence[Sample], needs: Set[str]) -> Sequence[Mapping[str, tuple[float, ...]]]:
-        """As the trainer."""
-        return await self._trainer.forward(rows, needs)
-
-    async def forward_backward(self, batch: Batch) -> Mapping[str, float]:
-        """As the trainer, with the explained variance of the returns in the place of the sums that make it."""
-        metrics = dict(await self._trainer.forward_backward(batch))
-        sums = {name: metrics.pop(name) for name in ("return_square", "error", "error_square") if name in metrics}
-        explained = explained_variance(metrics["return"], **sums) if sums else None
-        return _told(metrics if explained is None else {**metrics, "explained_variance": explained})
-
-    async def step(self, *, ends_update: bool = True) -> StepResult:
-        """As the trainer."""
-        step = await self._trainer.step(ends_update=ends_update)
-        return StepResult(version=step.version, metrics=_told(step.metrics))
-
-    async def push(self) -> WeightRef:
-        """As the trainer."""
-        return await self._trainer.push()
-
-    async def save(self, path: str, *, stage: str, metrics: Mapping[str, float]) -> CheckpointRef:
-        """As the trainer."""
-        return await self._trainer.save(path, stage=stage, metrics=metrics)
-
-    async def restore(self, ref: CheckpointRef) -> None:
-        """As the trainer."""
-        await self._trainer.restore(ref)
+def explained(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The critic's metrics of a batch, with the explained variance of the returns in the place of the sums that make it."""
+    rest = dict(metrics)
+    sums = {name: rest.pop(name) for name in ("return_square", "error", "error_square") if name in rest}
+    variance = explained_variance(rest["return"], **sums) if sums else None
+    return rest if variance is None else {**rest, "explained_variance": variance}
 
 
 def explained_variance(mean: float, *, return_square: float, error: float, error_square: float) -> float | None:
@@ -170,7 +138,3 @@ def explained_variance(mean: float, *, return_square: float, error: float, error
     """
     spread = return_square - mean**2
     return None if spread <= LEAST_SPREAD * return_square else 1.0 - (error_square - error**2) / spread
-
-
-def _told(metrics: Mapping[str, float]) -> dict[str, float]:
-    return {f"{CRITIC}/{name}": value for name, value in metrics.items()}

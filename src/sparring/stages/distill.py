@@ -10,6 +10,7 @@ from sparring.batch.batches import Plan
 from sparring.protocols import Divergence, Loss, TrainPlan
 from sparring.stages.context import Context
 from sparring.stages.live import Lesson, Live
+from sparring.stages.reference import AVERAGE
 from sparring.stages.teachers import annotator, teacher_folder
 
 STAGE = "distill"
@@ -21,7 +22,7 @@ async def run(context: Context) -> dict[str, Any]:
     live = Live(context, STAGE, config.distill, _losses(context))
     lesson = Lesson(
         tasks=context.factory.tasks("train", config.run.seed),
-        annotators=[annotator(context, live.watch, live.engine, live.source)],
+        annotators=[annotator(context, live)],
         credit=Distilled(config.distill.aggregation),
         plan=Plan(),
     )
@@ -33,7 +34,7 @@ def _losses(context: Context) -> TrainPlan:
     from sparring.algo.loss.imitate import ImitateLoss
 
     stage = context.config.distill
-    teachers: dict[str, str] = {}
+    teachers: dict[str, str | None] = {}
     loss: Loss
     if stage.over == "token":
         loss = SampledDistillLoss(stage.estimator, ratio_cap=stage.ratio_cap)
@@ -41,5 +42,7 @@ def _losses(context: Context) -> TrainPlan:
         loss = DistillLoss(Divergence(kind=stage.divergence, over=stage.over, beta=stage.beta))
         if stage.over == "vocabulary":
             teachers = {name: str(teacher_folder(context, name)) for name in sorted(set(stage.teachers.values()))}
+    averages = {AVERAGE: stage.decay} if AVERAGE in stage.teachers.values() else {}
+    teachers |= dict.fromkeys(averages)
     losses = [loss, *([ImitateLoss(scale=stage.observations)] if stage.observations else [])]
-    return TrainPlan(losses=losses, total_steps=stage.steps, overrides=stage.train, teachers=teachers)
+    return TrainPlan(losses=losses, total_steps=stage.steps, overrides=stage.train, teachers=teachers, averages=averages)

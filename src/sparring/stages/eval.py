@@ -14,7 +14,7 @@ from sparring.observe.evaluation import Evaluation
 from sparring.protocols import Engine
 from sparring.rollout.evaluate import EvalPlan, Finding, ScoredRunner, evaluate, recorded, summarize
 from sparring.stages.context import POLICY, Context
-from sparring.stages.teachers import teacher_folder
+from sparring.stages.teachers import OWN, teacher_folder
 from sparring.stages.unseen import check_unseen
 from sparring.types import Task
 
@@ -142,7 +142,7 @@ def _taught(context: Context, tasks: Sequence[Task]) -> dict[str, list[Task]]:
     stage = context.config.distill
     found: dict[str, list[Task]] = {}
     for task in tasks if context.config.eval.teachers and context.done("distill") is not None else ():
-        if (name := teacher_of(stage.teachers, task)) != POLICY:
+        if (name := teacher_of(stage.teachers, task)) not in OWN:
             found.setdefault(name, []).append(task)
     return dict(sorted(found.items()))
 

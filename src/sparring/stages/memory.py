@@ -9,8 +9,9 @@ from sparring.config import RunConfig
 from sparring.engine.config import EngineConfig
 from sparring.envs.rubrics.config import judging
 from sparring.model.hub import local_folder
+from sparring.stages.config import CriticConfig, ImplicitConfig
 from sparring.stages.context import POLICY
-from sparring.stages.online import needs_reference
+from sparring.stages.reference import AVERAGE, is_averaging, is_held, reference_model
 from sparring.stages.shape import Shape, folder_shape, token_bytes
 
 NUMBER_BYTES = 4
@@ -26,9 +27,10 @@ PLAYING = ("init", "collect", "sft", *SERVING)
 
 class Held(NamedTuple):
     """What a run on one machine holds in the stage that holds most: models are closed when their stage ends. First how many
-    parameters the policy has, how many of them (or of an adapter) are trained, how many a critic has; then bytes.
+    parameters the policy has, how many of them (or of an adapter) are trained, how many a learner has that is trained beside it,
+    a critic or an implicit reward model, of how many a moving average is kept; then bytes.
 
-    trainer: weights (and adapters), of what is trained gradients and AdamW's three, the critic's too, and models that are only
+    trainer: weights (and adapters), of what is trained gradients and AdamW's three, the learner's too, and models that are only
     asked, such as a reference. engine: weights of engines, the policy's, teachers' and judges'. packed: what the kernels of all
     these read in the place of the weights. update: what is trained once as it was published and, staged beside the engine's, once
     as weights and once packed. cache: keys and values here and in host memory, and recurrent states. activations: of a
@@ -38,7 +40,8 @@ class Held(NamedTuple):
     stage: str
     parameters: int
     trained: int
-    critic: int
+    learner: int
+    averaged: int
     trainer: int
     engine: int
     packed: int
@@ -49,7 +52,7 @@ class Held(NamedTuple):
     @property
     def total(self) -> int:
         """All bytes."""
-        return sum(self[4:])
+        return sum(self[5:])
 
     @staticmethod
     def of(config: RunConfig, shapes: Mapping[str, Shape]) -> Held:
@@ -66,8 +69,8 @@ def shapes_of(config: RunConfig, policy: Shape) -> dict[str, Shape]:
         BadInput: there is no such checkpoint.
     """
     names = {name for stage in config.run.stages for kind in _asked(config, stage) for name in kind}
-    if config.rl.critic is not None and "rl" in config.run.stages:
-        names.add(config.rl.critic.model)
+    if (learner := _learner(config)) is not None:
+        names.add(learner.model)
     paths = {name: config.models[name].path for name in names - {POLICY} if name in config.models}
     return {POLICY: policy, **{name: folder_shape(local_folder(path)) for name, path in paths.items() if path is not None}}
 
@@ -75,10 +78,14 @@ def shapes_of(config: RunConfig, policy: Shape) -> dict[str, Shape]:
 def _held(config: RunConfig, shapes: Mapping[str, Shape], stage: str) -> Held:
     policy = shapes[POLICY]
     parameters, adapters = _parameters(policy), _adapters(config, policy)
-    section = config.rl.critic if "rl" in config.run.stages else None
-    critic = 0 if section is None else _parameters(shapes.get(section.model, policy))
+    section = _learner(config)
+    learner = 0 if section is None else _parameters(shapes.get(section.model, policy))
     trained, whole = adapters or parameters, parameters + adapters
-    training, serving, judging = (stage in TRAINING) * whole, (stage in SERVING) * whole, (stage == "rl") * critic
+    averaging = [name for name in config.run.stages if name in LIVE and is_averaging(config, name)]
+    averaged = trained if averaging else 0
+    # of a float32 model the average is the weights of a model that is only asked
+    beside = averaged if stage in averaging and config.models[POLICY].dtype != "float32" else 0
+    training, serving, learning = (stage in TRAINING) * whole, (stage in SERVING) * whole, (stage == "rl") * learner
     frozen, engines = _asked(config, stage)
     only_asked = sum(_parameters(shapes[name]) if name in shapes and name != POLICY else whole for name in frozen)
     others = sum(_parameters(shapes.get(name, policy)) for name in engines)
@@ -88,28 +95,35 @@ def _held(config: RunConfig, shapes: Mapping[str, Shape], stage: str) -> Held:
         stage=stage,
         parameters=parameters,
         trained=trained,
-        critic=critic,
-        trainer=(training + bool(training) * 3 * trained + only_asked + 4 * judging + written) * NUMBER_BYTES,
+        learner=learner,
+        averaged=averaged,
+        trainer=(training + bool(training) * 3 * trained + only_asked + beside + 4 * learning + written) * NUMBER_BYTES,
         engine=(serving + others) * NUMBER_BYTES,
-        packed=(training + serving + only_asked + others + judging) * NUMBER_BYTES,
+        packed=(training + serving + only_asked + others + learning) * NUMBER_BYTES,
         update=(stage in LIVE) * 3 * trained * NUMBER_BYTES,
         cache=sum(_cache(config, shapes, name) for name in [*([POLICY] if serving else []), *engines]),
         activations=bool(training) * config.train.token_budget * per_token * NUMBER_BYTES,
     )
 
 
+def _learner(config: RunConfig) -> CriticConfig | ImplicitConfig | None:
+    """What learns beside the policy; one credit asks for one of them at the most."""
+    return (config.rl.critic or config.rl.implicit) if "rl" in config.run.stages else None
+
+
 def _asked(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
-    """The models that a stage has beside the policy and the critic: those whose weights are only computed with (a reference, a
+    """The models that a stage has beside the policy and its learner: those whose weights are only computed with (a reference, a
     reward model, teachers over the whole vocabulary), and those with an engine of their own in this process."""
     frozen: list[str] = []
     engines: list[str] = []
-    if stage == "rl" and needs_reference(config) and config.algo.kl.reference != "last":
-        frozen.append(config.algo.kl.reference)
+    if stage == "rl" and is_held(config):
+        frozen.append(reference_model(config))
     if stage in SERVING and config.rl.reward_model is not None:
         frozen.append(config.rl.reward_model)
     if stage == "distill":
         teachers = sorted(set(config.distill.teachers.values()) - {POLICY})  # that one is served already
-        (frozen if config.distill.over == "vocabulary" else engines).extend(teachers)
+        (frozen if config.distill.over == "vocabulary" else engines).extend(name for name in teachers if name != AVERAGE)
+        frozen.extend(name for name in teachers if name == AVERAGE)
     if stage == "collect":
         engines.extend(sorted(set(config.collect.by_domain.values())))
     if stage in PLAYING:

@@ -1,25 +1,25 @@
-"""A scalar head learns what a reply is worth from compared ones, or which steps of a solution are right."""
+"""A scalar head learns what a reply is worth from compared ones, or which steps of a solution, or turns of a conversation,
+are right."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from sparring.batch.preference import CHOSEN, REJECTED, labelled_steps, preference_batch, whole_text
 from sparring.errors import refusal
 from sparring.protocols import Loss, Renderer, Trainer, TrainPlan
+from sparring.render.steps import step_ends
 from sparring.stages.compared import apart, given_rewards, in_words, rate, rendered_reply
-from sparring.stages.config import BradleyTerryConfig, StepsConfig
+from sparring.stages.config import BradleyTerryConfig, StepsConfig, TurnsConfig
 from sparring.stages.context import POLICY, Context
 from sparring.stages.shape import folder_shape
 from sparring.stages.supervised import supervise
-from sparring.tasks.preferences import Preference, Solution
+from sparring.tasks.preferences import JudgedTurns, Preference, Solution
 from sparring.types import Message, Sample
 
 Unit = list[Sample]
-"""A pair, or one solution."""
+"""A pair, one solution or one conversation."""
 
 
 async def run(context: Context) -> dict[str, Any]:
@@ -49,45 +49,25 @@ async def run(context: Context) -> dict[str, Any]:
     )
     found = await _judged(trainer, others) if others else None
     if found is not None:
-        context.sink.event("reward_model", in_words(found, "pairs or steps are judged right"))
+        context.sink.event("reward_model", in_words(found, "pairs, steps or turns are judged right"))
     await write_model(trainer, source, context.output("reward_model"))
     return {"rows": len(trained), "held_out": found, "model": str(context.output("reward_model")), **totals}
 
 
-def step_ends(renderer: Renderer, tokens: Sequence[int], start: int, texts: Sequence[str]) -> list[int]:
-    """By how many of `tokens` each of `texts`, every one beginning with the one before it, has been read. The reply begins at
-    `start`; where a token ends one step and begins the next, the step has been read behind it.
-
-    Raises:
-        BadInput: the tokens say something else.
-    """
-    found = []
-    for text in texts:
-        # lengths would not do: half a character is more signs than the whole one
-        count = bisect_left(range(len(tokens) - start + 1), True, key=partial(_says, renderer, tokens[start:], text))
-        if count > len(tokens) - start:
-            got = repr(renderer.decode(tokens[start:])[:40])
-            raise refusal("steps", repr(text[:40]), got, "write them without blanks around")
-        found.append(start + count)
-    return found
-
-
-def _says(renderer: Renderer, tokens: Sequence[int], text: str, count: int) -> bool:
-    """Whether `text` has been read behind `count` tokens."""
-    return renderer.decode(tokens[:count]).startswith(text)
-
-
-def _loss(config: BradleyTerryConfig | StepsConfig) -> Loss:
+def _loss(config: BradleyTerryConfig | StepsConfig | TurnsConfig) -> Loss:
     from sparring.algo.loss.preference.bradley_terry import BradleyTerry
     from sparring.algo.loss.step_labels import StepLabels
 
     return BradleyTerry(centre=config.centre) if isinstance(config, BradleyTerryConfig) else StepLabels()
 
 
-def _unit(context: Context, renderer: Renderer, row: Preference | Solution, longest: int) -> Unit:
+def _unit(context: Context, renderer: Renderer, row: Preference | Solution | JudgedTurns, longest: int) -> Unit:
     tools = context.factory.make().tools
     if isinstance(row, Solution):
         return [_solution(context, renderer, row, longest)]
+    if isinstance(row, JudgedTurns):
+        tokens, ours = rendered_reply(renderer, tools, row.where, row.prompt, row.reply, longest)
+        return [labelled_steps(tokens, turn_labels(ours, row), id=row.where)]
     unit = []
     for label, said in ((CHOSEN, row.chosen), (REJECTED, row.rejected)):
         assert said is not None, "a pair has two sides"
@@ -108,6 +88,19 @@ def _solution(context: Context, renderer: Renderer, row: Solution, longest: int)
     if len(labels) != len(row.steps):
         raise refusal(f"{row.where}, steps", "steps that end in different tokens", "two in one", "join them")
     return labelled_steps(tokens, labels, id=row.where)
+
+
+def turn_labels(ours: Sequence[bool], row: JudgedTurns) -> dict[int, float]:
+    """By how many tokens have been read at the end of each judged turn, its label; `ours` says which tokens the assistant says.
+
+    Raises:
+        BadInput: two of its messages are said in one turn.
+    """
+    ends = [place + 1 for place, (mark, after) in enumerate(zip(ours, [*ours[1:], False], strict=True)) if mark and not after]
+    if len(ends) != len(row.labels):
+        expected, got = f"{len(row.labels)} turns, one for each message of the assistant", str(len(ends))
+        raise refusal(f"{row.where}, messages", expected, got, "join messages that nobody answers in between")
+    return {end: label for end, label in zip(ends, row.labels, strict=True) if label is not None}
 
 
 async def _judged(trainer: Trainer, units: Sequence[Unit]) -> dict[str, float]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from sparring.algo.credit.rules import OF_TURNS, name_of
 from sparring.errors import refusal
 from sparring.model.hub import base_folder, local_folder
 from sparring.model.peft import is_adapter
 from sparring.protocols import Scorer
+from sparring.render.steps import Steps
 from sparring.rollout.reward_scorer import RewardScorer
+from sparring.rollout.turn_scorer import TurnScorer
+from sparring.stages.config import StepsConfig
 from sparring.stages.context import POLICY, Context
 from sparring.stages.shape import folder_shape
 
@@ -29,7 +33,17 @@ def reward_scorer(context: Context) -> Scorer | None:
         return None
     own = section.reward_model == OWN
     model = context.cluster.worth(POLICY if own else section.reward_model, path=str(_folder(context)))
-    return RewardScorer(model, weight=section.reward_weight)
+    if section.reward_by == "reply":
+        return RewardScorer(model, weight=section.reward_weight)
+    steps = _steps(context) if section.reward_by == "step" else None
+    return TurnScorer(model, weight=section.reward_weight, steps=steps)
+
+
+def _steps(context: Context) -> Steps:
+    """What divides turns into steps: what the reward model learned from was divided so."""
+    loss, given = context.config.reward_model.loss, context.config.rl.reward_separator
+    learned = loss.separator if isinstance(loss, StepsConfig) else "\n"
+    return Steps(context.renderer(context.input("rl")), given or learned)
 
 
 def check_reward_model(context: Context, tokenizer: Path | None) -> list[str]:
@@ -48,10 +62,12 @@ def check_reward_model(context: Context, tokenizer: Path | None) -> list[str]:
     config, name = context.config, context.config.rl.reward_model
     if name is None or not {"rl", "distill", "eval"} & set(config.run.stages):
         return []
+    if config.rl.reward_by != "reply":
+        _check_turns(context)
     if name == OWN:
         if OWN not in config.run.stages and context.done(OWN) is None:
             raise refusal("rl.reward_model", f"a stage {OWN} before rl", str(list(config.run.stages)), "add it, or name a model")
-        return ["rl: the stage reward_model scores rollouts"]
+        return [f"rl: the stage reward_model scores {_judged(context)}"]
     if name not in config.models or name == POLICY or config.models[name].path is None:
         others = ", ".join(n for n, spec in config.models.items() if n != POLICY and spec.path) or "none"
         raise refusal("rl.reward_model", f"{OWN} or a model with a path ({others})", repr(name), f"add [models.{name}] path")
@@ -60,7 +76,30 @@ def check_reward_model(context: Context, tokenizer: Path | None) -> list[str]:
     if not any("ForSequenceClassification" in kind for kind in kinds):
         got, do = ", ".join(kinds) or "none", "train one: the stage reward_model writes such a folder"
         raise refusal(f"models.{name}.path", "a checkpoint with a scalar head (ForSequenceClassification)", got, do)
-    return [f"rl: {_folder(context)} scores rollouts"]
+    return [f"rl: {_folder(context)} scores {_judged(context)}"]
+
+
+def _check_turns(context: Context) -> None:
+    """The model was taught what turns, or steps, are worth, and the credit tells them apart."""
+    config, by = context.config, context.config.rl.reward_by
+    learned = str(config.reward_model.loss.__struct_config__.tag)
+    if config.rl.reward_model == OWN and learned != f"{by}s":
+        do = f'set reward_model.loss = "{by}s", or another rl.reward_by'
+        raise refusal("rl.reward_by", f'a reward model that learns {by}s beside "{by}"', repr(learned), do)
+    if config.rl.reward_model == OWN and config.rl.reward_separator:
+        got, do = repr(config.rl.reward_separator), "leave it out: reward_model.loss has it"
+        raise refusal("rl.reward_separator", "none with the run's own reward model", got, do)
+    if "rl" not in config.run.stages:
+        return
+    got = "rl.preference" if config.rl.preference is not None else repr(name_of(config.algo.credit))
+    if config.rl.preference is not None or not isinstance(config.algo.credit, OF_TURNS):
+        rules = ", ".join(sorted(str(rule.__struct_config__.tag) for rule in OF_TURNS))
+        raise refusal("rl.reward_by", f'a credit that tells turns apart beside "{by}" ({rules})', got, "choose one of these")
+
+
+def _judged(context: Context) -> str:
+    by = context.config.rl.reward_by
+    return "rollouts" if by == "reply" else f"every {by}"
 
 
 def check_reads_policy(name: str, folder: Path, policy: Path | None) -> None:

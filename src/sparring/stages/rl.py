@@ -6,16 +6,21 @@ from typing import Any
 
 from sparring.algo.annotate.kl import KlCoefficient
 from sparring.batch.batches import Plan
+from sparring.batch.critic import value_rows
+from sparring.batch.implicit import implicit_rows
 from sparring.config import RunConfig
 from sparring.protocols import TaskSource, TrainPlan
 from sparring.stages.annotators import annotators
 from sparring.stages.context import POLICY, Context
 from sparring.stages.critic import CRITIC, open_critic, write_critic
+from sparring.stages.imitated import imitation
+from sparring.stages.implicit import IMPLICIT, open_implicit, write_implicit
 from sparring.stages.live import Lesson, Live
 from sparring.stages.online import credit_chosen, preference_loss
+from sparring.stages.reference import reference_beside
 
 STAGE = "rl"
-ANNOTATIONS = frozenset({"reference", "value", "baseline", "probability_squares"})
+ANNOTATIONS = frozenset({"reference", "value", "implicit", "baseline", "probability_squares"})
 """What the stage can give a credit rule beside scores and what was recorded."""
 
 
@@ -23,18 +28,19 @@ async def run(context: Context) -> dict[str, Any]:
     """Train the stage's input and write a Hugging Face folder, or an adapter's.
 
     Returns:
-        As `Live.train`; where there is a critic, `critic`, that one's folder.
+        As `Live.train`; where a critic or an implicit reward model learns beside the policy, by that name its folder.
     """
     config = context.config
     live = Live(context, STAGE, config.rl, _losses(config))
     context.sink.event(STAGE, correction_chosen(config))
-    critic = open_critic(context, live.source)
-    if critic is not None:
-        live.add(CRITIC, critic)
+    critic, implicit = open_critic(context, live.source), open_implicit(context, live.source)
+    for role, beside in ((CRITIC, critic), (IMPLICIT, implicit)):
+        if beside is not None:
+            live.add(role, beside)
     coefficient = KlCoefficient(config.algo.adaptive)
     lesson = Lesson(
         tasks=_tasks(context),
-        annotators=annotators(context, live.trainers, live.source, coefficient),
+        annotators=annotators(context, live.trainers, coefficient),
         credit=credit_chosen(config),
         plan=_plan(config),
         kept={"kl": coefficient},
@@ -43,7 +49,11 @@ async def run(context: Context) -> dict[str, Any]:
         eval_every=config.eval.every,
     )
     result = await live.train(lesson)
-    return result if critic is None else {**result, "critic": await write_critic(context, critic, live.source)}
+    if critic is not None:
+        result |= {CRITIC: await write_critic(context, critic, live.source)}
+    if implicit is not None:
+        result |= {IMPLICIT: await write_implicit(context, implicit, live.source)}
+    return result
 
 
 def _tasks(context: Context) -> TaskSource:
@@ -55,12 +65,13 @@ def _tasks(context: Context) -> TaskSource:
 
 def _plan(config: RunConfig) -> Plan:
     critic = config.rl.critic
+    learners = {CRITIC: (critic, value_rows), IMPLICIT: (config.rl.implicit, implicit_rows)}
     return Plan(
         minibatches=config.rl.minibatches,
         passes=config.rl.passes,
         seed=config.run.seed,
         idle_tokens=config.algo.needs_idle_tokens,
-        critic=None if critic is None else CRITIC,
+        learners={role: rows for role, (section, rows) in learners.items() if section is not None},
         warmup_steps=0 if critic is None else critic.warmup_steps,
     )
 
@@ -71,8 +82,9 @@ def _losses(config: RunConfig) -> TrainPlan:
 
     total = config.rl.steps * config.rl.passes * config.rl.minibatches
     loss = preference_loss(config) or PolicyLoss(config.algo)
-    imitate = [ImitateLoss(scale=config.rl.observations)] if config.rl.observations else []
-    return TrainPlan(losses=[loss, *imitate], total_steps=total, overrides=config.rl.train)
+    scale, beside = imitation(config), reference_beside(config)._asdict()
+    losses = [loss, *([ImitateLoss(scale=scale)] if scale else [])]
+    return TrainPlan(losses=losses, total_steps=total, overrides=config.rl.train, **beside)
 
 
 def correction_chosen(config: RunConfig) -> str:

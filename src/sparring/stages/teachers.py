@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sparring.algo.annotate.across import AcrossTokenizers, Tongue
 from sparring.algo.annotate.feedback import sibling_reading
-from sparring.algo.annotate.teacher import Asker, TeacherRows
-from sparring.algo.annotate.watch import Watch
+from sparring.algo.annotate.teacher import Asker, Scoring, TeacherRows
 from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
 from sparring.model.config import ModelConfig
 from sparring.model.hub import base_folder, local_folder
-from sparring.protocols import Annotator, Engine
+from sparring.protocols import Annotator
 from sparring.render.demonstrate import reply_tokens
 from sparring.render.load import load_renderer
 from sparring.render.tokenizer import load_tokenizer
 from sparring.stages.context import POLICY, Context
+from sparring.stages.reference import AVERAGE, HeldTeacher, check_name
 from sparring.stages.shape import context_room, folder_shape
 from sparring.types import Message
 
+if TYPE_CHECKING:
+    from sparring.stages.live import Live
 
-def annotator(context: Context, watch: Watch, policy: Engine, source: Path) -> Annotator:
-    """Who asks the teachers of `[distill]` about the rows of the policy, which `policy` serves and which began as `source`."""
-    stage = context.config.distill
-    engines: dict[str, Engine] = {}
+OWN = (POLICY, AVERAGE)
+"""Teachers that are the policy itself: as it is served at that time, and the moving average of that."""
+
+
+def annotator(context: Context, live: Live) -> Annotator:
+    """Who asks the teachers of `[distill]` about the rows of the policy."""
+    stage, watch, source = context.config.distill, live.watch, live.source
+    own: dict[str, Scoring] = {POLICY: live.engine, AVERAGE: HeldTeacher(live.trainers[POLICY], AVERAGE)}
+    engines: dict[str, Scoring] = {}
     if stage.over != "vocabulary":
         for name in sorted(set(stage.teachers.values())):
-            engines[name] = policy if name == POLICY else context.cluster.engine(name, path=str(teacher_folder(context, name)))
+            engines[name] = own[name] if name in OWN else context.cluster.engine(name, path=str(teacher_folder(context, name)))
     asker = Asker(
         max_concurrent=stage.max_concurrent_scores, retries=stage.retries, retry_delay_s=stage.retry_delay_s
     )
@@ -42,7 +50,7 @@ def annotator(context: Context, watch: Watch, policy: Engine, source: Path) -> A
         asker,
         top_k=stage.top_k if stage.over == "top_k" else 0,
         reading=sibling_reading(watch, student, tools) if stage.feedback == "sibling" else None,
-        room=min(room_of(context, name, source if name == POLICY else None) for name in stage.teachers.values()),
+        room=min(room_of(context, POLICY, source) if name in OWN else room_of(context, name) for name in stage.teachers.values()),
     )
 
 
@@ -135,10 +143,11 @@ def _check_key(spec: ModelConfig) -> None:
 
 def _check_teacher(context: Context, where: str, name: str) -> None:
     models, stage = context.config.models, context.config.distill
-    if name not in models:
+    check_name(context.config, name, "distill.teachers")
+    if name not in (*models, AVERAGE):
         known = ", ".join(sorted(models))
-        raise refusal(where, f"a model of the recipe, one of {known}", repr(name), f"add [models.{name}]")
-    if name == POLICY:
+        raise refusal(where, f"a model of the recipe, one of {known}, or {AVERAGE}", repr(name), f"add [models.{name}]")
+    if name in OWN:
         if stage.feedback == "none":
             got, do = "the policy, which is told no more than itself", 'set distill.feedback = "sibling", or name another'
             raise refusal(where, "a teacher that knows more than the policy", got, do)

@@ -94,6 +94,11 @@ class WatchedTrainer:
         with self._spans.span("training"):
             return await self._trainer.forward(rows, needs)
 
+    async def score(self, teacher: str, request: ScoreRequest) -> Scores:
+        """As the trainer."""
+        with self._spans.span("training"):
+            return await self._trainer.score(teacher, request)
+
     async def forward_backward(self, batch: Batch) -> Mapping[str, float]:
         """As the trainer."""
         with self._spans.span("training"):

@@ -14,7 +14,7 @@ import msgspec
 
 from sparring.types import Group, Purpose, Rollout, Score, Task, Trajectory
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Raised with every change to what is written here or to the tables of `sqlite.py`."""
 
 BIG_INT = 1

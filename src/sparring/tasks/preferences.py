@@ -1,4 +1,5 @@
-"""Rows of JSON Lines, Parquet and `datasets` folders that say which reply is better, which is wanted, and where a solution errs.
+"""Rows of JSON Lines, Parquet and `datasets` folders that say which reply is better, which is wanted, and where a solution or
+a conversation errs.
 
 A row that does not parse is refused with its file and line.
 """
@@ -39,6 +40,17 @@ class Solution:
     labels: tuple[float, ...]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgedTurns:
+    """What follows a prompt, from the assistant's first message to its last, with how right each of the assistant's is: 0 to 1;
+    None where nobody said."""
+
+    where: str
+    prompt: Messages
+    reply: Messages
+    labels: tuple[float | None, ...]
+
+
 def read_preferences(path: str, *, single: bool = False) -> list[Preference]:
     """Rows of {prompt | messages, chosen, rejected, margin?}; with `single` also {prompt | messages, completion, label}.
 
@@ -63,6 +75,18 @@ def read_solutions(path: str) -> list[Solution]:
     rows = [_solution(row, where) for _, where, row in located(path)]
     if not rows:
         raise refusal(path, "at least one solution in steps", "none", "add rows")
+    return rows
+
+
+def read_turns(path: str) -> list[JudgedTurns]:
+    """Rows of {messages, labels: [true | false | a number from 0 to 1 | null]}, one label for each message of the assistant.
+
+    Raises:
+        BadInput: as `read_preferences`.
+    """
+    rows = [_turns(row, where) for _, where, row in located(path)]
+    if not rows:
+        raise refusal(path, "at least one conversation with judged turns", "none", "add rows")
     return rows
 
 
@@ -99,6 +123,23 @@ def _solution(row: Mapping[str, Any], where: str) -> Solution:
     if not all(isinstance(label, (bool, int, float)) and 0 <= label <= 1 for label in labels):
         raise refusal(f"{where}, labels", "true, false or numbers from 0 to 1", repr(labels)[:80], "correct the row")
     return Solution(where=where, prompt=_prompt(row, where), steps=tuple(steps), labels=tuple(map(float, labels)))
+
+
+def _turns(row: Mapping[str, Any], where: str) -> JudgedTurns:
+    if "messages" not in row:
+        raise refusal(where, "a column 'messages'", ", ".join(map(repr, row)) or "none", "add it")
+    messages, labels = messages_of(row["messages"], f"{where}, messages"), row.get("labels")
+    places = [place for place, message in enumerate(messages) if message.role == "assistant"]
+    if not places or not places[0] or places[-1] != len(messages) - 1:
+        got = "none of the assistant" if not places else "one that begins with the assistant or ends with another"
+        raise refusal(f"{where}, messages", "a question, and a conversation that ends with the assistant", got, "correct the row")
+    if not isinstance(labels, list) or len(labels) != len(places) or all(label is None for label in labels):
+        expected = f"{len(places)} of them, one for each message of the assistant, not all null"
+        raise refusal(f"{where}, labels", expected, repr(labels)[:80], "correct the row")
+    if not all(label is None or isinstance(label, (bool, int, float)) and 0 <= label <= 1 for label in labels):
+        raise refusal(f"{where}, labels", "true, false, null or numbers from 0 to 1", repr(labels)[:80], "correct the row")
+    known = tuple(None if label is None else float(label) for label in labels)
+    return JudgedTurns(where=where, prompt=messages[: places[0]], reply=messages[places[0] :], labels=known)
 
 
 def _prompt(row: Mapping[str, Any], where: str) -> Messages:

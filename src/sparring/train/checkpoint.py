@@ -20,6 +20,8 @@ from sparring.weights.checksum import checksum
 
 MODEL = "model.safetensors"
 OPTIMISER = "optimiser.safetensors"
+AVERAGE = "average-{}.safetensors"
+"""Of a moving average by its name."""
 MANIFEST = "trainer.json"
 
 

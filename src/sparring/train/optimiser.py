@@ -47,6 +47,11 @@ class Optimiser:
         """What gradients are taken of."""
         return list(self._parameters.values())
 
+    @property
+    def masters(self) -> dict[str, torch.Tensor]:
+        """What is trained, float32, by name; the tensors are its own."""
+        return {name: master.detach() for name, master in self._masters.items()}
+
     def add(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """The gradients of one micro-batch, in the order of `parameters`; None where it does not depend on one."""
         for master, gradient in zip(self._masters.values(), gradients, strict=True):

@@ -36,7 +36,8 @@ def surveyed(
     asking = [loss for loss in losses if loss.needs.survey and loss.term in denominators]
     if not asking or not rows:
         return rows
-    needs = sorted(set[str]().union(*(loss.needs.quantities for loss in asking)))
+    # what is singled out hangs on no model beside the trained one, and asking one costs a forward
+    needs = sorted(set[str]().union(*(loss.needs.quantities for loss in asking)) - {"divergence"})
     values = forward(rows, set(needs))
     micro = micro_batch(rows, denominators, idle_tokens=True)
     there = [[any(weights) for weights in zip(*row.weights.values(), strict=True)] for row in rows]

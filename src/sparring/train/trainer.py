@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +18,14 @@ from sparring.batch.packing import pack
 from sparring.batch.tensors import MicroBatch, micro_batch
 from sparring.batch.units import cut_units, pack_units
 from sparring.errors import refusal
+from sparring.generation import ScoreRequest, Scores
 from sparring.model.attention import Packed
 from sparring.model.causal import CausalModel
 from sparring.model.divergence import from_teacher, from_tops
-from sparring.model.head import token_quantities
+from sparring.model.head import Asked, judge, token_quantities
 from sparring.protocols import Divergence, Loss, LossResult
 from sparring.train import checkpoint
+from sparring.train.average import Average
 from sparring.train.config import TrainConfig
 from sparring.train.measure import Measures
 from sparring.train.optimiser import Optimiser
@@ -69,7 +71,8 @@ class LocalTrainer:
         total_steps: how many optimiser steps the learning rate's schedule spans.
         version: of the weights that `model` holds.
         threads: CPU threads of the worker; 0 keeps torch's number.
-        teachers: models by name that a loss compares with over the whole vocabulary; nobody else may compute with them.
+        teachers: models by name that rows are compared with; nobody else may compute with them. An average follows what is
+            trained, from version to version.
     """
 
     def __init__(
@@ -82,7 +85,7 @@ class LocalTrainer:
         total_steps: int,
         version: int = 0,
         threads: int = 0,
-        teachers: Mapping[str, CausalModel] | None = None,
+        teachers: Mapping[str, CausalModel | Average] | None = None,
     ) -> None:
         for loss in losses:
             if loss.needs.unit not in _UNITS:
@@ -95,7 +98,8 @@ class LocalTrainer:
         # what is told of every token: it is compared with what an engine recorded
         self._told = frozenset() if model.is_scalar else frozenset({"logprob"})
         self._divergence = next((loss.needs.divergence for loss in losses if loss.needs.divergence), None)
-        self._teachers = dict(teachers or {})
+        self._averages = {name: of for name, of in (teachers or {}).items() if isinstance(of, Average)}
+        self._teachers = {name: of.model if isinstance(of, Average) else of for name, of in (teachers or {}).items()}
         self._name = name
         self._total_steps = total_steps
         self._version = version
@@ -135,12 +139,16 @@ class LocalTrainer:
 
         Args:
             rows: such as an annotator is handed.
-            needs: names out of `model.head.QUANTITIES`.
+            needs: names out of `model.head.QUANTITIES`, and `teacher`: the log-probability under the teacher that the row names.
 
         Returns:
             Per row, in order: each name with one value per token of the row, 0.0 where no term weighs it.
         """
         return await self._work(self._forward, rows, needs)
+
+    async def score(self, teacher: str, request: ScoreRequest) -> Scores:
+        """What a teacher that this trainer holds says of given tokens; its version is the trainer's."""
+        return await self._work(self._score, teacher, request)
 
     async def forward_backward(self, batch: Batch) -> Mapping[str, float]:
         """Add the gradients of a batch, micro-batch by micro-batch.
@@ -211,6 +219,22 @@ class LocalTrainer:
                 }
         return [found[id(row)] for row in rows]
 
+    @torch.no_grad()
+    def _score(self, teacher: str, request: ScoreRequest) -> Scores:
+        model, count = self._teachers[teacher], len(request.tokens) - 1
+        tokens, places = torch.tensor(request.tokens, device=model.device), torch.arange(count, device=model.device)
+        where = Packed(torch.tensor([0, count], dtype=torch.int32, device=model.device))
+        hidden = model.hidden(tokens[:-1], places, where, places[request.first - 1 :])
+        heat = torch.full((len(hidden),), request.temperature, device=model.device)
+        found = judge(model, hidden, tokens[request.first :], heat, request.top_k)
+        return Scores(
+            logprobs=tuple(found.logprob.tolist()),
+            entropies=tuple(found.entropy.tolist()),
+            top_ids=tuple(map(tuple, found.top_ids.tolist())),
+            top_logprobs=tuple(map(tuple, found.top_logprobs.tolist())),
+            version=self._version,
+        )
+
     def _forward_backward(self, batch: Batch) -> dict[str, float]:
         started = time.perf_counter()
         if batch.model != self._name:
@@ -268,26 +292,41 @@ class LocalTrainer:
     def _quantities(self, micro: MicroBatch, needs: Set[str]) -> dict[str, torch.Tensor]:
         where = Packed(micro.cu_seqlens, micro.shared)
         hidden = self._model.hidden(micro.tokens, micro.positions, where, micro.predicting)
-        of_targets = needs - {"divergence"}
-        found = token_quantities(self._model, hidden, micro.targets, micro.temperature, of_targets, micro.kept, micro.bias)
+        asked, ours = Asked(micro.targets, micro.temperature, micro.kept, micro.bias), needs - {"divergence", "teacher"}
+        found = token_quantities(self._model, hidden, asked.targets, asked.temperature, ours, asked.kept, asked.bias)
         if "divergence" in needs and self._divergence is not None:
-            found["divergence"] = self._diverging(micro, hidden, self._divergence)
+            found["divergence"] = self._diverging(micro, hidden, asked, self._divergence)
+        if "teacher" in needs:
+            found["teacher"] = self._taught(micro, asked)
         return found
 
-    def _diverging(self, micro: MicroBatch, hidden: torch.Tensor, form: Divergence) -> torch.Tensor:
+    def _diverging(self, micro: MicroBatch, hidden: torch.Tensor, asked: Asked, form: Divergence) -> torch.Tensor:
         """[M]: how far the model, whose output is `hidden` [M, D], is from the teacher of each token; 0 where there is none."""
         if form.over == "top_k":
             if micro.tops is None:
                 raise ValueError("expected rows with a teacher's likeliest tokens, got none; annotate them")
             return from_tops(self._model, hidden, micro.temperature, micro.tops, form)
-        where = Packed(micro.cu_seqlens, micro.shared)
         found = hidden.new_zeros(len(hidden), dtype=torch.float32)
+        for its, teacher, theirs in self._asked_teachers(micro):
+            found = found.index_put((its,), from_teacher(self._model, hidden[its], teacher, theirs, asked.of(its), form))
+        return found
+
+    @torch.no_grad()
+    def _taught(self, micro: MicroBatch, asked: Asked) -> torch.Tensor:
+        """[M]: the log-probability of each token under its teacher, of what it was drawn from; 0 where there is none."""
+        found = torch.zeros_like(micro.temperature)
+        for its, teacher, theirs in self._asked_teachers(micro):
+            found[its] = token_quantities(teacher, theirs, *asked.of(its)[:2], {"logprob"}, *asked.of(its)[2:])["logprob"]
+        return found
+
+    def _asked_teachers(self, micro: MicroBatch) -> Iterator[tuple[torch.Tensor, CausalModel, torch.Tensor]]:
+        """Of each teacher that rows name: which of the M tokens are theirs [M] bool, itself, and its output for them."""
+        where = Packed(micro.cu_seqlens, micro.shared)
         for name, its in micro.teachers.items():
             teacher = self._teachers[name]
             with torch.no_grad():
                 theirs = teacher.hidden(micro.tokens, micro.positions, where, micro.predicting[its])
-            found = found.index_put((its,), from_teacher(self._model, hidden[its], micro.temperature[its], teacher, theirs, form))
-        return found
+            yield its, teacher, theirs
 
     def _step(self, ends_update: bool) -> StepResult:
         started = time.perf_counter()
@@ -301,6 +340,8 @@ class LocalTrainer:
         self._steps += 1
         self._pristine = ends_update
         if ends_update:
+            for average in self._averages.values():
+                average.follow(self._optimiser.masters)
             self._updates += 1
             self._version += 1
         return StepResult(version=self._version, metrics={**metrics, "step_s": time.perf_counter() - started})
@@ -345,6 +386,8 @@ class LocalTrainer:
             "metrics": dict(metrics),
         }
         tensors = {checkpoint.MODEL: self._trained.state(), checkpoint.OPTIMISER: self._optimiser.state()}
+        for name, average in self._averages.items():
+            tensors[checkpoint.AVERAGE.format(name)] = average.state()
         checkpoint.write(Path(path), tensors, manifest)
         return CheckpointRef(model=self._name, stage=stage, step=self._updates, path=path, metrics=dict(metrics))
 
@@ -353,12 +396,14 @@ class LocalTrainer:
         if manifest["config"] != self._config_digest():
             raise refusal(
                 f"checkpoint {ref.path}",
-                "the [train] settings it was written with",
+                "the [train] settings, and a moving average's decay, that it was written with",
                 "others",
                 "set them back, or start a new run from its weights",
             )
         self._optimiser.load_state(tensors[checkpoint.OPTIMISER])
         self._trained.load_state(tensors[checkpoint.MODEL])
+        for name, average in self._averages.items():
+            average.load_state(tensors[checkpoint.AVERAGE.format(name)])
         self._has_gradients = False
         self._steps, self._updates = manifest["optimiser_steps"], manifest["step"]
         self._version, self._pristine = manifest["version"], True
@@ -368,6 +413,8 @@ class LocalTrainer:
         settings = msgspec.to_builtins(self._config)
         for name in ("save_every", "keep_last", "best_metric", "best_is_highest"):
             del settings[name]
+        if self._averages:
+            settings["averages"] = {name: average.decay for name, average in self._averages.items()}
         if self._config.schedule != "constant":
             settings["total_steps"] = self._total_steps
         return xxhash.xxh3_128_hexdigest(msgspec.json.encode(settings, order="deterministic"))

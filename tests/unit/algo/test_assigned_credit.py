@@ -95,6 +95,33 @@ def test_what_a_rule_reads_and_compares_is_checked_before_the_run():
         algo.check(max(1, algo.credit.least_members), everything)
 
 
+def test_right_answers_are_imitated_whatever_shaping_makes_of_them():
+    price = {"name": "linear_length", "price": 1.0, "by_success": False}
+    algo = config(credit="reinforce", aggregation="sequence_mean", shaping=[price], right_answers={})
+    groups, samples = nouns([simple_group([1.0, 0.0], turns=(2, 1)), simple_group([1.0])])
+    credited = load_credit(algo, seed=0).credit(groups, samples)
+    assert [[sum(row.weights.get("imitate", ())) for row in rows] for rows in credited] == [[3.0, 0], [1.0]]
+    first = credited[0][0].weights
+    assert [weight != 0 for weight in first["policy"]] == [weight == 1 for weight in first["imitate"]]
+    alone = load_credit(config(right_answers={}, zero_variance_filter=True), seed=0).credit(groups, samples)
+    assert [len(rows) for rows in alone] == [2, 0], "a group that leaves teaches nothing"
+
+
+def test_right_is_what_the_scorer_says_and_of_a_role_what_it_earned():
+    groups, samples = nouns([simple_group([1.0, 0.0])])
+    algo = config(credit="reinforce", right_answers={})
+
+    def imitated(*scores):
+        [rows] = load_credit(algo, seed=0).credit([replace(groups[0], scores=scores)], samples)
+        return ["imitate" in row.weights for row in rows]
+
+    wrong, right = groups[0].scores[::-1]
+    assert imitated(replace(wrong, success=True), replace(right, success=False)) == [True, False]
+    assert imitated(replace(wrong, success=True, per_role={"policy": 0.0}), right) == [False, True]
+    with pytest.raises(msgspec.ValidationError, match="coefficient must be above 0"):
+        config(right_answers={"coefficient": 0.0})
+
+
 def test_only_rules_of_one_group_tell_a_reader_of_one_group():
     for credit in ("grpo", "rloo", "gigpo", "raft"):
         assert config(credit=credit).sees_one_group

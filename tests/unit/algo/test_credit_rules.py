@@ -146,6 +146,21 @@ def test_a_policy_that_broke_its_world_has_a_score_without_parts_turns_and_state
     assert rule("gigpo").credit([alone], samples)[0]
 
 
+def test_a_token_is_credited_with_the_steps_that_end_at_or_after_it():
+    """Turns of four tokens and two: steps behind the second and the fourth, none in the second turn, whose tokens get nothing."""
+    group = simple_group([1.0], turns=(4, 2), per_turn=[[1.0, 0.0]], per_step=[[[[2, 1.0], [4, 0.0]], []]])
+    half = 0.5**0.5
+    assert advantages("process", [group]) == [[pytest.approx([0.0, 0.0, -half, -half, 0.0, 0.0], abs=1e-5)]]
+    assert advantages("reinforce", [group], discount=1.0) == [[[1.0, 1.0, 0.0, 0.0, 0.0, 0.0]]], "a reward is where it was earned"
+
+
+@pytest.mark.parametrize("ends", [[0], [3], [2, 1], [1, 1]])
+def test_steps_outside_their_turn_are_an_error(ends):
+    group = simple_group([1.0], turns=(2,), per_turn=[[0.0]], per_step=[[[[end, 0.0] for end in ends]]])
+    with pytest.raises(ValueError, match="steps end at"):
+        advantages("process", [group])
+
+
 def test_a_baseline_that_failed_takes_its_group_out_of_the_update():
     [group], samples = nouns([{**simple_group([1.0, 0.0]), "failed": [0.0]}])
     lost = replace(group, failed=tuple(replace(rollout, purpose="baseline") for rollout in group.failed))

@@ -10,6 +10,7 @@ from sparring.algo.config import AlgoConfig
 from sparring.algo.credit.load import load_credit
 from sparring.algo.credit.pairs import Pairs
 from sparring.batch.batches import Plan, assemble, batches
+from sparring.batch.critic import value_rows
 from sparring.batch.flatten import flatten
 from sparring.errors import SparringError
 from sparring.generation import Runs, Sampling
@@ -273,7 +274,7 @@ class Judged(Centred):
 def test_a_critic_learns_of_the_same_rollouts_before_the_policy():
     groups = [make_group("a", [0.0, 1.0, 0.5]), make_group("b", [2.0, 2.0], index=1), make_group("c", [1.0, 3.0], index=2, failed=1)]
     samples = [row for group in groups for row in flatten(group, "policy")]
-    plan = Plan(minibatches=2, passes=2, critic="critic", warmup_steps=1)
+    plan = Plan(minibatches=2, passes=2, learners={"critic": value_rows}, warmup_steps=1)
     warming, later = (assemble(groups, samples, credit=Judged(), model="policy", step=step, plan=plan) for step in (1, 2))
     for batches_of in (warming, later):
         assert [batch.model for batch in batches_of] == ["critic", "policy"] * 4
@@ -293,7 +294,8 @@ def test_a_critic_learns_of_the_same_rollouts_before_the_policy():
 def test_a_critic_without_targets_is_an_error():
     groups = [make_group("a", [0.0, 1.0])]
     with pytest.raises(SparringError, match="expected the annotation 'value' for the critic, got none"):
-        assemble(groups, flatten(groups[0], "policy"), credit=Centred(), model="policy", step=1, plan=Plan(critic="critic"))
+        plan = Plan(learners={"critic": value_rows})
+        assemble(groups, flatten(groups[0], "policy"), credit=Centred(), model="policy", step=1, plan=plan)
 
 
 def test_an_update_has_as_many_optimiser_steps_as_ever_where_little_is_left():

@@ -6,10 +6,11 @@ import pytest
 
 from sparring.errors import BadInput
 from sparring.render.load import load_renderer
+from sparring.render.steps import Steps, step_ends
 from sparring.render.train_tokenizer import train_tokenizer
 from sparring.stages.compared import apart, rendered_reply
-from sparring.stages.reward_model import step_ends
-from sparring.tasks.preferences import Preference
+from sparring.stages.reward_model import turn_labels
+from sparring.tasks.preferences import JudgedTurns, Preference
 from sparring.testing.conversations import TOOL, answer, call, say, user
 
 
@@ -48,6 +49,33 @@ def test_only_the_reply_is_the_reply(renderer):
     assert "two" in whole and whole.index("two") < whole.index("it is 3")
     with pytest.raises(BadInput, match=f"row 1: expected at most 20 tokens, the positions of the model, got {len(tokens)} tokens"):
         rendered_reply(renderer, (TOOL,), "row 1", prompt, reply, 20)
+
+
+def test_what_was_sampled_is_divided_as_the_rows_are(renderer):
+    steps = ["1 + 2 = 3", "step by step", "ü 数 🙂"]
+    texts = ["\n".join(steps[: count + 1]) for count in range(3)]
+    tokens, ours = rendered_reply(renderer, (), "row", (user("one"),), (say(texts[-1]),), 1000)
+    start = ours.index(True)
+    divided = Steps(renderer, "\n")
+    assert [start + end for end in divided(tokens[start:])] == step_ends(renderer, tokens, start, texts)
+    assert divided(tokens[start:])[-1] < len(tokens) - start, "what ends the turn belongs to no step"
+    sampled = renderer.render((user("\n\none two \n \nthree\n"),), (), generation=False).tokens
+    said = [renderer.decode(sampled[:end]) for end in divided(sampled)]
+    assert len(said) == 4 and said[1].rstrip().endswith("one two") and said[2].rstrip().endswith("three"), "blank steps are none"
+    assert divided(()) == divided(renderer.stop_ids[:1]) == []
+
+
+def test_a_turn_ends_behind_its_last_token(renderer):
+    """Where the engine stopped sampling, and a reward model of turns is asked."""
+    prompt, reply = (user("one"),), (call("1 + 2"), answer("3"), say("it is 3"), user("sure?"), say("yes"))
+    tokens, ours = rendered_reply(renderer, (TOOL,), "row 1", prompt, reply, 1000)
+    row = JudgedTurns(where="row 1", prompt=prompt, reply=reply, labels=(1.0, None, 0.25))
+    labels = turn_labels(ours, row)
+    assert list(labels.values()) == [1.0, 0.25] and max(labels) == len(tokens)
+    assert all(tokens[end - 1] in renderer.stop_ids and ours[end - 1] for end in labels)
+    assert "1 + 2" in renderer.decode(tokens[: min(labels)]) and "tool_response" not in renderer.decode(tokens[: min(labels)])
+    with pytest.raises(BadInput, match="row 1, messages: expected 3 turns, one for each message of the assistant, got 2"):
+        turn_labels([True, False, True], row)
 
 
 def test_a_step_ends_where_its_text_has_been_read(renderer):

@@ -118,17 +118,43 @@ def test_who_is_collected_from_is_served_alone() -> None:
     assert held("collect", "sft", collect={"model": "large"}, others=OTHERS).stage == "collect"
 
 
+def test_a_moving_average_is_a_reference_of_its_own_numbers() -> None:
+    """Of a float32 model they are the weights of the reference; of another, what is trained once more."""
+
+    def of(stage: str = "rl", **settings: object) -> Held:
+        kl = {"coefficient": 0.1, **{key: settings.pop(key) for key in ("reference", "estimator") if key in settings}}
+        return held(stage, algo={"kl": kl}, policy=settings)
+
+    start, average = of(), of(reference="average")
+    assert weights(start) - weights(held()) == 2 * PARAMETERS * 4
+    assert weights(average) == weights(start) and weights(of(reference="last")) == weights(held())
+    assert (average.averaged, of(reference="last").averaged, start.averaged) == (PARAMETERS, 0, 0)
+    assert of(reference="last", estimator="full") == average
+    assert weights(of(reference="average", dtype="bfloat16")) == weights(start) + PARAMETERS * 4
+    assert 0 < of(reference="average", lora={"rank": 4}).averaged == of(lora={"rank": 4}).trained < PARAMETERS
+    assert of("sft", reference="average") == held("sft")
+
+
+def test_a_moving_teacher_is_computed_beside_the_trainer() -> None:
+    taught = {"teachers": {"*": "average"}, "feedback": "sibling"}
+    found = held("distill", distill=taught)
+    assert weights(found) - weights(held("distill")) == 2 * PARAMETERS * 4 and found.cache == GIB
+    assert found.averaged == PARAMETERS and held("rl", "distill", distill=taught).averaged == PARAMETERS
+    assert held("rl", distill=taught).averaged == 0
+
+
 def test_of_a_model_below_adapters_there_are_four_copies() -> None:
     found = held(policy={"lora": {"rank": 4}})
     assert found.parameters == PARAMETERS and 0 < found.trained < PARAMETERS
     assert weights(found) == 4 * PARAMETERS * 4 + 10 * found.trained * 4
 
 
+@pytest.mark.parametrize("section", ["critic", "implicit"])
 @pytest.mark.parametrize(("model", "parameters"), [("policy", PARAMETERS), ("large", LARGE_PARAMETERS)])
-def test_a_critic_is_there_five_times_beside_the_policy(model: str, parameters: int) -> None:
+def test_what_learns_beside_the_policy_is_there_five_times(section: str, model: str, parameters: int) -> None:
     """Its weights, gradients, two moments and the packed ones; it publishes nothing and nobody serves it."""
-    beside, alone = held(rl={"critic": {"model": model}}, others=OTHERS), held()
-    assert beside.critic == parameters and alone.critic == 0
+    beside, alone = held(rl={section: {"model": model}}, others=OTHERS), held()
+    assert beside.learner == parameters and alone.learner == 0
     assert beside.total - alone.total == 5 * parameters * 4
 
 

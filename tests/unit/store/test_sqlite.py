@@ -264,7 +264,7 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(BadInput, match="expected a store of version 3, got version 99"):
+    with pytest.raises(BadInput, match="expected a store of version 4, got version 99"):
         SqliteStore(path)
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from sparring.errors import BadInput
-from sparring.tasks.preferences import read_preferences, read_solutions
+from sparring.tasks.preferences import read_preferences, read_solutions, read_turns
 from sparring.types import Message
 
 
@@ -95,3 +95,32 @@ def test_no_rows_are_refused(tmp_path):
     for read in (read_preferences, read_solutions):
         with pytest.raises(BadInput, match="expected at least one"):
             read(written(tmp_path))
+
+
+def spoken(*roles):
+    return [{"role": role, "content": f"{role} {number}"} for number, role in enumerate(roles)]
+
+
+def test_turns_have_labels(tmp_path):
+    messages = spoken("system", "user", "assistant", "user", "assistant", "user", "assistant")
+    (found,) = read_turns(written(tmp_path, {"messages": messages, "labels": [True, None, 0.25]}))
+    assert [message.content for message in found.prompt] == ["system 0", "user 1"]
+    assert [message.content for message in found.reply][::4] == ["assistant 2", "assistant 6"] and len(found.reply) == 5
+    assert found.labels == (1.0, None, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"labels": [1]}, "expected a column 'messages', got 'labels'"),
+        ({"messages": spoken("user"), "labels": []}, "messages: expected a question, and a conversation that ends with the assistant"),
+        ({"messages": spoken("assistant"), "labels": [1]}, "got one that begins with the assistant or ends with another"),
+        ({"messages": spoken("user", "assistant", "user"), "labels": [1]}, "got one that begins with the assistant or ends"),
+        ({"messages": spoken("user", "assistant"), "labels": [1, 0]}, "labels: expected 1 of them, one for each message of the assist"),
+        ({"messages": spoken("user", "assistant"), "labels": [None]}, "not all null, got"),
+        ({"messages": spoken("user", "assistant"), "labels": [2]}, "labels: expected true, false, null or numbers from 0 to 1"),
+    ],
+)
+def test_turns_that_do_not_parse_are_refused(tmp_path, row, message):
+    with pytest.raises(BadInput, match=message):
+        read_turns(written(tmp_path, row))

@@ -59,7 +59,7 @@ class AcrossTokenizers:
         self,
         watch: Watch,
         teachers: Mapping[str, str],
-        engines: Mapping[str, Engine],
+        engines: Mapping[str, Scoring],
         asker: Asker,
         *,
         student: Renderer,

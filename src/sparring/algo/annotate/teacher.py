@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from sparring.algo.annotate.domain import teacher_of
 from sparring.algo.annotate.watch import Watch
 from sparring.errors import EngineError, RequestRefused
 from sparring.generation import ScoreRequest, Scores, TopRows
-from sparring.protocols import Engine
 from sparring.types import Sample
 
 TEACHER = "teacher"
@@ -23,6 +23,12 @@ class Reading:
 
     tokens: tuple[int, ...]
     shift: int
+
+
+class Scoring(Protocol):
+    """An engine, as far as it judges given tokens."""
+
+    async def score(self, request: ScoreRequest) -> Scores: ...
 
 
 class Asker:
@@ -38,7 +44,7 @@ class Asker:
         self._gate = asyncio.Semaphore(max_concurrent)
         self._retries, self._retry_delay_s = retries, retry_delay_s
 
-    async def score(self, engine: Engine, request: ScoreRequest) -> Scores:
+    async def score(self, engine: Scoring, request: ScoreRequest) -> Scores:
         """What `engine` says.
 
         Raises:
@@ -78,7 +84,7 @@ class TeacherRows:
         self,
         watch: Watch,
         teachers: Mapping[str, str],
-        engines: Mapping[str, Engine],
+        engines: Mapping[str, Scoring],
         asker: Asker,
         *,
         top_k: int = 0,

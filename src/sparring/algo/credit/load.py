@@ -28,8 +28,8 @@ class Assigned:
         self._max_tokens = config.max_tokens or max_tokens
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages and weights. A group that a filter leaves out gives an empty list; no rule sees it. Difficulty is what
-        the scorer said; equal rewards are those after shaping.
+        """Set advantages and weights. A group that a filter leaves out gives an empty list; no rule sees it. Difficulty, and
+        which answers are right, is what the scorer said; equal rewards are those after shaping.
 
         Raises:
             ValueError: as the rule.
@@ -40,7 +40,10 @@ class Assigned:
         stays = [self._stays(group, after) for group, after in zip(groups, shaped, strict=True)]
         chosen = [(group, rows) for group, rows, stay in zip(shaped, samples, stays, strict=True) if stay]
         credited = iter(self._rule.credit([group for group, _ in chosen], [rows for _, rows in chosen]))
-        return [aggregated(next(credited), config.aggregation, self._max_tokens) if stay else [] for stay in stays]
+        counted = [aggregated(next(credited), config.aggregation, self._max_tokens) if stay else [] for stay in stays]
+        if config.right_answers is None:
+            return counted
+        return [config.right_answers.imitated(group, rows) for group, rows in zip(groups, counted, strict=True)]
 
     def denominator(self, rows: Iterable[Sample]) -> float | None:
         """What the policy term of an update with these rows is divided by; None: by the sum of its weights."""

@@ -86,6 +86,23 @@ class Member:
         """
         return self._aligned("per_turn", self.score.per_turn, 0.0)
 
+    def per_step(self) -> list[tuple[tuple[int, float], ...]]:
+        """What the steps of each turn earned, with the tokens of the turn up to the step's end; where the scorer says nothing
+        about steps, the turn is one.
+
+        Raises:
+            ValueError: as `per_turn`, or a step ends outside its turn or before the one before it.
+        """
+        lengths = [len(s.tokens) for s in self.trajectory.segments if s.model is not None and s.tokens]
+        if self.score.per_step is None:
+            return [((length, reward),) for length, reward in zip(lengths, self.per_turn(), strict=True)]
+        found = self._aligned("per_step", self.score.per_step, ())
+        for length, steps in zip(lengths, found, strict=True):
+            ends = [end for end, _ in steps]
+            if ends != sorted(set(ends)) or ends and not 0 < ends[0] <= ends[-1] <= length:
+                raise ValueError(f"trajectory {self.trajectory.id}: steps end at {ends} in a turn of {length} tokens")
+        return found
+
     def states(self) -> list[str | None]:
         """The state that each turn was taken in; see `Score.states`. Raises as `per_turn` does."""
         return self._aligned("states", self.score.states, None)
@@ -108,18 +125,22 @@ class Member:
         return [recorded[row][at] for turn in self.steps() for row, at in turn]
 
     def step_rewards(self) -> list[float]:
-        """The reward of each step: its own, its turn's at the turn's last token, and what is left of the outcome at the end."""
+        """The reward of each step: its own, what the score says of its turn's parts at their last tokens and the turn's rest at
+        the turn's last, and what is left of the outcome at the end."""
         steps, turns = self.steps(), self.per_turn()
+        parts = [()] * len(turns) if self.score.per_step is None else self.per_step()
         flat = [place for turn in steps for place in turn]
         if not flat:
             return []
         own = [self.rows[row].annotations.get("reward") for row, _ in flat]
         rewards = [0.0 if values is None else values[at] for values, (_, at) in zip(own, flat, strict=True)]
         last = -1
-        for turn, reward in zip(steps, turns, strict=True):
+        for turn, reward, of_turn in zip(steps, turns, parts, strict=True):
+            for end, earned in of_turn if turn else ():
+                rewards[last + end] += earned
             last += len(turn)
             if turn:
-                rewards[last] += reward
+                rewards[last] += reward - math.fsum(earned for _, earned in of_turn)
         rewards[-1] += self.outcome - math.fsum(reward for turn, reward in zip(steps, turns, strict=True) if turn)
         return rewards
 
@@ -158,7 +179,7 @@ Rule = Callable[[Sequence[Member]], Sequence[float] | None]
 
 
 TurnRule = Callable[[Sequence[Member]], Sequence[Sequence[float]] | None]
-"""Likewise an advantage for each turn of each."""
+"""Likewise an advantage for each turn, or each token, of each."""
 
 
 def members(group: Group, rows: Sequence[Sample]) -> list[Member]:
@@ -201,6 +222,11 @@ def per_trajectory(groups: Sequence[Group], samples: Sequence[Sequence[Sample]],
 def per_turn(groups: Sequence[Group], samples: Sequence[Sequence[Sample]], rule: TurnRule) -> list[list[Sample]]:
     """Likewise one advantage for all tokens of a turn."""
     return [_compared(group, rows, rule, Member.with_turns) for group, rows in zip(groups, samples, strict=True)]
+
+
+def per_token(groups: Sequence[Group], samples: Sequence[Sequence[Sample]], rule: TurnRule) -> list[list[Sample]]:
+    """Likewise one advantage for each sampled token that carries weight, in the order of time."""
+    return [_compared(group, rows, rule, Member.with_steps) for group, rows in zip(groups, samples, strict=True)]
 
 
 def _compared(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import msgspec
 
 from sparring.algo.credit.members import Member, by_role, in_order, members, returns
 from sparring.algo.credit.statistics import against_others, mean
+from sparring.algo.right_answers import is_right
 from sparring.types import Group, Sample
 
 
@@ -18,9 +20,11 @@ class Prime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         r_i,t = beta * (log p_implicit(y_t) - log p_reference(y_t))
         A_i,t = sum_{s >= t} discount^(s - t) * (r_i,s - mean_{j != i}(mean_t(r_j,t)))  +  o_i - mean_{j != i}(o_j)
 
-    Cui et al., arXiv 2502.01456, section 3.3. The annotations `implicit` and `reference` are log-probabilities of the sampled
-    tokens under the implicit process reward model and under the model it was trained from; o is the reward. Use it for dense
-    credit without step labels. A group of one leaves the update.
+    Cui et al., arXiv 2502.01456, equation 5. The annotations `implicit` and `reference` are log-probabilities of the sampled
+    tokens under the implicit process reward model (`[rl.implicit]`) and under the model it was trained from; o is the reward.
+    Which rollouts were right, as the scorer's `success` says or a reward above solved_above where it says nothing, is what that
+    model learns next; it is written as the annotation `right`. Use it for dense credit without step labels. A group of one
+    leaves the update.
     """
 
     least_members: ClassVar[int] = 2
@@ -31,8 +35,15 @@ class Prime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     discount: float = 1.0
     """Per token."""
 
+    solved_above: float = 0.5
+    """A rollout was right when its reward is above this."""
+
+    def __post_init__(self) -> None:
+        if not self.beta > 0 or not 0 <= self.discount <= 1:
+            raise ValueError("beta must be above 0, and discount lie between 0 and 1")
+
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`.
+        """Set advantages and the annotation `right`; see `protocols.Credit`.
 
         Raises:
             BadInput: a row lacks one of the annotations.
@@ -43,9 +54,13 @@ class Prime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             values = {}
             for role in by_role(everyone).values():
                 values |= self._role([m for m in role if m.rows])
-            told = ((m, values.get(m.trajectory.id, [0.0] * m.length)) for m in everyone)
+            told = ((self._labelled(m), values.get(m.trajectory.id, [0.0] * m.length)) for m in everyone)
             credited.append(in_order(rows, (m.with_steps(of) for m, of in told), bool(values)))
         return credited
+
+    def _labelled(self, member: Member) -> Member:
+        right = float(is_right(member.score, member.trajectory.role, self.solved_above))
+        return replace(member, rows=member.with_steps([right] * member.length, "right"))
 
     def _role(self, role: Sequence[Member]) -> dict[str, list[float]]:
         if len(role) < 2:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import ClassVar
 
 import msgspec
 
-from sparring.algo.credit.members import Member, per_turn, returns
+from sparring.algo.credit.members import Member, per_token, returns
 from sparring.algo.credit.statistics import standardised
 from sparring.algo.credit.turn_level import want_turns
 from sparring.types import Group, Sample
@@ -19,9 +20,9 @@ class Process(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         r~_i,k = (r_i,k - mean(r)) / (std(r) + epsilon)      over all steps of all members
         A_i,t  = sum of r~_i,k over the steps k that end at or after token t
 
-    Shao et al. (DeepSeekMath), arXiv 2402.03300, section 4.1.3. A step is a turn, its reward `Score.per_turn`, from a process
-    reward model or the world; the outcome counts only as far as it is among them. Use it with a process reward model. A group
-    whose steps are one in all leaves the update.
+    Shao et al. (DeepSeekMath), arXiv 2402.03300, section 4.1.3. A step is one of `Score.per_step` where a score has those, else
+    a turn, whose reward is `Score.per_turn`; from a process reward model or the world. The outcome counts only as far as it is
+    among them. Use it with a process reward model. A group whose steps are one in all leaves the update.
     """
 
     least_members: ClassVar[int] = 1
@@ -36,11 +37,24 @@ class Process(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             BadInput: no score of the update says what turns earned.
         """
         want_turns(groups, "process")
-        return per_turn(groups, samples, self._role)
+        return per_token(groups, samples, self._role)
 
     def _role(self, role: Sequence[Member]) -> list[list[float]] | None:
-        turns = [m.per_turn() for m in role]
-        if sum(map(len, turns)) < 2:
+        every = [m.per_step() for m in role]
+        rewards = [reward for of in every for turn in of for _, reward in turn]
+        if len(rewards) < 2:
             return None
-        normal = iter(standardised([reward for of in turns for reward in of], epsilon=self.epsilon))
-        return [returns([next(normal) for _ in of], 1.0) for of in turns]
+        normal = iter(standardised(rewards, epsilon=self.epsilon))
+        to_go = [returns([next(normal) for turn in of for _ in turn], 1.0) for of in every]
+        return [_of_tokens(m, of, values) for m, of, values in zip(role, every, to_go, strict=True)]
+
+
+def _of_tokens(member: Member, turns: Sequence[Sequence[tuple[int, float]]], to_go: Sequence[float]) -> list[float]:
+    """For each token what is to go from the step that it is in, or from the next where it is in none."""
+    found, first = [], 0
+    values = [*to_go, 0.0]
+    for tokens, steps in zip(member.steps(), turns, strict=True):
+        ends = [end for end, _ in steps]
+        found += [values[first + bisect_right(ends, place)] for place in range(len(tokens))]
+        first += len(steps)
+    return found

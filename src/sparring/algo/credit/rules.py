@@ -77,6 +77,9 @@ or at what came before."""
 BLIND_TO_TOKENS = (Gdpo, Process)
 """Rules that read parts or turns of a score and no rewards of single tokens."""
 
+OF_TURNS = (Gae, Gigpo, OptimalTokenBaseline, Process, Reinforce, ReinforcePlusPlus, TurnLevel)
+"""Rules to which it matters which turn earned what; to the others a score's turns are no more than their sum."""
+
 READS = {
     Gae: ("value",),
     OptimalTokenBaseline: ("probability_squares",),

@@ -50,4 +50,5 @@ class Shuffled:
 
 def _in_place_of(own: Score, other: Score) -> Score:
     """Another rollout's score in the place of this one's, whose turns are others."""
-    return replace(other, states=own.states, per_turn=None if own.per_turn is None else (0.0,) * len(own.per_turn))
+    turns = None if own.per_turn is None else (0.0,) * len(own.per_turn)
+    return replace(other, states=own.states, per_turn=turns, per_step=None)

@@ -12,7 +12,7 @@ import torch
 
 from sparring.algo.config import AlgoConfig
 from sparring.algo.tokens import PolicyTokens, StepGate, bounded
-from sparring.protocols import LossResult, Needs
+from sparring.protocols import Divergence, LossResult, Needs
 
 
 class PolicyLoss:
@@ -35,7 +35,8 @@ class PolicyLoss:
     def __init__(self, config: AlgoConfig) -> None:
         self._config = config
         self.needs = Needs(
-            quantities=frozenset({"logprob", "entropy"}),
+            quantities=frozenset({"logprob", "entropy", *(["divergence"] if config.compares_whole else [])}),
+            divergence=Divergence(kind="reverse", over="vocabulary") if config.compares_whole else None,
             unit=config.unit,
             survey=config.needs_survey,
             idle_tokens=config.needs_idle_tokens,
@@ -45,7 +46,8 @@ class PolicyLoss:
         """The term's share of the update's loss.
 
         Args:
-            quantities: `logprob` [M] and `entropy` [M] float32 with gradient.
+            quantities: `logprob` [M] and `entropy` [M] float32 with gradient; of the estimator "full" also `divergence` [M], from
+                the reference that the rows name.
             micro_batch: `batch.tensors.MicroBatch`.
 
         Returns:
@@ -66,7 +68,8 @@ class PolicyLoss:
         if config.entropy_bonus:
             total = total + config.entropy_bonus * (weights * quantities["entropy"]).sum()
         if config.kl.coefficient:
-            kl = config.kl(quantities["logprob"], micro_batch.annotations["reference"])
+            whole = config.compares_whole
+            kl = quantities["divergence"] if whole else config.kl(quantities["logprob"], micro_batch.annotations["reference"])
             coefficient = config.kl.coefficient if config.kl.target is None else micro_batch.annotations["kl_coefficient"]
             total = total - (weights * coefficient * kl).sum()
             metrics["reference_kl"] = (kl.detach()[tokens.ours].double().sum().item(), metrics["ratio"][1])

@@ -17,7 +17,7 @@ from typing import Any
 
 from sparring.testing.golden import credit_outcome, credit_steps
 from sparring.testing.golden.credit_outcome import Credited, Reference
-from sparring.testing.golden.groups import Plain, random_groups, with_tokens
+from sparring.testing.golden.groups import Plain, random_groups, with_steps, with_tokens
 
 REFERENCES: Mapping[str, Reference] = {
     function.__name__: function
@@ -53,12 +53,14 @@ REFERENCES: Mapping[str, Reference] = {
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
     """What the cases of a rule are drawn from: `settings` to try, `rewards` to choose among (any number where None), the token
-    values that it reads, beside them rewards of tokens where it takes those, and roles where it takes several."""
+    values that it reads, beside them rewards of tokens where it takes those, steps of turns likewise, and roles where it takes
+    several."""
 
     settings: tuple[Mapping[str, Any], ...] = ({},)
     rewards: tuple[float, ...] | None = None
     tokens: tuple[str, ...] = ()
     token_rewards: bool = True
+    steps: bool = False
     roles: tuple[str, ...] | None = ("white", "black")
 
 
@@ -71,6 +73,7 @@ KINDS: Mapping[str, Kind] = {
             {"length_alpha": 0.3, "whiten": False},
         ),
         tokens=("value",),
+        steps=True,
     ),
     "gdpo": Kind(settings=({"weights": {"right": 1.0, "short": 0.5}}, {"weights": {"right": 2.0}}), token_rewards=False),
     "gigpo": Kind(settings=({}, {"divide": False, "step_weight": 0.5, "discount": 0.8}), token_rewards=False, roles=None),
@@ -79,15 +82,15 @@ KINDS: Mapping[str, Kind] = {
     "hierarchical": Kind(settings=({}, {"inside": ("white", "black")}), roles=("proposer", "solver/0", "solver/1")),
     "maxrl": Kind(rewards=_BINARY, token_rewards=False),
     "opo": Kind(),
-    "optimal_token_baseline": Kind(settings=({}, {"zero_tail": False}), tokens=("logprob", "probability_squares")),
+    "optimal_token_baseline": Kind(settings=({}, {"zero_tail": False}), tokens=("logprob", "probability_squares"), steps=True),
     "pass_at_k": Kind(settings=({"k": 2}, {}, {"k": 1, "solved_above": 0.0}), rewards=_BINARY, token_rewards=False),
     "prime": Kind(settings=({}, {"beta": 0.5, "discount": 0.9}), tokens=("implicit", "reference")),
-    "process": Kind(token_rewards=False, roles=None),
+    "process": Kind(token_rewards=False, steps=True, roles=None),
     "rae": Kind(settings=({}, {"decay": 0.5})),
     "raft": Kind(settings=({}, {"best": 2})),
     "raft_plus_plus": Kind(settings=({}, {"solved_above": 0.0}), rewards=_BINARY, token_rewards=False),
-    "reinforce": Kind(settings=({"discount": 0.9}, {"discount": 0.5, "baseline": 0.25})),
-    "reinforce_plus_plus": Kind(),
+    "reinforce": Kind(settings=({"discount": 0.9}, {"discount": 0.5, "baseline": 0.25}), steps=True),
+    "reinforce_plus_plus": Kind(steps=True),
     "reinforce_plus_plus_baseline": Kind(),
     "rejection": Kind(settings=({}, {"at_most": 2}, {"solved_above": 0.0}), rewards=_BINARY, token_rewards=False),
     "remax": Kind(),
@@ -129,5 +132,7 @@ def _shapes(kind: Kind) -> Iterator[tuple[str, Sequence[Plain]]]:
     yield "all_lost", with_tokens(random_groups(6, (3,), rewards=some[:1]), kind.tokens)
     if kind.token_rewards:
         yield "token_rewards", with_tokens(random_groups(7, (4, 3), rewards=kind.rewards), ("reward", *kind.tokens))
+    if kind.steps:
+        yield "steps", with_tokens(with_steps(random_groups(9, (4, 3), rewards=kind.rewards), 9), kind.tokens)
     if kind.roles:
         yield "several_roles", with_tokens(random_groups(8, (3, 4), rewards=kind.rewards, roles=kind.roles), kind.tokens)

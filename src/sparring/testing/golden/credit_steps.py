@@ -15,13 +15,27 @@ from sparring.testing.golden.groups import Plain
 
 
 def rewards_of(member: Plain) -> np.ndarray:
-    """The reward of each token: its own, its turn's at the turn's last token, and what is left of the outcome at the last."""
+    """The reward of each token: its own, its steps' at their last tokens, what is left of its turn's at the turn's last, and
+    what is left of the outcome at the last."""
     r = np.array(member["tokens"].get("reward", [0.0] * sum(member["turns"])), dtype=float)
     per_turn = member.get("per_turn", [0.0] * len(member["turns"]))
     for end, earned in zip(np.cumsum(member["turns"]), per_turn, strict=True):
         r[end - 1] += earned
+    for at, earned, last in _steps(member) if "per_step" in member else ():
+        r[at - 1] += earned
+        r[last - 1] -= earned
     r[-1] += member["reward"] - sum(per_turn)
     return r
+
+
+def _steps(member: Plain) -> list[tuple[int, float, int]]:
+    """(tokens of all replies up to the step's end, reward, tokens up to the end of its reply) of each step; without steps a reply
+    is one."""
+    ends = np.cumsum(member["turns"]).tolist()
+    if "per_step" not in member:
+        return [(end, earned, end) for end, earned in zip(ends, member["per_turn"], strict=True)]
+    begins = [0, *ends[:-1]]
+    return [(b + at, r, end) for b, end, of in zip(begins, ends, member["per_step"], strict=True) for at, r in of]
 
 
 def discounted(r: np.ndarray, discount: float) -> np.ndarray:
@@ -165,7 +179,7 @@ def process(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
     """
     credited: Credited = []
     for group in groups:
-        every = [r for m in group["members"] for r in m["per_turn"]]
+        every = [r for m in group["members"] for _, r, _ in _steps(m)]
         if len(every) < 2:
             credited.append(None)
             continue
@@ -173,8 +187,8 @@ def process(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
         normal = [(r - np.mean(every)) / scale for r in every]
         of = []
         for m in group["members"]:
-            steps = [normal.pop(0) for _ in m["turns"]]
-            of.append(_turns_to_tokens(m, np.array([sum(steps[k:]) for k in range(len(steps))])))
+            steps = [(end, normal.pop(0)) for end, _, _ in _steps(m)]
+            of.append(np.array([sum(r for end, r in steps if end > t) for t in range(sum(m["turns"]))], dtype=float))
         credited.append(of)
     return credited
 

@@ -11,6 +11,7 @@ member is one trajectory:
     cut             whether a limit ended it, or absent
     said            members of equal `said` and `turns` sampled the same tokens
     per_turn        what of the reward each reply earned, or absent
+    per_step        what of that the steps of each reply earned, as [tokens of the reply up to its end, reward], or absent
     states          the state each reply was made in, or absent
     parts           the components of its rollout's reward by name, or absent
     tokens          by name, one value for each token of all replies in the order of time
@@ -110,6 +111,20 @@ def with_tokens(groups: Sequence[Plain], names: Sequence[str]) -> list[Plain]:
     ]
 
 
+def with_steps(groups: Sequence[Plain], seed: int) -> list[Plain]:
+    """The groups with replies in steps: one ends every other token, from the first or the second on, and some replies have
+    none."""
+    draw = np.random.default_rng(seed)
+    found = []
+    for group in groups:
+        members = []
+        for m in group["members"]:
+            ends = [range(int(draw.integers(1, 4)), length + 1, 2) for length in m["turns"]]
+            members.append({**m, "per_step": [[[end, round(float(draw.normal()), 3)] for end in of] for of in ends]})
+        found.append({**group, "members": members})
+    return found
+
+
 def nouns(groups: Sequence[Plain]) -> tuple[list[Group], list[list[Sample]]]:
     """Groups and their flattened samples; the members' token values are annotations, `logprob` the recorded ones."""
     made = [_group(f"group-{at}", at, plain) for at, plain in enumerate(groups)]
@@ -179,6 +194,7 @@ def _score(roles: Sequence[Plain]) -> Score:
         reward=first["reward"],
         parts=first.get("parts", {}),
         per_turn=tuple(first["per_turn"]) if "per_turn" in first else None,
+        per_step=tuple(tuple(map(tuple, of)) for of in first["per_step"]) if "per_step" in first else None,
         states=tuple(first["states"]) if "states" in first else None,
         per_role={member["role"]: member["reward"] for member in roles} if len(roles) > 1 else None,
     )

@@ -1,18 +1,35 @@
-"""Golden vectors of the adaptive coefficient of a KL penalty: plain data (JSON) in and out.
+"""Golden vectors of the KL penalty beside its estimators (those are in `golden.policy`): the coefficient that adapts, the
+divergence over the vocabulary, and the moving average that it may be to. Plain data (JSON) in and out.
 
-    for case in cases():
+    for case in cases("adaptive"):
         ...  # coefficient, target, gain, updates (per trajectory the sum of log(behaviour / reference)) -> coefficients
+    for case in cases("full"):
+        ...  # logits and reference [M, V], biases per token as {id: value}, kept ids per token (none: all), temperature,
+        ...  # weights [M], denominator, coefficient -> loss and its gradient by the logits [M, V]
+    for case in cases("average"):
+        ...  # decay, start [P], weights after each update [n, P] -> averages after each [n, P]
 
-Worked example, by hand. Coefficient 0.2, target 6, gain 0.1: trajectories of 6 and 7.2
-nats have a mean of 6.6, an error of 0.1, and give 0.2 * 1.01 = 0.202; trajectories of 60 nats give 0.2 * 1.02 = 0.204.
+Worked examples, by hand.
+
+    adaptive   coefficient 0.2, target 6, gain 0.1: trajectories of 6 and 7.2 nats have a mean of 6.6, an error of 0.1, and give
+               0.2 * 1.01 = 0.202; trajectories of 60 nats give 0.2 * 1.02 = 0.204
+    full       V = 3, one token, policy (3/8, 1/8, 1/2), reference (1/4, 1/4, 1/2):
+                   3/8 log(3/2) + 1/8 log(1/2) + 0                                                      = 0.065406
+               ids 0 and 1 kept, so that these are (3/4, 1/4) and (1/2, 1/2):
+                   3/4 log(3/2) + 1/4 log(1/2)                                                          = 0.130812
+               and its gradient by logit 0: 3/4 (log(3/2) - 0.130812)                                   = 0.205990
+    average    decay 1/2, start 1, weights 3 and 5: 1/2 + 3/2 = 2, then 1 + 5/2 = 3.5
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+Array = np.ndarray
+Plain = dict[str, Any]
 
 
 def adaptive(coefficient: float, target: float, gain: float, updates: Sequence[Sequence[float]]) -> list[float]:
@@ -25,11 +42,108 @@ def adaptive(coefficient: float, target: float, gain: float, updates: Sequence[S
     return found
 
 
-def cases() -> Iterator[dict[str, Any]]:
-    """The golden cases; see above."""
+def probabilities(logits: Array, biases: Sequence[Mapping[int, float]], kept: Sequence[Sequence[int]], heat: float) -> Array:
+    """What each token is drawn from [M, V]: exp((logit + bias) / temperature) over what is kept, summing to 1."""
+    found = np.zeros_like(logits)
+    for row, (of, added, ids) in enumerate(zip(logits, biases, kept, strict=True)):
+        raised = of + np.array([added.get(token, 0.0) for token in range(len(of))])
+        raised = np.exp(raised / heat)
+        inside = np.isin(np.arange(len(of)), ids) if ids else np.ones(len(of), bool)
+        found[row] = raised * inside / (raised * inside).sum()
+    return found
+
+
+def divergence(q: Array, p: Array) -> Array:
+    """KL(q || p) [M] = sum q log(q / p), of which 0 log 0 is 0 (Kullback and Leibler 1951, equation 2.4)."""
+    there = q > 0
+    return np.where(there, q * np.log(np.where(there, q, 1.0) / np.where(there, p, 1.0)), 0.0).sum(1)
+
+
+def slopes(q: Array, p: Array, heat: float) -> Array:
+    """Its derivative by each logit of q [M, V]: q (log(q / p) - KL(q || p)) / temperature."""
+    there = q > 0
+    logs = np.log(np.where(there, q, 1.0) / np.where(there, p, 1.0))
+    return np.where(there, q * (logs - divergence(q, p)[:, None]) / heat, 0.0)
+
+
+PARTS: Mapping[str, Callable[..., Array]] = {f.__name__: f for f in (probabilities, divergence, slopes)}
+"""What `full` is made of."""
+
+
+def full(case: Plain, parts: Mapping[str, Callable[..., Array]] = PARTS) -> Plain:
+    """The penalty of a case, coefficient * sum weight KL / denominator, and its gradient by the policy's logits. `parts`: other
+    references to put in the place of ours."""
+    given, heat = (case["biases"], case["kept"], case["temperature"]), case["temperature"]
+    q, p = (parts["probabilities"](np.array(case[name]), *given) for name in ("logits", "reference"))
+    each = case["coefficient"] * np.array(case["weights"]) / case["denominator"]
+    gradient = each[:, None] * parts["slopes"](q, p, heat)
+    return {"loss": float(each @ parts["divergence"](q, p)), "gradient": gradient.tolist()}
+
+
+def average(decay: float, start: Array, weights: Sequence[Array]) -> list[Array]:
+    """The moving average after every update (WARP, arXiv 2406.16768, section 3.1; mu = 1 - decay)."""
+    now, found = start, []
+    for update in weights:
+        now = decay * now + (1 - decay) * update
+        found.append(now)
+    return found
+
+
+def draw(seed: int, *, tokens: int = 6, vocabulary: int = 9) -> Plain:
+    """A case of `full`, the same for a seed everywhere: some tokens from kept sets, some with biases, one of no weight; the last
+    has its reference's own logits. All numbers are float32's."""
+    random = np.random.default_rng(seed)
+    logits, reference = (random.normal(0, 1.5, (tokens, vocabulary)).astype(np.float32) for _ in range(2))
+    reference[-1] = logits[-1]
+    sizes = [0, 4, 1, 0, 6, 3] * tokens
+    kept = [sorted(random.choice(vocabulary, size, replace=False).tolist()) for size in sizes[:tokens]]
+    biases: list[Plain] = [{} for _ in range(tokens)]
+    biases[0], biases[1] = {2: 0.5, 5: -1.25}, {kept[1][0]: 1.5}
+    return {
+        "logits": logits.astype(float).tolist(),
+        "reference": reference.astype(float).tolist(),
+        "biases": biases,
+        "kept": kept,
+        "temperature": 0.75,
+        "weights": [1.0, 1.0, 0.5, 0.0, 0.25, 1.0][:tokens],
+        "denominator": 6.5,
+        "coefficient": 0.3,
+    }
+
+
+def _adaptive() -> Iterator[Plain]:
     random = np.random.default_rng(7)
     for name, scale in (("near", 1.0), ("far", 20.0)):
         updates = [(scale * (6.0 + random.standard_normal(5))).tolist() for _ in range(6)]
         coefficients = adaptive(0.2, 6.0, 0.1, updates)
         given = {"coefficient": 0.2, "target": 6.0, "gain": 0.1, "updates": updates}
         yield {"part": "adaptive", "name": name, **given, "coefficients": coefficients}
+
+
+def _full() -> Iterator[Plain]:
+    for seed in range(3):
+        case = draw(seed)
+        plain = {**case, "biases": [{str(token): value for token, value in of.items()} for of in case["biases"]]}
+        yield {"part": "full", "name": str(seed), **plain, **full(case)}
+
+
+def _average() -> Iterator[Plain]:
+    random = np.random.default_rng(11)
+    for decay in (0.3, 0.5, 0.99):
+        start, weights = random.standard_normal(5), random.standard_normal((7, 5))
+        found = np.array(average(decay, start, weights)).tolist()
+        given = {"decay": decay, "start": start.tolist(), "weights": weights.tolist()}
+        yield {"part": "average", "name": str(decay), **given, "averages": found}
+
+
+REFERENCES: Mapping[str, Callable[[], Iterator[Plain]]] = {"adaptive": _adaptive, "full": _full, "average": _average}
+"""The golden cases of each name."""
+
+
+def cases(name: str) -> Iterator[Plain]:
+    """The golden cases of a name; see above.
+
+    Raises:
+        KeyError: there is no such name.
+    """
+    yield from REFERENCES[name]()

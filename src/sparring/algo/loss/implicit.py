@@ -1,0 +1,66 @@
+"""The preference term of an implicit process reward model: a language model learns which rollouts were right.
+
+Shapes: M weighted tokens of a micro-batch, G trajectories.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn.functional import logsigmoid
+
+from sparring.algo.loss.preference.pairs import REFERENCE, per_pair, replies
+from sparring.protocols import LossResult, Needs
+
+
+class ImplicitReward:
+    """Implements `Loss` of PRIME's reward model (Cui et al., arXiv 2502.01456, section 3: the cross-entropy of outcome labels).
+
+        r_i  = beta * sum_t (log pi(y_i,t) - log reference(y_i,t))        over all sampled tokens of trajectory i
+        loss = - sum_i weight_i * (o_i * log sigmoid(r_i) + (1 - o_i) * log sigmoid(-r_i)) / denominator
+
+    o_i is 1 where the row's label is 1, 0 where it is -1. The rows of one `group` are one trajectory, which no micro-batch
+    splits; its tokens' weights add up to weight_i.
+
+    Args:
+        beta: scale of the reward, as in credit `prime`.
+    """
+
+    term = "preference"
+    needs = Needs(quantities=frozenset({"logprob"}), unit="pair")
+
+    def __init__(self, *, beta: float = 0.05) -> None:
+        self.beta = beta
+
+    def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
+        """The term's share of the update's loss.
+
+        Args:
+            quantities: `logprob` [M] float32 with gradient.
+            micro_batch: `batch.tensors.MicroBatch` with the annotation `reference`.
+
+        Returns:
+            A scalar, and as (sum, count) over trajectories accuracy (the reward's sign is the label's; 0 counts half),
+            reward_chosen and reward_rejected (r of right and of wrong ones).
+        """
+        weights = micro_batch.weights[self.term]
+        ours = weights != 0
+        _, which = micro_batch.group[micro_batch.rows].unique(return_inverse=True)
+        which = torch.where(ours, which, -1)
+        of_each = per_pair(weights, which)
+        sums = replies(quantities["logprob"], micro_batch.annotations[REFERENCE], which, len(of_each))
+        reward = self.beta * (sums.logprob - sums.reference)
+        of_token = micro_batch.label.to(reward.dtype)[micro_batch.rows[ours]]
+        label = reward.new_zeros(len(of_each)).index_copy(0, which[ours], of_token)
+        loss = -(of_each * logsigmoid(label * reward)).sum() / micro_batch.denominators[self.term]
+        return LossResult(loss=loss, metrics=_metrics(reward.detach().double(), label))
+
+
+def _metrics(reward: torch.Tensor, label: torch.Tensor) -> dict[str, tuple[float, float]]:
+    side = reward * label
+    metrics = {"accuracy": (float((side > 0).double().sum() + 0.5 * (side == 0).double().sum()), len(label))}
+    for name, ours in (("reward_chosen", label > 0), ("reward_rejected", label < 0)):
+        metrics[name] = (float(reward[ours].sum()), int(ours.sum()))
+    return metrics

@@ -1,0 +1,57 @@
+"""A language-model loss on what was answered rightly, beside the policy's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+
+from sparring.types import Group, Sample, Score
+
+
+class RightAnswers(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="right_answers", tag_field="name"
+):
+    """VAPO's positive-example loss: right rollouts are imitated, beside what their advantages say.
+
+        loss  = policy loss + coefficient * L_NLL
+        L_NLL = - sum_i sum_t log pi(y_i,t) / sum_i T_i       over an optimiser step's right rollouts i of T_i sampled tokens
+
+    Yue et al., arXiv 2504.05118, section 4.3. Right is what the scorer's `success` says, or, where it says nothing or roles earn
+    rewards of their own, a reward above solved_above, before shaping; groups that a filter leaves out are not imitated. Use it
+    where right answers are rare, so that each is used more than once.
+    """
+
+    coefficient: float = 0.1
+    """The paper's mu."""
+
+    solved_above: float = 0.5
+    """A rollout was right when its reward is above this."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.coefficient < math.inf:
+            raise ValueError(f"coefficient must be above 0, got {self.coefficient}; leave the table out for none")
+
+    def imitated(self, group: Group, rows: Sequence[Sample]) -> list[Sample]:
+        """The group's rows, with weight 1 in the imitate term on every sampled token of right trajectories."""
+        right = {
+            trajectory.id
+            for rollout, score in zip(group.rollouts, group.scores, strict=True)
+            for trajectory in rollout.trajectories
+            if is_right(score, trajectory.role, self.solved_above)
+        }
+        return [_imitated(row) if row.trajectory in right else row for row in rows]
+
+
+def is_right(score: Score, role: str, solved_above: float) -> bool:
+    """What the scorer's `success` says; where it says nothing, or roles earn rewards of their own, a reward above
+    `solved_above`."""
+    if score.success is not None and role not in (score.per_role or {}):
+        return score.success
+    return (score.of(role) or 0.0) > solved_above
+
+
+def _imitated(row: Sample) -> Sample:
+    return replace(row, weights={**row.weights, "imitate": tuple([float(weight != 0) for weight in row.weights["policy"]])})

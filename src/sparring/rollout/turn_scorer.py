@@ -1,0 +1,100 @@
+"""A process reward model scores every turn of the policy, or every step of its turns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from sparring.errors import refusal
+from sparring.protocols import Worth
+from sparring.rollout.reward_scorer import PART
+from sparring.types import Rollout, Score, Task
+
+Found = Sequence[Mapping[int, float]]
+"""For each turn, by how many of its tokens had been read, how likely what they say is right."""
+
+
+class TurnScorer:
+    """Implements `Scorer`: says how likely each turn of the policy is right, in the very tokens that were sampled.
+
+        p_k         = sigmoid(v_k)                         v_k: the model's value behind the last token of turn k
+        per_turn_k += weight * p_k                         the process reward (Lightman et al., arXiv 2305.20050)
+        reward     += weight * (p_1 + ... + p_K)           so that turns leave of it what the world gave
+
+    A turn is what one request sampled, in the context that it was sampled in; the order is that of `Score.per_turn`. Where
+    turns have steps, each is judged at its own end, `per_step` says what it earned, and a turn earns their sum; to the last
+    belongs what follows it in its turn. The model is asked once for a whole group, and what is read twice is computed once.
+
+    Args:
+        model: a scalar head that was trained on labelled turns, or steps; its tokenizer is the policy's.
+        weight: what the probabilities are multiplied with.
+        steps: by how many of a turn's tokens each of its steps has been read; None: a turn is judged whole.
+    """
+
+    def __init__(
+        self, model: Worth, *, weight: float = 1.0, steps: Callable[[Sequence[int]], Sequence[int]] | None = None
+    ) -> None:
+        self._model, self._weight, self._steps = model, weight, steps
+
+    async def score(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> list[Score]:
+        """The scores with rewards of turns, and the mean probability, before the weight, as the part `reward_model`.
+
+        Raises:
+            BadInput: a rollout has several roles, whose turns no score tells apart; or the world says what other turns earned.
+            EngineError: the model failed.
+        """
+        turns = [list(_turns(rollout)) for rollout in rollouts]
+        ends = [[[len(said)] if self._steps is None else self._steps(said) for _, said in of] for of in turns]
+        asked = [
+            (*before, *said[:end])
+            for of, of_ends in zip(turns, ends, strict=True)
+            for (before, said), at in zip(of, of_ends, strict=True)
+            for end in at
+        ]
+        values = iter(await self._model.worth(asked))
+        found = [[{end: _sigmoid(next(values)) for end in at} for at in of] for of in ends]
+        lengths = [[len(said) for _, said in of] for of in turns]
+        return [self._with(*each) for each in zip(rollouts, scores, found, lengths, strict=True)]
+
+    def _with(self, rollout: Rollout, score: Score, found: Found, lengths: Sequence[int]) -> Score:
+        own = [0.0] * len(found) if score.per_turn is None else score.per_turn
+        if len(own) != len(found):
+            expected = f"rewards of {len(found)} turns, as many as were sampled"
+            raise refusal(f"rollout {rollout.id}", expected, str(len(own)), "correct the environment's score")
+        earned = [self._weight * math.fsum(turn.values()) for turn in found]
+        every = [probability for turn in found for probability in turn.values()]
+        told = replace(
+            score,
+            reward=(score.reward or 0.0) + math.fsum(earned),
+            per_turn=tuple(given + more for given, more in zip(own, earned, strict=True)),
+            parts={**score.parts, PART: math.fsum(every) / len(every)} if every else score.parts,
+        )
+        if self._steps is None:
+            return told
+        given = score.per_step or ((),) * len(found)
+        steps = zip(given, found, lengths, strict=True)
+        return replace(told, per_step=tuple(self._of_turn(dict(before), turn, length) for before, turn, length in steps))
+
+    def _of_turn(self, earned: dict[int, float], found: Mapping[int, float], length: int) -> tuple[tuple[int, float], ...]:
+        """What the world said of a turn's steps, and the rewards of these; the last goes to the turn's end."""
+        for end, probability in found.items():
+            place = length if end == max(found) else end
+            earned[place] = earned.get(place, 0.0) + self._weight * probability
+        return tuple(sorted(earned.items()))
+
+
+def _turns(rollout: Rollout) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """What each turn was sampled behind, and its tokens."""
+    if len(rollout.trajectories) > 1:
+        roles = ", ".join(trajectory.role for trajectory in rollout.trajectories)
+        raise refusal("rl.reward_by", "a world of one role with 'turn' or 'step'", roles, "set it to 'reply'")
+    read: dict[int | None, tuple[int, ...]] = {None: ()}
+    for segment in rollout.trajectories[0].segments:
+        read[segment.index] = read[segment.parent] + segment.tokens
+        if segment.model is not None and segment.tokens:
+            yield read[segment.parent], segment.tokens
+
+
+def _sigmoid(value: float) -> float:
+    return 1 / (1 + math.exp(-value)) if value >= 0 else math.exp(value) / (1 + math.exp(value))

@@ -1,0 +1,96 @@
+"""The implicit process reward model of the rl stage: what it begins as, and that it is there where PRIME asks it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from sparring.algo.credit.prime import Prime
+from sparring.errors import refusal
+from sparring.model.hub import local_folder
+from sparring.protocols import Trainer, TrainPlan
+from sparring.stages.context import POLICY, Context
+from sparring.stages.rewarded import check_reads_policy
+from sparring.stages.role import RoleTrainer
+
+IMPLICIT = "implicit"
+"""The role of its batches and checkpoints, and the annotation with its log-probabilities."""
+
+
+def open_implicit(context: Context, source: Path) -> Trainer | None:
+    """The trainer of `[rl.implicit]`, None where there is none; `source` is what the policy begins with."""
+    from sparring.algo.loss.implicit import ImplicitReward
+
+    config = context.config
+    section, credit = config.rl.implicit, config.algo.credit
+    if section is None:
+        return None
+    assert isinstance(credit, Prime), "check_implicit has seen the run"
+    plan = TrainPlan(
+        losses=[ImplicitReward(beta=credit.beta)],
+        total_steps=config.rl.steps * config.rl.passes * config.rl.minibatches,
+        overrides=section.train,
+        role=IMPLICIT,
+    )
+    folder = implicit_folder(context, source)
+    return RoleTrainer(context.cluster.trainer(section.model, path=str(folder), plan=plan), IMPLICIT)
+
+
+def implicit_folder(context: Context, source: Path) -> Path:
+    """The checkpoint that it begins with; `source` is what the policy does.
+
+    Raises:
+        BadInput: there is none.
+    """
+    section = context.config.rl.implicit
+    assert section is not None, "asked of a run with an implicit reward model"
+    return source if section.model == POLICY else local_folder(str(context.config.models[section.model].path))
+
+
+async def write_implicit(context: Context, implicit: Trainer, source: Path) -> str:
+    """Write what it has become as a folder such as another run may begin with; returns it."""
+    from sparring.stages.export import write_model
+
+    folder = context.folder / "rl" / IMPLICIT
+    await write_model(implicit, implicit_folder(context, source), folder)
+    return str(folder)
+
+
+def check_implicit(context: Context) -> list[str]:
+    """`[rl.implicit]` is there exactly where `[algo]` wants one, and is a language model over the policy's tokens.
+
+    Returns:
+        What was found, one sentence each.
+
+    Raises:
+        BadInput: it is not so.
+    """
+    config, section = context.config, context.config.rl.implicit
+    if "rl" not in config.run.stages:
+        return []
+    wanted = config.rl.preference is None and isinstance(config.algo.credit, Prime)
+    if section is None:
+        if wanted:
+            raise refusal("rl.implicit", "a table with credit 'prime', which asks its model", "none", "write [rl.implicit]")
+        return []
+    if not wanted:
+        got = "rl.preference" if config.rl.preference is not None else f"credit {config.algo.credit.__struct_config__.tag!r}"
+        do = 'leave it out, or set [algo] preset = "prime"'
+        raise refusal("rl.implicit", "none without credit 'prime', which alone asks its model", got, do)
+    _check_model(context, section.model)
+    return [f"rl: an implicit reward model that begins as {section.model}"]
+
+
+def _check_model(context: Context, name: str) -> None:
+    models = context.config.models
+    if name == POLICY:
+        return
+    if name not in models or models[name].path is None:
+        known = ", ".join([POLICY, *(n for n, spec in models.items() if n != POLICY and spec.path)])
+        raise refusal("rl.implicit.model", f"one of {known}", repr(name), f"add [models.{name}] path")
+    folder = local_folder(str(models[name].path))
+    check_reads_policy(name, folder, context.given())
+    kinds = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or []
+    if any("ForSequenceClassification" in kind for kind in kinds):
+        do = "name a language model: what this one's stage began with"
+        raise refusal(f"models.{name}.path", "a language model, whose log-probabilities are the reward", ", ".join(kinds), do)

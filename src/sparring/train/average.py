@@ -1,0 +1,70 @@
+"""A moving average of the weights that a trainer trains, as a model that computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from sparring.errors import refusal
+from sparring.model.causal import CausalModel
+
+
+@torch.no_grad()
+def follow(averages: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], decay: float) -> None:
+    """average = decay * average + (1 - decay) * weights, in place (WARP, arXiv 2406.16768, section 3.1, whose mu is 1 - decay).
+    Where the weights are the average it keeps its bits."""
+    # not as it is written, which would not keep them
+    torch._foreach_lerp_(averages, weights, 1 - decay)
+
+
+class Average:
+    """A model beside the trained one whose weights follow it:
+
+        average_0 = weights_0        average_n = decay average_{n-1} + (1 - decay) weights_n     after update n
+
+    (see `follow`). decay 0 is the weights of the update before. Of a model with an adapter everywhere the adapter's factors are
+    averaged. The average is kept in float32, whatever the model computes in.
+
+    Args:
+        model: of the weights that training starts from; nobody else may change it.
+        decay: 0 or more, below 1.
+    """
+
+    def __init__(self, model: CausalModel, decay: float) -> None:
+        self.model, self.decay = model, decay
+        self._averaged = model.adapters.everywhere or model
+        self._parameters = self._averaged.parameters()
+        # a float32 parameter is its own average
+        self._values = {name: tensor.detach().float() for name, tensor in self._parameters.items()}
+
+    @torch.no_grad()
+    def follow(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """One update: `weights` are what is trained, float32, by name."""
+        names = sorted(weights)
+        follow([self._values[name] for name in names], [weights[name] for name in names], self.decay)
+        self._write_back()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The average, float32, by name; the tensors are its own."""
+        return dict(self._values)
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `state` gave.
+
+        Raises:
+            BadInput: it is of another model.
+        """
+        if state.keys() != self._values.keys():
+            got = f"a difference in {sorted(state.keys() ^ self._values.keys())[:3]}"
+            raise refusal("moving average", "this model's parameters", got, "restore the model it was saved from")
+        for name, value in self._values.items():
+            value.copy_(state[name])
+        self._write_back()
+
+    def _write_back(self) -> None:
+        for name, parameter in self._parameters.items():
+            if parameter.dtype != torch.float32:
+                parameter.copy_(self._values[name])
+        self._averaged.refresh()

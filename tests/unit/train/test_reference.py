@@ -1,0 +1,265 @@
+"""A trainer with a reference beside it: over the whole vocabulary, and as the moving average of what is trained."""
+
+import asyncio
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from test_distillation import Counted
+from test_local_trainer import gradients
+from test_shared_prefixes import make_forest
+
+from sparring.algo.config import AlgoConfig
+from sparring.algo.gate.rules import KlCov
+from sparring.algo.kl import Kl
+from sparring.algo.loss.policy import PolicyLoss
+from sparring.engine.config import EngineConfig
+from sparring.engine.native import NativeEngine
+from sparring.errors import BadInput
+from sparring.generation import KeptSets, ScoreRequest
+from sparring.model.attention import Packed
+from sparring.model.config import InitConfig
+from sparring.model.create import create
+from sparring.model.load import load
+from sparring.testing.golden.kl import average, divergence, probabilities
+from sparring.testing.tiny_adapters import tiny_adapter
+from sparring.train.average import Average
+from sparring.train.config import TrainConfig
+from sparring.train.trainer import LocalTrainer
+
+VOCABULARY = 48
+COEFFICIENT = 0.3
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    """A reference of another shape."""
+    init = InitConfig(hidden_size=48, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16, max_positions=64, initializer_range=0.2)
+    return load(create(init, VOCABULARY, tmp_path_factory.mktemp("other") / "model", 3))
+
+
+def make_trainer(model, kl=None, *, teachers=None, **settings):
+    config = TrainConfig(**{"learning_rate": 1e-2, "token_budget": 10_000, **settings})
+    return LocalTrainer(model, config, [PolicyLoss(AlgoConfig(kl=kl or Kl()))], name="policy", total_steps=9, threads=1, teachers=teachers)
+
+
+def run(trainer, work):
+    async def main():
+        try:
+            return await work
+        finally:
+            await trainer.close()
+
+    return asyncio.run(main())
+
+
+def once(model, batch, *, teachers=None, budget=10_000, kl=Kl(coefficient=COEFFICIENT, estimator="full")):
+    trainer = make_trainer(model, kl, teachers=teachers, token_budget=budget)
+    return run(trainer, trainer.forward_backward(batch))
+
+
+def compared(batch, name="there"):
+    return replace(batch, rows=tuple(replace(row, teacher=name) for row in batch.rows))
+
+
+def narrowed(batch, seed=2):
+    """The batch as it would be under truncated sampling and a bias: kept sets with the sampled token in them."""
+    draw = random.Random(seed)
+    rows = []
+    for row in batch.rows:
+        kept = [sorted({token, *draw.sample(range(VOCABULARY), 9)}) if draw.random() < 0.7 else [] for token in row.tokens]
+        rows.append(replace(row, kept=KeptSets.of(kept), bias=(((3, 0.5), (8, -1.0)),) * len(row.tokens), temperature=0.8))
+    return replace(batch, rows=tuple(rows))
+
+
+def by_equation(model, reference, batch):
+    """The mean over the policy's tokens of the divergence, each row alone, from logits."""
+    found = []
+    for row in batch.rows:
+        tokens = torch.tensor(row.tokens)
+        where = Packed(torch.tensor([0, len(tokens)], dtype=torch.int32))
+        ours = [place for place, weight in enumerate(row.weights["policy"]) if weight]
+        given = [dict(row.bias[place]) if row.bias else {} for place in ours]
+        kept = [np.frombuffer(row.kept.rows[place], "<i4").tolist() if row.kept else [] for place in ours]
+        with torch.no_grad():
+            of = [
+                each.logits(each.hidden(tokens, torch.arange(len(tokens)), where, torch.tensor(ours) - 1)).double().numpy()
+                for each in (model, reference)
+            ]
+        found.append(divergence(*(probabilities(logits, given, kept, row.temperature) for logits in of)))
+    return float(np.concatenate(found).mean())
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_it_is_the_divergence_under_any_token_budget_and_sharing(make_model, other, narrow):
+    batch = compared(narrowed(make_forest(3)) if narrow else make_forest(3))
+    whole, split = make_model(), make_model()
+    together = once(whole, batch, teachers={"there": other})
+    apart = once(split, batch, teachers={"there": other}, budget=1)
+    assert together["micro_batches"] == 1 and apart["micro_batches"] == len(batch.rows) and together["tokens_shared"] > 0
+    expected = by_equation(make_model(), other, batch)
+    without = once(make_model(), batch, kl=Kl())
+    for found in (together, apart):
+        assert found["reference_kl"] == pytest.approx(expected, rel=1e-5)
+        assert found["loss_policy"] == pytest.approx(without["loss_policy"] + COEFFICIENT * expected, rel=1e-5)
+    largest = max(gradient.abs().max() for gradient in gradients(whole).values())
+    for key, gradient in gradients(whole).items():
+        torch.testing.assert_close(gradients(split)[key], gradient, atol=1e-5 * float(largest), rtol=1e-4)
+
+
+def test_each_row_is_compared_with_the_model_that_it_names(make_model, other):
+    """Also where only some of the rows were sampled from kept sets: in one micro-batch."""
+    batch = narrowed(make_forest(4))
+    rows = [replace(row, teacher="there" if place % 2 else "self") for place, row in enumerate(batch.rows)]
+    rows = [row if place % 3 else replace(row, kept=None, bias=None) for place, row in enumerate(rows)]
+    trainer = make_trainer(make_model(), teachers={"there": other, "self": make_model()})
+    said = run(trainer, trainer.forward(rows, {"teacher"}))
+    for model, name in ((other, "there"), (make_model(), "self")):
+        alone, its = make_trainer(model), [place for place, row in enumerate(rows) if row.teacher == name]
+        expected = run(alone, alone.forward([rows[place] for place in its], {"logprob"}))
+        assert [said[place]["teacher"] for place in its] == [values["logprob"] for values in expected]
+
+
+def test_a_first_pass_over_the_step_asks_no_reference(make_model, other):
+    """The gate that singles tokens out finds the same ones beside the penalty, whose reference is computed once."""
+    counted = Counted(other)
+    algo = AlgoConfig(gate=KlCov(share=0.2), kl=Kl(coefficient=COEFFICIENT, estimator="full"))
+    trainer = LocalTrainer(make_model(), TrainConfig(), [PolicyLoss(algo)], name="policy", total_steps=1, threads=1, teachers={"there": counted})
+    batch = compared(make_forest(3))
+    found = run(trainer, trainer.forward_backward(batch))
+    assert found["reference_kl"] == pytest.approx(by_equation(make_model(), other, batch), rel=1e-5)
+    assert counted.tokens == found["tokens_forward"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_at_equal_weights_it_is_exactly_nothing(make_model, dtype, narrow):
+    batch = compared(narrowed(make_forest(1)) if narrow else make_forest(1))
+    model, alone = make_model(), make_model()
+    assert once(make_model(dtype), batch, teachers={"there": make_model(dtype)})["reference_kl"] == 0.0
+    once(model, batch, teachers={"there": make_model()})
+    once(alone, batch, kl=Kl())
+    largest = max(gradient.abs().max() for gradient in gradients(alone).values())
+    for key, gradient in gradients(alone).items():
+        assert (gradients(model)[key] - gradient).abs().max() <= 1e-6 * largest
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_reference_says_of_sampled_tokens_what_a_trainer_of_its_own_would(make_model, other, narrow):
+    batch = compared(narrowed(make_forest(5)) if narrow else make_forest(5))
+
+    def said(trainer, name):
+        return [values[name] for values in run(trainer, trainer.forward(batch.rows, {name}))]
+
+    assert said(make_trainer(make_model(), teachers={"there": other}), "teacher") == said(make_trainer(other), "logprob")
+
+
+@pytest.mark.parametrize("name", ["there", "self"])
+def test_it_scores_given_tokens_as_an_engine_of_its_weights(make_model, other, name):
+    models = {"there": other, "self": make_model()}
+    trainer, draw = make_trainer(make_model(), teachers=models), random.Random(8)
+    asked = [
+        ScoreRequest(id=str(i), tokens=tuple(draw.choices(range(VOCABULARY), k=12)), first=1 + 3 * i, temperature=0.8, top_k=2 * i)
+        for i in range(3)
+    ]
+
+    async def both():
+        engine = NativeEngine(models[name], EngineConfig(), name=name, threads=1)
+        try:
+            return [(await trainer.score(name, request), await engine.score(request)) for request in asked]
+        finally:
+            await engine.close()
+
+    for ours, engines in run(trainer, both()):
+        assert replace(ours, cached_tokens=engines.cached_tokens) == engines
+
+
+def trained(model, batches, teacher, *, kl=None, restore=None, save=None):
+    """What is trained after every update, the average after the last, and each update's metrics; saved to `save` after the third."""
+    teachers = {"average": teacher}
+    trainer = make_trainer(model, kl or Kl(coefficient=COEFFICIENT, estimator="full", reference="average"), teachers=teachers)
+    found, metrics = [], []
+
+    async def work():
+        ref = None
+        if restore is not None:
+            await trainer.restore(restore)
+        for batch in batches:
+            metrics.append(await trainer.forward_backward(compared(batch, "average")))
+            await trainer.step()
+            found.append({name: value.clone() for name, value in trainer._optimiser.masters.items()})
+            if save is not None and batch.step == 3:
+                ref = await trainer.save(str(save), stage="rl", metrics={})
+        return ref
+
+    ref = run(trainer, work())
+    return found, {name: value.clone() for name, value in teacher.state().items()}, metrics, ref
+
+
+@pytest.fixture(params=["float32", "bfloat16", "adapter"])
+def make(request, model_path, tmp_path):
+    """A fresh model of the same weights at every call."""
+    if request.param == "adapter":
+        folder = tiny_adapter(model_path, tmp_path / "a", seed=1)
+        return lambda: load(folder)
+    return lambda: load(model_path, dtype=request.param)
+
+
+def test_the_average_follows_what_is_trained(make, make_batch):
+    """As its equation says, in float32; what it computes with is that average, and the first update is compared with the start."""
+    teacher, start = Average(make(), 0.7), Average(make(), 0.7).state()
+    weights, found, metrics, _ = trained(make(), [make_batch(step) for step in range(1, 5)], teacher)
+    moved = 0.0
+    for name, value in weights[-1].items():
+        expected = average(0.7, start[name].double().numpy(), [update[name].double().numpy() for update in weights])[-1]
+        assert np.abs(found[name].double().numpy() - expected).max() <= 1e-6 * max(1.0, np.abs(expected).max())
+        moved = max(moved, float((found[name] - value).abs().max()))
+    assert moved > 1e-4, "it lags behind"
+    computes = (teacher.model.adapters.everywhere or teacher.model).parameters()
+    assert all(torch.equal(computes[name], value.to(computes[name].dtype)) for name, value in found.items())
+    assert metrics[0]["reference_kl"] == 0.0 < metrics[1]["reference_kl"]
+
+
+def test_it_follows_updates_and_not_their_steps(make, make_batch):
+    teacher = Average(make(), 0.5)
+    before = {name: value.clone() for name, value in teacher.state().items()}
+    trainer = make_trainer(make(), Kl(coefficient=COEFFICIENT, estimator="full"), teachers={"average": teacher})
+    moved = []
+
+    async def work():
+        for ends in (False, True):
+            await trainer.forward_backward(compared(make_batch(), "average"))
+            await trainer.step(ends_update=ends)
+            moved.append(any(not torch.equal(before[name], value) for name, value in teacher.state().items()))
+
+    run(trainer, work())
+    assert moved == [False, True]
+
+
+def test_of_decay_0_it_is_the_update_before(make, make_batch):
+    weights, found, *_ = trained(make(), [make_batch(step) for step in (1, 2)], Average(make(), 0.0))
+    assert all(torch.equal(found[name], value) for name, value in weights[-1].items())
+
+
+def test_while_nothing_is_learned_it_keeps_its_bits(make, make_batch):
+    start = Average(make(), 0.9).state()
+    _, found, *_ = trained(make(), [make_batch(step, rows=0) for step in range(1, 4)], Average(make(), 0.9))
+    assert all(torch.equal(found[name], value) for name, value in start.items())
+
+
+def test_a_resume_goes_on_to_the_same_bits(make, make_batch, tmp_path):
+    batches = [make_batch(step) for step in range(1, 7)]
+    weights, found, metrics, ref = trained(make(), batches, Average(make(), 0.7), save=tmp_path / "c")
+    again, found_again, metrics_again, _ = trained(make(), batches[3:], Average(make(), 0.7), restore=ref)
+    assert all(torch.equal(weights[-1][name], value) for name, value in again[-1].items())
+    assert all(torch.equal(found[name], value) for name, value in found_again.items())
+    assert [step["reference_kl"] for step in metrics[3:]] == [step["reference_kl"] for step in metrics_again]
+    with pytest.raises(BadInput, match="a moving average's decay"):
+        trained(make(), [], Average(make(), 0.6), restore=ref)
+
+
+def test_an_average_of_another_model_is_refused(make, other):
+    with pytest.raises(BadInput, match="this model's parameters"):
+        Average(make(), 0.5).load_state(Average(other, 0.5).state())
