@@ -26,7 +26,7 @@ from sparring.observe.evaluation import Evaluation, compare
 from sparring.store.sqlite import SqliteStore
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-DOMAINS = ("sums", "walks")
+DOMAINS = ("people", "walks")
 
 
 def main() -> None:
@@ -74,7 +74,7 @@ def _seed(folder: Path, seed: int) -> dict[str, Any]:
         "imitation": imitation.success.value,
         "difference": {"value": change.value, "interval": change.interval},
         "tokens": [summary["tokens_trained"], *tokens],
-        "size": _parameters(runs / "full-loop/export") / _parameters(runs / "full-loop-sums/rl/model"),
+        "size": _parameters(runs / "full-loop/export") / _parameters(runs / "full-loop-people/rl/model"),
         "wall_s": wall_s if fresh else None,
     }
 

@@ -37,7 +37,7 @@ SHORT = {
 
 @pytest.mark.slow
 def test_one_command_runs_the_whole_loop(tmp_path: Path) -> None:
-    for file in ("full-loop.toml", *(f"full-loop/{name}.toml" for name in ("base", "sums", "walks"))):
+    for file in ("full-loop.toml", *(f"full-loop/{name}.toml" for name in ("base", "people", "walks"))):
         text = (RECIPES / file).read_text()
         for long, short in SHORT.items():
             text = text.replace(f"{long}\n", f"{short}\n") if "name" not in long else text.replace(long, short)
@@ -47,9 +47,9 @@ def test_one_command_runs_the_whole_loop(tmp_path: Path) -> None:
     runs, command = tmp_path / "runs", [sys.executable, "-m", "sparring.cli.main", "run", "recipes/full-loop.toml"]
     subprocess.run(command, cwd=tmp_path, env=there, check=True, timeout=300)
     summary = json.loads((runs / "full-loop/summary.json").read_text())
-    assert summary["distill_success"] is not None and set(summary["by_dataset"]) <= {"sums", "walks"}
-    size = {name: parameters(runs / name) for name in ("full-loop/export", "full-loop-sums/rl/model")}
-    assert size["full-loop/export"] <= size["full-loop-sums/rl/model"] / 2
+    assert summary["distill_success"] is not None and set(summary["by_dataset"]) <= {"people", "walks"}
+    size = {name: parameters(runs / name) for name in ("full-loop/export", "full-loop-people/rl/model")}
+    assert size["full-loop/export"] <= size["full-loop-people/rl/model"] / 2
     before = (runs / "full-loop-base/sft/model/model.safetensors").stat().st_mtime_ns
     subprocess.run(command, cwd=tmp_path, env=there, check=True, timeout=300)
     assert (runs / "full-loop-base/sft/model/model.safetensors").stat().st_mtime_ns == before
