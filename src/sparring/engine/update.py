@@ -45,8 +45,8 @@ class NotRolledBack(WeightsError):
 
 
 def stage(model: CausalModel, ref: WeightRef, noise: float = 0.0) -> Staged | Adapter:
-    """The verified tensors of a reference, a model's or an adapter's, copied and packed for `model`, with `[engine] weight_noise`.
-    Takes long and writes nothing that a step reads: it runs beside the engine's thread.
+    """The verified tensors of a reference, a model's or an adapter's, copied and packed for `model`, with this share of noise
+    (`[engine] weight_noise`). Takes long and writes nothing that a step reads: it runs beside the engine's thread.
 
     Raises:
         WeightsError: the tensors are not the ones that were published, or do not fit the model.
