@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,29 +19,23 @@ from sparring.launch.run import run_with_earlier
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SHORT = {
-    "steps = 300": "steps = 2",
-    "steps = 100": "steps = 2",
-    "steps = 40": "steps = 1",
-    "steps = 80": "steps = 2",
-    "rows_per_step = 16": "rows_per_step = 2",
-    "groups_per_step = 12": "groups_per_step = 1",
-    "groups_per_step = 24": "groups_per_step = 4",
-    "group_size = 8": "group_size = 2",
-    "max_tokens = 800": "max_tokens = 40",
-    "tasks = 200": "tasks = 4",
-    "tasks = 2000": "tasks = 4",
-    "tasks = 400": "tasks = 2",
-    "demonstrations = 600": "demonstrations = 24",
-    'name = "recipes/full-loop/world.py': f'name = "{RECIPES}/full-loop/world.py',
+    "steps": 2,
+    "rows_per_step": 2,
+    "groups_per_step": 2,
+    "group_size": 2,
+    "max_tokens": 40,
+    "tasks": 4,
 }
+"""Keys of the recipes, whatever they say there, and how short a run is made of them."""
 
 
 @pytest.mark.slow
 def test_one_command_runs_the_whole_loop(tmp_path: Path) -> None:
     for file in ("full-loop.toml", *(f"full-loop/{name}.toml" for name in ("base", "people", "walks"))):
         text = (RECIPES / file).read_text()
-        for long, short in SHORT.items():
-            text = text.replace(f"{long}\n", f"{short}\n") if "name" not in long else text.replace(long, short)
+        text = text.replace('name = "recipes/full-loop/world.py', f'name = "{RECIPES}/full-loop/world.py')
+        for key, short in SHORT.items():
+            text = re.sub(rf"^{key} = \d+$", f"{key} = {short}", text, flags=re.MULTILINE)
         (tmp_path / "recipes/full-loop").mkdir(parents=True, exist_ok=True)
         (tmp_path / "recipes" / file).write_text(text)
     there = {**os.environ, "PYTHONPATH": str(Path(sparring.__file__).parents[1])}
