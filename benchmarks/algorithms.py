@@ -43,9 +43,9 @@ T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9
 def main() -> None:
     """Run what is missing, print the table."""
     options = _options()
-    begun = _run("quickstart.toml", "algorithms-start", options, ['run.stages=["init","sft"]'])
-    start = ["run.stages=[\"init\",\"eval\"]", 'eval.checkpoints=["init"]', f"models.policy.path={begun / 'sft/model'}"]
-    before = _summary(_run("algorithms.toml", "algorithms-before", options, start))["init_success"]
+    begun = start(options.directory)
+    exam = ['run.stages=["init","eval"]', 'eval.checkpoints=["init"]', f"models.policy.path={begun}"]
+    before = _summary(run("algorithms.toml", "algorithms-before", options.directory, exam))["init_success"]
     print(f"the start: {before:.3f}\n", flush=True)
     print("| algorithm | held-out success, mean over seeds | each | own term | least, most of a seed |")
     print("| --- | --- | --- | --- | --- |")
@@ -54,8 +54,8 @@ def main() -> None:
         settings, metric = ALGORITHMS[name]
         found, acted = [], []
         for seed in range(1, options.seeds + 1):
-            own = [f"run.seed={seed}", f"rl.steps={options.steps}", f"models.policy.path={begun / 'sft/model'}", *settings]
-            folder = _run("algorithms.toml", f"algorithms-{name}-{seed}", options, own)
+            own = [f"run.seed={seed}", f"rl.steps={options.steps}", f"models.policy.path={begun}", *settings]
+            folder = run("algorithms.toml", f"algorithms-{name}-{seed}", options.directory, own)
             found.append(_summary(folder)["rl_success"])
             acted.append(_mean(folder, metric))
         mean, half = statistics.fmean(found), _half_width(found)
@@ -78,15 +78,20 @@ def _claims(name: str, row: dict[str, Any]) -> list[dict[str, Any]]:
     return [claim("least success of a seed", min(row["each"]), LEAST), *acts]
 
 
-def _run(recipe: str, name: str, options: argparse.Namespace, settings: list[str]) -> Path:
+def start(directory: Path) -> Path:
+    """The policy that all of them begin with: the quickstart's after its demonstrations."""
+    return run("quickstart.toml", "algorithms-start", directory, ['run.stages=["init","sft"]']) / "sft/model"
+
+
+def run(recipe: str, name: str, directory: Path, settings: list[str]) -> Path:
     """Run a recipe, or what is missing of it; the folder."""
-    words = [f"run.directory={options.directory}", "observe.progress=off", *settings]
+    words = [f"run.directory={directory}", "observe.progress=off", *settings]
     sets = [word for setting in words for word in ("--set", setting)]
     command = [sys.executable, "-m", "sparring.cli.main", "run", str(RECIPES / recipe), "--name", name, *sets]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
-    return options.directory / name
+    return directory / name
 
 
 def _summary(folder: Path) -> dict[str, Any]:

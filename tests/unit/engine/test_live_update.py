@@ -131,13 +131,15 @@ def test_a_late_update_is_withdrawn_for_good_and_the_old_version_serves_on(serve
     async def scenario(engine):
         before = await engine.generate(request())
         crowd = [asyncio.create_task(engine.generate(request(number, max_tokens=8000))) for number in range(1, 30)]
-        await asyncio.sleep(0)
+        begun = engine.stream(request(30, max_tokens=8000))
+        await anext(begun)
         with pytest.raises(WeightsError, match="not in turn within 0.3 s; the old version serves on"):
             await engine.pull(trained[0])
         beside = asyncio.create_task(engine.generate(request()))
-        for number in range(1, 30):
+        for number in range(1, 31):
             await engine.abort(str(number))
         await asyncio.gather(*crowd)
+        assert [piece async for piece in begun][-1].finish_reason == "abort"
         after = [await beside, await engine.generate(request())]
         version = engine.version
         await engine.pull(trained[0])
