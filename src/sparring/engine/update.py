@@ -53,7 +53,9 @@ def stage(model: CausalModel, ref: WeightRef, noise: float = 0.0) -> Staged | Ad
     """
     try:
         with boundary(WeightsError, where(ref)):
-            state = disturbed(fetch(ref), noise) if noise else fetch(ref)
+            state = fetch(ref)
+            if noise and ref.adapter is None:
+                state = disturbed(state, noise)
             return Staged(model, state) if ref.adapter is None else model.adapters.fit(Adapter(state, model.dtype, model.device))
     except BadInput as cause:
         raise WeightsError(f"{where(ref)}: {cause}") from cause
