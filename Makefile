@@ -20,7 +20,7 @@ export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONUNBUFFERED := 1
 
-.PHONY: quickstart test test-slow test-extra test-vllm test-trl test-triton test-gpu bench bench-gpu check install clean
+.PHONY: quickstart test test-slow test-extra test-vllm test-trl test-triton test-gpu bench bench-gpu bench-learning check install clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: install
@@ -61,8 +61,14 @@ test-gpu: install
 bench-gpu: install
 	$(BIN)/python benchmarks/engine_gpu.py
 
+# what is learned, not how fast: hours
+LEARNING := benchmarks/algorithms.py benchmarks/full_loop.py benchmarks/mismatch.py
+
+bench-learning: install
+	@set -e; for file in $(LEARNING); do echo "== $$file"; $(BIN)/python $$file; done
+
 bench: install
-	@set -e; for file in $(filter-out %_gpu.py %/speculation.py %/algorithms.py,$(wildcard benchmarks/[a-z]*.py)); do echo "== $$file"; $(BIN)/python $$file; done
+	@set -e; for file in $(filter-out %_gpu.py %/speculation.py $(LEARNING),$(wildcard benchmarks/[a-z]*.py)); do echo "== $$file"; $(BIN)/python $$file; done
 
 install: $(VENV)/.stamp-packages $(VENV)/.stamp-kernels
 

@@ -175,6 +175,7 @@ def test_evaluations_of_other_tasks_are_not_compared(
     ("override", "message"),
     [
         ('engine.live_kv="drain"', 'eval.every: expected 0 where an update waits for every request, evaluation\'s too, got 3, '),
+        ('run.stages=["sft", "eval"]', "eval.every: expected 0 without the stage rl, beside which it evaluates, got 3; leave it out"),
         ("eval.every_tasks=13", "eval.every_tasks: expected at most 12, the held-out tasks, got 13; "),
         ("eval.every=-1", "tasks, no_tool_tasks, every and every_tasks must be 0 or more"),
         ("eval.max_lost=1.5", "max_lost must be a share from 0 to 1, got 1.5"),

@@ -64,8 +64,10 @@ def check_beside(context: Context) -> list[str]:
         BadInput: too few held-out tasks, or updates would wait for it.
     """
     config = context.config
-    if not config.eval.every or "rl" not in config.run.stages:
+    if not config.eval.every:
         return []
+    if "rl" not in config.run.stages:
+        raise refusal("eval.every", "0 without the stage rl, beside which it evaluates", str(config.eval.every), "leave it out")
     if config.engine.live_kv == "drain":
         got = f'{config.eval.every}, with engine.live_kv = "drain"'
         do = 'set engine.live_kv to "keep" or "recompute", or leave eval.every out'
