@@ -3,7 +3,7 @@
     python benchmarks/mismatch.py [--seeds 3] [--steps 40] [--noise 0,0.01,0.03,0.1] [--directory runs]
 
 The start and the task are those of benchmarks/algorithms.py. The engine serves every weight with a fixed error of a known share of its tensor's root
-mean square (`[engine] weight_noise`), so at 0 it is exact. The advantages, the clip and the eight optimiser steps an update are DAPO's in all
+mean square (`[engine] weight_noise`), so at 0 it is exact. The advantages, the clip and the twelve optimiser steps an update are DAPO's in all
 rows; what differs is what is done about the mismatch. What was learned is evaluated by an exact engine, on 400 held-out tasks. Told beside it: the
 mean of |log p_trainer - log p_engine| and of k3 over the trained tokens. The last line is one JSON object. It measures no time.
 """
