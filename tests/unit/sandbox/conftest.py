@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -61,4 +62,6 @@ def descendants(pid: int) -> list[int]:
 
 @pytest.fixture
 def family() -> Callable[[int], list[int]]:
-    return descendants
+    """`descendants` without those that this process had before the test: a world that lives on has processes of its own."""
+    earlier = set(descendants(os.getpid()))
+    return lambda pid: [process for process in descendants(pid) if process not in earlier]
