@@ -65,7 +65,6 @@ def _seed(folder: Path, seed: int) -> dict[str, Any]:
     student, start = _evaluation(runs / "full-loop", "distill"), _evaluation(runs / "full-loop", "sft")
     imitation = _evaluation(runs / "full-loop-imitation", "sft")
     change = compare(imitation, student).changes["success"]
-    tokens = [_result(runs / name, stage)["tokens_trained"] for name, stage in (("full-loop-imitation", "sft"),)]
     return {
         "by_dataset": summary["by_dataset"],
         "teachers": summary["teachers"],
@@ -73,7 +72,7 @@ def _seed(folder: Path, seed: int) -> dict[str, Any]:
         "student": student.success.value,
         "imitation": imitation.success.value,
         "difference": {"value": change.value, "interval": change.interval},
-        "tokens": [summary["tokens_trained"], *tokens],
+        "tokens": [summary["tokens_trained"], _stored(runs / "full-loop-imitation", "stage/sft")["tokens_trained"]],
         "size": _parameters(runs / "full-loop/export") / _parameters(runs / "full-loop-people/rl/model"),
         "wall_s": wall_s if fresh else None,
     }
@@ -113,10 +112,6 @@ def _stored(folder: Path, key: str) -> Any:
 
 def _evaluation(folder: Path, stage: str) -> Evaluation:
     return msgspec.convert(_stored(folder, f"eval/{stage}"), Evaluation)
-
-
-def _result(folder: Path, stage: str) -> dict[str, Any]:
-    return _stored(folder, f"stage/{stage}")
 
 
 def _parameters(folder: Path) -> int:

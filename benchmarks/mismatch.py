@@ -16,8 +16,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from algorithms import RECIPES, start
 from algorithms import run as run_recipe
+from algorithms import start
 
 CORRECTIONS: dict[str, list[str]] = {
     "none, ratio to the trainer's own before the update": ['algo.anchor="proximal"', "algo.correction=none"],

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +53,60 @@ def given(checkpoint: Path, tmp_path: Path) -> Path:
     text = text.replace("tests/loop/tiny_world.py:Sums", str(WORLD))
     recipe.write_text(text.replace('name = "tiny"\n', f'name = "tiny"\ndirectory = "{tmp_path / "runs"}"\n'))
     return recipe
+
+
+@pytest.fixture
+def killed_and_finished() -> Callable[[Sequence[str], Sequence[str]], None]:
+    """Starts `sparring` with these words once per moment and kills it, -9, when a line of its output begins so; then lets it finish.
+    Every start is a process of its own, which knows nothing of those before it."""
+
+    def finished(words: Sequence[str], moments: Sequence[str]) -> None:
+        command = [sys.executable, "-m", "sparring.cli.main", *words]
+        for moment in moments:
+            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+                assert run.stdout is not None
+                seen = []
+                for line in run.stdout:
+                    seen.append(line)
+                    if line.startswith(moment):
+                        break
+                else:
+                    raise AssertionError(f"the run ended without {moment!r}: {''.join(seen)}")
+                run.kill()
+                run.communicate()
+            assert run.returncode == -signal.SIGKILL
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    return finished
+
+
+@pytest.fixture
+def whole_and_resumed(given: Path) -> Callable[..., tuple[list[tuple[dict[str, Any], list[str]]], list[dict[str, float]]]]:
+    """Runs the rl stage of `given` with these settings and that many steps, then its last again from the checkpoint before it. Of each
+    run: the stage's result without times and a digest of the weights of each model named; with them the metrics of all steps."""
+
+    def ran(
+        settings: Sequence[str], models: Sequence[str], steps: int = 2
+    ) -> tuple[list[tuple[dict[str, Any], list[str]]], list[dict[str, float]]]:
+        from sparring.config import load, resolve
+        from sparring.launch.run import opened
+        from sparring.stages import rl
+
+        async def scenario() -> tuple[list[tuple[dict[str, Any], list[str]]], list[dict[str, float]]]:
+            found = []
+            async with opened(resolve(load(given, [*settings, f"rl.steps={steps}", "rl.train.save_every=1"]))) as context:
+                for _ in range(2):
+                    result = await rl.run(context)
+                    await context.cluster.close()
+                    digests = [hashlib.sha256((Path(result[name]) / "model.safetensors").read_bytes()).hexdigest() for name in models]
+                    found.append(({name: value for name, value in result.items() if not name.endswith("_s")}, digests))
+                    shutil.rmtree(context.folder / "rl" / "checkpoints" / f"step-{steps:06d}")
+                return found, [values for _, values in context.store.metrics("rl")]
+
+        return asyncio.run(scenario())
+
+    return ran
 
 
 @pytest.fixture

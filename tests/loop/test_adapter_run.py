@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -91,15 +89,8 @@ def test_a_rollout_is_sampled_again(whole, capsys):
 
 
 @pytest.mark.slow
-def test_a_killed_run_ends_with_the_same_bits(whole, tmp_path):
-    for moment in ("sft 3/6", "rl 3/6"):
-        with subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
-            assert any(line.startswith(moment) for line in run.stdout)
-            run.kill()
-            run.communicate()
-        assert run.returncode == -signal.SIGKILL
-    done = subprocess.run(command(tmp_path), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_a_killed_run_ends_with_the_same_bits(whole, tmp_path, killed_and_finished):
+    killed_and_finished(arguments(tmp_path), ["sft 3/6", "rl 3/6"])
     for stage in ("lora", "sft/model", "rl/model"):
         assert adapter(tmp_path, stage) == adapter(whole, stage)
     assert bits(tmp_path / "tiny/export/model.safetensors") == bits(whole / "tiny/export/model.safetensors")

@@ -2,47 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.numpy import load_file
 
 from sparring.cli.main import main
-from sparring.config import load, resolve
-from sparring.launch.run import opened
-from sparring.stages import rl
 from sparring.store.sqlite import SqliteStore
 
 SETTINGS = [
     "observe.progress=off",
     "rl.minibatches=2",
     "rl.passes=2",
-    "rl.steps=2",
-    "rl.train.save_every=1",
     "algo.preset=ppo",
     "rl.critic.train.learning_rate=0.003",
     "rl.critic.warmup_steps=1",
 ]
 
 
-def test_policy_and_critic_end_with_the_same_bits_after_a_resume(given: Path) -> None:
-    config = resolve(load(given, SETTINGS))
-
-    async def scenario() -> tuple[list[tuple[dict[str, Any], list[str]]], list[dict[str, float]], Path]:
-        found = []
-        async with opened(config) as context:
-            for _ in range(2):
-                result = await rl.run(context)
-                await context.cluster.close()
-                found.append((without_times(result), [digest(Path(result[name])) for name in ("model", "critic")]))
-                shutil.rmtree(context.folder / "rl" / "checkpoints" / "step-000002")
-            return found, [values for _, values in context.store.metrics("rl")], Path(found[0][0]["critic"])
-
-    (whole, resumed), metrics, critic = asyncio.run(scenario())
+def test_policy_and_critic_end_with_the_same_bits_after_a_resume(whole_and_resumed) -> None:
+    (whole, resumed), metrics = whole_and_resumed(SETTINGS, ("model", "critic"))
+    critic = Path(whole[0]["critic"])
     assert whole == resumed
     assert load_file(critic / "model.safetensors")["score.weight"].any(), "the head begins at zero and has learned"
     assert (critic / "tokenizer.json").is_file()
@@ -92,9 +72,9 @@ def test_vapo_imitates_what_was_right(given: Path, tmp_path: Path) -> None:
 
 
 REFUSED = [
-    (["algo.credit=gae"], "rl.critic: expected a table with credit 'gae', which asks a critic, got none; write [rl.critic]"),
-    (["rl.critic.clip=0.2"], "rl.critic: expected none without credit 'gae', which alone asks a critic, got credit 'grpo'"),
-    (["rl.critic.clip=0.2", "rl.preference.name=dpo"], "rl.critic: expected none without credit 'gae', which alone asks a critic"),
+    (["algo.credit=gae"], "rl.critic: expected a table with credit 'gae', which asks it, got none; write [rl.critic]"),
+    (["rl.critic.clip=0.2"], "rl.critic: expected none without credit 'gae', which alone asks it, got credit 'grpo'"),
+    (["rl.critic.clip=0.2", "rl.preference.name=dpo"], "rl.critic: expected none without credit 'gae', which alone asks it"),
     (["algo.preset=ppo", "rl.critic.model=reward_model"], "rl.critic.model: expected a stage reward_model before rl"),
     (["algo.preset=vapo", "rl.critic.model=judge"], "rl.critic.model: expected one of policy, reward_model, got 'judge'"),
     (["algo.preset=ppo", "rl.critic.warmup_steps=6"], "critic.warmup_steps must be below steps, got 6 of 6"),
@@ -111,11 +91,3 @@ def test_what_makes_no_sense_is_refused_by_name(given: Path, capfd, overrides: l
     words = [word for override in ("run.stages=['rl']", *overrides) for word in ("--set", override)]
     assert main(["check", str(given), *words]) == 2
     assert message in capfd.readouterr().err
-
-
-def digest(folder: Path) -> str:
-    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-
-
-def without_times(result: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in result.items() if not name.endswith("_s")}

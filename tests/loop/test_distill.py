@@ -6,9 +6,6 @@ import asyncio
 import json
 import re
 import shutil
-import signal
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -127,34 +124,27 @@ def test_the_policy_teaches_itself_what_a_success_tells(given: Path, teacher: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["teacher", "average"])
-def test_a_killed_run_ends_with_the_same_bits(given: Path, teacher: Path, name: str) -> None:
+def test_a_killed_run_ends_with_the_same_bits(given: Path, teacher: Path, name: str, killed_and_finished) -> None:
     settings = ('distill.over="top_k"', "distill.train={learning_rate=3e-3, save_every=2}", "observe.progress=plain")
     if name == "average":
         world = Path(__file__).parent / "tiny_world.py:Chance"
         settings += (f"models.policy.path={teacher}", f"env.name={world}", 'distill.feedback="sibling"', "distill.decay=0.5")
     models = {"teacher": teacher} if name == "teacher" else {}
-    arguments = [str(recipe(given, models, f'{{ "*" = "{name}" }}')), *words(*settings), "--set", "observe.lines_every_s=0"]
-    command = [sys.executable, "-m", "sparring.cli.main", "run", *arguments]
-    weights = []
-    for name, moments in (("whole", ()), ("killed", ("distill 3/6",))):
-        folder = given.parent / name
-        line = [*command, "--set", f"run.directory={folder}"]
-        for moment in moments:
-            with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
-                assert run.stdout is not None
-                assert any(text.startswith(moment) for text in run.stdout)
-                run.kill()
-                run.communicate()
-            assert run.returncode == -signal.SIGKILL
-        assert subprocess.run(line, capture_output=True, timeout=300).returncode == 0
-        found = load_file(folder / "tiny/distill/model/model.safetensors")
-        weights.append({tensor: values.tobytes() for tensor, values in found.items()})
-    assert weights[0] == weights[1]
+    asked = str(recipe(given, models, f'{{ "*" = "{name}" }}'))
+
+    def line(folder: str, *more: str) -> list[str]:
+        return ["run", asked, *words(*settings, "observe.lines_every_s=0", f"run.directory={given.parent / folder}", *more)]
+
+    def weights(folder: str) -> dict[str, bytes]:
+        found = load_file(given.parent / folder / "tiny/distill/model/model.safetensors")
+        return {tensor: values.tobytes() for tensor, values in found.items()}
+
+    assert main(line("whole")) == 0
+    killed_and_finished(line("killed"), ["distill 3/6"])
+    assert weights("killed") == weights("whole")
     if name == "average":
-        served = (*settings, f"run.directory={given.parent / 'itself'}", 'distill.teachers={"*"="policy"}', "distill.steps=6")
-        assert main(["run", str(recipe(given, models, "{}")), *words(*served)]) == 0
-        found = load_file(given.parent / "itself/tiny/distill/model/model.safetensors")
-        assert {tensor: values.tobytes() for tensor, values in found.items()} != weights[0], "the average is not what is served"
+        assert main(line("itself", 'distill.teachers={"*"="policy"}')) == 0
+        assert weights("itself") != weights("whole"), "the average is not what is served"
 
 
 def test_a_world_that_only_a_second_pass_scores_is_distilled(given: Path, checkpoint: Path) -> None:
@@ -178,6 +168,8 @@ def test_a_world_that_only_a_second_pass_scores_is_distilled(given: Path, checkp
         (('distill.teachers={"*"="average"}', 'distill.over="vocabulary"'), "a teacher that knows more than the policy"),
         (('distill.teachers={"*"="average"}', "models.average.path=there"), "models.average: expected another name"),
         (('distill.teachers={"*"="bytes"}',), "models.bytes.path: expected a teacher with the student's tokenizer"),
+        (("eval.teachers=true", 'eval.checkpoints=["init"]'), "eval.checkpoints: expected \"distill\", whose success"),
+        (("eval.teachers=true", 'run.stages=["init"]'), "eval.teachers: expected a stage distill"),
         (("rollout.top_p=0.9",), "rollout.top_p: expected its default while the run distils"),
         (("rollout.min_turn_tokens=2",), "rollout.min_turn_tokens: expected its default"),
         (('models.teacher.served={url="http://127.0.0.1:1/v1"}', 'distill.over="vocabulary"'), "whole distribution is computed here"),

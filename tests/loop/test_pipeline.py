@@ -125,8 +125,8 @@ def test_control_c_says_how_to_go_on_and_the_run_goes_on(whole: Path, tmp_path: 
     assert weights(tmp_path) == weights(whole)
 
 
-def test_a_killed_run_ends_with_the_same_bits(whole: Path, tmp_path: Path) -> None:
-    killed_runs(tmp_path, ["sft 1/6", "rl 1/6", "rl 5/6"])
+def test_a_killed_run_ends_with_the_same_bits(whole: Path, tmp_path: Path, killed_and_finished) -> None:
+    killed_and_finished(arguments(tmp_path), ["sft 1/6", "rl 1/6", "rl 5/6"])
     assert weights(tmp_path) == weights(whole)
     assert account(tmp_path) == account(whole)
     assert checkpoints(tmp_path) == checkpoints(whole)
@@ -150,17 +150,6 @@ def test_killed_at_random_moments(whole: Path, tmp_path: Path) -> None:
         finish(folder)
         assert weights(folder) == weights(whole)
         assert account(folder) == account(whole)
-
-
-def killed_runs(folder: Path, moments: list[str]) -> None:
-    """Start the run once per moment and kill -9 it there."""
-    for moment in moments:
-        with subprocess.Popen(command(folder), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
-            wait_for(run, moment)
-            run.kill()
-            run.communicate()
-        assert run.returncode == -signal.SIGKILL
-    finish(folder)
 
 
 def account(folder: Path) -> dict[str, int]:

@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import math
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sparring.cli.main import main
-from sparring.config import load, resolve
-from sparring.launch.run import opened
-from sparring.stages import rl
 from sparring.store.sqlite import SqliteStore
 
 CHANCE = f"env.name={Path(__file__).parent / 'tiny_world.py'}:Chance"
-SETTINGS = [CHANCE, "observe.progress=off", "rl.minibatches=2", "rl.passes=2", "rl.steps=2", "rl.train.save_every=1"]
+SETTINGS = [CHANCE, "observe.progress=off", "rl.minibatches=2", "rl.passes=2"]
 SETTINGS += ["algo.credit.name=prime", "algo.credit.beta=0.5", "rl.implicit.train.learning_rate=0.003"]
 
 
-def test_policy_and_implicit_model_end_with_the_same_bits_after_a_resume(given: Path) -> None:
-    config = resolve(load(given, SETTINGS))
-
-    async def scenario() -> tuple[list[tuple[dict[str, Any], list[str]]], list[dict[str, float]], Path]:
-        found = []
-        async with opened(config) as context:
-            for _ in range(2):
-                result = await rl.run(context)
-                await context.cluster.close()
-                found.append((without_times(result), [digest(Path(result[name])) for name in ("model", "implicit")]))
-                shutil.rmtree(context.folder / "rl" / "checkpoints" / "step-000002")
-            return found, [values for _, values in context.store.metrics("rl")], Path(found[0][0]["implicit"])
-
-    (whole, resumed), metrics, implicit = asyncio.run(scenario())
+def test_policy_and_implicit_model_end_with_the_same_bits_after_a_resume(whole_and_resumed) -> None:
+    (whole, resumed), metrics = whole_and_resumed(SETTINGS, ("model", "implicit"))
     assert whole == resumed and len(set(whole[1])) == 2
-    assert (implicit / "tokenizer.json").is_file()
+    assert (Path(whole[0]["implicit"]) / "tokenizer.json").is_file()
     for values in metrics:
         assert values["implicit/learning_rate"] == 0.003 and values["learning_rate"] == 0.001
         assert values["optimiser_steps"] == 8, "two minibatches and two passes of each model"
@@ -77,9 +58,9 @@ def test_an_implicit_model_of_another_run_goes_on(given: Path, tmp_path: Path) -
 
 
 REFUSED = [
-    (["algo.credit=prime"], "rl.implicit: expected a table with credit 'prime', which asks its model, got none; write [rl.impl"),
-    (["rl.implicit.model=policy"], "rl.implicit: expected none without credit 'prime', which alone asks its model, got credit 'grpo'"),
-    (["algo.preset=prime", "rl.implicit.model=policy", "rl.preference.name=dpo"], "asks its model, got rl.preference; leave it out"),
+    (["algo.credit=prime"], "rl.implicit: expected a table with credit 'prime', which asks it, got none; write [rl.impl"),
+    (["rl.implicit.model=policy"], "rl.implicit: expected none without credit 'prime', which alone asks it, got credit 'grpo'"),
+    (["algo.preset=prime", "rl.implicit.model=policy", "rl.preference.name=dpo"], "which alone asks it, got rl.preference; leave it out"),
     (["algo.preset=prime", "rl.implicit.model=judge"], "rl.implicit.model: expected one of policy, got 'judge'; add [models.judge]"),
     (["algo.preset=prime", "rl.implicit.train.learning_rat=1"], "rl.implicit.train.learning_rat: expected one of"),
     (["algo.preset=prime", "algo.credit.beta=0"], "beta must be above 0"),
@@ -104,11 +85,3 @@ def recorded(tmp_path: Path, name: str) -> list[dict[str, float]]:
     metrics = [values for _, values in store.metrics("rl")]
     store.close()
     return metrics
-
-
-def digest(folder: Path) -> str:
-    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-
-
-def without_times(result: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in result.items() if not name.endswith("_s")}

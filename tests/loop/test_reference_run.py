@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -56,21 +53,10 @@ def test_the_whole_divergence_begins_at_zero_and_holds(given: Path, checkpoint: 
     ],
     ids=["full", "adaptive lora", "last", "reward", "dpo"],
 )
-def test_a_killed_run_ends_with_the_same_bits(given: Path, settings: tuple[str, ...]) -> None:
-    weights = []
-    for name, moments in (("whole", ()), ("killed", ("rl 3/4",))):
-        command = [sys.executable, "-m", "sparring.cli.main", "run", str(given), *words(f"run.name={name}", *settings)]
-        for moment in moments:
-            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-                assert process.stdout is not None
-                assert any(line.startswith(moment) for line in process.stdout)
-                process.kill()
-                process.communicate()
-            assert process.returncode == -signal.SIGKILL
-        done = subprocess.run(command, capture_output=True, timeout=300, text=True)
-        assert done.returncode == 0, done.stderr
-        weights.append(told_weights(given.parent / "runs" / name))
-    assert weights[0] == weights[1]
+def test_a_killed_run_ends_with_the_same_bits(given: Path, settings: tuple[str, ...], killed_and_finished) -> None:
+    _, weights = run(given, "whole", *settings)
+    killed_and_finished(["run", str(given), *words("run.name=killed", *settings)], ["rl 3/4"])
+    assert told_weights(given.parent / "runs/killed") == weights
 
 
 def told_weights(folder: Path) -> bytes:

@@ -300,8 +300,7 @@ def test_a_world_that_never_ends(refused: Callable[..., str], tmp_path: Path) ->
         "    async def step(self, reply):\n        return Observation(messages=(Message(role='user', content='go on'),))\n"
     )
     message = refused(f"env.name={world}:Endless")
-    none = "got reward 0.0, and none for 7 others of its kind; "
-    assert message.startswith(f"task Endless/demonstration/0: expected an expert that is rewarded, {none}")
+    assert message.startswith("task Endless/demonstration/0: expected an expert that is rewarded, got reward 0.0; ")
 
 
 @pytest.mark.parametrize("verb", ["check", "run"])

@@ -13,7 +13,7 @@ from sparring.algo.loss.imitate import ImitateLoss
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.batch.tensors import micro_batch
 from sparring.testing.golden import imitate as golden
-from sparring.testing.golden.mutants import mutants
+from sparring.testing.golden.mutants import mutants, with_rest
 from sparring.testing.golden.preference import gradients
 from sparring.types import Sample
 
@@ -80,10 +80,9 @@ def test_the_example_worked_by_hand():
 def test_one_turned_sign_is_noticed(name):
     every = list(mutants(getattr(golden, name)))
     assert len(every) >= 2
-    rest = (lambda *_: 0.0) if name == "imitate" else golden.imitate
+    of, rest = ("imitate", lambda *_: 0.0) if name == "imitate" else ("echo", golden.imitate)
     for line, mutant in every:
-        whole = lambda logits, case, mutant=mutant: mutant(logits, case) + rest(logits, case)  # noqa: E731
-        wrong = [agreement("imitate" if name == "imitate" else "echo", golden.draw(seed), torch.float64, whole) for seed in range(3)]
+        wrong = [agreement(of, golden.draw(seed), torch.float64, with_rest(mutant, rest)) for seed in range(3)]
         assert max(wrong) > 1e-3, line
 
 

@@ -18,7 +18,7 @@ from sparring.batch.packing import pack
 from sparring.batch.tensors import micro_batch
 from sparring.testing.golden import right_answers as golden
 from sparring.testing.golden.groups import nouns, simple_group
-from sparring.testing.golden.mutants import mutants
+from sparring.testing.golden.mutants import mutants, with_rest
 from sparring.testing.golden.preference import gradients
 
 RELATIVE = {torch.float64: 1e-9, torch.float32: 1e-5}
@@ -103,5 +103,5 @@ def test_one_turned_sign_is_noticed():
         every = list(mutants(getattr(golden, name)))
         assert every
         for line, mutant in every:
-            whole = lambda logprob, case, mutant=mutant, rest=rest: mutant(logprob, case) + rest(logprob, case)  # noqa: E731
+            whole = with_rest(mutant, rest)
             assert max(agreement(golden.draw(seed), torch.float64, whole) for seed in range(3)) > 1e-3, line

@@ -15,7 +15,6 @@ from sparring.errors import SparringError
 from sparring.protocols import Annotator, Credit, Store
 from sparring.types import Batch, Group, Sample, TokenAccount
 
-
 Rows = Callable[[Sequence[Sample]], list[Sample]]
 """Credited rows of the policy -> those of a model that learns beside it."""
 

@@ -162,6 +162,7 @@ class ReasoningGym:
                 functools.partial(self._draw, seed, self._demonstrated()),
                 held_out=self._config.held_out or DEFAULT_HELD_OUT,
                 demonstrations=sum(d.demonstrations for d in self._args.datasets),
+                share=self._config.held_out_share,
             )
         return self._splits[seed].stream(split)
 

@@ -20,7 +20,7 @@ from sparring.observe.sinks.load import check_sinks, load_sinks
 from sparring.observe.sinks.sink import Fanout
 from sparring.stages.context import Context
 from sparring.stages.summary import write_summary
-from sparring.stages.unseen import remember_shown
+from sparring.stages.unseen import SHOWN, note_shown
 
 if TYPE_CHECKING:
     from sparring.envs.rubrics.judges import Replies
@@ -83,7 +83,8 @@ async def _run(config: RunConfig) -> Path:
         for stage in config.run.stages:
             if context.done(stage) is None:
                 await _stage(context, stage)
-        remember_shown(context)
+        if context.store.get(SHOWN) is None:  # an evaluation has noted it
+            note_shown(context, {})
         write_summary(context)
         return context.folder
 

@@ -38,8 +38,6 @@ from sparring.stages.unseen import check_unseen_files
 from sparring.types import Message, Task
 
 GIB = 1 << 30
-TRIED = 8
-"""Demonstrations of one kind of task, of which the expert must be rewarded for one."""
 
 
 async def check(context: Context) -> list[str]:
@@ -222,8 +220,12 @@ async def _world(context: Context, task: Task) -> tuple[list[str], list[Conversa
         rows = given_conversations(context)
         return [f"sft: {len(rows)} conversations in {config.sft.data}"], [silent], rows
     facts, held, shown = [], [], []
-    for examples in _some_of_each(context):
-        example, conversation = await _rewarded(context, examples)
+    for example in _one_of_each(context):
+        async with _blamed(example):
+            conversation = await demonstrate(context, example)
+        if conversation.score is None or not conversation.score.reward:
+            got = f"reward {conversation.score.reward if conversation.score else None}"
+            raise refusal(f"task {example.id}", "an expert that is rewarded", got, "correct expert or scorer")
         held += [await _empty(context, example), conversation]
         facts.append(f"env: {example.tag or example.env}: expert {conversation.score.reward:g}, empty answer 0")
         shown.append(conversation)
@@ -243,34 +245,16 @@ def _some_tasks(context: Context) -> Sequence[Task]:
     return tasks
 
 
-async def _rewarded(context: Context, examples: Sequence[Task]) -> tuple[Task, Conversation]:
-    """The first of these tasks that the expert is rewarded for, and how it went; experts may fail, but not always.
-
-    Raises:
-        BadInput: there is none.
-    """
-    rewards = []
-    for example in examples:
-        async with _blamed(example):
-            conversation = await demonstrate(context, example)
-        if conversation.score is not None and conversation.score.reward:
-            return example, conversation
-        rewards.append(conversation.score.reward if conversation.score else None)
-    got = f"reward {rewards[0]}" + (f", and none for {len(rewards) - 1} others of its kind" if len(rewards) > 1 else "")
-    raise refusal(f"task {examples[0].id}", "an expert that is rewarded", got, "correct expert or scorer")
-
-
-def _some_of_each(context: Context) -> Sequence[Sequence[Task]]:
-    """The first demonstrated tasks of every tag, a few each.
+def _one_of_each(context: Context) -> Sequence[Task]:
+    """The first demonstrated task of every tag.
 
     Raises:
         BadInput: there is none.
     """
     source = context.factory.tasks("demonstration", context.config.run.seed)
-    first: dict[str, list[Task]] = {}
+    first: dict[str, Task] = {}
     while (task := source.next()) is not None:
-        if len(first.setdefault(task.tag, [])) < TRIED:
-            first[task.tag].append(task)
+        first.setdefault(task.tag, task)
     if not first:
         raise refusal(
             "[env]",

@@ -6,13 +6,12 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from sparring.algo.credit.gae import Gae
 from sparring.errors import refusal
 from sparring.model.hub import base_folder, local_folder
 from sparring.protocols import Trainer, TrainPlan
 from sparring.stages.context import POLICY, Context
 from sparring.stages.rewarded import check_reads_policy
-from sparring.stages.role import RoleTrainer
+from sparring.stages.role import RoleTrainer, check_asked
 
 CRITIC = "critic"
 """The role of its batches and checkpoints."""
@@ -55,15 +54,6 @@ def critic_folder(context: Context, source: Path) -> Path:
     return context.output(OWN) if section.model == OWN else local_folder(str(context.config.models[section.model].path))
 
 
-async def write_critic(context: Context, critic: Trainer, source: Path) -> str:
-    """Write what the critic has become as a folder with a scalar head, such as another run may begin with; returns it."""
-    from sparring.stages.export import write_model
-
-    folder = context.folder / "rl" / CRITIC
-    await write_model(critic, critic_folder(context, source), folder)
-    return str(folder)
-
-
 def check_critic(context: Context) -> list[str]:
     """`[rl.critic]` is there exactly where `[algo]` wants one, and is made of something that reads the policy's tokens.
 
@@ -73,18 +63,9 @@ def check_critic(context: Context) -> list[str]:
     Raises:
         BadInput: it is not so.
     """
-    config, section = context.config, context.config.rl.critic
-    if "rl" not in config.run.stages:
+    section = context.config.rl.critic
+    if not check_asked(context.config, CRITIC, "gae", "ppo") or section is None:
         return []
-    wanted = config.rl.preference is None and isinstance(config.algo.credit, Gae)
-    if section is None:
-        if wanted:
-            raise refusal("rl.critic", "a table with credit 'gae', which asks a critic", "none", "write [rl.critic]")
-        return []
-    if not wanted:
-        got = "rl.preference" if config.rl.preference is not None else f"credit {config.algo.credit.__struct_config__.tag!r}"
-        do = 'leave it out, or set [algo] preset = "ppo"'
-        raise refusal("rl.critic", "none without credit 'gae', which alone asks a critic", got, do)
     _check_model(context, section.model)
     warmup = f"; learns alone through {section.warmup_steps} updates" if section.warmup_steps else ""
     return [f"rl: a critic that begins as {section.model}{warmup}"]

@@ -11,7 +11,7 @@ from sparring.model.hub import local_folder
 from sparring.protocols import Trainer, TrainPlan
 from sparring.stages.context import POLICY, Context
 from sparring.stages.rewarded import check_reads_policy
-from sparring.stages.role import RoleTrainer
+from sparring.stages.role import RoleTrainer, check_asked
 
 IMPLICIT = "implicit"
 """The role of its batches and checkpoints, and the annotation with its log-probabilities."""
@@ -47,15 +47,6 @@ def implicit_folder(context: Context, source: Path) -> Path:
     return source if section.model == POLICY else local_folder(str(context.config.models[section.model].path))
 
 
-async def write_implicit(context: Context, implicit: Trainer, source: Path) -> str:
-    """Write what it has become as a folder such as another run may begin with; returns it."""
-    from sparring.stages.export import write_model
-
-    folder = context.folder / "rl" / IMPLICIT
-    await write_model(implicit, implicit_folder(context, source), folder)
-    return str(folder)
-
-
 def check_implicit(context: Context) -> list[str]:
     """`[rl.implicit]` is there exactly where `[algo]` wants one, and is a language model over the policy's tokens.
 
@@ -65,18 +56,9 @@ def check_implicit(context: Context) -> list[str]:
     Raises:
         BadInput: it is not so.
     """
-    config, section = context.config, context.config.rl.implicit
-    if "rl" not in config.run.stages:
+    section = context.config.rl.implicit
+    if not check_asked(context.config, IMPLICIT, "prime", "prime") or section is None:
         return []
-    wanted = config.rl.preference is None and isinstance(config.algo.credit, Prime)
-    if section is None:
-        if wanted:
-            raise refusal("rl.implicit", "a table with credit 'prime', which asks its model", "none", "write [rl.implicit]")
-        return []
-    if not wanted:
-        got = "rl.preference" if config.rl.preference is not None else f"credit {config.algo.credit.__struct_config__.tag!r}"
-        do = 'leave it out, or set [algo] preset = "prime"'
-        raise refusal("rl.implicit", "none without credit 'prime', which alone asks its model", got, do)
     _check_model(context, section.model)
     return [f"rl: an implicit reward model that begins as {section.model}"]
 

@@ -12,12 +12,13 @@ from sparring.config import RunConfig
 from sparring.protocols import TaskSource, TrainPlan
 from sparring.stages.annotators import annotators
 from sparring.stages.context import POLICY, Context
-from sparring.stages.critic import CRITIC, open_critic, write_critic
+from sparring.stages.critic import CRITIC, critic_folder, open_critic
 from sparring.stages.imitated import imitation
-from sparring.stages.implicit import IMPLICIT, open_implicit, write_implicit
+from sparring.stages.implicit import IMPLICIT, implicit_folder, open_implicit
 from sparring.stages.live import Lesson, Live
 from sparring.stages.online import credit_chosen, preference_loss
 from sparring.stages.reference import reference_beside
+from sparring.stages.role import write_learned
 
 STAGE = "rl"
 ANNOTATIONS = frozenset({"reference", "value", "implicit", "baseline", "probability_squares"})
@@ -50,9 +51,9 @@ async def run(context: Context) -> dict[str, Any]:
     )
     result = await live.train(lesson)
     if critic is not None:
-        result |= {CRITIC: await write_critic(context, critic, live.source)}
+        result |= {CRITIC: await write_learned(context, critic, CRITIC, critic_folder(context, live.source))}
     if implicit is not None:
-        result |= {IMPLICIT: await write_implicit(context, implicit, live.source)}
+        result |= {IMPLICIT: await write_learned(context, implicit, IMPLICIT, implicit_folder(context, live.source))}
     return result
 
 

@@ -1,12 +1,55 @@
-"""A trainer beside the policy's, told apart from it."""
+"""What learns beside the policy in the rl stage: its trainer told apart, where its section belongs, and what is left of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
+from pathlib import Path
 
+from sparring.algo.credit.rules import name_of
+from sparring.config import RunConfig
+from sparring.errors import refusal
 from sparring.generation import ScoreRequest, Scores
 from sparring.protocols import Trainer
+from sparring.stages.context import Context
 from sparring.types import Batch, CheckpointRef, Sample, StepResult, WeightRef
+
+
+def check_asked(config: RunConfig, role: str, credit: str, preset: str) -> bool:
+    """Whether the run has `[rl.<role>]`, which is there exactly where the stage rl runs with such a `credit`.
+
+    Args:
+        config: of the run.
+        role: the section's name.
+        credit: name of the rule that asks what learns there.
+        preset: of `[algo]`, that has it.
+
+    Raises:
+        BadInput: it is missing, or there without being asked.
+    """
+    if "rl" not in config.run.stages:
+        return False
+    given = getattr(config.rl, role) is not None
+    wanted = config.rl.preference is None and name_of(config.algo.credit) == credit
+    if wanted and not given:
+        raise refusal(f"rl.{role}", f"a table with credit {credit!r}, which asks it", "none", f"write [rl.{role}]")
+    if given and not wanted:
+        got = "rl.preference" if config.rl.preference is not None else f"credit {name_of(config.algo.credit)!r}"
+        do = f'leave it out, or set [algo] preset = "{preset}"'
+        raise refusal(f"rl.{role}", f"none without credit {credit!r}, which alone asks it", got, do)
+    return given
+
+
+async def write_learned(context: Context, trainer: Trainer, role: str, began: Path) -> str:
+    """Write what a model beside the policy has become, which began as the folder `began`, as one that another run may begin with.
+
+    Returns:
+        The folder.
+    """
+    from sparring.stages.export import write_model
+
+    folder = context.folder / "rl" / role
+    await write_model(trainer, began, folder)
+    return str(folder)
 
 
 class RoleTrainer:

@@ -124,6 +124,10 @@ def check_distill(context: Context) -> list[str]:
         if context.config.eval.teachers:
             raise refusal("eval.teachers", "a stage distill, whose teachers they are", "none", "leave it out, or add the stage")
         return []
+    checkpoints = context.config.eval.checkpoints
+    if context.config.eval.teachers and "distill" not in checkpoints:
+        do = "add it, or leave eval.teachers out"
+        raise refusal("eval.checkpoints", '"distill", whose success is compared with its teachers\'', str(list(checkpoints)), do)
     if not stage.teachers:
         raise refusal("distill.teachers", "at least one teacher", "none", 'write { "*" = "teacher" } and [models.teacher]')
     for domain, name in stage.teachers.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import xxhash
@@ -18,8 +18,8 @@ from sparring.tasks.files import read_conversations
 from sparring.tasks.preferences import read_preferences
 from sparring.types import Message, Task
 
-
 SHOWN = "prompts shown"
+"""The store's key of what a run was trained on."""
 
 
 def check_unseen(context: Context, tasks: Sequence[Task]) -> None:
@@ -30,9 +30,7 @@ def check_unseen(context: Context, tasks: Sequence[Task]) -> None:
     """
     check_unseen_files(context, tasks)
     texts = {prompt_key(task): task.id for task in tasks}
-    for text, what in _shown(context):
-        if text in texts:
-            raise _trained_on(texts[text], what)
+    note_shown(context, texts)
     digests = {_digest(text): text for text in texts}
     for recipe, shown in _shown_earlier(context.config):
         if seen := digests.keys() & shown:
@@ -40,9 +38,21 @@ def check_unseen(context: Context, tasks: Sequence[Task]) -> None:
             raise _trained_on(texts[digests[min(seen)]], f"a prompt of the run of {recipe}", do)
 
 
-def remember_shown(context: Context) -> None:
-    """Note for the runs that come after this one which prompts were trained on, by digest, here and in the runs before."""
-    shown = {_digest(text) for text, _ in _shown(context)} | {_digest(text) for _, asked in _asked(context) for text in asked}
+def note_shown(context: Context, held: Mapping[str, str]) -> None:
+    """Note for the runs that come after this one which prompts were trained on, by digest, here and in the runs before.
+
+    Args:
+        context: of a run that has trained all that it trains.
+        held: the normalised texts of held-out prompts, and whose they are.
+
+    Raises:
+        BadInput: one of these was trained on here.
+    """
+    shown = {_digest(text) for _, asked in _asked(context) for text in asked}
+    for text, what in _shown(context):
+        if text in held:
+            raise _trained_on(held[text], what)
+        shown.add(_digest(text))
     context.store.put(SHOWN, sorted(shown.union(*(digests for _, digests in _shown_earlier(context.config)))))
 
 
@@ -59,10 +69,13 @@ def _shown(context: Context) -> Iterator[tuple[str, str]]:
 
 
 def _shown_earlier(config: RunConfig) -> Iterator[tuple[str, set[int]]]:
-    """By recipe of `run.after`, what its run noted."""
+    """By recipe of `run.after`, what its run noted. One that is not there has shown nothing to this run."""
     for recipe in config.run.after:
         before = load(recipe).run
-        store = SqliteStore(Path(before.directory) / before.name / "store.sqlite", read_only=True)
+        file = Path(before.directory) / before.name / "store.sqlite"
+        if not file.is_file():
+            continue
+        store = SqliteStore(file, read_only=True)
         try:
             yield recipe, set(store.get(SHOWN) or ())
         finally:

@@ -7,15 +7,16 @@ A row that does not parse is refused with its file and line.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from sparring.errors import refusal
 from sparring.tasks.files import located, messages_of
 from sparring.types import Message
 
 Messages = tuple[Message, ...]
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,10 +61,7 @@ def read_preferences(path: str, *, single: bool = False) -> list[Preference]:
     Raises:
         BadInput: no such file, no row, or one that does not parse.
     """
-    rows = [_preference(row, where, single) for _, where, row in located(path)]
-    if not rows:
-        raise refusal(path, "at least one preference", "none", "add rows")
-    return rows
+    return _read(path, lambda row, where: _preference(row, where, single), "preference")
 
 
 def read_solutions(path: str) -> list[Solution]:
@@ -72,10 +70,7 @@ def read_solutions(path: str) -> list[Solution]:
     Raises:
         BadInput: as `read_preferences`.
     """
-    rows = [_solution(row, where) for _, where, row in located(path)]
-    if not rows:
-        raise refusal(path, "at least one solution in steps", "none", "add rows")
-    return rows
+    return _read(path, _solution, "solution in steps")
 
 
 def read_turns(path: str) -> list[JudgedTurns]:
@@ -84,9 +79,13 @@ def read_turns(path: str) -> list[JudgedTurns]:
     Raises:
         BadInput: as `read_preferences`.
     """
-    rows = [_turns(row, where) for _, where, row in located(path)]
+    return _read(path, _turns, "conversation with judged turns")
+
+
+def _read(path: str, parsed: Callable[[Mapping[str, Any], str], Row], what: str) -> list[Row]:
+    rows = [parsed(row, where) for _, where, row in located(path)]
     if not rows:
-        raise refusal(path, "at least one conversation with judged turns", "none", "add rows")
+        raise refusal(path, f"at least one {what}", "none", "add rows")
     return rows
 
 

@@ -32,6 +32,18 @@ def factory(*datasets: dict[str, Any], held_out: int = 40, **args: Any) -> Reaso
     return ReasoningGym(EnvConfig(name="reasoning_gym", args={"datasets": list(datasets), **args}, held_out=held_out))
 
 
+def sharing(seed: int, share: float) -> tuple[list[Task], list[Task]]:
+    """What a world of products with this share holds out, and what it trains on first."""
+    args = {"datasets": [{"name": "products", "params": {"min_digits": 2, "max_digits": 2}}]}
+    world = ReasoningGym(EnvConfig(name="reasoning_gym", args=args, held_out=60, held_out_share=share))
+    return drain(world.tasks("eval", seed)), drain(world.tasks("train", seed), 600)
+
+
+def test_what_one_seed_holds_out_no_other_trains_on_with_a_share() -> None:
+    assert overlap(sharing(1, 0.0)[0], sharing(2, 0.0)[1]), "without it seeds meet"
+    assert not overlap(sharing(1, 0.2)[0], sharing(2, 0.2)[1])
+
+
 def drain(source: Any, count: int = 10**9) -> list[Task]:
     return [task for _, task in zip(range(count), iter(source.next, None), strict=False)]
 

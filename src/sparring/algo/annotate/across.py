@@ -18,11 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sparring.algo.annotate.domain import teacher_of
-from sparring.algo.annotate.teacher import TEACHER, Asker, each
+from sparring.algo.annotate.teacher import TEACHER, Asker, Scoring, each
 from sparring.algo.annotate.watch import Watch
 from sparring.errors import refusal
 from sparring.generation import ScoreRequest
-from sparring.protocols import Engine, Renderer
+from sparring.protocols import Renderer
 from sparring.types import Message, Sample, Segment, ToolSpec
 
 Span = tuple[range, range]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparring.testing.golden.preference import Vector, gradients
+from sparring.testing.golden.preference import Vector, token_vectors
 
 
 class Case(NamedTuple):
@@ -64,10 +64,4 @@ def hand() -> Case:
 
 def vectors(seeds: int = 4) -> list[Vector]:
     """Of every seed: the inputs, the loss and its gradient by the model's log-probabilities."""
-    found = []
-    for case in map(draw, range(seeds)):
-        (gradient,) = gradients(lambda inputs, case=case: implicit(inputs[0], case), [case.logprob])
-        inputs = {name: values.tolist() for name, values in case._asdict().items() if isinstance(values, np.ndarray)}
-        loss = float(implicit(case.logprob, case))
-        found.append(Vector("implicit", {"beta": case.beta}, inputs, loss, {"logprob": gradient.tolist()}))
-    return found
+    return token_vectors("implicit", implicit, ((case, {"beta": case.beta}) for case in map(draw, range(seeds))))

@@ -19,7 +19,7 @@ Worked example, by hand. One pair. The chosen reply has two tokens of log-probab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -169,6 +169,18 @@ class Vector(NamedTuple):
     inputs: dict[str, list[Any]]
     loss: float
     gradients: dict[str, list[Any]]
+
+
+def token_vectors(
+    name: str, reference: Callable[[np.ndarray, Any], Any], cases: Iterable[tuple[Any, dict[str, Any]]]
+) -> list[Vector]:
+    """Of every case, a named tuple of inputs whose `logprob` [M] the loss is differentiated by, and its settings, one."""
+    found = []
+    for case, settings in cases:
+        (gradient,) = gradients(lambda inputs, case=case: reference(inputs[0], case), [case.logprob])
+        inputs = {key: values.tolist() for key, values in case._asdict().items() if isinstance(values, np.ndarray)}
+        found.append(Vector(name, settings, inputs, float(reference(case.logprob, case)), {"logprob": gradient.tolist()}))
+    return found
 
 
 def vectors(seed: int = 0, count: int = 5) -> list[Vector]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparring.testing.golden.preference import Vector, gradients
+from sparring.testing.golden.preference import Vector, token_vectors
 
 LOW, HIGH = 0.2, 0.28
 """The clip of the preset `vapo`."""
@@ -73,11 +73,5 @@ def hand() -> Case:
 
 def vectors(seeds: int = 3) -> list[Vector]:
     """Of every seed: the inputs, the loss and its gradient by the log-probabilities."""
-    found = []
-    for case in map(draw, range(seeds)):
-        (gradient,) = gradients(lambda inputs, case=case: vapo(inputs[0], case), [case.logprob])
-        inputs = {name: values.tolist() for name, values in case._asdict().items() if isinstance(values, np.ndarray)}
-        settings = {"coefficient": case.coefficient, "low": LOW, "high": HIGH}
-        loss = float(vapo(case.logprob, case))
-        found.append(Vector("vapo", settings, inputs, loss, {"logprob": gradient.tolist()}))
-    return found
+    clip = {"low": LOW, "high": HIGH}
+    return token_vectors("vapo", vapo, ((case, {"coefficient": case.coefficient, **clip}) for case in map(draw, range(seeds))))
