@@ -1,6 +1,6 @@
 """How much an engine that disagrees with its trainer hurts, and what helps.
 
-    python benchmarks/mismatch.py [--seeds 3] [--steps 40] [--noise 0,0.01,0.03,0.1] [--directory runs]
+    python benchmarks/mismatch.py [--seeds 3] [--steps 20] [--noise 0,0.01,0.03,0.1] [--directory runs]
 
 The start and the task are those of benchmarks/algorithms.py. The engine serves every weight with a fixed error of a known share of its tensor's root
 mean square (`[engine] weight_noise`), so at 0 it is exact. The advantages, the clip and the twelve optimiser steps an update are DAPO's in all
@@ -67,7 +67,7 @@ def _one(options: argparse.Namespace, begun: Path, noise: float, name: str, sett
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, choices=range(1, 11))
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--noise", type=lambda text: [float(part) for part in text.split(",")], default=[0.0, 0.01, 0.03, 0.1])
     parser.add_argument("--directory", type=lambda text: Path(text).absolute(), default=Path("runs").absolute())
     return parser.parse_args()

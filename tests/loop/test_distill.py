@@ -147,6 +147,14 @@ def test_a_killed_run_ends_with_the_same_bits(given: Path, teacher: Path, name: 
         assert weights("itself") != weights("whole"), "the average is not what is served"
 
 
+def test_it_is_evaluated_beside_its_training(given: Path, teacher: Path) -> None:
+    distilled(given, {"teacher": teacher}, "eval.every=3", "eval.every_tasks=6")
+    with closing(SqliteStore(given.parent / "runs/tiny/store.sqlite")) as store:
+        found = dict(store.metrics("distill/eval"))
+        groups = [len(list(store.groups(stage=f"distill/eval/{step}"))) for step in found]
+    assert max(found) == 6 and all(values["tasks"] == 6 for values in found.values()) and set(groups) == {6}
+
+
 def test_a_world_that_only_a_second_pass_scores_is_distilled(given: Path, checkpoint: Path) -> None:
     """Nothing leaves its group unscored, and the account says that all was trained."""
     world = Path(__file__).parent / "tiny_world.py:Compared"

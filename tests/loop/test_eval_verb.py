@@ -175,7 +175,7 @@ def test_evaluations_of_other_tasks_are_not_compared(
     ("override", "message"),
     [
         ('engine.live_kv="drain"', 'eval.every: expected 0 where an update waits for every request, evaluation\'s too, got 3, '),
-        ('run.stages=["sft", "eval"]', "eval.every: expected 0 without the stage rl, beside which it evaluates, got 3; leave it out"),
+        ('run.stages=["sft", "eval"]', "eval.every: expected 0 without a stage beside which it evaluates (rl, distill), got 3; leave it out"),
         ("eval.every_tasks=13", "eval.every_tasks: expected at most 12, the held-out tasks, got 13; "),
         ("eval.every=-1", "tasks, no_tool_tasks, every and every_tasks must be 0 or more"),
         ("eval.max_lost=1.5", "max_lost must be a share from 0 to 1, got 1.5"),
@@ -253,7 +253,7 @@ def test_an_endpoint_of_ours_keeps_its_weights(
 def test_a_killed_training_evaluates_beside_itself_what_is_due(given: Path) -> None:
     settings = ("rl.steps=12", "rl.train.save_every=2", "eval.every=4", "eval.every_tasks=12", "run.stages=['rl']")
     words = [*COMMAND, "run", str(given), *(word for s in (*settings, "observe.lines_every_s=0") for word in ("--set", s))]
-    for moment in ("rl 4/12", "eval: after step 4", "rl 9/12"):
+    for moment in ("rl 4/12", "rl/eval: after step 4", "rl 9/12"):
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
             assert run.stdout is not None
             seen = next((line for line in run.stdout if line.startswith(moment)), None)
@@ -262,7 +262,7 @@ def test_a_killed_training_evaluates_beside_itself_what_is_due(given: Path) -> N
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     store = SqliteStore(given.parent / "runs/tiny/store.sqlite", read_only=True)
-    found = dict(store.metrics("eval"))
+    found = dict(store.metrics("rl/eval"))
     rows = {step: [group.index for group in store.groups(stage=f"rl/eval/{step}")] for step in found}
     store.close()
     assert set(found) >= {4, 12} and all(row == list(range(12)) for row in rows.values())
@@ -280,7 +280,7 @@ def test_training_has_the_same_bits_with_evaluation_beside_it(given: Path) -> No
     assert tokens[0] == tokens[1]
     assert all(weights[0][key].tobytes() == weights[1][key].tobytes() for key in weights[0] | weights[1])
     store = SqliteStore(given.parent / "runs/with/store.sqlite", read_only=True)
-    found = dict(store.metrics("eval"))
+    found = dict(store.metrics("rl/eval"))
     groups = {f"rl/eval/{step}": list(store.groups(stage=f"rl/eval/{step}")) for step in found}
     trained = [rollout for group in store.groups(stage="rl") for rollout in group.rollouts]
     store.close()

@@ -24,8 +24,8 @@ from sparring.protocols import Store
 POINTS = 600
 """Most points drawn of one curve; longer ones are averaged in equal stretches."""
 
-TRAIN_STAGES = ("sft", "preference", "reward_model", "rl", "distill", "eval")
-"""Stages that may have metrics; those of eval are of evaluations beside training."""
+TRAIN_STAGES = ("sft", "preference", "reward_model", "rl", "rl/eval", "distill", "distill/eval")
+"""Stages that may have metrics, and evaluations beside them."""
 
 AT_THE_END = {
     "loss_imitate": "loss",

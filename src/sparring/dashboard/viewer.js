@@ -110,7 +110,7 @@ class Talk {
   }
 
   untrained() {
-    if (this.rollout.stage !== "rl") return "an evaluation: nothing was trained on it";
+    if (this.rollout.stage.includes("eval")) return "an evaluation: nothing was trained on it";
     return this.rollout.reward === null ? "left its group: nothing was trained on it" : "no advantage: all rollouts of its group scored the same";
   }
 

@@ -1,4 +1,4 @@
-"""Evaluation beside the rl stage: `[eval] every`."""
+"""Evaluation beside a stage of live training: `[eval] every`."""
 
 from __future__ import annotations
 
@@ -12,43 +12,41 @@ from sparring.protocols import Scorer
 from sparring.rollout.evaluate import EvalPlan, ScoredRunner
 from sparring.rollout.evaluator import Evaluator
 from sparring.rollout.runner import RolloutRunner
-from sparring.stages.context import Context
+from sparring.stages.context import LIVE, Context
 from sparring.stages.eval import check_lost, held_out
-
-STAGE = "eval"
-"""Under which results are told, by the step whose weights were served when the evaluation began."""
 
 
 @asynccontextmanager
 async def evaluated(
-    runner: RolloutRunner, context: Context, judges: Sequence[Scorer], *, every: int, done: int
+    runner: RolloutRunner, context: Context, judges: Sequence[Scorer], *, stage: str, done: int
 ) -> AsyncIterator[Evaluator]:
     """What evaluates the run beside its training. At the end, what is under way is waited for; a training that fails stops it.
+
+    Results are told as `<stage>/eval`, by the step whose weights were served when the evaluation began.
 
     Args:
         runner: on the engine that training samples from.
         context: of the run.
         judges: what else scores rollouts.
-        every: so many steps; 0 never evaluates.
-        done: finished steps; results of later ones, of an earlier process, count no longer.
+        stage: which is trained.
+        done: its finished steps; results of later ones, of an earlier process, count no longer.
     """
-    config = context.config
+    config, told, every = context.config, f"{stage}/eval", context.config.eval.every
     tasks = held_out(context, config.eval.every_tasks, "eval.every_tasks") if every else ()
-    if every:  # else there are none, or another stage's
-        context.store.truncate(STAGE, done)
+    context.store.truncate(told, done)
     evaluator = Evaluator(
         ScoredRunner(runner, judges),
-        EvalPlan(tasks=tasks, run_seed=config.run.seed, stage="rl/eval"),
+        EvalPlan(tasks=tasks, run_seed=config.run.seed, stage=told),
         every=every,
         max_concurrent_rollouts=config.eval.max_concurrent_rollouts,
         store=context.store,
-        found=lambda step, result: _tell(context, step, result),
+        found=lambda step, result: _tell(context, told, step, result),
         left_out=lambda step, other: context.sink.event(
-            STAGE, f"none after step {step}: the one after step {other} goes on; a higher eval.every leaves none out"
+            told, f"none after step {step}: the one after step {other} goes on; a higher eval.every leaves none out"
         ),
     )
     async with evaluator:
-        if every and done and done not in {step for step, _ in context.store.metrics(STAGE)}:
+        if every and done and done not in {step for step, _ in context.store.metrics(told)}:
             evaluator.after(done)  # it was due when the process before was stopped
         yield evaluator
         await evaluator.finish()
@@ -66,8 +64,9 @@ def check_beside(context: Context) -> list[str]:
     config = context.config
     if not config.eval.every:
         return []
-    if "rl" not in config.run.stages:
-        raise refusal("eval.every", "0 without the stage rl, beside which it evaluates", str(config.eval.every), "leave it out")
+    if not set(LIVE) & set(config.run.stages):
+        expected = f"0 without a stage beside which it evaluates ({', '.join(LIVE)})"
+        raise refusal("eval.every", expected, str(config.eval.every), "leave it out")
     if config.engine.live_kv == "drain":
         got = f'{config.eval.every}, with engine.live_kv = "drain"'
         do = 'set engine.live_kv to "keep" or "recompute", or leave eval.every out'
@@ -92,17 +91,17 @@ def _spread(name: str, estimate: Estimate) -> dict[str, float | None]:
     return {name: estimate.value, f"{name}_low": low, f"{name}_high": high, f"{name}_error": estimate.standard_error}
 
 
-def _tell(context: Context, step: int, result: Evaluation) -> None:
+def _tell(context: Context, told: str, step: int, result: Evaluation) -> None:
     """Into the record and to the user. A failed evaluation leaves a line and no figure; training goes on."""
     try:
         check_lost(result, context.config.eval.max_lost, f"after step {step}")
     except EvaluationFailed as failed:
-        context.sink.event(STAGE, str(failed))
+        context.sink.event(told, str(failed))
         return
     values = figures(result)
-    context.store.metric(STAGE, step, values)
-    context.sink.log(STAGE, step, values)
-    context.sink.event(STAGE, f"after step {step}: {_sentence(result)}")
+    context.store.metric(told, step, values)
+    context.sink.log(told, step, values)
+    context.sink.event(told, f"after step {step}: {_sentence(result)}")
 
 
 def _sentence(result: Evaluation) -> str:

@@ -452,7 +452,7 @@ class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """For which k pass@k and pass^k are told; at most `samples`."""
 
     every: int = 0
-    """Evaluate after every so many steps of the rl stage too, beside training and without holding it up; 0: never."""
+    """Evaluate after every so many steps of rl and distill too, beside training and without holding it up; 0: never."""
 
     every_tasks: int = 100
     """Held-out tasks of an evaluation beside training, the first of `tasks`; one sample each. 0 takes all of them."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 POLICY = "policy"
 ORDER = ("init", "collect", "sft", "preference", "reward_model", "rl", "distill", "eval", "export")
+LIVE = ("rl", "distill")
+"""Stages that train what they sample, and so publish what they train."""
 APART = ("collect", "reward_model", "eval")
 """Stages whose output is not the policy."""
 

@@ -54,8 +54,7 @@ class Lesson:
 
     tasks: what is rolled out. annotators: asked in this order, then the tokens that tools answered are added where the section
     trains them. credit: scores into advantages. plan: how an update is made of its groups. kept: what else a resume needs, by
-    name. metrics: of each step. baseline: every task is rolled out once more, greedily. eval_every: evaluate beside it after so
-    many steps; 0: never.
+    name. metrics: of each step. baseline: every task is rolled out once more, greedily.
     """
 
     tasks: TaskSource
@@ -65,7 +64,6 @@ class Lesson:
     kept: Mapping[str, Kept] = field(default_factory=dict)
     metrics: Callable[[], Mapping[str, float]] = dict
     baseline: bool = False
-    eval_every: int = 0
 
 
 class Live:
@@ -131,7 +129,7 @@ class Live:
             await checkpoints.after(step, metrics, {**states, **{name: each.state() for name, each in kept.items()}})
             evaluator.after(step.version)
 
-        beside = evaluated(runner(context, self._served, self.source), context, judges, every=lesson.eval_every, done=done)
+        beside = evaluated(runner(context, self._served, self.source), context, judges, stage=stage, done=done)
         async with beside as evaluator, aclosing(scheduler.groups()) as groups:
             updates = self._updates(groups, lesson, range(done + 1, self._section.steps + 1))
             await run_loop(updates, self.trainers, {POLICY: self.engine}, window, after_step)

@@ -10,15 +10,13 @@ from sparring.engine.config import EngineConfig
 from sparring.envs.rubrics.config import judging
 from sparring.model.hub import local_folder
 from sparring.stages.config import CriticConfig, ImplicitConfig
-from sparring.stages.context import POLICY
+from sparring.stages.context import LIVE, POLICY
 from sparring.stages.reference import AVERAGE, is_averaging, is_held, reference_model
 from sparring.stages.shape import Shape, folder_shape, token_bytes
 
 NUMBER_BYTES = 4
 """Everything is counted in float32."""
 
-LIVE = ("rl", "distill")
-"""Stages that train what they sample, and so publish what they train."""
 TRAINING = ("sft", "preference", "reward_model", *LIVE)
 SERVING = (*LIVE, "eval")
 PLAYING = ("init", "collect", "sft", *SERVING)

@@ -47,7 +47,6 @@ async def run(context: Context) -> dict[str, Any]:
         kept={"kl": coefficient},
         metrics=coefficient.metrics,
         baseline=config.rl.preference is None and config.algo.reads("baseline"),
-        eval_every=config.eval.every,
     )
     result = await live.train(lesson)
     if critic is not None:

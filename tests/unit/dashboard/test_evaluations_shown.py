@@ -41,7 +41,7 @@ def dom(tmp_path_factory: pytest.TempPathFactory) -> str:
     store = SqliteStore(run / "store.sqlite")
     store.put("eval/sft", msgspec.to_builtins(made([(True, False)] * 10 + [(False, False)] * 10)))
     for step, rate in ((10, 0.3), (20, 0.5)):
-        store.metric("eval", step, {"success": rate, "success_low": rate - 0.1, "success_high": rate + 0.1, "tasks": 20.0})
+        store.metric("rl/eval", step, {"success": rate, "success_low": rate - 0.1, "success_high": rate + 0.1, "tasks": 20.0})
     store.close()
     for name, evaluation in (("a", made([(True, True)] * 20)), ("b", made([(True, True)] * 5, "other"))):
         folder = run / "evaluations" / name
