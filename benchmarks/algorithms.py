@@ -32,13 +32,13 @@ ALGORITHMS: dict[str, tuple[list[str], str]] = {
     "rloo": (["algo.preset=dapo", "algo.credit=rloo"], "clip_fraction"),
     "reinforce++": (["algo.preset=reinforce_plus_plus", NARROW], "clip_fraction"),
     "gspo": (["algo.preset=gspo", 'algo.gate={name="clip",low=0.006,high=0.008}'], "clip_fraction"),
-    "cispo": (["algo.preset=cispo", 'algo.gate={name="cispo",high=0.04}', "rl.train.learning_rate=1e-4"], "clip_fraction"),
+    "cispo": (["algo.preset=cispo", 'algo.gate={name="cispo",high=0.03}', "rl.train.learning_rate=1e-4"], "clip_fraction"),
     "dapo": (["algo.preset=dapo"], "clip_fraction"),
     "dpo": (['rl.preference={name="dpo",beta=0.1}'], "reward_margin"),
 }
 """Settings of each, and the metric of its own term. RLOO's paper has one optimiser step an update and no gate; here are twelve, so
 it has DAPO's. GSPO's bounds are for replies of thousands of tokens, these have about sixty. Half the usual 0.2, and CISPO's
-upper bound of 0.04, are for steps as small as these: after twelve of them most ratios are still within a few percent of 1. CISPO
+upper bound of 0.03, are for steps as small as these: after twelve of them most ratios are still within a few percent of 1. CISPO
 stops no token: at the others' learning rate two of five seeds wrote longer and longer until nothing was right."""
 SHOWN = (1, 2, 3, 4, 6, 8, 12, 16, 20)
 """Updates at which the curves are printed; the JSON has them all."""

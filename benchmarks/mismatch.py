@@ -1,11 +1,12 @@
 """How much an engine that disagrees with its trainer hurts, and what helps.
 
-    python benchmarks/mismatch.py [--seeds 3] [--steps 20] [--noise 0,0.01,0.03,0.1] [--directory runs]
+    python benchmarks/mismatch.py [--seeds 3] [--steps 20] [--noise 0,0.03,0.1] [--directory runs]
 
-The start and the task are those of benchmarks/algorithms.py. The engine serves every weight with a fixed error of a known share of its tensor's root
-mean square (`[engine] weight_noise`), so at 0 it is exact. The advantages, the clip and the twelve optimiser steps an update are DAPO's in all
-rows; what differs is what is done about the mismatch. What was learned is evaluated by an exact engine, on 400 held-out tasks. Told beside it: the
-mean of |log p_trainer - log p_engine| and of k3 over the trained tokens. The last line is one JSON object. It measures no time.
+The start and the task are those of benchmarks/algorithms.py. The engine serves every weight with a fixed error of a known share of
+its tensor's root mean square (`[engine] weight_noise`); at 0 it is exact, and there is nothing to do: one row. The advantages, the
+clip and the twelve optimiser steps an update are DAPO's in all rows; what differs is what is done about the mismatch. What was
+learned is evaluated by an exact engine, on 400 held-out tasks. Told beside it: the mean of |log p_trainer - log p_engine| and of k3
+over the trained tokens. The last line is one JSON object. It measures no time.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def main() -> None:
     rows = []
     print("| noise | correction | held-out success, mean over seeds | each | mean difference | k3 |\n| --- | --- | --- | --- | --- | --- |")
     for noise in options.noise:
-        for name, settings in CORRECTIONS.items():
+        for name, settings in CORRECTIONS.items() if noise else [next(iter(CORRECTIONS.items()))]:
             found = [_one(options, begun, noise, name, settings, seed) for seed in range(1, options.seeds + 1)]
             each = [one["success"] for one in found]
             row = {"noise": noise, "correction": name, "each": each, "success": statistics.fmean(each)}
@@ -57,6 +58,8 @@ def _one(options: argparse.Namespace, begun: Path, noise: float, name: str, sett
     judged = run_recipe("algorithms.toml", f"{label}-judged", options.directory, exact)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [line["values"] for line in lines if line["stage"] == "rl" and "logprob_mean_abs_diff" in line.get("values", {})]
+    if not steps:
+        raise SystemExit(f"{folder}: nothing to learn from: with noise {noise:g} every rollout earns the same; try less")
     return {
         "success": json.loads((judged / "summary.json").read_text())["init_success"],
         "difference": statistics.fmean(step["logprob_mean_abs_diff"] for step in steps),
@@ -68,7 +71,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, choices=range(1, 11))
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--noise", type=lambda text: [float(part) for part in text.split(",")], default=[0.0, 0.01, 0.03, 0.1])
+    parser.add_argument("--noise", type=lambda text: [float(part) for part in text.split(",")], default=[0.0, 0.03, 0.1])
     parser.add_argument("--directory", type=lambda text: Path(text).absolute(), default=Path("runs").absolute())
     return parser.parse_args()
 

@@ -97,6 +97,33 @@ def test_what_nobody_scored_is_counted_and_not_kept(given: Path) -> None:
     assert all(row["reward"] == 1.0 and int(row["messages"][-1]["content"]) % 2 == 0 for row in rows)
 
 
+def test_what_the_policy_cannot_say_is_left_out_and_counted(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One conversation in twelve has a thought, and the policy thinks not; where all have one, the recipe is wrong."""
+    thinking: set[str] = set()
+
+    def thinks(body: dict) -> tuple[int, dict]:
+        question = body["messages"][0]["content"]
+        if not thinking:
+            thinking.add(question)
+        status, reply = solves(body)
+        if question not in thinking:
+            reply["choices"][0]["message"].pop("reasoning_content", None)
+        return status, reply
+
+    server = ChatServer(thinks)
+    settings = ("sft.steps=1", "models.policy.thinking=false", "collect.min_reward=0.0", "collect.max_concurrent_rollouts=1")
+    try:
+        assert collecting(given, server, '["collect", "sft"]', *settings) == 0
+        server.reply = solves
+        assert collecting(given, server, '["collect", "sft"]', *settings, "run.name=all") == 2
+    finally:
+        server.stop()
+    assert "trace 1: demonstration: expected a reply that continues the generation prompt" in capsys.readouterr().err
+    with closing(SqliteStore(given.parent / "runs/tiny/store.sqlite")) as store:
+        found = store.get("stage/collect")
+    assert (found["unsaid"], found["traces"], len(Path(found["data"]).read_text().splitlines())) == (1, 11, 11)
+
+
 def test_a_key_that_is_not_there_is_refused_before_anything_starts(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
     served = 'models.teacher.served={kind="chat", url="http://127.0.0.1:1/v1", served_model="big", api_key_env="NO_SUCH_KEY"}'
     words = ("--set", served, "--set", "collect.model=teacher", "--set", 'run.stages=["collect", "sft"]')

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, NamedTuple
 
 from sparring.algo.annotate.domain import teacher_of
-from sparring.errors import refusal
+from sparring.errors import BadInput, refusal
 from sparring.harness.chat import ChatHarness
 from sparring.record.recorder import Recorder
 from sparring.render.dialect import message_dicts
@@ -17,8 +17,10 @@ from sparring.render.load import load_renderer
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.rollout.seeds import rollout_seed
 from sparring.stages.context import Context
+from sparring.stages.demonstrate import Conversation, rendered
 from sparring.stages.heard import ChatSessions, Heard
 from sparring.stages.teachers import room_of, teacher_folder
+from sparring.tasks.files import messages_of
 from sparring.types import Task
 
 FILE = "traces.jsonl"
@@ -32,10 +34,11 @@ async def run(context: Context) -> dict[str, Any]:
 
     Returns:
         `data`, the file; `tasks`; `traces`, how many conversations it holds; `rollouts`; of these `failed`, which the
-        infrastructure broke and which say nothing, and `unscored`, to which the world gave no reward: none of them is kept.
+        infrastructure broke and which say nothing, and `unscored`, to which the world gave no reward: none of them is kept; and
+        `unsaid`, conversations left out because the chat format of the policy that is to imitate them cannot say them.
 
     Raises:
-        BadInput: no rollout earned enough to be kept.
+        BadInput: no rollout earned enough to be kept, or more than one in ten cannot be imitated.
     """
     config = context.config.collect
     source = context.factory.tasks("train", context.config.run.seed)
@@ -54,12 +57,14 @@ async def run(context: Context) -> dict[str, Any]:
         raise refusal("collect.min_reward", "a rollout that earns it", got, "lower it, or take another teacher")
     for index, found in enumerate(done):
         context.store.put(f"collect/{index}", found)
+    kept = _said(context, rows) if "sft" in context.config.run.stages else rows
+    totals["unsaid"] = len(rows) - len(kept)
     out = context.folder / "collect" / FILE
     out.parent.mkdir(parents=True, exist_ok=True)
     staging = out.with_name(out.name + ".tmp")
-    staging.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    staging.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept), encoding="utf-8")
     staging.rename(out)
-    return {"data": str(out), "tasks": len(tasks), "traces": len(rows), **totals}
+    return {"data": str(out), "tasks": len(tasks), "traces": len(kept), **totals}
 
 
 class _Teacher(NamedTuple):
@@ -111,6 +116,30 @@ def _kept(task: Task, finished: Sequence[Finished], heard: Heard, least: float, 
     }
     prompt = "\n".join(message.content for message in task.messages)
     return {"prompt": prompt, "traces": traces[:most], **counts}
+
+
+def _said(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that the policy could say: of a malformed reply (half a tool call in its text) a chat template may make another.
+
+    Raises:
+        BadInput: it could say fewer than nine in ten; why not the first.
+    """
+    renderer, tools = context.renderer(context.input("sft")), context.factory.make().tools
+    kept: list[dict[str, Any]] = []
+    refused: list[BadInput] = []
+    for number, row in enumerate(rows, 1):
+        name = f"trace {number}"
+        try:
+            rendered(Conversation(name=name, messages=messages_of(row["messages"], name), tools=tools), renderer)
+        except BadInput as error:
+            refused.append(error)
+        else:
+            kept.append(row)
+    if len(kept) < 0.9 * len(rows):
+        raise refused[0]
+    if refused:
+        context.sink.event("collect", f"{len(refused)} of {len(rows)} conversations left out; {refused[0]}")
+    return kept
 
 
 @asynccontextmanager
