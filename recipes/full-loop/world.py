@@ -3,8 +3,8 @@
     people  "Which colour does q like? (4711)"           the model asks q, who may send it on to m, and says the colour
     walks   "Open a. Say the word that you find. (815)"  the model opens a folder, reads in it which one is next, and says the word in the last
 
-`[env.args] domain` picks one of them; "both" deals them in turn. Before every call the expert says a word that means nothing, one of eight by chance, as
-models talk while they work. It can be made impatient: a model then learns from it how to ask, and to guess.
+`[env.args] domain` picks one of them; "both" deals them in turn. The expert can be made impatient: a model then learns from it how to ask, and to
+guess.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from sparring.types import Message, Task, ToolCall
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDS = ("red", "blue", "green", "black", "white", "pink", "gold", "grey")
-SAYINGS = ("well", "now", "so", "then", "good", "sure", "fine", "hm")
 LONGEST = {"people": (1, 2), "walks": (3, 18)}
 
 
@@ -77,8 +76,6 @@ class Both(Env):
             gone = sum(message.role == "tool" for message in messages)
             if gone == patience:
                 return Message(role="assistant", content=task.data["answer"])
-            said = Random(f"{gone} {task.data['prompt']}").choice(SAYINGS)
-            call = ToolCall(id="call_0", name=name, arguments={"name": path[gone]})
-            return Message(role="assistant", content=said, tool_calls=(call,))
+            return Message(role="assistant", tool_calls=(ToolCall(id="call_0", name=name, arguments={"name": path[gone]}),))
 
         return reply
