@@ -68,7 +68,7 @@ def main() -> None:
         rows[name] = {"each": found, "term": metric, "acted": acted, "curve": [list(of) for of in zip(*curves, strict=True)]}
         each = " ".join(f"{value:.3f}" for value in found)
         term = f"{metric} {statistics.fmean(acted):.4f} | {min(acted):.4f}, {max(acted):.4f}"
-        print(f"| {name} | {_interval(found)} | {each} | {term} |", flush=True)
+        print(f"| {name} | {interval(found)} | {each} | {term} |", flush=True)
     _print_curves(rows)
     claims = [claim for name in rows for claim in _claims(name, rows[name])]
     print(json.dumps({"start": before, "algorithms": rows, "claims": claims}))
@@ -111,7 +111,7 @@ def _print_curves(rows: dict[str, Any]) -> None:
     shown = [update for update in SHOWN if all(update <= len(row["curve"]) for row in rows.values())]
     print(f"\n| sampled for update | {' | '.join(map(str, shown))} |\n| --- |{' --- |' * len(shown)}")
     for name, row in rows.items():
-        print(f"| {name} | {' | '.join(_interval(row['curve'][update - 1], 2) for update in shown)} |")
+        print(f"| {name} | {' | '.join(interval(row['curve'][update - 1], 2) for update in shown)} |")
 
 
 def _mean(folder: Path, metric: str) -> float:
@@ -124,7 +124,7 @@ def _values(folder: Path, metric: str) -> list[float]:
     return [line["values"][metric] for line in lines if line["stage"] == "rl" and metric in line.get("values", {})]
 
 
-def _interval(values: list[float], digits: int = 3) -> str:
+def interval(values: list[float], digits: int = 3) -> str:
     """Their mean and the half width of its 95 % interval; of one value no interval is known."""
     mean = f"{statistics.fmean(values):.{digits}f}"
     return mean if len(values) < 2 else f"{mean} ± {T_95[len(values)] * statistics.stdev(values) / len(values) ** 0.5:.{digits}f}"

@@ -56,6 +56,22 @@ def given(checkpoint: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def wait_for() -> Callable[[subprocess.Popen[str], str], None]:
+    """Reads a run's output until a line begins with a text."""
+    return _wait_for
+
+
+def _wait_for(run: subprocess.Popen[str], text: str) -> None:
+    assert run.stdout is not None
+    seen = []
+    for line in run.stdout:
+        seen.append(line)
+        if line.startswith(text):
+            return
+    raise AssertionError(f"the run ended without {text!r}: {''.join(seen)}")
+
+
+@pytest.fixture
 def killed_and_finished() -> Callable[[Sequence[str], Sequence[str]], None]:
     """Starts `sparring` with these words once per moment and kills it, -9, when a line of its output begins so; then lets it finish.
     Every start is a process of its own, which knows nothing of those before it."""
@@ -64,14 +80,7 @@ def killed_and_finished() -> Callable[[Sequence[str], Sequence[str]], None]:
         command = [sys.executable, "-m", "sparring.cli.main", *words]
         for moment in moments:
             with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
-                assert run.stdout is not None
-                seen = []
-                for line in run.stdout:
-                    seen.append(line)
-                    if line.startswith(moment):
-                        break
-                else:
-                    raise AssertionError(f"the run ended without {moment!r}: {''.join(seen)}")
+                _wait_for(run, moment)
                 run.kill()
                 run.communicate()
             assert run.returncode == -signal.SIGKILL

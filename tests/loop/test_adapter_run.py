@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,10 +20,6 @@ LORA = ("models.policy.lora.rank=4", "models.policy.lora.alpha=8")
 def arguments(folder, *more, recipe=TINY):
     settings = (f"run.directory={folder}", f"env.name={WORLD}", "observe.lines_every_s=0", *LORA, *more)
     return ["run", str(recipe), *(part for setting in settings for part in ("--set", setting))]
-
-
-def command(folder):
-    return [sys.executable, "-m", "sparring.cli.main", *arguments(folder)]
 
 
 def bits(file):

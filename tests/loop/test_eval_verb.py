@@ -250,17 +250,10 @@ def test_an_endpoint_of_ours_keeps_its_weights(
 
 
 @pytest.mark.slow
-def test_a_killed_training_evaluates_beside_itself_what_is_due(given: Path) -> None:
+def test_a_killed_training_evaluates_beside_itself_what_is_due(given: Path, killed_and_finished) -> None:
     settings = ("rl.steps=12", "rl.train.save_every=2", "eval.every=4", "eval.every_tasks=12", "run.stages=['rl']")
-    words = [*COMMAND, "run", str(given), *(word for s in (*settings, "observe.lines_every_s=0") for word in ("--set", s))]
-    for moment in ("rl 4/12", "rl/eval: after step 4", "rl 9/12"):
-        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
-            assert run.stdout is not None
-            seen = next((line for line in run.stdout if line.startswith(moment)), None)
-            run.kill()
-        assert seen is not None, moment
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    words = ["run", str(given), *(word for s in (*settings, "observe.lines_every_s=0") for word in ("--set", s))]
+    killed_and_finished(words, ["rl 4/12", "rl/eval: after step 4", "rl 9/12"])
     store = SqliteStore(given.parent / "runs/tiny/store.sqlite", read_only=True)
     found = dict(store.metrics("rl/eval"))
     rows = {step: [group.index for group in store.groups(stage=f"rl/eval/{step}")] for step in found}

@@ -104,7 +104,7 @@ def test_another_config_in_the_same_folder_is_refused(whole: Path, capsys: pytes
     assert "rl.steps (6 -> 7)" in capsys.readouterr().err
 
 
-def test_two_runs_in_one_folder_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_runs_in_one_folder_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], wait_for) -> None:
     with subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as first:
         wait_for(first, "check:")
         second = main(arguments(tmp_path))
@@ -114,7 +114,7 @@ def test_two_runs_in_one_folder_are_refused(tmp_path: Path, capsys: pytest.Captu
     assert str(first.pid) in capsys.readouterr().err
 
 
-def test_control_c_says_how_to_go_on_and_the_run_goes_on(whole: Path, tmp_path: Path) -> None:
+def test_control_c_says_how_to_go_on_and_the_run_goes_on(whole: Path, tmp_path: Path, wait_for) -> None:
     with subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         wait_for(run, "rl 1/6")
         run.send_signal(signal.SIGINT)
@@ -158,14 +158,3 @@ def account(folder: Path) -> dict[str, int]:
 
 def checkpoints(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "tiny/rl/checkpoints").iterdir())
-
-
-def wait_for(run: subprocess.Popen[str], text: str) -> None:
-    """Read the run's output until a line begins with `text`."""
-    assert run.stdout is not None
-    seen = []
-    for line in run.stdout:
-        seen.append(line)
-        if line.startswith(text):
-            return
-    raise AssertionError(f"the run ended without {text!r}: {''.join(seen)}")
