@@ -1,11 +1,11 @@
-"""The whole loop over several seeds: from a base model to one distilled student, and the student that imitates instead.
+"""The whole loop over several seeds: from a base model to one distilled student, held against the student that imitates instead.
 
     python benchmarks/full_loop.py [--seeds 3] [--directory runs]
 
-Of each seed: `sparring run recipes/full-loop.toml` as one command, timed, in a folder of its own with copies of the recipes that have that seed;
-then recipes/full-loop/imitation.toml, which fine-tunes the student's start on as many of its teachers' samples. Told are held-out success by
-domain (1,000 tasks each) before and after, what share of each teacher's success the student has, with its 95 % interval, and the paired
-difference to the one that imitates. What is done of a run is not done again, and then its time is not told. The last line is one JSON object.
+Of each seed: `sparring run recipes/full-loop.toml` as one command, timed, in a folder of its own with copies of the recipes that have that seed.
+Told are held-out success by domain (1,000 tasks each) before and after, what share of each teacher's success the student has, with its 95 %
+interval, and the paired difference to the student's start, fine-tuned on as many of its teachers' samples: all as in the run's summary.json.
+What is done of a run is not done again, and then its time is not told. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -20,11 +20,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from sparring.observe.evaluation import Evaluation, compare
-from sparring.store.sqlite import SqliteStore
-
 RECIPES = Path(__file__).parents[1] / "recipes"
 DOMAINS = ("people", "walks")
 
@@ -36,17 +31,18 @@ def main() -> None:
     print("\n| seed | domain | student's start | teacher | student | kept of the teacher, 95 % interval |\n| --- | --- | --- | --- | --- | --- |")
     for seed, one in found.items():
         for domain in DOMAINS:
-            of, teacher = one["by_dataset"][domain], one["teachers"][domain]
+            student, start, teacher = _of(one, domain)
             kept = f"{teacher['kept']:.1%} ({teacher['kept_low']:.1%} to {teacher['kept_high']:.1%})"
-            print(f"| {seed} | {domain} | {of['sft']:.1%} | {teacher['success']:.1%} | {of['distill']:.1%} | {kept} |")
+            print(f"| {seed} | {domain} | {start:.1%} | {teacher['success']:.1%} | {student:.1%} | {kept} |")
     print("\n| seed | student | imitation | difference, 95 % interval | tokens trained | parameters, student to teacher | wall clock |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for seed, one in found.items():
-        low, high = one["difference"]["interval"]
+        told, other = one["summary"], one["summary"]["against"]["imitation"]
         wall = "" if one["wall_s"] is None else f"{one['wall_s']:.0f} s"
         print(
-            f"| {seed} | {one['student']:.1%} | {one['imitation']:.1%} | {one['difference']['value']:+.1%} ({low:+.1%} to {high:+.1%}) "
-            f"| {one['tokens'][0]:,}, {one['tokens'][1]:,} | {one['size']:.2f} | {wall} |"
+            f"| {seed} | {told['distill_success']:.1%} | {other['value']:.1%} | {other['difference']:+.1%} "
+            f"({other['difference_low']:+.1%} to {other['difference_high']:+.1%}) | {told['tokens_trained']:,}, {other['tokens_trained']:,} "
+            f"| {one['size']:.2f} | {wall} |"
         )
     print(json.dumps({"seeds": found, "claims": [claim for seed in found for claim in _claims(seed, found[seed])]}))
 
@@ -58,60 +54,40 @@ def _seed(folder: Path, seed: int) -> dict[str, Any]:
     runs = folder / "runs"
     fresh = not runs.exists()
     started = time.monotonic()
-    _run(folder, "recipes/full-loop.toml")
+    command = [sys.executable, "-m", "sparring.cli.main", "run", "recipes/full-loop.toml"]
+    done = subprocess.run(command, cwd=folder, env=os.environ, capture_output=True, text=True)
     wall_s = time.monotonic() - started
-    _run(folder, "recipes/full-loop/imitation.toml")
-    summary = json.loads((runs / "full-loop/summary.json").read_text())
-    student, start = _evaluation(runs / "full-loop", "distill"), _evaluation(runs / "full-loop", "sft")
-    imitation = _evaluation(runs / "full-loop-imitation", "sft")
-    change = compare(imitation, student).changes["success"]
+    if done.returncode:
+        raise SystemExit(f"{folder}: {' '.join(command)}\n{done.stdout}{done.stderr}")
     return {
-        "by_dataset": summary["by_dataset"],
-        "teachers": summary["teachers"],
-        "start": start.success.value,
-        "student": student.success.value,
-        "imitation": imitation.success.value,
-        "difference": {"value": change.value, "interval": change.interval},
-        "tokens": [summary["tokens_trained"], _stored(runs / "full-loop-imitation", "stage/sft")["tokens_trained"]],
+        "summary": json.loads((runs / "full-loop/summary.json").read_text()),
         "size": _parameters(runs / "full-loop/export") / _parameters(runs / "full-loop-people/rl/model"),
         "wall_s": wall_s if fresh else None,
     }
+
+
+def _of(one: dict[str, Any], domain: str) -> tuple[float, float, dict[str, float]]:
+    """Of a domain: the student's success, its start's, and what is told of its teacher."""
+    told = one["summary"]
+    return told["by_dataset"][domain]["distill"], told["against"]["start"]["by_dataset"][domain], told["teachers"][domain]
 
 
 def _claims(seed: int, one: dict[str, Any]) -> list[dict[str, Any]]:
     def claim(what: str, value: float, target: float, direction: str = ">=") -> dict[str, Any]:
         return {"name": f"seed {seed}: {what}", "value": value, "unit": "", "target": target, "direction": direction}
 
+    told, other = one["summary"], one["summary"]["against"]["imitation"]
     claims = [claim("parameters, student to teacher", one["size"], 0.5, "<=")]
     for domain in DOMAINS:
-        teacher = one["teachers"][domain]
-        claims.append(claim(f"{domain}, the student's start", one["by_dataset"][domain]["sft"], 0.5, "<="))
+        _, start, teacher = _of(one, domain)
+        claims.append(claim(f"{domain}, the student's start", start, 0.5, "<="))
         claims.append(claim(f"{domain}, kept of the teacher", teacher["kept"], 0.95))
         claims.append(claim(f"{domain}, its lower bound", teacher["kept_low"], 0.9))
-    claims.append(claim("student less imitation, lower bound", one["difference"]["interval"][0], 0.0))
-    claims.append(claim("tokens of imitation to the student's", one["tokens"][1] / one["tokens"][0], 0.98))
+    claims.append(claim("student less imitation, lower bound", other["difference_low"], 0.0))
+    claims.append(claim("tokens of imitation to the student's", other["tokens_trained"] / told["tokens_trained"], 0.98))
     if one["wall_s"] is not None:
         claims.append(claim("wall clock in minutes", one["wall_s"] / 60, 20, "<="))
     return claims
-
-
-def _run(folder: Path, recipe: str) -> None:
-    command = [sys.executable, "-m", "sparring.cli.main", "run", recipe]
-    done = subprocess.run(command, cwd=folder, env=os.environ, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{folder}: {' '.join(command)}\n{done.stdout}{done.stderr}")
-
-
-def _stored(folder: Path, key: str) -> Any:
-    store = SqliteStore(folder / "store.sqlite", read_only=True)
-    try:
-        return store.get(key)
-    finally:
-        store.close()
-
-
-def _evaluation(folder: Path, stage: str) -> Evaluation:
-    return msgspec.convert(_stored(folder, f"eval/{stage}"), Evaluation)
 
 
 def _parameters(folder: Path) -> int:

@@ -77,6 +77,18 @@ def test_a_collection_goes_on_where_it_broke_off(given: Path, capsys: pytest.Cap
     assert len(again) + len(done) == 12 and not again & done and done
 
 
+def test_a_teacher_that_never_ends_is_told_from_one_that_earns_nothing(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def calls(body: dict) -> tuple[int, dict]:
+        return solves({**body, "messages": body["messages"][:1]})
+
+    server = ChatServer(calls)
+    try:
+        assert collecting(given, server, '["collect"]', "collect.min_reward=0.0") == 2
+    finally:
+        server.stop()
+    assert "got none among 24 rollouts: 0 failed, 0 had no reward, 24 were cut short" in capsys.readouterr().err
+
+
 def test_what_nobody_scored_is_counted_and_not_kept(given: Path) -> None:
     """It neither failed nor earned anything: None is not 0."""
     def adds(body: dict) -> tuple[int, dict]:

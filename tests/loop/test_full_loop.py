@@ -28,14 +28,19 @@ SHORT = {
 }
 """Keys of the recipes, whatever they say there, and how short a run is made of them."""
 
+TALKS = {"steps = 2\nrows_per_step = 2": "steps = 150\nrows_per_step = 8"}
+"""What the base model needs to learn to end its replies, so that there is something to imitate."""
+
 
 @pytest.mark.slow
 def test_one_command_runs_the_whole_loop(tmp_path: Path) -> None:
-    for file in ("full-loop.toml", *(f"full-loop/{name}.toml" for name in ("base", "people", "walks"))):
+    for file in ("full-loop.toml", *(f"full-loop/{name}.toml" for name in ("base", "people", "walks", "student", "imitation"))):
         text = (RECIPES / file).read_text()
         text = text.replace('name = "recipes/full-loop/world.py', f'name = "{RECIPES}/full-loop/world.py')
         for key, short in SHORT.items():
             text = re.sub(rf"^{key} = \d+$", f"{key} = {short}", text, flags=re.MULTILINE)
+        for short, enough in TALKS.items() if file.endswith("base.toml") else ():
+            text = text.replace(short, enough)
         (tmp_path / "recipes/full-loop").mkdir(parents=True, exist_ok=True)
         (tmp_path / "recipes" / file).write_text(text)
     there = {**os.environ, "PYTHONPATH": str(Path(sparring.__file__).parents[1])}
@@ -43,6 +48,8 @@ def test_one_command_runs_the_whole_loop(tmp_path: Path) -> None:
     subprocess.run(command, cwd=tmp_path, env=there, check=True, timeout=300)
     summary = json.loads((runs / "full-loop/summary.json").read_text())
     assert summary["distill_success"] is not None and set(summary["by_dataset"]) <= {"people", "walks"}
+    assert all(other["tasks"] == 4 and other["tokens_trained"] > 0 for other in summary["against"].values())
+    assert set(summary["against"]) == {"start", "imitation"}
     size = {name: parameters(runs / name) for name in ("full-loop/export", "full-loop-people/rl/model")}
     assert size["full-loop/export"] <= size["full-loop-people/rl/model"] / 2
     before = (runs / "full-loop-base/sft/model/model.safetensors").stat().st_mtime_ns

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from sparring.errors import refusal
 from sparring.model.peft import is_adapter
+from sparring.stages.context import APART, ORDER
 
-PLACES = ("", "export", "rl/model", "sft/model", "init/model")
+PLACES = ("", "export", *(f"{stage}/model" for stage in reversed(ORDER) if stage not in (*APART, "export")))
 """Inside the folder that the user names, newest first."""
 
 

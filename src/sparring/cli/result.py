@@ -46,9 +46,11 @@ def result_lines(summary: Mapping[str, Any]) -> list[str]:
     lines = (table(rows) if datasets else plain(rows)) if columns else []
     judged = summary.get("held_out", {}).items()
     teachers = summary.get("teachers", {}).items()
+    against = summary.get("against", {}).items()
     facts = {
         **{f"held out, judged right after {name}": f"{_rate(of['accuracy'])} of {of['count']}" for name, of in judged},
         **{f"of the success of the teacher {name}, the student has": _kept(of) for name, of in teachers},
+        **{f"more than {name}, task by task": _more(of) for name, of in against},
         "lower end of the 95 % interval after RL": _rate(summary.get("rl_success_low")),
         "with the tool host switched off": _rate(summary.get("no_tool_success")),
         "engine against trainer, largest log-probability difference": _plain(summary.get("logprob_max_abs_diff")),
@@ -84,6 +86,18 @@ def _rate(rate: float | None) -> str:
 def _kept(of: Mapping[str, float]) -> str:
     teacher = f"{_rate(of['success'])} of {of['tasks']}"
     return f"{_rate(of['kept'])} ({_rate(of['kept_low'])} to {_rate(of['kept_high'])}; teacher {teacher})"
+
+
+def _more(of: Mapping[str, Any]) -> str:
+    """`+1.1 points (+0.5 to +1.7; 97.7 % of 2000 tasks, 344,886 tokens trained)`."""
+    success = of["figure"] == "success"
+    more, low, high = (
+        "none" if one is None else f"{100 * one:+.1f}" if success else f"{one:+.4g}"
+        for one in (of["difference"], of["difference_low"], of["difference_high"])
+    )
+    unit, value = (" points", _rate(of["value"])) if success else (" of reward", f"{of['value']:.4g}")
+    trained = "" if of["tokens_trained"] is None else f", {of['tokens_trained']:,} tokens trained"
+    return f"{more}{unit} ({low} to {high}; it has {value} of {of['tasks']} tasks{trained})"
 
 
 def _plain(value: float | None) -> str:

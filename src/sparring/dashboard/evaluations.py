@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +21,33 @@ FOLDERS = "evaluations"
 """Of a run: where `sparring eval` leaves one folder for each."""
 
 
-def evaluations(run_dir: Path, store: Store) -> list[dict[str, Any]]:
-    """One row for each: those of the run's own eval stage, that of the folder itself, those of `sparring eval` beside it.
+def evaluations(run_dir: Path, store: Store, config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One row for each: those of the run's own eval stage, of teachers and of the runs that it is compared with, that of the
+    folder itself, those of `sparring eval` beside it.
 
     Args:
         run_dir: of a run, or of one evaluation.
         store: of the folder.
+        config: of the run, as plain data.
     """
-    found = list(_found(run_dir, store))
+    found = list(_found(run_dir, store, config))
     return [_row(name, evaluation, found[:place]) for place, (name, evaluation) in enumerate(found)]
 
 
-def _found(run_dir: Path, store: Store) -> Iterator[tuple[str, Evaluation]]:
+def _found(run_dir: Path, store: Store, config: Mapping[str, Any]) -> Iterator[tuple[str, Evaluation]]:
     for label in OF_A_RUN:
         recorded = store.get(f"eval/{label}")
         if recorded is not None:
             name = "after rl, tool host switched off" if label == "no_tool" else f"after {label}"
             yield name, msgspec.convert(recorded, Evaluation)
+    for teacher in sorted(set(config.get("distill", {}).get("teachers", {}).values())):
+        recorded = store.get(f"eval/teacher/{teacher}")
+        if recorded is not None:
+            yield f"teacher {teacher}, on what it teaches", msgspec.convert(recorded, Evaluation)
+    for other, path in config.get("eval", {}).get("against", {}).items():
+        recorded = store.get(f"against/{other}")
+        if recorded is not None:
+            yield f"{other} ({path})", msgspec.convert(recorded["evaluation"], Evaluation)
     for file in (run_dir / RESULT, *sorted((run_dir / FOLDERS).glob(f"*/{RESULT}"))):
         if file.is_file():
             evaluated = read_result(file)

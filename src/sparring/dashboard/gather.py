@@ -66,7 +66,7 @@ def gather(run_dir: Path, store: Store, *, model: str = "policy", picks_each: in
         "stages": _stages(summary, metrics),
         "metrics": {stage: curves for stage, curves in metrics.items() if curves["steps"]},
         "evaluation": _evaluation(summary),
-        "evaluations": evaluations(run_dir, store),
+        "evaluations": evaluations(run_dir, store, config),
         "account": _account(summary),
         "outcomes": groups.outcomes(),
         "rollouts": groups.entries,

@@ -14,6 +14,7 @@ from sparring.engine.config import EngineConfig
 from sparring.errors import EnvError, refusal
 from sparring.rollout.window import check_window
 from sparring.sandbox.check import check_sandbox
+from sparring.stages.against import check_against
 from sparring.stages.beside import check_beside
 from sparring.stages.compared import check_compared
 from sparring.stages.context import ORDER, POLICY, Context
@@ -194,6 +195,9 @@ def _held_out(context: Context) -> list[str]:
     """
     config = context.config
     if "eval" not in config.run.stages:
+        if config.eval.against:
+            do = "add it, or leave eval.against out"
+            raise refusal("eval.against", "a stage eval, whose result is compared", str(list(config.run.stages)), do)
         return []
     tasks = held_out(context, config.eval.tasks)
     check_unseen_files(context, tasks)
@@ -201,7 +205,7 @@ def _held_out(context: Context) -> list[str]:
     if config.eval.no_tool_tasks > there:
         few = f"at most {there}, the tasks of the evaluation"
         raise refusal("eval.no_tool_tasks", few, str(config.eval.no_tool_tasks), "lower it")
-    return [f"eval: {there} held-out tasks"]
+    return [f"eval: {there} held-out tasks", *check_against(context, tasks)]
 
 
 async def _world(context: Context, task: Task) -> tuple[list[str], list[Conversation], list[Conversation]]:

@@ -34,8 +34,9 @@ async def run(context: Context) -> dict[str, Any]:
 
     Returns:
         `data`, the file; `tasks`; `traces`, how many conversations it holds; `rollouts`; of these `failed`, which the
-        infrastructure broke and which say nothing, and `unscored`, to which the world gave no reward: none of them is kept; and
-        `unsaid`, conversations left out because the chat format of the policy that is to imitate them cannot say them.
+        infrastructure broke and which say nothing, `unscored`, to which the world gave no reward, and `unfinished`, which a limit
+        cut short: none of them is kept; and `unsaid`, conversations left out because the chat format of the policy that is to
+        imitate them cannot say them.
 
     Raises:
         BadInput: no rollout earned enough to be kept, or more than one in ten cannot be imitated.
@@ -51,9 +52,10 @@ async def run(context: Context) -> dict[str, Any]:
         each = (_task(context, asked[teacher_of(config.by_domain, task)], gate, index, task) for index, task in enumerate(tasks))
         done = await asyncio.gather(*each)
     rows = [trace for found in done for trace in found["traces"]]
-    totals = {name: sum(found[name] for found in done) for name in ("rollouts", "failed", "unscored")}
+    totals = {name: sum(found[name] for found in done) for name in ("rollouts", "failed", "unscored", "unfinished")}
     if not rows:
-        got = "none among {rollouts} rollouts, of which {failed} failed and {unscored} had no reward".format(**totals)
+        why = "{failed} failed, {unscored} had no reward, {unfinished} were cut short".format(**totals)
+        got = f"none among {totals['rollouts']} rollouts: {why}"
         raise refusal("collect.min_reward", "a rollout that earns it", got, "lower it, or take another teacher")
     for index, found in enumerate(done):
         context.store.put(f"collect/{index}", found)
@@ -113,6 +115,7 @@ def _kept(task: Task, finished: Sequence[Finished], heard: Heard, least: float, 
         "rollouts": len(finished),
         "failed": sum(each.score is None for each in finished),
         "unscored": sum(each.score is not None and each.score.reward is None for each in finished),
+        "unfinished": sum(each.score is not None and each.rollout.outcome.kind != "completed" for each in finished),
     }
     prompt = "\n".join(message.content for message in task.messages)
     return {"prompt": prompt, "traces": traces[:most], **counts}

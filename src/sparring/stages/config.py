@@ -445,6 +445,10 @@ class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Evaluate every teacher of `[distill]` too, on the tasks that it teaches, and tell what share of its success the student
     has."""
 
+    against: dict[str, str] = {}
+    """Results to compare the weights that were trained last with, task by task: by a name, the folder of a run (its own last
+    weights) or an `evaluation.json` of `sparring eval`. The differences and their intervals are in `summary.json`."""
+
     samples: int = 1
     """Of each task. Several tell pass@k and pass^k, and make intervals narrower where luck matters more than the task."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from sparring.observe.evaluation import Evaluation, kept
+from sparring.stages.against import change, last_evaluated, others
 from sparring.stages.context import Context
 
 EVALUATED = ("init", "sft", "preference", "rl", "distill")
@@ -19,8 +20,10 @@ EVALUATED = ("init", "sft", "preference", "rl", "distill")
 def write_summary(context: Context) -> dict[str, Any]:
     """Write `<run>/summary.json` from what the stages recorded, and return it. Rates are numbers from 0 to 1."""
     results = context.done("eval") or {}
-    rl = context.done("rl") or context.done("distill") or {}
+    rl = context.done("distill") or context.done("rl") or {}
     account = rl.get("account", {})
+    supervised = context.done("preference") or context.done("sft") or {}
+    last = last_evaluated(results) or {}
     rates = {name: _overall(results.get(name)) for name in EVALUATED}
     held_out = {stage: (context.done(stage) or {}).get("held_out") for stage in ("preference", "reward_model")}
     summary = {
@@ -33,13 +36,14 @@ def write_summary(context: Context) -> dict[str, Any]:
         "no_tool_success": _overall(results.get("no_tool"))["success"],
         "eval_tasks": max(rate["tasks"] for rate in rates.values()),
         "held_out": {stage: found for stage, found in held_out.items() if found is not None},
-        "turns_successful": _last(results).get("mean_turns_successful"),
+        "turns_successful": last.get("mean_turns_successful"),
         "by_dataset": _by_dataset(context, results),
         "teachers": _teachers(results),
+        "against": _against(context, last),
         "logprob_max_abs_diff": rl.get("logprob_max_abs_diff"),
         "correction": context.config.algo.correction_rule.in_words(),
         "tokens_sampled": account.get("sampled"),
-        "tokens_trained": account.get("trained"),
+        "tokens_trained": account.get("trained", supervised.get("tokens_trained")),
         "tokens": account,
         "lag_max": rl.get("lag_max"),
         "overlap_share": rl["overlap_s"] / rl["step_s"] if rl.get("step_s") else None,
@@ -50,11 +54,6 @@ def write_summary(context: Context) -> dict[str, Any]:
     staging.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     staging.rename(context.folder / "summary.json")
     return summary
-
-
-def _last(results: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The evaluation of the weights that were trained last."""
-    return results.get("distill") or results.get("rl") or results.get("sft") or {}
 
 
 def _overall(result: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -76,6 +75,27 @@ def _teachers(results: Mapping[str, Any]) -> dict[str, Any]:
             low, high = share.interval or (None, None)
             rest = {"kept": share.value, "kept_low": low, "kept_high": high}
             found[label.removeprefix("teacher/")] = {**_rate(result["success"]), **rest}
+    return found
+
+
+def _against(context: Context, last: Mapping[str, Any]) -> dict[str, Any]:
+    """By name in `[eval] against`: its success (its reward, where the world knows none), how much more ours is, task by task, its
+    success by dataset, and how many tokens trained it."""
+    found = {}
+    for name, other in others(context).items() if last else ():
+        figure, more, compared = change(other.evaluation, msgspec.convert(last, Evaluation))
+        low, high = more.interval or (None, None)
+        found[name] = {
+            "figure": figure,
+            "value": getattr(other.evaluation, figure).value,
+            "difference": more.value,
+            "difference_low": low,
+            "difference_high": high,
+            "tasks": more.tasks,
+            "left_out": len(compared.left_out),
+            "by_dataset": {tag: rate.value for tag, rate in other.evaluation.by_tag.items()},
+            "tokens_trained": other.tokens_trained,
+        }
     return found
 
 

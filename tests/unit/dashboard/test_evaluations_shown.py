@@ -82,3 +82,15 @@ def test_an_evaluations_own_folder_has_a_report(tmp_path: Path) -> None:
     write_results(Results(evaluations=(told,)), tmp_path / RESULT)
     [row] = rows(browse(write_report(tmp_path), tmp_path / "profile"))
     assert "it on Sums" in row and "50.0 %" in row
+
+
+def test_teachers_and_other_runs_stand_beside_the_student(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('[distill]\nteachers = { "*" = "big" }\n[eval]\nagainst = { imitation = "runs/it" }\n')
+    store = SqliteStore(tmp_path / "store.sqlite")
+    student, teacher, other = (msgspec.to_builtins(made([(right,)] * 10)) for right in (True, True, False))
+    for key, value in (("eval/distill", student), ("eval/teacher/big", teacher), ("against/imitation", {"evaluation": other})):
+        store.put(key, value)
+    store.close()
+    own, taught, imitated = rows(browse(write_report(tmp_path), tmp_path / "profile"))
+    assert "after distill" in own and "teacher big, on what it teaches" in taught and "+0.0 %" in taught
+    assert "imitation (runs/it)" in imitated and "−100.0 %" in imitated and "against after distill" in imitated

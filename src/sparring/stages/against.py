@@ -1,0 +1,121 @@
+"""Results of other runs that a run's own result is compared with, task by task."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sparring.errors import refusal
+from sparring.observe.evaluation import Comparison, Evaluation, compare
+from sparring.observe.results import read_result
+from sparring.observe.statistics import Estimate
+from sparring.rollout.evaluate import digest
+from sparring.stages.context import ORDER, Context
+from sparring.store.sqlite import SqliteStore
+from sparring.types import Task
+
+
+class Other(msgspec.Struct, frozen=True, kw_only=True):
+    """What another run, or a file of `sparring eval`, says of its weights. `tokens_trained` is what made them, None where
+    nobody knows."""
+
+    evaluation: Evaluation
+    tokens_trained: int | None = None
+
+
+def check_against(context: Context, tasks: Sequence[Task]) -> list[str]:
+    """Every result of `[eval] against` is there and of the same tasks.
+
+    Returns:
+        What was found, one sentence each.
+
+    Raises:
+        BadInput: one is not, or of another task by the same name, or of none in common.
+    """
+    digests = {task.id: digest(task) for task in tasks}
+    return [_check(f"eval.against.{name}", path, digests) for name, path in context.config.eval.against.items()]
+
+
+def remember_others(context: Context) -> None:
+    """Keep the results of `[eval] against` in this run: what becomes of the others' folders does not change it.
+
+    Raises:
+        BadInput: one is not there.
+    """
+    for name, path in context.config.eval.against.items():
+        if context.store.get(_key(name)) is None:
+            context.store.put(_key(name), msgspec.to_builtins(_read(f"eval.against.{name}", path)))
+
+
+def others(context: Context) -> dict[str, Other]:
+    """By name in `[eval] against`, what is compared."""
+    kept = {name: context.store.get(_key(name)) for name in context.config.eval.against}
+    return {name: msgspec.convert(found, Other) for name, found in kept.items() if found is not None}
+
+
+def last_evaluated(results: Mapping[str, Any]) -> Any | None:
+    """Of the results of an eval stage, that of the weights that were trained last."""
+    return next((results[stage] for stage in reversed(ORDER) if stage in results), None)
+
+
+def change(before: Evaluation, after: Evaluation) -> tuple[str, Estimate, Comparison]:
+    """The figure that tells most (success, else reward), how it changed, and the comparison.
+
+    Raises:
+        BadInput: they have no task in common.
+    """
+    found = compare(before, after)
+    figure = "success" if "success" in found.changes else "reward"
+    return figure, found.changes[figure], found
+
+
+def _key(name: str) -> str:
+    return f"against/{name}"
+
+
+def _check(where: str, path: str, digests: Mapping[str, str]) -> str:
+    theirs = _read(where, path).evaluation.tasks
+    common = digests.keys() & theirs.keys()
+    expected, do = "a result of the same held-out tasks", "evaluate both with one [env], one run.seed and one eval.tasks"
+    if not common:
+        raise refusal(where, expected, f"none of {len(digests)} among the {len(theirs)} of {path}", do)
+    for name in sorted(common):
+        if digests[name] != theirs[name].digest:
+            raise refusal(where, expected, f"another task called {name} in {path}", do)
+    return f"{where}: {len(common)} of {len(digests)} held-out tasks are in {path}"
+
+
+def _read(where: str, path: str) -> Other:
+    """A file of `sparring eval`, or the last weights that a run evaluated.
+
+    Raises:
+        BadInput: it is neither.
+    """
+    place = Path(path)
+    if place.suffix == ".json":
+        return Other(evaluation=read_result(place).evaluation)
+    found = _evaluated(place)
+    if found is None:
+        expected = "the folder of a run whose stage eval is done, or an evaluation.json"
+        got = "a run that has evaluated nothing" if place.is_dir() else "no folder"
+        raise refusal(where, expected, f"{got}: {path}", "run it first")
+    return Other(evaluation=msgspec.convert(found, Evaluation), tokens_trained=_tokens_trained(place))
+
+
+def _evaluated(folder: Path) -> Any | None:
+    if not (folder / "store.sqlite").is_file():
+        return None
+    store = SqliteStore(folder / "store.sqlite", read_only=True)
+    try:
+        return last_evaluated(store.get("stage/eval") or {})
+    finally:
+        store.close()
+
+
+def _tokens_trained(folder: Path) -> int | None:
+    summary = folder / "summary.json"
+    return json.loads(summary.read_text(encoding="utf-8")).get("tokens_trained") if summary.is_file() else None
