@@ -216,8 +216,30 @@ def test_turns_go_on_from_the_state_of_the_last(family, path_of):
         # all but the token sampled last, which nobody has read yet
         kept = [len(asked.tokens) + len(answer.tokens) - 1 for asked, answer in talk]
         assert [answer.cached_tokens for _, answer in talk] == [0, 0, 0, *kept[:-3]]
-    dropped = serve(scenario, path_of(family), kv_across_turns="drop")
+    dropped = serve(scenario, path_of(family), kv_across_turns="drop", share_prefixes=False)
     assert all(answer.cached_tokens == 0 and agrees(model, asked, answer) for asked, answer in dropped)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_who_begins_alike_goes_on_from_a_copy(family, path_of):
+    """One after the other: the second learns what is shared, the third finds it; and a group that comes at once."""
+    model, system = fast(path_of(family)), tuple((3 * j) % VOCABULARY for j in range(50))
+    alone = [replace(request(number, tokens=(*system, *[number + 1] * 29)), id=f"alone {number}") for number in range(3)]
+    group = [replace(request(number, tokens=(*system, *[j % 7 for j in range(60)])), id=f"member {number}") for number in range(6)]
+
+    async def scenario(engine):
+        one_by_one = [await engine.generate(asked) for asked in alone]
+        return one_by_one + await asyncio.gather(*map(engine.generate, group))
+
+    for settings in ({}, {"max_batch_tokens": 7, "max_running": 3}, {"kv_tokens": 240}):
+        answers = serve(scenario, path_of(family), **settings)
+        assert all(agrees(model, asked, answer) for asked, answer in zip(alone + group, answers, strict=True))
+        if not settings:
+            assert [answer.cached_tokens for answer in answers[:3]] == [0, 0, 48]
+            # whoever came before the others knew of them led, and so did the first that knew
+            assert sorted(answer.cached_tokens for answer in answers[3:])[2:] == [96] * 4
+    apart = serve(scenario, path_of(family), share_prefixes=False)
+    assert all(answer.cached_tokens == 0 and agrees(model, asked, answer) for asked, answer in zip(alone + group, apart, strict=True))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

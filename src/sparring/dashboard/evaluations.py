@@ -73,11 +73,10 @@ def _change(found: Evaluation, before: Sequence[tuple[str, Evaluation]]) -> dict
     """Against the first that asked the same."""
     for name, first in before:
         try:
-            changes = compare(first, found).changes
+            compared = compare(first, found)
         except BadInput:
             continue
-        figure = "success" if "success" in changes else "reward"
-        return {"against": name, "of": figure, "figure": _figure(changes[figure])}
+        return {"against": name, "of": compared.figure, "figure": _figure(compared.changes[compared.figure])}
     return None
 
 

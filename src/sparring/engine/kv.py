@@ -215,7 +215,7 @@ class KvCache:
     ) -> None:
         self.page_size = page_size
         self.counts = KvCounts()
-        self._share, self._window = share_prefixes, window
+        self.share_prefixes, self._window = share_prefixes, window
         self._idle_pages = num_pages if idle_pages is None else idle_pages
         self._here, self._host = Shelf(num_pages), Shelf(host_pages)
         self.pool = self._here.pool
@@ -341,7 +341,7 @@ class KvCache:
 
     def publish(self, pages: list[int], tokens: list[int], computed: int, version: Weights, digests: list[bytes]) -> None:
         """Let others find the pages that are full once `computed` tokens have KV, all of `version`."""
-        if not self._share:
+        if not self.share_prefixes:
             return
         first = len(digests)
         chain_digests(digests, tokens, computed, self.page_size, version)
@@ -366,7 +366,7 @@ class KvCache:
 
     def _find(self, pages: list[int], known: int, tokens: list[int], version: Weights, digests: list[bytes]) -> int:
         """Add to the pages of `known` tokens those that are found by what they hold; how many tokens are known then."""
-        if not self._share:
+        if not self.share_prefixes:
             return known
         chain_digests(digests, tokens, known, self.page_size, version)
         while known % self.page_size == 0 and known + self.page_size <= len(tokens):

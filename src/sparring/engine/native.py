@@ -64,7 +64,7 @@ class NativeEngine:
         cache = KvCache(
             sizes.num_pages,
             PAGE_SIZE,
-            share_prefixes=config.share_prefixes and not model.recurrent,
+            share_prefixes=config.share_prefixes,
             host_pages=sizes.host_pages,
             idle_pages=config.idle_pages(sizes.page_bytes),
             window=model.window,

@@ -14,8 +14,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from sparring.engine.kv import KvCache, Seat, Weights
+from sparring.engine.leads import Leads
 from sparring.engine.sequence import Sequence
-from sparring.engine.states import StateSlots
+from sparring.engine.states import Beginning, StateSlots, beginning_of
 
 if TYPE_CHECKING:
     from sparring.engine.adapter_table import Served
@@ -36,6 +37,7 @@ class Scheduler:
 
     def __init__(self, cache: KvCache, *, max_running: int, max_batch_tokens: int, states: StateSlots | None = None) -> None:
         self.cache, self.states = cache, states
+        self._leads = Leads(states, cache.page_size) if states is not None and cache.share_prefixes else None
         self._max_batch_tokens = max_batch_tokens
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
@@ -76,6 +78,8 @@ class Scheduler:
         """The chunks of one step under weights `version`; they count as computed from here on."""
         self.cache.trim()
         self._make_way()
+        if self._leads is not None:
+            self._leads.look(self._waiting, version)
         preempted, page_size = self.num_preempted, self.cache.page_size
         running = [(sequence, sequence.pending) for sequence in self._running]
         budget = self._max_batch_tokens - sum(pending == 1 for _, pending in running)
@@ -88,17 +92,23 @@ class Scheduler:
             if gone > sequence.gone:
                 self.cache.leave(sequence.pages, sequence.gone, gone)
                 sequence.gone = gone
-            count = 1 if pending == 1 else min(pending, budget)
+            count = 1 if pending == 1 else min(pending, budget, sequence.lead - sequence.computed if sequence.lead else pending)
             # a token within a page that is begun needs no other
             if (pending == 1 and sequence.computed % page_size) or (count and self._grow(sequence, sequence.computed + count)):
                 budget -= count if pending > 1 else 0
                 chunks.append(self._chunk(sequence, count, version))
         entering = [sequence for sequence in self._waiting if sequence.logprobs] if self.held else self._waiting[:]
         for sequence in entering:
-            if not (self._slots and budget > 0 and self.num_preempted == preempted) or not self._admit(sequence, version):
+            if not (self._slots and budget > 0 and self.num_preempted == preempted):
+                break
+            if self._leads is not None and self._leads.awaits(sequence):
+                continue
+            if not self._admit(sequence, version):
                 break
             self._waiting.remove(sequence)
-            count = min(sequence.pending, budget)
+            if self._leads is not None:
+                self._leads.entered(sequence)
+            count = min(sequence.pending, budget, sequence.lead - sequence.computed if sequence.lead else sequence.pending)
             budget -= count
             chunks.append(self._chunk(sequence, count, version))
         chunks.sort(key=_adapter)  # rows of one adapter side by side are one product
@@ -131,7 +141,7 @@ class Scheduler:
         if sequence.keep and conversation is not None and sequence.oldest == sequence.version_under(version):
             self.cache.keep(conversation, *self._held(sequence), sequence.weights_under(version))
             if self.states is not None and sequence.state is not None:
-                self.states.keep(conversation, sequence.state, sequence.computed)
+                self.states.keep(conversation, sequence.state, _begun(sequence, sequence.computed, version))
                 sequence.state = None
         self._give_back(sequence)
 
@@ -162,7 +172,7 @@ class Scheduler:
             for conversation in conversations:
                 self.cache.keep(conversation, *self._held(sequence), sequence.weights_under(version))
                 if self.states is not None and sequence.state is not None:
-                    self.states.branch(conversation, sequence.state, sequence.computed)
+                    self.states.branch(conversation, sequence.state, _begun(sequence, sequence.computed, version))
 
     def remove(self, sequence: Sequence) -> None:
         """Take a request out wherever it is; unknown ones are ignored."""
@@ -194,9 +204,11 @@ class Scheduler:
 
     def forget(self, weights: Weights) -> None:
         """Release the idle conversations whose keys and values are of weights that serve nobody any more."""
-        for conversation in self.cache.release_weights(weights):
-            if self.states is not None:
+        conversations = self.cache.release_weights(weights)
+        if self.states is not None:
+            for conversation in conversations:
                 self.states.release(conversation)
+            self.states.release_weights(weights)
 
     def clear(self) -> list[Sequence]:
         """Take every request out."""
@@ -242,7 +254,11 @@ class Scheduler:
         return True
 
     def _admit(self, sequence: Sequence, version: int) -> bool:
-        seat = self._pages_for(sequence, version) if self.states is None else self._pages_and_state_for(sequence, version)
+        seat = (
+            self._pages_for(sequence, version)
+            if self.states is None
+            else self._pages_and_state_for(sequence, version, self.states)
+        )
         if seat is None:
             return False
         sequence.pages, sequence.computed = seat.pages, seat.known
@@ -256,22 +272,32 @@ class Scheduler:
         insort(self._running, sequence, key=_rank)
         return True
 
-    def _pages_for(self, sequence: Sequence, version: int) -> Seat | None:
+    def _pages_for(self, sequence: Sequence, version: int, most: int | None = None) -> Seat | None:
+        """Pages, of which at most those of the first `most` tokens are found."""
         cache, wanted, count = self.cache, sequence.reusable, self.cache.pages_for(len(sequence.tokens))
+        wanted = wanted if most is None else wanted[: most + 1]
         weights = sequence.weights_under(version)
         # a page for every running request is left, or it would soon have to give way to them
         return cache.admit(sequence.conversation, wanted, count, weights, sequence.digests, spare=len(self._running))
 
-    def _pages_and_state_for(self, sequence: Sequence, version: int) -> Seat | None:
-        """What its conversation keeps is of use only with the state behind all of it. Without, the pages that were found are
-        written again: with the same, as others may hold them."""
-        seat = self._pages_for(sequence, version) if self.states.available else None
-        if seat is not None:
-            sequence.state = self.states.resume(sequence.conversation, seat.known)
-            if sequence.state is None:
-                sequence.state, seat = self.states.take(), Seat(seat.pages, 0, 0, 0)
-            if sequence.conversation is not None:  # a copy in host memory has no state any more
-                self.cache.release(sequence.conversation)
+    def _pages_and_state_for(self, sequence: Sequence, version: int, states: StateSlots) -> Seat | None:
+        """What its conversation keeps, or others have computed, is of use only with the state behind all of it."""
+        if not states.available:
+            return None
+        beginning = None if self._leads is None else self._leads.found(sequence, version)
+        remembered = [whose for whose in (sequence.conversation, beginning) if states.behind(whose)]
+        for whose in (*remembered, None):
+            seat = self._pages_for(sequence, version, states.behind(whose))
+            if seat is not None:
+                all_of_it = isinstance(whose, Beginning) and seat.known == whose.num_tokens
+                found = whose if all_of_it else _begun(sequence, seat.known, version)
+                sequence.state = states.take() if whose is None else states.go_on(whose, found)
+            if seat is None or sequence.state is not None:
+                break
+            self.cache.drop(seat.pages)
+            sequence.digests.clear()
+        if seat is not None and sequence.conversation is not None:  # a copy in host memory has no state any more
+            self.cache.release(sequence.conversation)
         return seat
 
     def _publish(self, sequence: Sequence, version: int) -> None:
@@ -303,12 +329,18 @@ class Scheduler:
         self.cache.drop(sequence.pages)
         if self.states is not None:
             self.states.drop(sequence.state)
-        sequence.pages, sequence.digests, sequence.computed, sequence.oldest, sequence.state = [], [], 0, None, None
+        sequence.pages, sequence.digests, sequence.computed, sequence.oldest = [], [], 0, None
+        sequence.state, sequence.lead = None, 0
 
 
 def _adapter(chunk: Chunk) -> int:
     adapter = chunk.sequence.adapter
     return -1 if adapter is None else adapter.number
+
+
+def _begun(sequence: Sequence, count: int, version: int) -> Beginning:
+    """Its first `count` tokens."""
+    return beginning_of(sequence.tokens[:count], sequence.weights_under(version))
 
 
 def _above(sequence: Sequence, other: Sequence) -> bool:

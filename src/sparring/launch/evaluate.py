@@ -83,7 +83,7 @@ def compared(before: Evaluated, after: Evaluated, gate: Gate | None = None) -> C
     found = compare(before.evaluation, after.evaluation)
     if gate is None:
         return Compared(before=before.name, after=after.name, comparison=found)
-    figure = gate.figure or ("success" if "success" in found.changes else "reward")
+    figure = gate.figure or found.figure
     if figure not in found.changes:
         raise _no_such_figure(figure, list(found.changes))
     says = verdict(found.changes[figure], gate.margin)

@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 
 from sparring.errors import refusal
-from sparring.observe.evaluation import Comparison, Evaluation, compare
+from sparring.observe.evaluation import Evaluation
 from sparring.observe.results import read_result
-from sparring.observe.statistics import Estimate
 from sparring.rollout.evaluate import digest
 from sparring.stages.context import ORDER, Context
 from sparring.store.sqlite import SqliteStore
@@ -60,17 +59,6 @@ def others(context: Context) -> dict[str, Other]:
 def last_evaluated(results: Mapping[str, Any]) -> Any | None:
     """Of the results of an eval stage, that of the weights that were trained last."""
     return next((results[stage] for stage in reversed(ORDER) if stage in results), None)
-
-
-def change(before: Evaluation, after: Evaluation) -> tuple[str, Estimate, Comparison]:
-    """The figure that tells most (success, else reward), how it changed, and the comparison.
-
-    Raises:
-        BadInput: they have no task in common.
-    """
-    found = compare(before, after)
-    figure = "success" if "success" in found.changes else "reward"
-    return figure, found.changes[figure], found
 
 
 def _key(name: str) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from sparring.observe.evaluation import Evaluation, kept
-from sparring.stages.against import change, last_evaluated, others
+from sparring.observe.evaluation import Evaluation, compare, kept
+from sparring.stages.against import last_evaluated, others
 from sparring.stages.context import Context
 
 EVALUATED = ("init", "sft", "preference", "rl", "distill")
@@ -83,11 +83,12 @@ def _against(context: Context, last: Mapping[str, Any]) -> dict[str, Any]:
     success by dataset, and how many tokens trained it."""
     found = {}
     for name, other in others(context).items() if last else ():
-        figure, more, compared = change(other.evaluation, msgspec.convert(last, Evaluation))
+        compared = compare(other.evaluation, msgspec.convert(last, Evaluation))
+        more = compared.changes[compared.figure]
         low, high = more.interval or (None, None)
         found[name] = {
-            "figure": figure,
-            "value": getattr(other.evaluation, figure).value,
+            "figure": compared.figure,
+            "value": getattr(other.evaluation, compared.figure).value,
             "difference": more.value,
             "difference_low": low,
             "difference_high": high,

@@ -6,7 +6,12 @@ from test_scheduler import PAGE, sequence, step
 
 from sparring.engine.kv import KvCache
 from sparring.engine.scheduler import Scheduler
-from sparring.engine.states import StateSlots
+from sparring.engine.states import StateSlots, beginning_of
+
+
+def tokens(count, weights=0):
+    """The first `count` of some."""
+    return beginning_of(list(range(count)), weights)
 
 
 def slots_of(count):
@@ -18,27 +23,27 @@ def slots_of(count):
 def test_a_conversation_goes_on_only_from_exactly_where_its_state_is() -> None:
     slots, _ = slots_of(3)
     taken = slots.take()
-    slots.keep("a", taken, 10)
-    assert slots.resume("a", 10) == taken
-    slots.keep("a", taken, 10)
-    assert slots.resume("a", 9) is None and slots.resume("a", 10) is None and slots.resume(None, 0) is None
+    slots.keep("a", taken, tokens(10))
+    assert slots.go_on("a", tokens(10)) == taken
+    slots.keep("a", taken, tokens(10))
+    assert slots.go_on("a", tokens(9)) is None and slots.go_on("a", tokens(10)) is None and slots.go_on("b", tokens(0)) is None
     assert sorted([slots.take(), slots.take(), slots.take()]) == [0, 1, 2]
 
 
 def test_the_conversation_that_was_idle_longest_gives_way() -> None:
     slots, lost = slots_of(2)
     for name in "ab":
-        slots.keep(name, slots.take(), 1)
-    slots.keep("a", slots.resume("a", 1), 2)
+        slots.keep(name, slots.take(), tokens(1))
+    slots.keep("a", slots.go_on("a", tokens(1)), tokens(2))
     slots.take()
-    assert slots.resume("b", 1) is None and slots.available and lost == ["b"]
+    assert slots.go_on("b", tokens(1)) is None and slots.available and lost == ["b"]
     slots.take()
-    assert slots.resume("a", 2) is None and not slots.available and slots.take() is None and lost == ["b", "a"]
+    assert slots.go_on("a", tokens(2)) is None and not slots.available and slots.take() is None and lost == ["b", "a"]
 
 
 def test_what_is_released_is_free() -> None:
     slots, _ = slots_of(1)
-    slots.keep("a", slots.take(), 1)
+    slots.keep("a", slots.take(), tokens(1))
     slots.release("a")
     slots.release("unknown")
     slots.drop(None)
@@ -51,41 +56,166 @@ def test_branches_get_copies_while_there_is_room() -> None:
     slots, lost = slots_of(3)
     live = slots.take()
     for name in "abc":
-        slots.branch(name, live, 5)
+        slots.branch(name, live, tokens(5))
     copies = slots.take_copies()
     assert [source for source, _ in copies] == [live] * 3 and slots.take_copies() == []
     # the third took the slot of the first
     assert lost == ["a"]
-    assert slots.resume("a", 5) is None
-    assert {slots.resume("b", 5), slots.resume("c", 5)} == {0, 1, 2} - {live} == {copy for _, copy in copies}
+    assert slots.go_on("a", tokens(5)) is None
+    assert {slots.go_on("b", tokens(5)), slots.go_on("c", tokens(5))} == {0, 1, 2} - {live} == {copy for _, copy in copies}
 
 
 def test_a_branch_without_room_is_lost():
     slots, lost = slots_of(1)
-    slots.branch("a", slots.take(), 5)
+    slots.branch("a", slots.take(), tokens(5))
     assert lost == ["a"] and slots.take_copies() == []
 
 
 def test_behind_a_step_that_failed_nothing_idle_is_trusted() -> None:
     slots, _ = slots_of(2)
     live = slots.take()
-    slots.branch("a", live, 5)
+    slots.branch("a", live, tokens(5))
     slots.distrust()
-    assert slots.take_copies() == [] and slots.resume("a", 5) is None and slots.take() == 1 - live
+    assert slots.take_copies() == [] and slots.go_on("a", tokens(5)) is None and slots.take() == 1 - live
+
+
+def alike(arrival, shared, prompt=18, new=3, conversation=None):
+    """A request whose prompt begins with the first `shared` of tokens that are the same for all."""
+    one = sequence(arrival, prompt, new, 0, conversation)
+    one.tokens[: min(shared, prompt)] = range(-1, -1 - min(shared, prompt), -1)
+    return one
+
+
+def sharing(num_slots=12, max_batch_tokens=64):
+    cache = KvCache(64, PAGE, share_prefixes=True)
+    return Scheduler(cache, max_running=8, max_batch_tokens=max_batch_tokens, states=StateSlots(num_slots, cache.evict))
+
+
+def counts(plan):
+    return {chunk.sequence.arrival: (chunk.begin, chunk.count) for chunk in plan}
+
+
+def test_a_group_computes_its_prompt_once_and_waits_for_it() -> None:
+    work = sharing()
+    for arrival in range(4):
+        work.add(alike(arrival, 18))
+    first = work.plan(0)
+    assert counts(first) == {0: (0, 16)} and not first[0].samples, "cut at the last page before the last token"
+    second = work.plan(0)
+    assert counts(second) == {arrival: (16, 2) for arrival in range(4)} and all(chunk.samples for chunk in second)
+    leader = second[0].sequence.state
+    copies = work.states.take_copies()
+    assert copies[0][0] == leader and {source for source, _ in copies[1:]} == {copies[0][1]}, "from the leader, then to the others"
+    assert work.cache.counts.shared_tokens == 3 * 16
+    step(second, work)
+    work.add(alike(9, 18))
+    assert counts(work.plan(0))[9] == (16, 2), "who comes later finds it too"
+
+
+def test_what_two_groups_share_is_computed_once_and_then_what_each_does() -> None:
+    work = sharing()
+    groups = [[alike(arrival, 9, 30) for arrival in pair] for pair in ((0, 1), (2, 3))]
+    for first, second in groups:
+        second.tokens[:26] = first.tokens[:26]
+        work.add(first)
+        work.add(second)
+    assert [counts(work.plan(0)) for _ in range(2)] == [{0: (0, 8)}, {0: (8, 16), 2: (8, 16)}]
+    assert counts(work.plan(0)) == {arrival: (24, 6) for arrival in range(4)}
+
+
+def test_who_waits_for_one_that_leaves_leads_itself() -> None:
+    work = sharing()
+    for arrival in range(3):
+        work.add(alike(arrival, 18))
+    work.plan(0)
+    work.abort("0", 0)
+    assert counts(work.plan(0)) == {1: (0, 16)}
+    assert counts(work.plan(0)) == {1: (16, 2), 2: (16, 2)}
+
+
+def test_a_state_of_other_weights_is_nobodys() -> None:
+    work = sharing()
+    for arrival in range(2):
+        work.add(alike(arrival, 18))
+    work.plan(0)
+    assert counts(work.plan(1)) == {0: (16, 2), 1: (0, 16)}, "the state of the first is behind tokens of the old ones"
+    work.add(alike(2, 18))
+    assert counts(work.plan(1))[2] == (16, 2)
+    work.forget(1)
+    work.add(alike(3, 18))
+    assert counts(work.plan(1))[3] == (0, 16)
+
+
+def test_who_comes_while_its_prompt_is_read_waits_for_the_rest() -> None:
+    work = sharing(max_batch_tokens=8)
+    work.add(alike(0, 30, 30))
+    assert counts(work.plan(0)) == {0: (0, 8)}
+    work.add(alike(1, 30, 30))
+    assert [counts(work.plan(0)) for _ in range(3)] == [{0: (8, 8)}, {0: (16, 8)}, {0: (24, 4)}]
+    assert counts(work.plan(0)) == {0: (28, 2), 1: (28, 2)}
+
+
+def test_who_comes_later_goes_on_from_what_the_second_learned() -> None:
+    work = sharing()
+    for arrival, expected in enumerate([[(0, 30)], [(0, 8), (8, 22)], [(8, 22)], [(8, 22)]]):
+        one = alike(arrival, 9, 30, new=1)
+        work.add(one)
+        found = []
+        while work.busy:
+            plan = work.plan(0)
+            found.append(counts(plan)[arrival])
+            step(plan, work)
+        assert found == expected
+
+
+def test_who_has_a_state_of_its_own_waits_for_nobody() -> None:
+    work = sharing()
+    work.add(alike(0, 18, conversation="talk"))
+    for _ in range(3):
+        step(work.plan(0), work)
+    assert not work.busy and work.states.behind("talk") == 20
+    again = alike(1, 18, 24, conversation="talk")
+    again.tokens[18:21] = [7, 7, 7]
+    for one in (alike(2, 18), alike(3, 18), again):
+        work.add(one)
+    assert counts(work.plan(0)) == {2: (0, 16), 1: (20, 4)}
 
 
 shapes = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9), st.integers(0, 3)), min_size=1, max_size=10)
 
 
-@settings(max_examples=100, deadline=None)
-@given(shapes, st.integers(8, 14), st.integers(1, 4), st.integers(1, 6), st.integers(0, 9))
-def test_every_request_goes_on_from_a_state_of_its_own(asked, num_pages, max_running, num_slots, host_pages):
-    """Whoever is preempted, forked, aborted or done: a step finds the state behind exactly the tokens before it, nobody waits for
-    ever, no pages are kept without the state behind them, and in the end all slots are free again."""
-    cache = KvCache(num_pages, PAGE, share_prefixes=False, host_pages=host_pages)
-    slots, behind = StateSlots(num_slots, cache.evict), {}
+class Written:
+    """What pages hold, as if computed: tokens, here and in host memory."""
+
+    def __init__(self):
+        self._here, self._host = {}, {}
+
+    def copied(self, copies):
+        for way, source, target in copies:
+            (self._host if way == "out" else self._here)[target] = (self._host if way == "back" else self._here)[source]
+
+    def written(self, one, begin, count):
+        """A chunk: what is before it stands in the sequence's pages, and then it does."""
+        text = one.tokens[: begin + count]
+        for index, page in enumerate(one.pages[: -(-len(text) // PAGE)]):
+            known = tuple(text[index * PAGE : min((index + 1) * PAGE, begin)])
+            assert self._here.get(page, ())[: len(known)] == known
+            if (index + 1) * PAGE > begin:
+                self._here[page] = tuple(text[index * PAGE : (index + 1) * PAGE])
+
+
+@settings(max_examples=150, deadline=None)
+@given(shapes, st.integers(8, 14), st.integers(1, 4), st.integers(1, 6), st.integers(0, 9), st.booleans())
+def test_every_request_goes_on_from_a_state_of_its_own(asked, num_pages, max_running, num_slots, host_pages, share):
+    """Whoever is preempted, forked, aborted or done, and whoever begins alike: a step finds state and pages behind exactly the tokens
+    before it, nobody waits for ever, no pages are kept without the state behind them, and in the end all slots are free again."""
+    cache = KvCache(num_pages, PAGE, share_prefixes=share, host_pages=host_pages)
+    slots, behind, pages = StateSlots(num_slots, cache.evict), {}, Written()
     work = Scheduler(cache, max_running=max_running, max_batch_tokens=16, states=slots)
-    waiting = [sequence(i, prompt, new, 0, str(name) if name else None) for i, (prompt, new, name) in enumerate(asked)]
+    waiting = [
+        alike(i, (0, 6, 13)[i % 3] if share else 0, prompt, new, str(name) if name else None)
+        for i, (prompt, new, name) in enumerate(asked)
+    ]
     everyone = list(waiting)
     for turn in range(1000):
         if waiting and turn % 2 == 0:
@@ -93,12 +223,14 @@ def test_every_request_goes_on_from_a_state_of_its_own(asked, num_pages, max_run
         plan = work.plan(0)
         held = [one.state for one in everyone if one.state is not None]
         assert len(held) == len(set(held)) == work.num_running
+        pages.copied(cache.take_copies())
         for source, target in slots.take_copies():
             behind[target] = behind[source]
         for one, begin, count, _ in plan:
             text = tuple(one.tokens[: begin + count])
             assert begin == 0 or behind[one.state] == text[:begin]
             behind[one.state] = text
+            pages.written(one, begin, count)
         if turn % 4 == 1 and plan:
             work.fork(plan[0].sequence, ["1", "branch"], 0)
             branch = sequence(len(everyone), len(plan[0].sequence.tokens) + 1, 3, 0, "branch")
@@ -115,5 +247,6 @@ def test_every_request_goes_on_from_a_state_of_its_own(asked, num_pages, max_run
     assert not waiting and not work.busy
     for name in ("1", "2", "3", "branch"):
         work.release(name)
+    slots.release_weights(0)
     assert sorted(slots.take() for _ in range(num_slots)) == list(range(num_slots))
     assert (cache.pool.num_free, cache.host.num_free) == (num_pages, host_pages)
