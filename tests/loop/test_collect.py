@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from contextlib import closing
@@ -10,6 +11,10 @@ from pathlib import Path
 import pytest
 
 from sparring.cli.main import main
+from sparring.config import load, resolve
+from sparring.errors import BadInput
+from sparring.launch.run import opened
+from sparring.stages.teachers import check_teachers_answer
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.chat_server import ChatServer, message
 
@@ -24,7 +29,14 @@ def solves(body: dict) -> tuple[int, dict]:
     return message(tool_calls=[{"id": "c1", "type": "function", "function": call}], reasoning_content="let me add")
 
 
+def asked_to_teach(server: ChatServer) -> list[dict]:
+    """What was asked but for the check's question, whether anybody answers."""
+    return [body for body in server.asked if body["max_tokens"] != 1]
+
+
 def collecting(given: Path, server: ChatServer, stages: str, *settings: str) -> int:
+    reply = server.reply
+    server.reply = lambda body: message(".") if body["max_tokens"] == 1 else reply(body)
     recipe = given.with_name("collect.toml")
     served = f'\n[models.teacher]\nserved = {{ kind = "chat", url = "{server.url}", served_model = "big" }}\n'
     text = given.read_text().replace("[models.policy]\n", "[models.policy]\nthinking = true\n")
@@ -43,7 +55,7 @@ def test_traces_become_demonstrations(given: Path) -> None:
     finally:
         server.stop()
     rows = [json.loads(line) for line in (given.parent / "runs/tiny/collect/traces.jsonl").read_text().splitlines()]
-    assert asked == len(server.asked) == 12 * 2 * 2, "a finished stage asks nobody again"
+    assert len(asked_to_teach(server)) == 12 * 2 * 2 and asked == len(server.asked), "a finished stage asks nobody again"
     answers = [row["messages"][-1]["content"] for row in rows]
     assert 0 < len(rows) <= 12 and not any(answer.endswith("3") or answer == "none" for answer in answers)
     roles = [[entry["role"] for entry in row["messages"]] for row in rows]
@@ -72,7 +84,7 @@ def test_a_collection_goes_on_where_it_broke_off(given: Path, capsys: pytest.Cap
         assert collecting(given, server, '["collect"]', *settings) == 0
     finally:
         server.stop()
-    again = {body["messages"][0]["content"] for body in server.asked}
+    again = {body["messages"][0]["content"] for body in asked_to_teach(server)}
     done = {prompt for prompt, count in answered.items() if count == 2}
     assert len(again) + len(done) == 12 and not again & done and done
 
@@ -143,6 +155,38 @@ def test_a_key_that_is_not_there_is_refused_before_anything_starts(given: Path, 
     assert "environment variable NO_SUCH_KEY: expected a key, got nothing; set it" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("stages", "more"),
+    [
+        ('["collect", "sft"]', ("collect.model=teacher",)),
+        ('["rl", "distill"]', ('models.teacher.path="CHECKPOINT"', 'distill.teachers={"*"="teacher"}')),
+    ],
+)
+def test_a_teacher_that_does_not_answer_is_refused_before_anything_starts(
+    stages: str, more: tuple[str, ...], given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind = 'kind="chat", served_model="big"' if "collect" in stages else 'kind="remote"'
+    served = f'models.teacher.served={{{kind}, url="http://127.0.0.1:1/v1"}}'
+    settings = (served, f"run.stages={stages}", *(setting.replace("CHECKPOINT", str(checkpoint)) for setting in more))
+    assert main(["run", str(given), *(word for setting in settings for word in ("--set", setting))]) == 2
+    said = capsys.readouterr().err
+    assert "models.teacher: expected a teacher that answers, got " in said and "start its server, or correct models.teacher.served" in said
+    assert not (given.parent / "runs/tiny/config.toml").exists()
+
+
+def test_who_has_taught_already_need_not_answer(given: Path) -> None:
+    async def checked() -> list[list[str]]:
+        served = 'models.teacher.served={kind="chat", url="http://127.0.0.1:1/v1", served_model="big"}'
+        settings = [served, "collect.model=teacher", 'run.stages=["collect", "sft"]', "observe.progress=off"]
+        async with opened(resolve(load(given, settings))) as context:
+            with pytest.raises(BadInput, match="a teacher that answers"):
+                await check_teachers_answer(context)
+            context.store.put("stage/collect", {})
+            return [await check_teachers_answer(context)]
+
+    assert asyncio.run(checked()) == [[]]
+
+
 @pytest.mark.slow
 def test_each_domain_is_collected_from_its_teacher(given: Path) -> None:
     server = ChatServer(solves)
@@ -152,7 +196,7 @@ def test_each_domain_is_collected_from_its_teacher(given: Path) -> None:
         assert collecting(given, server, '["collect"]', "run.name=two", 'collect.teachers={even="teacher",odd="nobody"}') == 2
     finally:
         server.stop()
-    questions = {body["messages"][0]["content"]: body["model"] for body in server.asked}
+    questions = {body["messages"][0]["content"]: body["model"] for body in asked_to_teach(server)}
     sums = {sum(map(int, text.removesuffix(" = ?").split(" + "))): name for text, name in questions.items()}
     assert len(sums) > 4 and set(sums.values()) == {"big", "small"}
     assert all(name == ("small" if total % 2 else "big") for total, name in sums.items())

@@ -34,7 +34,7 @@ from sparring.stages.rl import ANNOTATIONS, correction_chosen
 from sparring.stages.servable import check_model
 from sparring.stages.served import check_served
 from sparring.stages.shape import Shape, folder_shape
-from sparring.stages.teachers import check_collect, check_distill
+from sparring.stages.teachers import check_collect, check_distill, check_teachers_answer
 from sparring.stages.unseen import check_unseen_files
 from sparring.types import Message, Task
 
@@ -73,7 +73,7 @@ async def check(context: Context) -> list[str]:
         )
     if "rl" in config.run.stages:
         facts += ["rollouts: the window cannot deadlock", correction_chosen(config)]
-    facts += await check_judges(context)
+    facts += await check_judges(context) + await check_teachers_answer(context)
     facts += _held_out(context) + check_beside(context)
     tasks = _some_tasks(context)
     task = tasks[0]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparring.envs.rubrics.config import RELATIVE, AskedPart, judging, of_domain
-from sparring.errors import InfraError, refusal
+from sparring.errors import BadInput, InfraError, refusal
 from sparring.model.hub import local_folder
 from sparring.stages.context import POLICY, Context
 
@@ -28,12 +28,23 @@ async def check_judges(context: Context) -> list[str]:
         _check_by_itself(config.env.rubric)
     models = sorted(judging(config.env.rubric))
     for model in models:
-        try:
-            await context.judges.check(model)
-        except InfraError as error:
-            do = f"start its server, or correct models.{model}.served"
-            raise refusal(f"models.{model}", "a judge that answers", str(error), do) from error
+        await check_answers(context, model, "a judge")
     return [f"judges: {model} answers" for model in models]
+
+
+async def check_answers(context: Context, model: str, role: str) -> None:
+    """A model of the recipe can be asked.
+
+    Raises:
+        BadInput: it does not answer, or cannot be opened.
+    """
+    try:
+        await context.judges.check(model)
+    except (InfraError, BadInput) as error:
+        if isinstance(error, BadInput) and context.config.models[model].served is None:
+            raise
+        do = f"start its server, or correct models.{model}.served"
+        raise refusal(f"models.{model}", f"{role} that answers", str(error), do) from error
 
 
 def _check_by_itself(rubric: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ from sparring.render.demonstrate import reply_tokens
 from sparring.render.load import load_renderer
 from sparring.render.tokenizer import load_tokenizer
 from sparring.stages.context import POLICY, Context
+from sparring.stages.judged import check_answers
 from sparring.stages.reference import AVERAGE, HeldTeacher, check_name
 from sparring.stages.shape import context_room, folder_shape
 from sparring.types import Message
@@ -108,6 +109,25 @@ def _collected_from(context: Context, key: str, name: str) -> str:
     if spec.path is None:
         raise refusal(f"models.{name}.path", "the checkpoint that is collected from", "none", "name one")
     return f"collect: from {teacher_folder(context, name)}"
+
+
+async def check_teachers_answer(context: Context) -> list[str]:
+    """Whoever is to teach from elsewhere answers, before the stages ahead of it run. A finished stage asks nobody.
+
+    Returns:
+        What was found, one sentence each.
+
+    Raises:
+        BadInput: one does not.
+    """
+    config = context.config
+    asked = {"collect": config.collect.by_domain, "distill": config.distill.teachers}
+    coming = [stage for stage in asked if stage in config.run.stages and context.done(stage) is None]
+    named = {name for stage in coming for name in asked[stage].values() if name in config.models}
+    elsewhere = sorted(name for name in named if config.models[name].served is not None)
+    for name in elsewhere:
+        await check_answers(context, name, "a teacher")
+    return [f"teachers: {name} answers" for name in elsewhere]
 
 
 def check_distill(context: Context) -> list[str]:

@@ -162,7 +162,7 @@ class Judges:
             BadInput: it cannot be opened.
             EngineError: it does not answer.
         """
-        with boundary(EngineError, f"judge {model}"):
+        with boundary(EngineError, f"model {model}"):
             try:
                 await (await self._model(model)).reply((Message(role="user", content="?"),), (), Sampling(max_tokens=1))
             except LimitReached:
