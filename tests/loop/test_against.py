@@ -53,7 +53,7 @@ def test_the_difference_to_an_earlier_run_is_in_the_summary(given: Path, capsys:
     assert found["difference_low"] < found["difference"] < found["difference_high"]
     differences = [sum(solved(after, "init")[task]) / 2 - theirs[task][0] for task in theirs]
     assert any(differences) and found["difference"] == pytest.approx(sum(differences) / 6, abs=1e-12)
-    assert "more than trained, task by task" in out and f"{earlier['tokens_trained']:,} tokens trained" in out
+    assert "more than trained, task by task" in out and f"trained on {earlier['tokens_trained']:,} tokens at last" in out
     assert f"trained ({before})" in write_report(after).read_text()
     shutil.rmtree(before)
     ran(given, "after", *settings)
@@ -67,6 +67,33 @@ def test_the_tokens_that_were_imitated_count(given: Path) -> None:
     store.close()
     found = summary(ran(given, "after", SUMS, f'eval.against={{imitation="{before}"}}'))["against"]["imitation"]
     assert trained > 0 and found["tokens_trained"] == trained
+
+
+def test_both_are_told_of_the_tasks_that_both_scored(given: Path) -> None:
+    before = ran(given, "before", "eval.tasks=12")
+    (before / "summary.json").write_text("{")
+    found = summary(ran(given, "after", "eval.tasks=4", "eval.samples=3", f'eval.against={{more="{before}"}}'))["against"]["more"]
+    both = solved(given.parent / "runs/after", "init")
+    theirs = [solved(before, "init")[task][0] for task in both]
+    assert (len(theirs), found["tasks"], found["left_out"]) == (4, 4, 8)
+    assert found["value"] == sum(theirs) / 4 != summary_of(solved(before, "init"))
+    assert found["tokens_trained"] is None, "another's summary that cannot be read costs no comparison"
+
+
+def summary_of(tasks: dict[str, list[bool]]) -> float:
+    return sum(right for right, in tasks.values()) / len(tasks)
+
+
+def test_a_run_that_goes_on_needs_the_other_no_more(given: Path) -> None:
+    before = ran(given, "before")
+    settings = ('run.stages=["init", "eval", "export"]', f'eval.against={{other="{before}"}}')
+    (given.parent / "runs/after").mkdir()
+    (given.parent / "runs/after/export").write_text("in the way")
+    with pytest.raises(OSError):
+        ran(given, "after", *settings)
+    shutil.rmtree(before)
+    (given.parent / "runs/after/export").unlink()
+    assert summary(ran(given, "after", *settings))["against"]["other"]["difference"] == 0.0
 
 
 def test_a_file_of_sparring_eval_is_compared(given: Path, checkpoint: Path) -> None:

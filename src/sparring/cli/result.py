@@ -89,14 +89,14 @@ def _kept(of: Mapping[str, float]) -> str:
 
 
 def _more(of: Mapping[str, Any]) -> str:
-    """`+1.1 points (+0.5 to +1.7; 97.7 % of 2000 tasks, 344,886 tokens trained)`."""
+    """`+1.1 points (+0.5 to +1.7; it has 97.7 % of 2000 tasks, trained on 344,886 tokens at last)`."""
     success = of["figure"] == "success"
     more, low, high = (
         "none" if one is None else f"{100 * one:+.1f}" if success else f"{one:+.4g}"
         for one in (of["difference"], of["difference_low"], of["difference_high"])
     )
     unit, value = (" points", _rate(of["value"])) if success else (" of reward", f"{of['value']:.4g}")
-    trained = "" if of["tokens_trained"] is None else f", {of['tokens_trained']:,} tokens trained"
+    trained = "" if of["tokens_trained"] is None else f", trained on {of['tokens_trained']:,} tokens at last"
     return f"{more}{unit} ({low} to {high}; it has {value} of {of['tasks']} tasks{trained})"
 
 

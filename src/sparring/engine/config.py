@@ -55,7 +55,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     kv_bytes: int = 512 << 20
     """Size of the cache when `kv_tokens` is 0; less where `max_running` requests of full length need less. A model with recurrent
-    state holds up to as much again in states: one for each request that runs, the others for conversations between turns."""
+    state holds up to as much again in states: one for each request that runs, the others for conversations between turns and for
+    what several prompts begin with."""
 
     kv_across_turns: Literal["keep", "drop", "offload"] = "keep"
     """keep: a conversation's next turn prefills only what is new, unless others needed the room meanwhile; offload: it is then

@@ -7,7 +7,8 @@ prompt is shared is known of those that wait; of those that came before, the sec
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Sequence as Several
 
 from sparring.engine.kv import Weights, chain_digests
@@ -20,9 +21,14 @@ SEEN = 1 << 16
 NEXT = 256
 """So many of those that wait are looked at, the next to enter."""
 
+SEVERAL = ""
+"""Stands for who had a page when that was more than one."""
+
 
 class Leads:
     """Who leads: a running request whose `lead` says how far its prompt is shared with some that wait.
+
+    Digests chain: where two prompts have the same one for a page, they have the same for all before it.
 
     Args:
         states: the slots.
@@ -32,13 +38,19 @@ class Leads:
     def __init__(self, states: StateSlots, page_size: int) -> None:
         self._states, self._page_size = states, page_size
         self._reading: list[tuple[Sequence, int]] = []
+        self._ends: dict[bytes, Sequence] = {}
+        self._counts: set[int] = set()
         self._waiting: Several[Sequence] = ()
-        self._waiting_for: Counter[bytes] | None = None
-        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._arrived: list[Sequence] = []
+        self._seen: OrderedDict[bytes, str] = OrderedDict()
+
+    def arrived(self, sequence: Sequence) -> None:
+        """A request waits."""
+        self._arrived.append(sequence)
 
     def look(self, waiting: Several[Sequence], version: int) -> None:
         """Before a step: who waits. What was computed as far as it is shared is copied."""
-        self._waiting, self._waiting_for = waiting, None
+        self._waiting, self._ends, self._counts = waiting, {}, set()
         reading, self._reading = self._reading, []
         for sequence, seen in reading:
             if sequence.slot < 0:
@@ -46,56 +58,55 @@ class Leads:
             if sequence.lead and sequence.computed == sequence.lead and sequence.oldest == sequence.version_under(version):
                 assert sequence.state is not None, "it runs"
                 self._states.remember(self._beginning(sequence, sequence.lead // self._page_size, version), sequence.state)
-            self._read_on(sequence, seen)
+            self._read_on(sequence, seen, self._arrived if not sequence.lead else waiting)
+        self._arrived = []
 
     def entered(self, sequence: Sequence) -> None:
         """A request waits no longer, and may lead others."""
-        if self._waiting_for is not None:
-            self._waiting_for.subtract(self._digests(sequence))
-        digests = self._digests(sequence)
-        self._read_on(sequence, next((place for place, digest in enumerate(digests) if digest not in self._seen), len(digests)))
-        self._see(digests)
+        digests, owner = self._digests(sequence), sequence.conversation or sequence.request.id
+        seen = next((place for place, digest in enumerate(digests) if self._seen.get(digest, owner) == owner), len(digests))
+        self._read_on(sequence, seen, self._waiting)
+        for digest in digests:
+            self._seen[digest] = owner if self._seen.get(digest, owner) == owner else SEVERAL
+            self._seen.move_to_end(digest)
+        while len(self._seen) > SEEN:
+            self._seen.popitem(last=False)
 
     def awaits(self, sequence: Sequence) -> bool:
         """Whether somebody is computing what it begins with."""
-        leads = [leader for leader, _ in self._reading if leader.lead and leader.slot >= 0]
-        if not leads or self._states.behind(sequence.conversation):
+        if not self._ends or self._states.behind(sequence.conversation):
             return False
         mine = self._digests(sequence)
-        ends = ((leader.lead // self._page_size, self._digests(leader)) for leader in leads)
-        return any(end <= len(mine) and mine[end - 1] == theirs[end - 1] for end, theirs in ends)
+        for end in self._counts:
+            if end <= len(mine) and (leader := self._ends.get(mine[end - 1])) is not None and leader.slot >= 0:
+                return True
+        return False
 
-    def found(self, sequence: Sequence, version: int) -> Beginning | None:
-        """The longest beginning of a request whose state is remembered."""
+    def found(self, sequence: Sequence, version: int) -> list[Beginning]:
+        """The beginnings of a request whose state is remembered, the longest first."""
         ends = range(len(self._digests(sequence)), 0, -1)
         every = (self._beginning(sequence, end, version) for end in ends)
-        return next((beginning for beginning in every if self._states.behind(beginning)), None)
+        return [beginning for beginning in every if self._states.behind(beginning)]
 
-    def _read_on(self, sequence: Sequence, seen: int) -> None:
-        """Cut a prompt, behind what is computed, where the first parts of those that wait and begin alike, or of the earlier ones
-        that had its first `seen` pages."""
+    def _read_on(self, sequence: Sequence, seen: int, waiting: Several[Sequence]) -> None:
+        """Cut a prompt, behind what is computed, where the first parts of `waiting` that begin alike, or of the earlier ones that
+        had its first `seen` pages."""
         digests, begin = self._digests(sequence), sequence.computed // self._page_size
         if begin >= len(digests):
             sequence.lead = 0
             return
         self._reading.append((sequence, seen))
         if sequence.lead <= sequence.computed:
-            counts = [self._followers()[digests[place]] + (place < seen) for place in range(begin, len(digests))]
-            same = next((place for place, count in enumerate(counts) if count != counts[0]), len(counts))
-            sequence.lead = (begin + same) * self._page_size if counts[0] else 0
-
-    def _see(self, digests: list[bytes]) -> None:
-        for digest in digests:
-            self._seen[digest] = None
-            self._seen.move_to_end(digest)
-        while len(self._seen) > SEEN:
-            self._seen.popitem(last=False)
-
-    def _followers(self) -> Counter[bytes]:
-        """How many of those that wait begin so."""
-        if self._waiting_for is None:
-            self._waiting_for = Counter(digest for one in self._waiting[:NEXT] for digest in self._digests(one))
-        return self._waiting_for
+            ends = [seen] if seen > begin else []
+            for other in waiting[:NEXT]:
+                theirs = self._digests(other)
+                if begin < len(theirs) and theirs[begin] == digests[begin] and not self._states.behind(other.conversation):
+                    ends.append(_common(digests, theirs))
+            sequence.lead = min(ends, default=0) * self._page_size
+        if sequence.lead:
+            end = sequence.lead // self._page_size
+            self._ends[digests[end - 1]] = sequence
+            self._counts.add(end)
 
     def _digests(self, sequence: Sequence) -> list[bytes]:
         """Of the full pages of its prompt, without the token that is computed all the same."""
@@ -108,3 +119,8 @@ class Leads:
     def _beginning(self, sequence: Sequence, pages: int, version: int) -> Beginning:
         digest = self._digests(sequence)[pages - 1]
         return Beginning(pages * self._page_size, sequence.weights_under(version), digest)
+
+
+def _common(a: list[bytes], b: list[bytes]) -> int:
+    """How many digests are the same, of two chains."""
+    return bisect_left(range(min(len(a), len(b))), True, key=lambda place: a[place] != b[place])

@@ -73,6 +73,8 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """A new request."""
         insort(self._waiting, sequence, key=_rank)
+        if self._leads is not None:
+            self._leads.arrived(sequence)
 
     def plan(self, version: int) -> list[Chunk]:
         """The chunks of one step under weights `version`; they count as computed from here on."""
@@ -284,9 +286,8 @@ class Scheduler:
         """What its conversation keeps, or others have computed, is of use only with the state behind all of it."""
         if not states.available:
             return None
-        beginning = None if self._leads is None else self._leads.found(sequence, version)
-        remembered = [whose for whose in (sequence.conversation, beginning) if states.behind(whose)]
-        for whose in (*remembered, None):
+        own = [sequence.conversation] if sequence.conversation and states.behind(sequence.conversation) else []
+        for whose in (*own, *(self._leads.found(sequence, version) if self._leads is not None else ()), None):
             seat = self._pages_for(sequence, version, states.behind(whose))
             if seat is not None:
                 all_of_it = isinstance(whose, Beginning) and seat.known == whose.num_tokens
@@ -296,6 +297,8 @@ class Scheduler:
                 break
             self.cache.drop(seat.pages)
             sequence.digests.clear()
+            if isinstance(whose, Beginning):
+                states.release(whose)  # its pages are gone
         if seat is not None and sequence.conversation is not None:  # a copy in host memory has no state any more
             self.cache.release(sequence.conversation)
         return seat

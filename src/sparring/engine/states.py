@@ -113,9 +113,9 @@ class StateSlots:
             self.drop(idle.slot)
         return idle.slot if fits else None
 
-    def release(self, conversation: str) -> None:
-        """Forget an idle conversation; none is fine."""
-        idle = self._idle.pop(conversation, None)
+    def release(self, whose: str | Beginning) -> None:
+        """Forget an idle conversation or a beginning; none is fine."""
+        idle = self._idle.pop(whose, None)
         if idle is not None:
             self.drop(idle.slot)
 

@@ -18,6 +18,7 @@ from sparring.launch.block import block
 from sparring.observe.progress import progress
 from sparring.observe.sinks.load import check_sinks, load_sinks
 from sparring.observe.sinks.sink import Fanout
+from sparring.stages.against import remember_others
 from sparring.stages.context import Context
 from sparring.stages.summary import write_summary
 from sparring.stages.unseen import SHOWN, note_shown
@@ -80,6 +81,7 @@ async def _run(config: RunConfig) -> Path:
             for fact in await check(context):
                 context.sink.event("check", fact)
         _claim(context.folder, config)  # not before: a run that was refused may be corrected and started again
+        remember_others(context)
         for stage in config.run.stages:
             if context.done(stage) is None:
                 await _stage(context, stage)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from sparring.errors import refusal
@@ -130,6 +130,22 @@ def passes(tasks: Sequence[TaskResult], k: int, one: Callable[[int, int, int], f
     known = [task for task in tasks if len(task.solved) >= k]
     values = [one(len(task.solved), sum(task.solved), k) for task in known]
     return rate(values, sum(len(task.solved) / k for task in known))
+
+
+def success_by_tag(tasks: Sequence[TaskResult]) -> dict[str, Estimate]:
+    """`success_rate` of each tag that has some."""
+    tags = sorted({task.tag for task in tasks if task.tag and task.solved})
+    return {tag: success_rate([task for task in tasks if task.tag == tag]) for tag in tags}
+
+
+def narrowed(one: Evaluation, other: Evaluation) -> Evaluation:
+    """`one`, of the tasks that both scored alone: its success, reward, success by tag and tasks."""
+    both = sorted(_scored(one) & _scored(other))
+    results = [one.tasks[name] for name in both]
+    tasks = dict(zip(both, results, strict=True))
+    return replace(
+        one, success=success_rate(results), reward=mean_reward(results), by_tag=success_by_tag(results), tasks=tasks
+    )
 
 
 def compare(before: Evaluation, after: Evaluation) -> Comparison:

@@ -13,7 +13,7 @@ import msgspec
 import xxhash
 
 from sparring.errors import InfraError, JudgeError, boundary, refusal
-from sparring.observe.evaluation import Evaluation, Lost, TaskResult, mean_reward, passes, success_rate
+from sparring.observe.evaluation import Evaluation, Lost, TaskResult, mean_reward, passes, success_by_tag, success_rate
 from sparring.observe.statistics import pass_at_k, pass_hat_k
 from sparring.protocols import Scorer
 from sparring.rollout.runner import Finished, RolloutRunner, failure_of
@@ -191,13 +191,12 @@ def summarize(plan: EvalPlan, found: Mapping[int, Finding], ks: Sequence[int] = 
     results = list(tasks.values())
     scored = [f for f in found.values() if f.reward is not None]
     sampled = [f.versions for f in found.values() if f.versions is not None]
-    tags = sorted({task.tag for task in results if task.tag and task.solved})
     return Evaluation(
         success=success_rate(results),
         reward=mean_reward(results),
         pass_at={str(k): passes(results, k, pass_at_k) for k in ks},
         pass_hat={str(k): passes(results, k, pass_hat_k) for k in ks},
-        by_tag={tag: success_rate([task for task in results if task.tag == tag]) for tag in tags},
+        by_tag=success_by_tag(results),
         samples=plan.samples,
         rollouts=len(found),
         lost=tuple(

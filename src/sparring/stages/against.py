@@ -19,8 +19,8 @@ from sparring.types import Task
 
 
 class Other(msgspec.Struct, frozen=True, kw_only=True):
-    """What another run, or a file of `sparring eval`, says of its weights. `tokens_trained` is what made them, None where
-    nobody knows."""
+    """What another run, or a file of `sparring eval`, says of its weights. `tokens_trained`: by the last stage that trained them,
+    None where nobody knows."""
 
     evaluation: Evaluation
     tokens_trained: int | None = None
@@ -35,12 +35,17 @@ def check_against(context: Context, tasks: Sequence[Task]) -> list[str]:
     Raises:
         BadInput: one is not, or of another task by the same name, or of none in common.
     """
-    digests = {task.id: digest(task) for task in tasks}
-    return [_check(f"eval.against.{name}", path, digests) for name, path in context.config.eval.against.items()]
+    digests, kept = {task.id: digest(task) for task in tasks}, others(context)
+    facts = []
+    for name, path in context.config.eval.against.items():
+        where = f"eval.against.{name}"
+        other = kept[name] if name in kept else _read(where, path)
+        facts.append(_check(where, path, other.evaluation, digests))
+    return facts
 
 
 def remember_others(context: Context) -> None:
-    """Keep the results of `[eval] against` in this run: what becomes of the others' folders does not change it.
+    """Keep the results of `[eval] against` in this run, when it begins: what becomes of the others' folders does not change it.
 
     Raises:
         BadInput: one is not there.
@@ -52,8 +57,8 @@ def remember_others(context: Context) -> None:
 
 def others(context: Context) -> dict[str, Other]:
     """By name in `[eval] against`, what is compared."""
-    kept = {name: context.store.get(_key(name)) for name in context.config.eval.against}
-    return {name: msgspec.convert(found, Other) for name, found in kept.items() if found is not None}
+    stored = {name: context.store.get(_key(name)) for name in context.config.eval.against}
+    return {name: msgspec.convert(found, Other) for name, found in stored.items() if found is not None}
 
 
 def last_evaluated(results: Mapping[str, Any]) -> Any | None:
@@ -65,8 +70,8 @@ def _key(name: str) -> str:
     return f"against/{name}"
 
 
-def _check(where: str, path: str, digests: Mapping[str, str]) -> str:
-    theirs = _read(where, path).evaluation.tasks
+def _check(where: str, path: str, other: Evaluation, digests: Mapping[str, str]) -> str:
+    theirs = other.tasks
     common = digests.keys() & theirs.keys()
     expected, do = "a result of the same held-out tasks", "evaluate both with one [env], one run.seed and one eval.tasks"
     if not common:
@@ -105,5 +110,7 @@ def _evaluated(folder: Path) -> Any | None:
 
 
 def _tokens_trained(folder: Path) -> int | None:
-    summary = folder / "summary.json"
-    return json.loads(summary.read_text(encoding="utf-8")).get("tokens_trained") if summary.is_file() else None
+    try:
+        return json.loads((folder / "summary.json").read_text(encoding="utf-8")).get("tokens_trained")
+    except (OSError, ValueError, AttributeError):  # no summary, or none of ours: the figure is one more, not the comparison
+        return None

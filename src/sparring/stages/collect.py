@@ -52,7 +52,7 @@ async def run(context: Context) -> dict[str, Any]:
         each = (_task(context, asked[teacher_of(config.by_domain, task)], gate, index, task) for index, task in enumerate(tasks))
         done = await asyncio.gather(*each)
     rows = [trace for found in done for trace in found["traces"]]
-    totals = {name: sum(found[name] for found in done) for name in ("rollouts", "failed", "unscored", "unfinished")}
+    totals = {name: sum(found.get(name, 0) for found in done) for name in ("rollouts", "failed", "unscored", "unfinished")}
     if not rows:
         why = "{failed} failed, {unscored} had no reward, {unfinished} were cut short".format(**totals)
         got = f"none among {totals['rollouts']} rollouts: {why}"

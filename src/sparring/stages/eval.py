@@ -13,7 +13,6 @@ from sparring.errors import EvaluationFailed, refusal
 from sparring.observe.evaluation import Evaluation
 from sparring.protocols import Engine
 from sparring.rollout.evaluate import EvalPlan, Finding, ScoredRunner, evaluate, recorded, summarize
-from sparring.stages.against import remember_others
 from sparring.stages.context import POLICY, Context
 from sparring.stages.teachers import OWN, teacher_folder
 from sparring.stages.unseen import check_unseen
@@ -29,10 +28,8 @@ async def run(context: Context) -> dict[str, Any]:
 
     Raises:
         EvaluationFailed: infrastructure or judge broke too many rollouts of one.
-        BadInput: a result of `[eval] against` is no longer there.
     """
     config = context.config.eval
-    remember_others(context)
     tasks = held_out(context, config.tasks)
     check_unseen(context, tasks)
     stages = [stage for stage in config.checkpoints if context.done(stage) is not None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from sparring.envs.rubrics.config import RELATIVE, AskedPart, judging, of_domain
@@ -28,18 +28,18 @@ async def check_judges(context: Context) -> list[str]:
         _check_by_itself(config.env.rubric)
     models = sorted(judging(config.env.rubric))
     for model in models:
-        await check_answers(context, model, "a judge")
+        await check_answers(context, model, "a judge", context.judges.check)
     return [f"judges: {model} answers" for model in models]
 
 
-async def check_answers(context: Context, model: str, role: str) -> None:
-    """A model of the recipe can be asked.
+async def check_answers(context: Context, model: str, role: str, ask: Callable[[str], Awaitable[None]]) -> None:
+    """A model of the recipe can be asked; `ask` does.
 
     Raises:
         BadInput: it does not answer, or cannot be opened.
     """
     try:
-        await context.judges.check(model)
+        await ask(model)
     except (InfraError, BadInput) as error:
         if isinstance(error, BadInput) and context.config.models[model].served is None:
             raise

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from sparring.observe.evaluation import Evaluation, compare, kept
+from sparring.observe.evaluation import Evaluation, compare, kept, narrowed
 from sparring.stages.against import last_evaluated, others
 from sparring.stages.context import Context
 
@@ -79,22 +79,23 @@ def _teachers(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _against(context: Context, last: Mapping[str, Any]) -> dict[str, Any]:
-    """By name in `[eval] against`: its success (its reward, where the world knows none), how much more ours is, task by task, its
-    success by dataset, and how many tokens trained it."""
+    """By name in `[eval] against`, over the tasks that both scored: its success (its reward, where the world knows none), how
+    much more ours is, task by task, and its success by dataset; and how many tokens its last stage trained."""
     found = {}
-    for name, other in others(context).items() if last else ():
-        compared = compare(other.evaluation, msgspec.convert(last, Evaluation))
-        more = compared.changes[compared.figure]
+    ours = msgspec.convert(last, Evaluation) if last else None
+    for name, other in others(context).items() if ours is not None else ():
+        compared = compare(other.evaluation, ours)
+        theirs, more = narrowed(other.evaluation, ours), compared.changes[compared.figure]
         low, high = more.interval or (None, None)
         found[name] = {
             "figure": compared.figure,
-            "value": getattr(other.evaluation, compared.figure).value,
+            "value": getattr(theirs, compared.figure).value,
             "difference": more.value,
             "difference_low": low,
             "difference_high": high,
             "tasks": more.tasks,
             "left_out": len(compared.left_out),
-            "by_dataset": {tag: rate.value for tag, rate in other.evaluation.by_tag.items()},
+            "by_dataset": {tag: rate.value for tag, rate in theirs.by_tag.items()},
             "tokens_trained": other.tokens_trained,
         }
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from sparring.algo.annotate.feedback import sibling_reading
 from sparring.algo.annotate.teacher import Asker, Scoring, TeacherRows
 from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
+from sparring.generation import ScoreRequest
 from sparring.model.config import ModelConfig
 from sparring.model.hub import base_folder, local_folder
 from sparring.protocols import Annotator
@@ -120,14 +122,29 @@ async def check_teachers_answer(context: Context) -> list[str]:
     Raises:
         BadInput: one does not.
     """
-    config = context.config
-    asked = {"collect": config.collect.by_domain, "distill": config.distill.teachers}
-    coming = [stage for stage in asked if stage in config.run.stages and context.done(stage) is None]
-    named = {name for stage in coming for name in asked[stage].values() if name in config.models}
-    elsewhere = sorted(name for name in named if config.models[name].served is not None)
-    for name in elsewhere:
-        await check_answers(context, name, "a teacher")
-    return [f"teachers: {name} answers" for name in elsewhere]
+    config, facts = context.config, []
+    asked = (
+        ("collect", config.collect.by_domain, context.judges.check),
+        ("distill", config.distill.teachers, partial(_judges_tokens, context)),
+    )
+    for stage, routes, ask in asked:
+        if stage not in config.run.stages or context.done(stage) is not None:
+            continue
+        for name in sorted(set(routes.values()) & config.models.keys()):
+            if config.models[name].served is not None:
+                await check_answers(context, name, "a teacher", ask)
+                facts.append(f"{stage}: {name} answers")
+    return facts
+
+
+async def _judges_tokens(context: Context, name: str) -> None:
+    """Let a teacher judge two tokens."""
+    engine = context.cluster.engine(name, path=str(teacher_folder(context, name)))
+    stage = context.config.distill
+    try:
+        await engine.score(ScoreRequest(id="check", tokens=(0, 1), first=1, top_k=stage.top_k if stage.over == "top_k" else 0))
+    finally:
+        await engine.close()
 
 
 def check_distill(context: Context) -> list[str]:

@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 from test_scheduler import PAGE, sequence, step
 
-from sparring.engine.kv import KvCache
+from sparring.engine.kv import KvCache, chain_digests
 from sparring.engine.scheduler import Scheduler
 from sparring.engine.states import StateSlots, beginning_of
 
@@ -86,9 +86,9 @@ def alike(arrival, shared, prompt=18, new=3, conversation=None):
     return one
 
 
-def sharing(num_slots=12, max_batch_tokens=64):
-    cache = KvCache(64, PAGE, share_prefixes=True)
-    return Scheduler(cache, max_running=8, max_batch_tokens=max_batch_tokens, states=StateSlots(num_slots, cache.evict))
+def sharing(num_slots=12, max_batch_tokens=64, max_running=8):
+    cache = KvCache(64 + 16 * num_slots, PAGE, share_prefixes=True)
+    return Scheduler(cache, max_running=max_running, max_batch_tokens=max_batch_tokens, states=StateSlots(num_slots, cache.evict))
 
 
 def counts(plan):
@@ -182,6 +182,62 @@ def test_who_has_a_state_of_its_own_waits_for_nobody() -> None:
 
 
 shapes = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9), st.integers(0, 3)), min_size=1, max_size=10)
+
+
+def test_a_conversation_is_not_its_own_predecessor() -> None:
+    """One that must begin anew is not cut where its last turn ended: a copy there would be of use to nobody, and cost another's."""
+    work, talks = sharing(num_slots=16), {f"c{i}": list(range(100 * i, 100 * i + 30)) for i in range(12)}
+    arrival, computed = 0, []
+    for turn in range(5):
+        version = int(turn >= 2)
+        computed.append(0)
+        if turn == 2:
+            work.forget(0)
+        for name, text in talks.items():
+            one, arrival = sequence(arrival, len(text), 2, conversation=name), arrival + 1
+            one.tokens[:] = text
+            work.add(one)
+            while work.busy:
+                plan = work.plan(version)
+                computed[-1] += sum(chunk.count for chunk in plan)
+                step(plan, work, version)
+            text[:] = [*one.tokens, *range(7)]
+    # after the update all is computed once more, and then again only what is new
+    assert computed == [12 * (30 + 1), 12 * (1 + 7 + 1), 12 * (48 + 1), 12 * (1 + 7 + 1), 12 * (1 + 7 + 1)]
+
+
+def test_where_the_pages_of_the_longest_beginning_are_gone_a_shorter_one_is_found() -> None:
+    work = sharing()
+    for arrival, shared in enumerate((9, 9, 30, 30, 30)):
+        work.add(alike(arrival, shared, 30, new=1))
+        while work.busy:
+            step(work.plan(0), work)
+    beginnings = [whose for whose in work.states._idle if not isinstance(whose, str)]
+    assert [whose.num_tokens for whose in beginnings] == [8, 28]
+    lost = alike(5, 30, 30)
+    work.cache.pool.forget(work.cache.pool.find(chained(lost.tokens, 5)))
+    work.add(lost)
+    assert counts(work.plan(0))[5][0] == 8 and not work.states.behind(beginnings[1])
+
+
+def chained(text, pages):
+    """The digest of its first pages, as the cache has it for weights 0."""
+    digests = []
+    chain_digests(digests, text, pages * PAGE, PAGE, 0)
+    return digests[-1]
+
+
+def test_a_crowd_that_shares_nothing_is_not_cut() -> None:
+    work = sharing(num_slots=400, max_running=300, max_batch_tokens=9 * 7)
+    for arrival in range(300):
+        work.add(sequence(arrival, 9, 1))
+    chunks = []
+    while work.busy:
+        plan = work.plan(0)
+        chunks += [(chunk.begin, chunk.count) for chunk in plan]
+        assert not work.states.take_copies()
+        step(plan, work)
+    assert chunks == [(0, 9)] * 300
 
 
 class Written:
