@@ -31,7 +31,9 @@ Norms = tuple[torch.Tensor, torch.Tensor, float]
 _P, _I, _F, _T = c_void_p, c_int64, c_float, c_int
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "pack_f32": (_P, _P, _I, _I, _T),
+    "pack_panels_bf16": (_P, _P, _I, _I, _T),
     "linear_f32": (_P, _P, _P, _P, _I, _I, _I, _T),
+    "linear_panels_bf16": (_P, _P, _P, _P, _I, _I, _I, _T),
     "has_tiles": (),
     "pack_bf16": (_P, _P, _I, _I, _T),
     "linear_bf16": (_P, _P, _P, _P, _T, _I, _I, _I, _T),
@@ -95,8 +97,8 @@ class CompiledPath:
     def pack(self, weight: torch.Tensor, storage: torch.Tensor | None) -> torch.Tensor:
         """weight[M, K] -> panels of 64 columns, into `storage` when it is given.
 
-        float32 [ceil(M / 64), K, 64]; on tiles [ceil(M / 64), 2, ceil(K / 32), P, 16, 32, 2] bfloat16, P planes: three for a
-        float32 weight, one for bfloat16.
+        [ceil(M / 64), K, 64] of the weight's dtype; on tiles [ceil(M / 64), 2, ceil(K / 32), P, 16, 32, 2] bfloat16, P planes:
+        three for a float32 weight, one for bfloat16.
         """
         rows, depth = weight.shape
         weight, num_panels, threads = weight.detach().contiguous(), -(-rows // PANEL), torch.get_num_threads()
@@ -107,9 +109,9 @@ class CompiledPath:
             self._f[kind](weight.data_ptr(), storage.data_ptr(), rows, depth, threads)
             return storage
         if storage is None:
-            storage = torch.empty(num_panels, depth, PANEL)
-        weight = weight.float()
-        self._f["pack_f32"](weight.data_ptr(), storage.data_ptr(), rows, depth, threads)
+            storage = torch.empty(num_panels, depth, PANEL, dtype=weight.dtype)
+        kind = "pack_panels_bf16" if weight.dtype is torch.bfloat16 else "pack_f32"
+        self._f[kind](weight.data_ptr(), storage.data_ptr(), rows, depth, threads)
         return storage
 
     def linear(
@@ -119,7 +121,7 @@ class CompiledPath:
         if bias is not None:
             bias = bias.detach().float()
         threads, sizes = torch.get_num_threads(), (x.shape[0], num_outputs, x.shape[1])
-        if panels.dtype is torch.bfloat16 and x.dtype is torch.bfloat16:
+        if self._tiles and panels.dtype is torch.bfloat16 and x.dtype is torch.bfloat16:
             y = torch.empty((x.shape[0], num_outputs), dtype=dtype)
             pointers = (x.data_ptr(), panels.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr())
             self._f["linear_bf16"](*pointers, dtype is torch.float32, *sizes, threads)
@@ -127,7 +129,8 @@ class CompiledPath:
         if x.dtype is not torch.float32:
             x = x.float()
         y = torch.empty((x.shape[0], num_outputs))
-        call = self._f["linear_split" if panels.dtype is torch.bfloat16 else "linear_f32"]
+        narrow = "linear_split" if self._tiles else "linear_panels_bf16"
+        call = self._f[narrow if panels.dtype is torch.bfloat16 else "linear_f32"]
         call(x.data_ptr(), panels.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(), *sizes, threads)
         return y if dtype is torch.float32 else y.to(dtype)
 

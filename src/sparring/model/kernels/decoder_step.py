@@ -22,12 +22,12 @@ SLOT_COLUMNS = (
 """What the kernels read by slot, in this order."""
 
 LAYOUTS = {
-    (torch.float32, torch.float32): 0,
-    (torch.bfloat16, torch.float32): 0,
-    (torch.bfloat16, torch.bfloat16): 1,
-    (torch.float32, torch.bfloat16): 2,
+    (torch.float32, torch.float32, 3): 0,
+    (torch.bfloat16, torch.bfloat16, 6): 1,
+    (torch.float32, torch.bfloat16, 6): 2,
+    (torch.bfloat16, torch.bfloat16, 3): 3,
 }
-"""How a packed weight lies, by its dtype and that of its storage."""
+"""How a packed weight lies, by its dtype and those of its storage and how many dimensions that has: three panels, six tiles."""
 
 
 class Weight(Structure):
@@ -40,7 +40,7 @@ class Weight(Structure):
         """`packed`: a `PackedWeight`; `bias` [M] float32. Both must outlive the structure."""
         pointer = None if bias is None else bias.data_ptr()
         storage = packed.storage
-        return Weight(storage.data_ptr(), LAYOUTS[packed.dtype, storage.dtype], packed.num_outputs, packed.num_inputs, pointer)
+        return Weight(storage.data_ptr(), LAYOUTS[packed.dtype, storage.dtype, storage.dim()], packed.num_outputs, packed.num_inputs, pointer)
 
 
 class Form(Structure):

@@ -20,6 +20,7 @@ from sparring.model.kernels.pages import PagedRows
 
 NAME = "exact-torch"
 ROWS = 16
+COLUMNS = 64
 KEYS = 16
 VOCABULARY = 1024
 
@@ -54,10 +55,16 @@ class TorchPath:
     name = NAME
 
     def pack(self, weight: torch.Tensor, storage: torch.Tensor | None) -> torch.Tensor:
-        """weight[M, K] -> its float32 transpose [K, M]."""
+        """weight[M, K] -> its float32 transpose [K, ceil(M / 64) * 64], zeros in what it has more columns.
+
+        A product whose columns come out even gives the same bits on any number of threads; with others MKL computes, on some
+        processors, the columns where one thread's part ends in another way.
+        """
+        rows, depth = weight.shape
         if storage is None:
-            return weight.detach().float().t().contiguous()
-        return storage.copy_(weight.detach().t())
+            storage = torch.zeros(depth, -(-rows // COLUMNS) * COLUMNS)
+        storage[:, :rows].copy_(weight.detach().t())
+        return storage
 
     def linear(
         self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int, dtype: torch.dtype
@@ -65,11 +72,11 @@ class TorchPath:
         """x[N, K] -> y[N, M] of `dtype`, in tiles of 16 rows."""
         num_rows = x.shape[0]
         padded = torch.nn.functional.pad(x.float(), (0, 0, 0, -num_rows % ROWS))
-        y = torch.empty(padded.shape[0], num_outputs)
+        y = torch.empty(padded.shape[0], packed.shape[1])
         for first in range(0, padded.shape[0], ROWS):
             torch.mm(padded[first : first + ROWS], packed, out=y[first : first + ROWS])
-        y = y[:num_rows]
-        return (y if bias is None else y + bias.detach().float()).to(dtype)
+        y = y[:num_rows, :num_outputs]
+        return (y.contiguous() if bias is None else y + bias.detach().float()).to(dtype)
 
     def linear_backward(
         self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, needs: tuple[bool, bool]

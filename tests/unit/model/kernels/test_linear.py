@@ -32,6 +32,19 @@ def test_a_row_is_the_same_in_every_company_of_up_to_seventy(inputs: int, output
         assert changed == [], f"{threads} threads"
 
 
+@pytest.mark.parametrize("rows", [1, 6, 7, 40, 300])
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_a_bfloat16_weight_is_computed_with_as_the_float32_that_it_is(inputs: int, outputs: int, rows: int, path: str) -> None:
+    """It is kept in half the bytes where there are no tiles; on tiles the two are products of their own."""
+    weight, x = random(outputs, inputs, dtype=torch.bfloat16), random(rows, inputs, dtype=torch.bfloat16, seed=1)
+    narrow, wide = ops.pack(weight), ops.pack(weight.float())
+    if path == "exact-kernels":
+        assert torch.equal(ops.linear(x, narrow), ops.linear(x.float(), wide).to(torch.bfloat16))
+        assert narrow.storage.nbytes * 2 == wide.storage.nbytes
+    else:
+        assert torch.allclose(ops.linear(x, narrow).float(), ops.linear(x.float(), wide), rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("rows", [3, 40, 700])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_weights_joined_in_one_product_keep_the_bits_of_their_own(rows: int, dtype: torch.dtype, path: str) -> None:
