@@ -40,7 +40,8 @@ class Weight(Structure):
         """`packed`: a `PackedWeight`; `bias` [M] float32. Both must outlive the structure."""
         pointer = None if bias is None else bias.data_ptr()
         storage = packed.storage
-        return Weight(storage.data_ptr(), LAYOUTS[packed.dtype, storage.dtype, storage.dim()], packed.num_outputs, packed.num_inputs, pointer)
+        layout = LAYOUTS[packed.dtype, storage.dtype, storage.dim()]
+        return Weight(storage.data_ptr(), layout, packed.num_outputs, packed.num_inputs, pointer)
 
 
 class Form(Structure):

@@ -6,7 +6,9 @@
 namespace sparring {
 
 constexpr int64_t K_BLOCK = 128;  // 128 x 64 floats of a panel are 32 KiB: they stay in the first-level cache
-constexpr int64_t PREFETCH = 32;  // k steps ahead, when few rows make the panels the bottleneck
+constexpr int64_t PREFETCH = 32;  // k steps ahead
+constexpr int64_t FEW_ROWS = 4 * TILE_ROWS;  // for which widening a block in memory first does not pay
+constexpr int64_t AHEAD_OF_WIDENING = 4096;  // numbers
 
 // P is what the weight is stored as, float or bf16: a bf16 becomes the float that it is before anything is computed with it.
 template <class Y, class P> struct PanelProduct {
@@ -49,17 +51,17 @@ static void finish(const PanelProduct<Y, P> &w, const float *total, int64_t firs
         }
 }
 
-// One block of k of a panel for all rows of a task.
+// One block of k of a panel for all rows of a task; `ahead`: what comes next in the panel is not in the cache yet.
 template <class P>
 static void run_block(const float *x, int64_t stride, const P *b, float *total, int64_t rows, int64_t vectors, int64_t depth,
-                      bool first) {
+                      bool first, bool ahead) {
     for (int64_t row = 0; row < rows; row += TILE_ROWS)
         with_rows(smaller(rows - row, TILE_ROWS), [&]<int R>() {
             const float *in = x + row * stride;
             float *sums = total + row * PANEL;
             int64_t v = 0;
             for (; v + WIDE <= vectors; v += WIDE) {
-                auto product = rows <= TILE_ROWS ? tile_product<R, WIDE, true, P> : tile_product<R, WIDE, false, P>;
+                auto product = ahead && row == 0 ? tile_product<R, WIDE, true, P> : tile_product<R, WIDE, false, P>;
                 product(in, stride, b + v * LANES, sums + v * LANES, depth, first);
             }
             for (; v < vectors; v++) tile_product<R, 1, false, P>(in, stride, b + v * LANES, sums + v * LANES, depth, first);
@@ -74,12 +76,15 @@ static void run_panel(const PanelProduct<Y, P> &w, int64_t first_row, int64_t ro
         const P *b = w.panels + (panel * w.K + begin) * PANEL;
         const float *x = w.x + first_row * w.K + begin;
         int64_t depth = smaller(K_BLOCK, w.K - begin);
-        if (sizeof(P) == sizeof(float) || rows <= TILE_ROWS) {
-            run_block(x, w.K, b, total, rows, vectors, depth, begin == 0);
+        if (sizeof(P) == sizeof(float) || rows <= FEW_ROWS) {
+            run_block(x, w.K, b, total, rows, vectors, depth, begin == 0, true);
             continue;
         }
-        for (int64_t i = 0; i < depth * PANEL; i += LANES) store(wide + i, load(b + i));  // once for all tiles of the task
-        run_block<float>(x, w.K, wide, total, rows, vectors, depth, begin == 0);
+        for (int64_t i = 0; i < depth * PANEL; i += LANES) {  // once for all tiles of the task
+            __builtin_prefetch(b + i + AHEAD_OF_WIDENING);
+            store(wide + i, load(b + i));
+        }
+        run_block<float>(x, w.K, wide, total, rows, vectors, depth, begin == 0, false);
     }
     finish(w, total, first_row, rows, panel);
 }
