@@ -299,6 +299,8 @@ class Scheduler:
             sequence.digests.clear()
             if isinstance(whose, Beginning):
                 states.release(whose)  # its pages are gone
+            elif whose is not None:
+                self.cache.release(whose)  # its state is
         if seat is not None and sequence.conversation is not None:  # a copy in host memory has no state any more
             self.cache.release(sequence.conversation)
         return seat

@@ -1,7 +1,7 @@
 """Slots of recurrent state: one for each sequence, the rest for idle conversations, never one for two."""
 
 import hypothesis.strategies as st
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from test_scheduler import PAGE, sequence, step
 
 from sparring.engine.kv import KvCache, chain_digests
@@ -260,7 +260,8 @@ class Written:
                 self._here[page] = tuple(text[index * PAGE : (index + 1) * PAGE])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
+@example([(1, 1, 0), (17, 5, 0), (11, 7, 0)], 11, 3, 4, 5, True)
 @given(shapes, st.integers(8, 14), st.integers(1, 4), st.integers(1, 6), st.integers(0, 9), st.booleans())
 def test_every_request_goes_on_from_a_state_of_its_own(asked, num_pages, max_running, num_slots, host_pages, share):
     """Whoever is preempted, forked, aborted or done, and whoever begins alike: a step finds state and pages behind exactly the tokens
