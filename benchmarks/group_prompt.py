@@ -86,8 +86,9 @@ def main() -> None:
     figures, claims = {}, []
     for model in arguments.models.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            engine = NativeEngine(model_of(model, 2 * arguments.prompt, folder), EngineConfig(), threads=arguments.threads)
-            alone, group = asyncio.run(measure(engine, 4096, arguments))
+            loaded = model_of(model, 2 * arguments.prompt, folder)
+            engine = NativeEngine(loaded, EngineConfig(), threads=arguments.threads)
+            alone, group = asyncio.run(measure(engine, loaded.vocab_size, arguments))
         ratio = statistics.median(b / a for a, b in zip(alone, group, strict=True))
         one, all_of_them = statistics.median(alone), statistics.median(group)
         print(f"{model}: one request {one:.3f} s, {arguments.size} requests {all_of_them:.3f} s")

@@ -16,6 +16,7 @@ import xxhash
 
 from sparring.engine.kv import Weights
 
+
 class Beginning(NamedTuple):
     """The first tokens of a sequence: how many, of which weights what is computed of them is, and a digest of them."""
 
