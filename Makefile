@@ -30,8 +30,10 @@ check: install
 	$(BIN)/sparring check recipes/quickstart.toml
 
 # two files at once, in the order of the tree: the long ones come first. All other tests run one after another: they fill the machine.
+# A test that hangs is a failure that says where every thread stands; its worker starts anew once.
 test: install $(VENV)/.stamp-chromium
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 1 \
+		-o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 
 test-slow: install $(VENV)/.stamp-chromium
 	$(BIN)/python -m pytest -m slow

@@ -6,56 +6,48 @@ from dataclasses import replace
 
 from sparring.generation import GenerateRequest, Sampling
 
-GUARD_S = 5.0
-"""Only where the urgent one waits for the others, which is the failure, does anybody wait so long."""
+LOWER, TOKENS = ("low", "lowest"), 150
+"""A call of the engine may sample several tokens of each: so many that the urgent one comes in between."""
 
 
 def request(name, *, priority, max_tokens):
-    sampling = Sampling(max_tokens=max_tokens, min_tokens=max_tokens, stop=(3,), seed=len(name))
+    sampling = Sampling(max_tokens=max_tokens, stop=(), seed=len(name))
     return GenerateRequest(id=name, tokens=tuple(range(5, 25)), sampling=sampling, priority=priority)
 
 
 def test_a_request_does_not_wait_for_lower_ones_that_hold_every_slot(serve):
-    low = [request(f"low{'x' * n}", priority=-1, max_tokens=150) for n in range(2)]
+    low = [request(name, priority=-1, max_tokens=TOKENS) for name in LOWER]
     high = request("high", priority=0, max_tokens=5)
 
-    # the engine's thread waits where it must not go on before the others have come, or the urgent one's end was seen
-    lower_came, higher_came, higher_ended = threading.Event(), threading.Event(), threading.Event()
+    # what watches runs on the engine's thread: it waits there until the next ones have come, and sees who ends first
+    came, have_begun = {"lower": threading.Event(), "high": threading.Event()}, threading.Event()
+    begun, ended = set(), []
 
-    def watch(tokens, _):
-        if len(tokens) > 8:
-            higher_came.wait()
-        if len(tokens) > 60:
-            higher_ended.wait(GUARD_S)
+    def watched(one):
+        def watch(tokens, _):
+            if one.id in LOWER:
+                came["lower"].wait()
+                begun.add(one.id)
+                if begun.issuperset(LOWER):
+                    have_begun.set()
+                    came["high"].wait()
+            if len(tokens) >= one.sampling.max_tokens:
+                ended.append(one.id)
 
-    first_of_all = replace(request("first", priority=0, max_tokens=2), ends=lambda tokens, new: lower_came.wait() and None)
-    watched = [replace(one, ends=watch) for one in low]
+        return replace(one, ends=watch)
 
     async def scenario(engine):
         alone = [await engine.generate(one) for one in (high, *low)]
-        ended = []
-
-        async def read(name, pieces):
-            async for piece in pieces:
-                last = piece
-            ended.append(name)
-            return last
-
-        streams = [engine.stream(one) for one in watched]
-        begun = [asyncio.ensure_future(one) for one in (engine.generate(first_of_all), *map(anext, streams))]
-        await asyncio.sleep(0)  # all three are asked for
-        lower_came.set()
-        await asyncio.gather(*begun)  # both have a slot
-        readers = [asyncio.ensure_future(read(one.id, pieces)) for one, pieces in zip(low, streams, strict=True)]
-        urgent = asyncio.ensure_future(engine.generate(high))
+        lower = [asyncio.ensure_future(engine.generate(watched(one))) for one in low]
+        await asyncio.sleep(0)  # both are asked for
+        came["lower"].set()
+        await asyncio.to_thread(have_begun.wait)  # both have a slot
+        urgent = asyncio.ensure_future(engine.generate(watched(high)))
         await asyncio.sleep(0)
-        higher_came.set()
-        first = await urgent
-        ended.append("high")
-        higher_ended.set()
-        return alone, [first, *await asyncio.gather(*readers)], ended
+        came["high"].set()
+        return alone, [await urgent, *await asyncio.gather(*lower)]
 
-    alone, answers, ended = serve(scenario, max_running=2)
-    assert ended[0] == "high"
+    alone, answers = serve(scenario, max_running=2)
+    assert ended[0] == "high" and sorted(ended) == sorted((high.id, *LOWER))
     for one, other in zip(alone, answers, strict=True):
         assert (one.tokens, one.logprobs) == (other.tokens, other.logprobs)
