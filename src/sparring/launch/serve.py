@@ -135,7 +135,13 @@ class StoppingServer(uvicorn.Server):
         self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, behind the engine's end."""
+        """As uvicorn's, behind the engine's end.
+
+        First nobody is let in any longer, and only later are the listening sockets closed: asyncio loses a connection that it has
+        accepted but not yet made known when they are (`Server._attach` fails unheard), and whoever opened it waits for ever.
+        """
+        for listening in (one for server in self.servers for one in server.sockets):
+            asyncio.get_running_loop().remove_reader(listening.fileno())
         await self._engine.close()
         await super().shutdown(sockets)
 

@@ -3,7 +3,9 @@
 import asyncio
 import json
 import os
+import socket
 import threading
+from contextlib import suppress
 from dataclasses import replace
 
 import httpx
@@ -26,6 +28,8 @@ from sparring.weights.shared_memory import FOLDER, PREFIX, published
 
 PROMPT = (5, 6, 7, 8)
 LONG = 4000
+GUARD_S = 10.0
+"""Only a client that is left waiting, which is the failure, waits so long."""
 
 
 def ask(number=0, tokens=PROMPT, **sampling):
@@ -327,6 +331,33 @@ def test_no_server_and_another_server_are_refused(server):
         RemoteEngine("http://127.0.0.1:1")
     with pytest.raises(BadInput, match="another server, status 404"):
         RemoteEngine(f"{server.url}/elsewhere")
+
+
+@pytest.mark.parametrize("turn", range(4))
+def test_nobody_who_comes_while_a_server_stops_is_left_waiting(server, turn):
+    """A connection is refused, answered or closed: also one that is accepted in the moment in which the server closes."""
+    host, port = httpx.URL(server.url).host, httpx.URL(server.url).port
+    opened, many = [], threading.Event()
+
+    def knock():
+        with suppress(OSError):  # until there is no server any longer
+            while len(opened) < 3000:
+                opened.append(socket.create_connection((host, port)))
+                opened[-1].sendall(b"GET /health HTTP/1.1\r\nhost: here\r\n\r\n")
+                if len(opened) == 50:
+                    many.set()
+        many.set()
+
+    knocking = threading.Thread(target=knock)
+    knocking.start()
+    many.wait()
+    server.stop()
+    knocking.join()
+    for one in opened:
+        one.settimeout(GUARD_S)
+        with one, suppress(ConnectionError):
+            while one.recv(4096):
+                pass
 
 
 def test_a_server_that_stops_ends_what_is_under_way_with_an_error(server):
