@@ -23,9 +23,9 @@ from engine import MODELS
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.generation import GenerateRequest, Sampling
+from sparring.model.causal import CausalModel
 from sparring.model.config import InitConfig
 from sparring.model.create import create
-from sparring.model.causal import CausalModel
 from sparring.model.load import load
 from sparring.testing.tiny_models import tiny_model
 

@@ -7,6 +7,7 @@ import torch
 
 from sparring.errors import BadInput
 from sparring.model.kernels import ops
+from sparring.model.kernels.compiled_path import COMPILED
 from sparring.model.load import load
 from sparring.model.lora import Adapter
 from sparring.model.peft import read
@@ -194,6 +195,21 @@ def test_any_number_of_rows(path, dtype, threads):
     play.agree(play.rows({slot: 1 + slot % 23 for slot in range(MAX_SLOTS)}))
     for count in (1, 2, 3, 7, 15, 16, 31, 33, 47, 49, MAX_SLOTS):
         play.agree(play.rows(dict.fromkeys(range(count), 1), independent=True))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("numerics", [name for name in ops.path_names() if name in COMPILED])
+def test_every_compiled_path_of_this_machine(path, numerics, dtype):
+    """Not the best one alone, which the other tests have."""
+    before = ops.path_name()
+    ops.use(numerics)
+    try:
+        play = Play(load(path, dtype=dtype), 2)
+        play.agree(play.rows({slot: 1 + slot % 23 for slot in range(MAX_SLOTS)}))
+        for count in (1, 7, 33, MAX_SLOTS):
+            play.agree(play.rows(dict.fromkeys(range(count), 1), independent=True))
+    finally:
+        ops.use(before)
 
 
 def adapt(play, tmp_path, path):

@@ -21,7 +21,7 @@ from sparring.model.attention import Paged
 from sparring.model.causal import CausalModel
 from sparring.model.decoder import Decoder, Layer
 from sparring.model.kernels import ops
-from sparring.model.kernels.compiled_path import NAME, TILES_NAME
+from sparring.model.kernels.compiled_path import COMPILED
 from sparring.model.kernels.decoder_step import (
     BIASES,
     SLOT_COLUMNS,
@@ -408,5 +408,5 @@ def step_of(
         from sparring.model.device_step import DeviceStep
 
         return DeviceStep(model, pages, slots, operations)
-    compiled = ops.path_name(model.device) in (TILES_NAME, NAME)
+    compiled = ops.path_name(model.device) in COMPILED
     return DecoderStep(model, pages, slots) if compiled else operations

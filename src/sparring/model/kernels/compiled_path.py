@@ -19,7 +19,9 @@ from sparring.model.kernels.form import AttentionForm
 from sparring.model.kernels.kept import KeptRows
 from sparring.model.kernels.pages import PagedRows
 
-NAME, TILES_NAME = "exact-kernels", "exact-tiles"
+NAME, PAIRS_NAME, TILES_NAME = "exact-kernels", "exact-pairs", "exact-tiles"
+COMPILED = (TILES_NAME, PAIRS_NAME, NAME)
+"""Best first."""
 PANEL = 64
 PLANES = 3
 ROWS_PER_PARTIAL = 64
@@ -34,6 +36,9 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "pack_panels_bf16": (_P, _P, _I, _I, _T),
     "linear_f32": (_P, _P, _P, _P, _I, _I, _I, _T),
     "linear_panels_bf16": (_P, _P, _P, _P, _I, _I, _I, _T),
+    "has_pairs": (),
+    "pack_pairs": (_P, _P, _I, _I, _T),
+    "linear_pairs": (_P, _P, _P, _P, _T, _I, _I, _I, _T),
     "has_tiles": (),
     "pack_bf16": (_P, _P, _I, _I, _T),
     "linear_bf16": (_P, _P, _P, _P, _T, _I, _I, _I, _T),
@@ -63,7 +68,7 @@ _TYPED_SIGNATURES: dict[str, tuple[Any, ...]] = {
     "attention_paged": (*[_P] * 6, _I, _I, *[_P] * 3, *[_I] * 5, _F, _F, _I, _P, _T),
     "decoder_step": (_P, _P),
 }
-_RETURNING = ("has_tiles", "token_logprobs", "attention_paged", "decoder_step")
+_RETURNING = ("has_tiles", "has_pairs", "token_logprobs", "attention_paged", "decoder_step")
 _SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
@@ -87,18 +92,18 @@ class Library:
 
 
 class CompiledPath:
-    """All operations over one compiled library: matrix products on AMX tiles, or on what every processor has."""
+    """All operations over one compiled library; their matrix products on AMX tiles, of pairs of bfloat16, or as everywhere."""
 
     def __init__(self, library: Library, name: str) -> None:
         self._f, self._t = library.functions, library.typed
         self.name = name
-        self._tiles = name == TILES_NAME
+        self._tiles, self._pairs = name == TILES_NAME, name == PAIRS_NAME
 
     def pack(self, weight: torch.Tensor, storage: torch.Tensor | None) -> torch.Tensor:
         """weight[M, K] -> panels of 64 columns, into `storage` when it is given.
 
-        [ceil(M / 64), K, 64] of the weight's dtype; on tiles [ceil(M / 64), 2, ceil(K / 32), P, 16, 32, 2] bfloat16, P planes:
-        three for a float32 weight, one for bfloat16.
+        [ceil(M / 64), K, 64] of the weight's dtype; pairs of bfloat16 [ceil(M / 64), ceil(K / 2), 64, 2]; on tiles
+        [ceil(M / 64), 2, ceil(K / 32), P, 16, 32, 2] bfloat16, P planes: three for a float32 weight, one for bfloat16.
         """
         rows, depth = weight.shape
         weight, num_panels, threads = weight.detach().contiguous(), -(-rows // PANEL), torch.get_num_threads()
@@ -108,9 +113,11 @@ class CompiledPath:
                 storage = _tile_panels(rows, depth, planes)
             self._f[kind](weight.data_ptr(), storage.data_ptr(), rows, depth, threads)
             return storage
+        kind, shape = "pack_f32", (num_panels, depth, PANEL)
+        if weight.dtype is torch.bfloat16:
+            kind, shape = ("pack_pairs", (num_panels, -(-depth // 2), PANEL, 2)) if self._pairs else ("pack_panels_bf16", shape)
         if storage is None:
-            storage = torch.empty(num_panels, depth, PANEL, dtype=weight.dtype)
-        kind = "pack_panels_bf16" if weight.dtype is torch.bfloat16 else "pack_f32"
+            storage = torch.empty(shape, dtype=weight.dtype)
         self._f[kind](weight.data_ptr(), storage.data_ptr(), rows, depth, threads)
         return storage
 
@@ -121,10 +128,10 @@ class CompiledPath:
         if bias is not None:
             bias = bias.detach().float()
         threads, sizes = torch.get_num_threads(), (x.shape[0], num_outputs, x.shape[1])
-        if self._tiles and panels.dtype is torch.bfloat16 and x.dtype is torch.bfloat16:
+        if x.dtype is torch.bfloat16 and (self._tiles or self._pairs):
             y = torch.empty((x.shape[0], num_outputs), dtype=dtype)
             pointers = (x.data_ptr(), panels.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr())
-            self._f["linear_bf16"](*pointers, dtype is torch.float32, *sizes, threads)
+            self._f["linear_bf16" if self._tiles else "linear_pairs"](*pointers, dtype is torch.float32, *sizes, threads)
             return y
         if x.dtype is not torch.float32:
             x = x.float()
@@ -415,20 +422,22 @@ class CompiledPath:
 
 
 def compiled_path(name: str | None = None) -> CompiledPath | None:
-    """The compiled path of this machine: on AMX tiles where it has them, unless `name` or the environment says otherwise.
+    """The best compiled path of this machine, unless `name` or the environment says otherwise.
 
-    SPARRING_KERNELS=portable keeps off the tiles, SPARRING_KERNELS=off off the compiled kernels.
+    SPARRING_KERNELS=portable is the one that every processor has, SPARRING_KERNELS=off none.
 
     Returns:
-        None where the environment forbids it, where there is no g++, or where `name` asks for tiles that are not there.
+        None where the environment forbids it, where there is no g++, or where `name` asks for what is not there.
     """
     wish = os.environ.get("SPARRING_KERNELS")
     library = None if wish == "off" else build()
     if library is None:
         return None
     functions = Library(load(library))
-    best = TILES_NAME if functions.functions["has_tiles"]() and wish != "portable" else NAME
-    return None if name == TILES_NAME != best else CompiledPath(functions, name or best)
+    has = {TILES_NAME: functions.functions["has_tiles"], PAIRS_NAME: functions.functions["has_pairs"]}
+    there = [known for known in COMPILED if known == NAME or (wish != "portable" and has[known]())]
+    chosen = there[0] if name is None else name
+    return CompiledPath(functions, chosen) if chosen in there else None
 
 
 def _tile_panels(num_outputs: int, num_inputs: int, planes: int) -> torch.Tensor:

@@ -88,6 +88,7 @@ namespace {
 constexpr int64_t ROWS_OF_A_THREAD = 16;  // fewer, and the weights are the work
 constexpr int64_t BLOCK_ROWS = 96;
 constexpr int64_t KEPT_BYTES = 64 << 20;  // of weights that stay near a core from one step to the next
+constexpr int64_t ROWS_TO_SHARE = 4;  // fewer, and waiting for another thread takes longer than what is between two products
 constexpr int64_t ROWS_OF_A_READING = 128;  // up to so many rows, reading weights from far takes longer than computing
 
 // How a phase of a step is divided: blocks of consecutive rows, or, where rows are few, the columns of its products.
@@ -100,6 +101,15 @@ struct Division {
     template <class Body> void rows(int64_t N, const Body &body) const {
         parallel_for(blocks_of(N, block_rows), by_columns ? 1 : threads,
                      [&](int64_t i) { body(i * block_rows, smaller(N, (i + 1) * block_rows)); });
+    }
+
+    // Between products: body(first, last) for rows that this thread has, which the others help with where they have none.
+    template <class Body> void share(int64_t first, int64_t last, const Body &body) const {
+        int64_t parts = by_columns ? smaller(threads, (last - first) / ROWS_TO_SHARE) : 1;
+        if (parts < 2) return body(first, last);
+        parallel_for(parts, threads, [&](int64_t i) {
+            body(first + (last - first) * i / parts, first + (last - first) * (i + 1) / parts);
+        });
     }
 };
 
@@ -212,6 +222,14 @@ template <class T> struct Step {
         for (int64_t n = first; n < last; n++) add_row(x + n * m.D, h + n * m.D, m.D);
     }
 
+    void gate_rows(int64_t first, int64_t last) const {
+        for (int64_t n = first; n < last; n++)
+            for (int64_t i = 0; i < m.I; i += LANES) {
+                const T *gate = gate_up + n * 2 * m.I + i;
+                silu_mul_strip(gate, gate + m.I, act + n * m.I + i, m.I - i);
+            }
+    }
+
     void embed(int64_t first, int64_t last) const {
         for (int64_t n = first; n < last; n++) memcpy(x + n * m.D, (const T *)m.embedding + s.tokens[n] * m.D, m.D * sizeof(T));
     }
@@ -247,11 +265,15 @@ template <class T> struct Step {
     // Up to the point where the keys and values of a layer are written.
     void begin_layer(const Division &how, int64_t l, int64_t first, int64_t last) const {
         const LayerPlan &layer = m.layers[l];
-        if (l == 0) embed(first, last);
-        norm_rows(layer.input_norm, layer.input_eps, first, last);
+        how.share(first, last, [&](int64_t from, int64_t to) {
+            if (l == 0) embed(from, to);
+            norm_rows(layer.input_norm, layer.input_eps, from, to);
+        });
         product(how, layer.qkv, h, qkv, first, last);
         adapt(how, l, 0, qkv_width, h, qkv, first, last);
-        for (int64_t n = first; n < last; n++) place_row(layer, pages(layer), heads(layer), n);
+        how.share(first, last, [&](int64_t from, int64_t to) {
+            for (int64_t n = from; n < to; n++) place_row(layer, pages(layer), heads(layer), n);
+        });
     }
 
     // From there to the end of the layer.
@@ -260,18 +282,16 @@ template <class T> struct Step {
         attend(how, pages(layer), heads(layer), first, last);
         product(how, layer.o, o, h, first, last);
         adapt(how, l, 1, m.D, o, h, first, last);
-        add_rows(first, last);
-        norm_rows(layer.mlp_norm, layer.mlp_eps, first, last);
+        how.share(first, last, [&](int64_t from, int64_t to) {
+            add_rows(from, to);
+            norm_rows(layer.mlp_norm, layer.mlp_eps, from, to);
+        });
         product(how, layer.gate_up, h, gate_up, first, last);
         adapt(how, l, 2, 2 * m.I, h, gate_up, first, last);
-        for (int64_t n = first; n < last; n++)
-            for (int64_t i = 0; i < m.I; i += LANES) {
-                const T *gate = gate_up + n * 2 * m.I + i;
-                silu_mul_strip(gate, gate + m.I, act + n * m.I + i, m.I - i);
-            }
+        how.share(first, last, [&](int64_t from, int64_t to) { gate_rows(from, to); });
         product(how, layer.down, act, h, first, last);
         adapt(how, l, 3, m.D, act, h, first, last);
-        add_rows(first, last);
+        how.share(first, last, [&](int64_t from, int64_t to) { add_rows(from, to); });
     }
 
     // Final norm, head and sampler for the rows among [first, last) that sample, in the t-th step.
@@ -281,6 +301,10 @@ template <class T> struct Step {
         for (to = from; to < M && s.cu_rows[sampling[to] + 1] - 1 < last; to++)
             rms_norm_row(x + (s.cu_rows[sampling[to] + 1] - 1) * m.D, (const T *)m.norm, picked + to * m.D, m.D, m.eps);
         product(how, m.head, picked, logits, from, to);
+        how.share(from, to, [&](int64_t one, int64_t end) { draw_rows(t, one, end); });
+    }
+
+    void draw_rows(int64_t t, int64_t from, int64_t to) const {
         for (int64_t i = from; i < to; i++) {
             int64_t b = sampling[i], slot = s.slots[b];
             Request request{m.temperature[slot], m.top_p[slot], m.min_p[slot], m.top_k[slot], m.seeds[slot], s.lengths[b],

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from sparring.model.kernels import ops
+from sparring.model.kernels.compiled_path import NAME, PAIRS_NAME, TILES_NAME
 from sparring.model.kernels.form import AttentionForm
 
 STOPS, BIASES, TOPS = 8, 512, 20
@@ -22,12 +24,14 @@ SLOT_COLUMNS = (
 """What the kernels read by slot, in this order."""
 
 LAYOUTS = {
-    (torch.float32, torch.float32, 3): 0,
-    (torch.bfloat16, torch.bfloat16, 6): 1,
-    (torch.float32, torch.bfloat16, 6): 2,
-    (torch.bfloat16, torch.bfloat16, 3): 3,
+    (NAME, torch.float32): 0,
+    (NAME, torch.bfloat16): 3,
+    (PAIRS_NAME, torch.float32): 0,
+    (PAIRS_NAME, torch.bfloat16): 4,
+    (TILES_NAME, torch.float32): 2,
+    (TILES_NAME, torch.bfloat16): 1,
 }
-"""How a packed weight lies, by its dtype and those of its storage and how many dimensions that has: three panels, six tiles."""
+"""How a path packs a weight of a dtype: a number of `linear.h`."""
 
 
 class Weight(Structure):
@@ -39,9 +43,8 @@ class Weight(Structure):
     def of(packed: Any, bias: torch.Tensor | None) -> Weight:
         """`packed`: a `PackedWeight`; `bias` [M] float32. Both must outlive the structure."""
         pointer = None if bias is None else bias.data_ptr()
-        storage = packed.storage
-        layout = LAYOUTS[packed.dtype, storage.dtype, storage.dim()]
-        return Weight(storage.data_ptr(), layout, packed.num_outputs, packed.num_inputs, pointer)
+        layout = LAYOUTS[ops.path_name(), packed.dtype]
+        return Weight(packed.storage.data_ptr(), layout, packed.num_outputs, packed.num_inputs, pointer)
 
 
 class Form(Structure):

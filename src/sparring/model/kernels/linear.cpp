@@ -1,31 +1,33 @@
-// y = x W^T + bias in float32, and the packing of W.
+// y = x W^T + bias with sums in float32, and the packing of W.
 //
 // A weight [M, K] is stored as panels [ceil(M / 64)][K][64], of its own type. An element of y is a sum of partial sums, one for
 // each block of 128 consecutive k, each an ascending chain of fused multiply-adds from zero; the blocks are added in order,
 // then the bias. Rows and panels are cut into tiles for cache and threads; no cut goes through a chain.
+// Where the processor multiplies pairs of bfloat16, all of that may count pairs: panels [ceil(M / 64)][ceil(K / 2)][64][2].
 #include "linear.h"
 #include "parallel.h"
 
 namespace sparring {
 
-template <class P> static void pack(const P *weight, P *panels, int64_t M, int64_t K, int threads) {
-    int64_t num_panels = blocks_of(M, PANEL), num_strips = blocks_of(K, LANES);
+// Panels [panel][strip of k][column][k within it], `depth` of k side by side.
+template <class P> static void pack(const P *weight, P *panels, int64_t M, int64_t K, int64_t depth, int threads) {
+    int64_t num_panels = blocks_of(M, PANEL), padded = blocks_of(K, depth) * depth;
     parallel_for(num_panels, threads, [=](int64_t panel) {
         int64_t rows = smaller(M - panel * PANEL, PANEL);
-        for (int64_t strip = 0; strip < num_strips; strip++) {
-            P *out = panels + (panel * K + strip * LANES) * PANEL;
-            int64_t depth = smaller(K - strip * LANES, LANES);
+        for (int64_t begin = 0; begin < padded; begin += LANES) {
+            P *out = panels + (panel * padded + begin) * PANEL;
             for (int64_t m = 0; m < PANEL; m++) {
-                const P *in = weight + (panel * PANEL + m) * K + strip * LANES;
-                for (int64_t k = 0; k < depth; k++) out[k * PANEL + m] = m < rows ? in[k] : P{};
+                const P *in = weight + (panel * PANEL + m) * K + begin;
+                for (int64_t k = 0; k < smaller(padded - begin, LANES); k++)
+                    out[k / depth * depth * PANEL + m * depth + k % depth] = m < rows && begin + k < K ? in[k] : P{};
             }
         }
     });
 }
 
-template <class P>
-static void linear(const float *x, const P *panels, const float *bias, float *y, int64_t N, int64_t M, int64_t K, int threads) {
-    PanelProduct<float, P> w{x, panels, bias, y, M, K, M};
+template <class P, class X, class Y>
+static void linear(const X *x, const P *panels, const float *bias, Y *y, int64_t N, int64_t M, int64_t K, int threads) {
+    PanelProduct<Y, P, X> w{x, panels, bias, y, M, K, M};
     int64_t num_panels = blocks_of(M, PANEL), rows = ROWS_PER_TASK;
     if (2 * N * M * K < 2000000) threads = 1;  // about as long as waking a sleeping second thread takes
     while (rows > TILE_ROWS && num_panels * blocks_of(N, rows) < 4 * threads) rows = blocks_of(rows / 2, TILE_ROWS) * TILE_ROWS;
@@ -39,11 +41,15 @@ extern "C" {
 
 // weight [M, K] row-major -> panels; columns past M hold zeros.
 void sparring_pack_f32(const float *weight, float *panels, int64_t M, int64_t K, int threads) {
-    pack(weight, panels, M, K, threads);
+    pack(weight, panels, M, K, 1, threads);
 }
 
 void sparring_pack_panels_bf16(const bf16 *weight, bf16 *panels, int64_t M, int64_t K, int threads) {
-    pack(weight, panels, M, K, threads);
+    pack(weight, panels, M, K, 1, threads);
+}
+
+void sparring_pack_pairs(const bf16 *weight, bf16 *panels, int64_t M, int64_t K, int threads) {
+    pack(weight, panels, M, K, 2, threads);
 }
 
 // x [N, K] contiguous, bias [M] or null -> y [N, M] contiguous.
@@ -56,6 +62,22 @@ void sparring_linear_panels_bf16(const float *x, const bf16 *panels, const float
                                  int threads) {
     linear(x, panels, bias, y, N, M, K, threads);
 }
+
+// 1 when this build multiplies pairs; the function below does nothing otherwise.
+#ifdef SPARRING_PAIRS
+int64_t sparring_has_pairs() { return 1; }
+
+// y is float32 when `wide`, else bfloat16.
+void sparring_linear_pairs(const bf16 *x, const bf16 *panels, const float *bias, void *y, int wide, int64_t N, int64_t M,
+                           int64_t K, int threads) {
+    const pair *in = pairs_of(x, N, K), *weight = (const pair *)panels;
+    if (wide) linear(in, weight, bias, (float *)y, N, M, blocks_of(K, 2), threads);
+    else linear(in, weight, bias, (bf16 *)y, N, M, blocks_of(K, 2), threads);
+}
+#else
+int64_t sparring_has_pairs() { return 0; }
+void sparring_linear_pairs(const bf16 *, const bf16 *, const float *, void *, int, int64_t, int64_t, int64_t, int) {}
+#endif
 
 }  // extern "C"
 }  // namespace sparring

@@ -3,9 +3,9 @@
 Not on the number of rows, the neighbours, the threads, the packing, nor on size and place of the pages. The trainer's
 forward and the engine call the same functions here, which is why their log-probabilities agree to the bit.
 
-Four paths, each with bits of its own: "exact-tiles" (compiled, matrix products on AMX tiles), "exact-kernels" (compiled, on
-every processor the same) and "exact-torch" (no compiler: slower) on the CPU, and "exact-device" on a GPU. A tensor's device
-decides; on the CPU, the process.
+Five paths, each with bits of its own: "exact-tiles" (compiled, matrix products on AMX tiles), "exact-pairs" (compiled, those of
+bfloat16 by pairs), "exact-kernels" (compiled, on every processor the same) and "exact-torch" (no compiler: slower) on the CPU,
+and "exact-device" on a GPU. A tensor's device decides; on the CPU, the process.
 N rows or tokens, D width, K inputs, M outputs, H query heads, G key/value heads, d head size, B sequences, V vocabulary.
 """
 
@@ -20,7 +20,7 @@ import torch
 
 from sparring.errors import refusal
 from sparring.model.kernels import gradients
-from sparring.model.kernels.compiled_path import NAME, TILES_NAME, CompiledPath, Norms, compiled_path
+from sparring.model.kernels.compiled_path import COMPILED, CompiledPath, Norms, compiled_path
 from sparring.model.kernels.device_path import DevicePath, is_interpreted
 from sparring.model.kernels.form import AttentionForm
 from sparring.model.kernels.gradients import WeightSum
@@ -82,7 +82,7 @@ def _on_device() -> DevicePath:
 
 
 def path_name(device: torch.device | str = "cpu") -> str:
-    """The path in use on a device: "exact-tiles", "exact-kernels", "exact-torch" or "exact-device"."""
+    """The path in use on a device: one of `path_names` on the CPU, "exact-device" on a GPU."""
     return (_current() if torch.device(device).type == "cpu" else _on_device()).name
 
 
@@ -93,7 +93,7 @@ def transposes_keys(device: torch.device | str = "cpu") -> bool:
 
 def path_names() -> tuple[str, ...]:
     """The paths that this machine's CPU has, best first; "exact-device" where Triton is interpreted, for tests."""
-    compiled = tuple(name for name in (TILES_NAME, NAME) if compiled_path(name) is not None)
+    compiled = tuple(name for name in COMPILED if compiled_path(name) is not None)
     return (*compiled, TorchPath.name, *([DevicePath.name] if is_interpreted() else []))
 
 

@@ -51,6 +51,19 @@ static inline void store(bf16 *p, v16 a) {
     bits = _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), rounded, quiet);
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
 }
+
+#ifdef __AVX512BF16__
+#define SPARRING_PAIRS 1
+// Two bfloat16 that stand beside each other. A sum grows by the products of sixteen pairs with sixteen others: by that of the odd
+// ones, then of the even ones, each rounded; numbers below 2^-126 count as zero (VDPBF16PS).
+struct pair {
+    bf16 even, odd;
+};
+using v16_pairs = __m512bh;
+static inline v16_pairs load(const pair *p) { return (v16_pairs)_mm512_loadu_si512(p); }
+static inline v16_pairs splat(pair a) { return (v16_pairs)_mm512_set1_epi32((int)(a.even.bits | (uint32_t)a.odd.bits << 16)); }
+static inline v16 fma(v16_pairs a, v16_pairs b, v16 c) { return _mm512_dpbf16_ps(c, a, b); }
+#endif
 #else
 constexpr int WIDE = 1;
 

@@ -7,17 +7,17 @@ namespace sparring {
 
 constexpr int TILE_ROWS = 6;
 
-// acc[r][c] += sum over k of a(r, k) * b(k, c), one fused multiply-add after the other in ascending k. Each element's
-// chain is the same whatever R and C are, which is why a row alone and a row among others agree to the bit.
+// acc[r][c] += sum over k of a(r, k) * b(k, c), one fused multiply-add after the other in ascending k; where a and b give pairs,
+// of pairs. Each element's chain is the same whatever R and C are, which is why a row alone and a row among others agree to the bit.
 template <int R, int C, class A, class B>
 static inline __attribute__((always_inline)) void accumulate(v16 (&acc)[R][C], int64_t begin, int64_t end, A a, B b) {
     for (int64_t k = begin; k < end; k++) {
-        v16 column[C];
+        decltype(b(k, 0)) column[C];
 #pragma GCC unroll 4
         for (int c = 0; c < C; c++) column[c] = b(k, c);
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) {
-            v16 value = splat(a(r, k));
+            auto value = splat(a(r, k));
 #pragma GCC unroll 4
             for (int c = 0; c < C; c++) acc[r][c] = fma(value, column[c], acc[r][c]);
         }

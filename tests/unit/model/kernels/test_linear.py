@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -35,7 +37,7 @@ def test_a_row_is_the_same_in_every_company_of_up_to_seventy(inputs: int, output
 @pytest.mark.parametrize("rows", [1, 6, 7, 40, 300])
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 def test_a_bfloat16_weight_is_computed_with_as_the_float32_that_it_is(inputs: int, outputs: int, rows: int, path: str) -> None:
-    """It is kept in half the bytes where there are no tiles; on tiles the two are products of their own."""
+    """It is kept in half the bytes; on tiles and of pairs the two are products of their own."""
     weight, x = random(outputs, inputs, dtype=torch.bfloat16), random(rows, inputs, dtype=torch.bfloat16, seed=1)
     narrow, wide = ops.pack(weight), ops.pack(weight.float())
     if path == "exact-kernels":
@@ -43,6 +45,33 @@ def test_a_bfloat16_weight_is_computed_with_as_the_float32_that_it_is(inputs: in
         assert narrow.storage.nbytes * 2 == wide.storage.nbytes
     else:
         assert torch.allclose(ops.linear(x, narrow).float(), ops.linear(x.float(), wide), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 40])
+@pytest.mark.parametrize(("inputs", "outputs"), [*SHAPES, (901, 130)])
+def test_sums_of_bfloat16_are_added_in_the_order_that_is_told(inputs: int, outputs: int, rows: int, path: str) -> None:
+    """The product of two bfloat16 is a float32, so that each fused step rounds once, and plain additions make the same bits."""
+    x, weight = random(rows, inputs, dtype=torch.bfloat16), random(outputs, inputs, dtype=torch.bfloat16, seed=1)
+    bias = random(outputs, seed=2)
+    found = ops.linear(x, ops.pack(weight), bias, torch.float32)
+    block, group = {"exact-pairs": (256, 2)}.get(path, (128, 1))
+    expected = torch.zeros(rows, outputs)
+    for begin in range(0, inputs, block):
+        total = torch.zeros(rows, outputs)
+        for k in range(begin, min(begin + block, inputs), group):
+            for one in reversed(range(k, min(k + group, inputs))):
+                total = total + x[:, one : one + 1].float() * weight[:, one].float()
+        expected = expected + total
+    same = torch.equal if path in ("exact-pairs", "exact-kernels") else partial(torch.allclose, rtol=1e-4, atol=1e-4)
+    assert same(found, expected + bias)
+
+
+def test_float32_on_pairs_has_the_bits_of_every_processor(path: str) -> None:
+    x, weight = random(40, 901), random(130, 901, seed=1)
+    found = ops.linear(x, ops.pack(weight))
+    ops.use("exact-kernels")
+    same = torch.equal if path in ("exact-pairs", "exact-kernels") else partial(torch.allclose, rtol=1e-4, atol=1e-4)
+    assert same(found, ops.linear(x, ops.pack(weight)))
 
 
 @pytest.mark.parametrize("rows", [3, 40, 700])
