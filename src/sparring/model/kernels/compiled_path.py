@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from ctypes import c_float, c_int, c_int64, c_void_p
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from sparring.model.kernels.build import build, load
 from sparring.model.kernels.form import AttentionForm
 from sparring.model.kernels.kept import KeptRows
+from sparring.model.kernels.memory import zeros
 from sparring.model.kernels.pages import PagedRows
 
 NAME, PAIRS_NAME, TILES_NAME = "exact-kernels", "exact-pairs", "exact-tiles"
@@ -99,27 +101,35 @@ class CompiledPath:
         self.name = name
         self._tiles, self._pairs = name == TILES_NAME, name == PAIRS_NAME
 
-    def pack(self, weight: torch.Tensor, storage: torch.Tensor | None) -> torch.Tensor:
-        """weight[M, K] -> panels of 64 columns, into `storage` when it is given.
+    def pack(self, weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:
+        """weights[M_i, K], joined to [M, K], -> panels of 64 columns, into `storage` when it is given.
 
         [ceil(M / 64), K, 64] of the weight's dtype; pairs of bfloat16 [ceil(M / 64), ceil(K / 2), 64, 2]; on tiles
         [ceil(M / 64), 2, ceil(K / 32), P, 16, 32, 2] bfloat16, P planes: three for a float32 weight, one for bfloat16.
         """
-        rows, depth = weight.shape
-        weight, num_panels, threads = weight.detach().contiguous(), -(-rows // PANEL), torch.get_num_threads()
-        if self._tiles:
-            planes, kind = (1, "pack_bf16") if weight.dtype is torch.bfloat16 else (PLANES, "pack_split")
-            if storage is None:
-                storage = _tile_panels(rows, depth, planes)
-            self._f[kind](weight.data_ptr(), storage.data_ptr(), rows, depth, threads)
-            return storage
-        kind, shape = "pack_f32", (num_panels, depth, PANEL)
-        if weight.dtype is torch.bfloat16:
-            kind, shape = ("pack_pairs", (num_panels, -(-depth // 2), PANEL, 2)) if self._pairs else ("pack_panels_bf16", shape)
+        parts = [weight.detach() for weight in weights]
+        if any(len(part) % PANEL for part in parts[:-1]):
+            parts = [torch.cat(parts)]
+        depth, dtype, threads = parts[0].shape[1], parts[0].dtype, torch.get_num_threads()
+        kind, panel = self._layout(depth, dtype)
         if storage is None:
-            storage = torch.empty(shape, dtype=weight.dtype)
-        self._f[kind](weight.data_ptr(), storage.data_ptr(), rows, depth, threads)
+            kept = torch.float32 if kind == "pack_f32" else torch.bfloat16
+            storage = zeros((sum(-(-len(part) // PANEL) for part in parts), *panel), kept)
+        begin = 0
+        for part in parts:
+            rows = part.contiguous()
+            self._f[kind](rows.data_ptr(), storage[begin:].data_ptr(), len(rows), depth, threads)
+            begin += len(rows) // PANEL
         return storage
+
+    def _layout(self, depth: int, dtype: torch.dtype) -> tuple[str, tuple[int, ...]]:
+        """The function that packs [M, depth], and the shape of a panel."""
+        narrow = dtype is torch.bfloat16
+        if self._tiles:
+            return ("pack_bf16", _tile_panel(depth, 1)) if narrow else ("pack_split", _tile_panel(depth, PLANES))
+        if self._pairs and narrow:
+            return "pack_pairs", (-(-depth // 2), PANEL, 2)
+        return "pack_panels_bf16" if narrow else "pack_f32", (depth, PANEL)
 
     def linear(
         self, x: torch.Tensor, panels: torch.Tensor, bias: torch.Tensor | None, num_outputs: int, dtype: torch.dtype
@@ -151,7 +161,7 @@ class CompiledPath:
         (num_rows, depth), outputs = x.shape, weight.shape[0]
         dx = dw = None
         if needs[0]:
-            panels = _tile_panels(depth, outputs, PLANES)
+            panels = torch.empty(-(-depth // PANEL), *_tile_panel(outputs, PLANES), dtype=torch.bfloat16)
             self._f["pack_split_transposed"](weight.data_ptr(), panels.data_ptr(), outputs, depth, threads)
             dx = self.linear(grad, panels, None, depth, torch.float32)
         if needs[1]:
@@ -440,6 +450,5 @@ def compiled_path(name: str | None = None) -> CompiledPath | None:
     return CompiledPath(functions, chosen) if chosen in there else None
 
 
-def _tile_panels(num_outputs: int, num_inputs: int, planes: int) -> torch.Tensor:
-    shape = (-(-num_outputs // PANEL), 2, -(-num_inputs // TILE_DEPTH), planes, TILE_DEPTH // 2, PANEL // 2, 2)
-    return torch.empty(shape, dtype=torch.bfloat16)
+def _tile_panel(num_inputs: int, planes: int) -> tuple[int, ...]:
+    return (2, -(-num_inputs // TILE_DEPTH), planes, TILE_DEPTH // 2, PANEL // 2, 2)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -45,9 +46,10 @@ class DevicePath:
         self._plain = TorchPath()
         self._last: tuple[Any, Any, Any] | None = None
 
-    def pack(self, weight: torch.Tensor, storage: torch.Tensor | None) -> torch.Tensor:
-        """A copy of weight[M, K] of its own, which graphs go on reading: an update changes it in place or puts another there."""
-        return weight.clone(memory_format=torch.contiguous_format) if storage is None else storage.copy_(weight)
+    def pack(self, weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:
+        """A copy of weights[M_i, K], joined, which graphs go on reading: an update changes it in place or puts another there."""
+        parts = [weight.detach() for weight in weights]
+        return torch.cat(parts) if storage is None else torch.cat(parts, out=storage)
 
     def linear(
         self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int, dtype: torch.dtype

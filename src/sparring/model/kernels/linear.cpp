@@ -5,25 +5,9 @@
 // then the bias. Rows and panels are cut into tiles for cache and threads; no cut goes through a chain.
 // Where the processor multiplies pairs of bfloat16, all of that may count pairs: panels [ceil(M / 64)][ceil(K / 2)][64][2].
 #include "linear.h"
-#include "parallel.h"
+#include "pack.h"
 
 namespace sparring {
-
-// Panels [panel][strip of k][column][k within it], `depth` of k side by side.
-template <class P> static void pack(const P *weight, P *panels, int64_t M, int64_t K, int64_t depth, int threads) {
-    int64_t num_panels = blocks_of(M, PANEL), padded = blocks_of(K, depth) * depth;
-    parallel_for(num_panels, threads, [=](int64_t panel) {
-        int64_t rows = smaller(M - panel * PANEL, PANEL);
-        for (int64_t begin = 0; begin < padded; begin += LANES) {
-            P *out = panels + (panel * padded + begin) * PANEL;
-            for (int64_t m = 0; m < PANEL; m++) {
-                const P *in = weight + (panel * PANEL + m) * K + begin;
-                for (int64_t k = 0; k < smaller(padded - begin, LANES); k++)
-                    out[k / depth * depth * PANEL + m * depth + k % depth] = m < rows && begin + k < K ? in[k] : P{};
-            }
-        }
-    });
-}
 
 template <class P, class X, class Y>
 static void linear(const X *x, const P *panels, const float *bias, Y *y, int64_t N, int64_t M, int64_t K, int threads) {
@@ -41,15 +25,15 @@ extern "C" {
 
 // weight [M, K] row-major -> panels; columns past M hold zeros.
 void sparring_pack_f32(const float *weight, float *panels, int64_t M, int64_t K, int threads) {
-    pack(weight, panels, M, K, 1, threads);
+    pack_columns(weight, panels, M, K, K, PANEL, threads);
 }
 
 void sparring_pack_panels_bf16(const bf16 *weight, bf16 *panels, int64_t M, int64_t K, int threads) {
-    pack(weight, panels, M, K, 1, threads);
+    pack_columns(weight, panels, M, K, K, PANEL, threads);
 }
 
 void sparring_pack_pairs(const bf16 *weight, bf16 *panels, int64_t M, int64_t K, int threads) {
-    pack(weight, panels, M, K, 2, threads);
+    pack_pairs(weight, panels, M, K, blocks_of(K, 2), PANEL, threads);
 }
 
 // x [N, K] contiguous, bias [M] or null -> y [N, M] contiguous.

@@ -1,6 +1,6 @@
 // Products of many rows on AMX tiles, their gradients, and the packing of weights for them. See tiles.h for the arithmetic.
 #include "linear.h"
-#include "parallel.h"
+#include "pack.h"
 
 namespace sparring {
 namespace {
@@ -219,17 +219,8 @@ extern "C" {
 int64_t sparring_has_tiles() { return permitted(); }
 
 // weight [M, K] row-major -> panels; columns past M and k past K hold zeros.
-void sparring_pack_bf16(const uint16_t *weight, uint16_t *panels, int64_t M, int64_t K, int threads) {
-    int64_t blocks = blocks_of(K, DEPTH);
-    parallel_for(blocks_of(M, PANEL), threads, [=](int64_t panel) {
-        uint16_t *out = panels + panel * blocks * PANEL_BLOCK;
-        for (int64_t m = 0; m < PANEL; m++) {
-            int64_t row = panel * PANEL + m;
-            uint16_t *column = out + place_in_panel(m, blocks);
-            for (int64_t k = 0; k < blocks * DEPTH; k++)
-                column[k / 2 * 2 * DEPTH + k % 2] = row < M && k < K ? weight[row * K + k] : 0;
-        }
-    });
+void sparring_pack_bf16(const bf16 *weight, bf16 *panels, int64_t M, int64_t K, int threads) {
+    pack_pairs(weight, panels, M, K, padded(K) / 2, 2 * TILE, threads);
 }
 
 // x [N, K] -> y [N, M], float32 when `wide`, else bfloat16.

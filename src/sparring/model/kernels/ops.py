@@ -129,7 +129,7 @@ class PackedWeight:
         self.num_outputs, self.num_inputs = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
         self.dtype = weights[0].dtype
         self.weights = weights
-        self.storage = _of(weights[0]).pack(_joined(weights), None)
+        self.storage = _of(weights[0]).pack(weights, None)
 
     def update(self, *weights: torch.Tensor) -> None:
         """Pack again after the values changed: in place, no allocation for float32. Shapes as at first."""
@@ -137,21 +137,17 @@ class PackedWeight:
             got = f"{[tuple(w.shape) for w in weights]} {weights[0].dtype}"
             raise refusal("PackedWeight.update", f"{[tuple(w.shape) for w in self.weights]} {self.dtype}", got, "pack it anew")
         self.weights = weights
-        self.storage = _of(weights[0]).pack(_joined(weights), self.storage)
+        self.storage = _of(weights[0]).pack(weights, self.storage)
 
     def other(self, *weights: torch.Tensor) -> torch.Tensor:
         """The storage of other values, packed beside this one."""
-        return _of(weights[0]).pack(_joined(weights), None)
+        return _of(weights[0]).pack(weights, None)
 
     def of(self, *weights: torch.Tensor) -> PackedWeight:
         """The same packed numbers, whose gradients flow to `weights`: the same values, out of another graph."""
         other = copy.copy(self)
         other.weights = weights
         return other
-
-
-def _joined(weights: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    return weights[0].detach() if len(weights) == 1 else torch.cat([weight.detach() for weight in weights])
 
 
 def pack(*weights: torch.Tensor) -> PackedWeight:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from sparring.errors import refusal
+from sparring.model.kernels.memory import zeros
 
 BLOCK = 16
 """Keys are stored transposed in blocks of so many positions; a page holds whole blocks."""
@@ -56,9 +57,9 @@ class KvPages:
         self.num_kv_heads, self.head_dim, self.dtype = num_kv_heads, head_dim, dtype
         depth = -(-head_dim // BLOCK) * BLOCK
         per_layer = (len(attending), num_pages, num_kv_heads)
-        self.values = torch.zeros(*per_layer, page_size, depth, dtype=dtype, device=device)
-        blocks = torch.zeros(*per_layer, page_size // BLOCK, depth, BLOCK, dtype=dtype, device=device) if transposed else None
-        self.keys = torch.zeros_like(self.values) if blocks is None else blocks
+        shape = (*per_layer, page_size, depth)
+        self.values = _zeros(shape, dtype, device)
+        self.keys = _zeros((*per_layer, page_size // BLOCK, depth, BLOCK) if transposed else shape, dtype, device)
         self.layers = dict(zip(attending, zip(self.keys.unbind(0), self.values.unbind(0), strict=True), strict=True))
 
     @property
@@ -70,3 +71,7 @@ class KvPages:
         """Copy a page in every layer: for a sequence that goes on from a page it shares."""
         self.keys[:, target] = self.keys[:, source]
         self.values[:, target] = self.values[:, source]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+    return zeros(shape, dtype) if torch.device(device).type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)

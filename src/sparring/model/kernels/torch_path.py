@@ -7,7 +7,7 @@ tile that its position says. Signatures and letters as in `compiled_path`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -54,16 +54,17 @@ class TorchPath:
 
     name = NAME
 
-    def pack(self, weight: torch.Tensor, storage: torch.Tensor | None) -> torch.Tensor:
-        """weight[M, K] -> its float32 transpose [K, ceil(M / 64) * 64], zeros in what it has more columns.
+    def pack(self, weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:
+        """weights[M_i, K], joined to [M, K], -> the float32 transpose [K, ceil(M / 64) * 64], zeros in what it has more columns.
 
         A product whose columns come out even gives the same bits on any number of threads; with others MKL computes, on some
         processors, the columns where one thread's part ends in another way.
         """
-        rows, depth = weight.shape
+        counts = [len(weight) for weight in weights]
         if storage is None:
-            storage = torch.zeros(depth, -(-rows // COLUMNS) * COLUMNS)
-        storage[:, :rows].copy_(weight.detach().t())
+            storage = torch.zeros(weights[0].shape[1], -(-sum(counts) // COLUMNS) * COLUMNS)
+        for weight, columns in zip(weights, storage[:, : sum(counts)].split(counts, 1), strict=True):
+            columns.copy_(weight.detach().t())
         return storage
 
     def linear(

@@ -81,7 +81,7 @@ def outcomes(path: CompiledPath) -> dict[str, list[float]]:
         form, sinks = ops.AttentionForm(0.2), torch.randn(4, generator=generator)
         bent = ops.AttentionForm(0.2, window=7, cap=1.5)
         found |= {
-            f"linear {dtype}": path.linear(x, path.pack(matrix, None), None, 100, dtype),
+            f"linear {dtype}": path.linear(x, path.pack([matrix], None), None, 100, dtype),
             f"rms_norm {dtype}": path.rms_norm(x, weight, 1e-6),
             f"silu_mul {dtype}": path.silu_mul(x, y),
             f"rope {dtype}": path.rope(q, k[:, 0].contiguous(), v[:, 0].contiguous(), False),

@@ -1,0 +1,22 @@
+"""Large pieces of this machine's memory."""
+
+from __future__ import annotations
+
+import math
+import mmap
+
+import torch
+
+LARGE = 4 << 20
+"""Bytes from which on the system's large pages, of 2 MiB, pay: a first write to one costs little more than to a small one."""
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros on the CPU, at the beginning of a cache line. What is large takes memory only where it is written."""
+    size = math.prod(shape) * dtype.itemsize
+    if size < LARGE:
+        return torch.zeros(shape, dtype=dtype)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
