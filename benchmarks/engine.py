@@ -32,7 +32,7 @@ A = {"hidden_size": 256, "num_layers": 6, "num_heads": 4, "num_kv_heads": 2, "he
 B = {"hidden_size": 1024, "num_layers": 28, "num_heads": 16, "num_kv_heads": 8, "head_dim": 128, "intermediate_size": 3072}
 MODELS = {
     "A": ({**A, "max_positions": 2048, "tie_embeddings": False}, {"vocabulary": 4096, "new": 256, "kv_bytes": 1 << 30}),
-    "B": ({**B, "max_positions": 2048}, {"vocabulary": 151936, "new": 64, "kv_bytes": 3 << 30}),
+    "B": ({**B, "max_positions": 2048}, {"vocabulary": 151936, "new": 64, "kv_bytes": 4 << 30}),
 }
 PROMPT, WARM_UP = 64, 2
 # of the native engine over each, by concurrency; 0 stands for all others

@@ -41,7 +41,7 @@ def native(spec: dict[str, Any], numerics: str = "exact") -> Generate:
 
     torch.set_num_threads(spec["threads"])
     model = load(spec["model"], dtype=spec["dtype"], numerics=numerics)
-    engine = NativeEngine(model, EngineConfig(), threads=spec["threads"])
+    engine = NativeEngine(model, EngineConfig(kv_bytes=spec["kv_bytes"]), threads=spec["threads"])
 
     async def everyone(rows: Prompts) -> int:
         requests = [
