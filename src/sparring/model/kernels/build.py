@@ -22,6 +22,10 @@ FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-pthread", 
 """-ffp-contract=off: what is fused is written as fma(), so no compiler's choice enters the bits."""
 
 
+SOFTWARE_TILES = (*FLAGS, "-DSPARRING_SOFTWARE_TILES")
+"""With AMX tiles that a processor with AVX512_BF16 computes in software."""
+
+
 def build(flags: tuple[str, ...] = FLAGS) -> Path | None:
     """Path of the compiled library, built now if no fitting one is cached. None when there is no g++.
 

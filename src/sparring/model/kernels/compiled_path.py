@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparring.model.kernels.build import build, load
+from sparring.errors import refusal
+from sparring.model.kernels.build import SOFTWARE_TILES, build, load
 from sparring.model.kernels.form import AttentionForm
 from sparring.model.kernels.kept import KeptRows
 from sparring.model.kernels.memory import zeros
@@ -434,16 +435,24 @@ class CompiledPath:
 def compiled_path(name: str | None = None) -> CompiledPath | None:
     """The best compiled path of this machine, unless `name` or the environment says otherwise.
 
-    SPARRING_KERNELS=portable is the one that every processor has, SPARRING_KERNELS=off none.
+    SPARRING_KERNELS=portable is the one that every processor has, SPARRING_KERNELS=tiles that of AMX tiles, in software where the
+    processor has none, SPARRING_KERNELS=off none.
 
     Returns:
         None where the environment forbids it, where there is no g++, or where `name` asks for what is not there.
+
+    Raises:
+        BadInput: tiles are wished for on a processor that cannot compute them in software either.
     """
     wish = os.environ.get("SPARRING_KERNELS")
     library = None if wish == "off" else build()
     if library is None:
         return None
     functions = Library(load(library))
+    if wish == "tiles" and not functions.functions["has_tiles"]():
+        functions = Library(load(build(SOFTWARE_TILES)))
+        if not functions.functions["has_tiles"]():
+            raise refusal("SPARRING_KERNELS=tiles", "a processor with AVX512_BF16", "one without", "take another, or unset it")
     has = {TILES_NAME: functions.functions["has_tiles"], PAIRS_NAME: functions.functions["has_pairs"]}
     there = [known for known in COMPILED if known == NAME or (wish != "portable" and has[known]())]
     chosen = there[0] if name is None else name

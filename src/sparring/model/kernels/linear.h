@@ -73,7 +73,8 @@ static void run_block(const X *x, int64_t stride, const P *b, float *total, int6
             };
             const P *next = b + depth * PANEL;
             if (far && tiles == 1) product.template operator()<LINES_OF<P>>(b + PREFETCH * PER_LINE<P> / LANES * PANEL);
-            else if (far && tiles < LINES_OF<P> && 2 * tile < LINES_OF<P>) product.template operator()<2>(next + 2 * tile * PER_LINE<P>);
+            else if (far && tiles < LINES_OF<P> && 2 * tile < LINES_OF<P>)
+                product.template operator()<2>(next + 2 * tile * PER_LINE<P>);
             else if (far && tile < LINES_OF<P>) product.template operator()<1>(next + tile * PER_LINE<P>);
             else product.template operator()<0>(b);
         });

@@ -99,7 +99,7 @@ def path_names() -> tuple[str, ...]:
 
 def use(name: str) -> None:
     """Choose the CPU's path for this process, before anything is packed. SPARRING_KERNELS in the environment does the same,
-    as "off" (exact-torch) and "portable" (exact-kernels).
+    as "off" (exact-torch), "portable" (exact-kernels) and "tiles" (exact-tiles).
 
     Raises:
         BadInput: the name is unknown, or the kernels were asked for and cannot be built here.

@@ -12,7 +12,10 @@
 #include "memory.h"
 #include "tile.h"
 
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#if defined(SPARRING_SOFTWARE_TILES) && defined(__AVX512BF16__)
+#include "tiles_software.h"
+#define SPARRING_AMX 1
+#elif defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #define SPARRING_AMX 1
@@ -47,10 +50,14 @@ static inline int64_t place_in_panel(int64_t column, int64_t planes) {
 #ifdef SPARRING_AMX
 constexpr int ASK_PERMISSION = 0x1023, TILE_DATA = 18;  // arch_prctl: ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
 
+#ifdef SPARRING_SOFTWARE_TILES
+static inline bool permitted() { return true; }
+#else
 static inline bool permitted() {
     static const bool yes = syscall(SYS_arch_prctl, ASK_PERMISSION, TILE_DATA) == 0;
     return yes;
 }
+#endif
 
 // GCC does not know that the instructions which load tiles read memory: what is written before this is there for them.
 static inline void settle_memory() { asm volatile("" ::: "memory"); }

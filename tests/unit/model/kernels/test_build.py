@@ -12,7 +12,7 @@ import torch
 
 from sparring.errors import BadInput
 from sparring.model.kernels import ops
-from sparring.model.kernels.build import FLAGS, build, load
+from sparring.model.kernels.build import FLAGS, SOFTWARE_TILES, build, load
 from sparring.model.kernels.compiled_path import CompiledPath, Library
 
 
@@ -67,7 +67,7 @@ def test_avx2_gives_the_bits_of_the_native_build() -> None:
 
 
 def outcomes(path: CompiledPath) -> dict[str, list[float]]:
-    """Every forward kernel on fixed random input, without AMX tiles: those have an order of their own."""
+    """Every forward kernel on fixed random input."""
     generator = torch.Generator().manual_seed(0)
     found = {}
     for dtype in (torch.float32, torch.bfloat16):
@@ -96,10 +96,42 @@ def outcomes(path: CompiledPath) -> dict[str, list[float]]:
 
 def test_the_environment_turns_the_kernels_or_their_tiles_off() -> None:
     program = "from sparring.model.kernels import ops; print(ops.path_name())"
-    for word, name in (("off", "exact-torch"), ("portable", "exact-kernels")):
+    names = {"off": "exact-torch", "portable": "exact-kernels", "tiles": "exact-tiles"}
+    if "exact-pairs" not in ops.path_names():
+        del names["tiles"]
+    for word, name in names.items():
         environment = {**os.environ, "SPARRING_KERNELS": word}
         done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
         assert done.stdout.strip() == name
+
+
+def test_tiles_in_software_add_as_the_manual_says() -> None:
+    """In each block of 32 inputs a chain of the even products and one of the odd, added to each other and then to the sum."""
+    library = Library(load(build(SOFTWARE_TILES)))
+    if not library.functions["has_tiles"]():  # nor the instructions to compute them with
+        assert "exact-pairs" not in ops.path_names()
+        return
+    path = CompiledPath(library, "exact-tiles")
+    generator = torch.Generator().manual_seed(0)
+    for rows, inputs, outputs in ((1, 37, 70), (33, 331, 130), (70, 64, 1)):
+        x, weight = (torch.randn(count, inputs, generator=generator).bfloat16() for count in (rows, outputs))
+        expected = torch.zeros(rows, outputs)
+        for begin in range(0, inputs, 32):
+            chains = [torch.zeros(rows, outputs), torch.zeros(rows, outputs)]
+            for k in range(begin, min(begin + 32, inputs)):
+                chains[k % 2] = chains[k % 2] + x[:, k : k + 1].float() * weight[:, k].float()
+            expected = expected + (chains[0] + chains[1])
+        found = path.linear(x, path.pack([weight], None), None, outputs, torch.float32)
+        assert torch.equal(found, expected)
+        wide = path.linear(x.float(), path.pack([weight.float()], None), None, outputs, torch.float32)
+        assert torch.allclose(wide.double(), x.double() @ weight.double().t(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_tiles_in_software_have_the_bits_of_the_hardware() -> None:
+    hardware, software = (CompiledPath(Library(load(build(flags))), "exact-tiles") for flags in (FLAGS, SOFTWARE_TILES))
+    if "exact-tiles" in ops.path_names():
+        assert outcomes(hardware) == outcomes(software)
 
 
 def test_an_unknown_path_is_refused() -> None:
