@@ -5,7 +5,6 @@
 // then the bias. Rows and panels are cut into tiles for cache and threads; no cut goes through a chain.
 // Where the processor multiplies pairs of bfloat16, all of that may count pairs: panels [ceil(M / 64)][ceil(K / 2)][64][2].
 #include "linear.h"
-#include "pack.h"
 
 namespace sparring {
 
@@ -54,7 +53,7 @@ int64_t sparring_has_pairs() { return 1; }
 // y is float32 when `wide`, else bfloat16.
 void sparring_linear_pairs(const bf16 *x, const bf16 *panels, const float *bias, void *y, int wide, int64_t N, int64_t M,
                            int64_t K, int threads) {
-    const pair *in = pairs_of(x, N, K), *weight = (const pair *)panels;
+    const pair *in = (const pair *)even_rows(x, N, K), *weight = (const pair *)panels;
     if (wide) linear(in, weight, bias, (float *)y, N, M, blocks_of(K, 2), threads);
     else linear(in, weight, bias, (bf16 *)y, N, M, blocks_of(K, 2), threads);
 }

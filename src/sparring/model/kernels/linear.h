@@ -1,7 +1,7 @@
 // y = x W^T + bias for a few rows on the calling thread: what the products over many rows and the decoder's step share.
 #pragma once
 
-#include "tiles.h"
+#include "pack.h"
 
 namespace sparring {
 
@@ -147,27 +147,13 @@ template <class X> static const float *floats_of(const X *x, int64_t rows, int64
     }
 }
 
-#ifdef SPARRING_PAIRS
-// Rows of x [rows][K] as pairs; where K is odd, the last one's other half is zero.
-static const pair *pairs_of(const bf16 *x, int64_t rows, int64_t K) {
-    static thread_local Buffer<pair> even;
-    if (K % 2 == 0) return (const pair *)x;
-    pair *out = even.room(rows * blocks_of(K, 2));
-    for (int64_t row = 0; row < rows; row++, x += K, out += blocks_of(K, 2)) {
-        memcpy(out, x, K * sizeof(bf16));
-        out[K / 2].odd = {};
-    }
-    return out - rows * blocks_of(K, 2);
-}
-#endif
-
 // y [rows][M], rows y_stride apart <- x [rows][K] W^T + bias. The same bits as the functions over many rows.
 template <class X, class Y> static void linear_rows(const Weight &w, const X *x, Y *y, int64_t y_stride, int64_t rows) {
     if (w.layout == TILES_BF16 || w.layout == TILES_F32)
         return tile_rows(TileWeight{(const bf16 *)w.panels, w.bias, w.M, blocks_of(w.K, DEPTH)}, x, y, w.K, y_stride, rows);
 #ifdef SPARRING_PAIRS
     if constexpr (sizeof(X) == sizeof(bf16))
-        if (w.layout == PAIRS_BF16) return panel_rows<pair>(w, pairs_of(x, rows, w.K), blocks_of(w.K, 2), y, y_stride, rows);
+        if (w.layout == PAIRS_BF16) return panel_rows<pair>(w, (const pair *)even_rows(x, rows, w.K), blocks_of(w.K, 2), y, y_stride, rows);
 #endif
     const float *in = floats_of(x, rows, w.K);
     if (w.layout == PANELS_F32) panel_rows<float>(w, in, w.K, y, y_stride, rows);

@@ -1,6 +1,5 @@
 // Products of many rows on AMX tiles, their gradients, and the packing of weights for them. See tiles.h for the arithmetic.
 #include "linear.h"
-#include "pack.h"
 
 namespace sparring {
 namespace {

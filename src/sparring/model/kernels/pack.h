@@ -23,19 +23,22 @@ static void pack_columns(const P *rows, P *out, int64_t M, int64_t K, int64_t pa
     });
 }
 
+// Rows [M][K] of an even length: where K is odd, a copy in this thread's scratch with a zero behind each.
+static inline const bf16 *even_rows(const bf16 *rows, int64_t M, int64_t K) {
+    static thread_local Buffer<bf16> even;
+    if (K % 2 == 0) return rows;
+    bf16 *copy = even.room(M * (K + 1));
+    for (int64_t m = 0; m < M; m++) {
+        memcpy(copy + m * (K + 1), rows + m * K, K * sizeof(bf16));
+        copy[m * (K + 1) + K] = {};
+    }
+    return copy;
+}
+
 // The same of pairs of neighbours in k, which stay together: [ceil(M / 64)][64 / width][padded pairs][width][2].
 static inline void pack_pairs(const bf16 *rows, bf16 *out, int64_t M, int64_t K, int64_t padded, int64_t width, int threads) {
-    static thread_local Buffer<bf16> even;
-    if (K % 2) {
-        bf16 *copy = even.room(M * (K + 1));
-        for (int64_t m = 0; m < M; m++) {
-            memcpy(copy + m * (K + 1), rows + m * K, K * sizeof(bf16));
-            copy[m * (K + 1) + K] = {};
-        }
-        rows = copy;
-    }
     // vectors of floats that are moved and nothing else
-    pack_columns((const float *)rows, (float *)out, M, blocks_of(K, 2), padded, width, threads);
+    pack_columns((const float *)even_rows(rows, M, K), (float *)out, M, blocks_of(K, 2), padded, width, threads);
 }
 
 }  // namespace sparring

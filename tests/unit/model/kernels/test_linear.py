@@ -66,6 +66,13 @@ def test_sums_of_bfloat16_are_added_in_the_order_that_is_told(inputs: int, outpu
     assert same(found, expected + bias)
 
 
+def test_numbers_too_small_for_their_exponent_are_zero_to_pairs_alone(path: str) -> None:
+    """A bfloat16 below 2^-126, times one."""
+    x, weight = torch.full((1, 2), 2.0**-130, dtype=torch.bfloat16), torch.ones(1, 2, dtype=torch.bfloat16)
+    (found,) = ops.linear(x, ops.pack(weight), None, torch.float32).flatten().tolist()
+    assert found == (0.0 if path in ("exact-pairs", "exact-tiles") else 2.0**-129) or path == "exact-torch"
+
+
 def test_float32_on_pairs_has_the_bits_of_every_processor(path: str) -> None:
     x, weight = random(40, 901), random(130, 901, seed=1)
     found = ops.linear(x, ops.pack(weight))
@@ -74,11 +81,14 @@ def test_float32_on_pairs_has_the_bits_of_every_processor(path: str) -> None:
     assert same(found, ops.linear(x, ops.pack(weight)))
 
 
+@pytest.mark.parametrize("counts", [(70, 1, 33), (64, 128, 33)], ids=["odd", "whole panels"])
 @pytest.mark.parametrize("rows", [3, 40, 700])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_weights_joined_in_one_product_keep_the_bits_of_their_own(rows: int, dtype: torch.dtype, path: str) -> None:
+def test_weights_joined_in_one_product_keep_the_bits_of_their_own(
+    rows: int, dtype: torch.dtype, counts: tuple[int, ...], path: str
+) -> None:
     """On the compiled paths; plain torch picks its product by the number of outputs, and only the values agree."""
-    weights = [random(outputs, 95, dtype=dtype, seed=outputs) for outputs in (70, 1, 33)]
+    weights = [random(outputs, 95, dtype=dtype, seed=outputs) for outputs in counts]
     x = random(rows, 95, dtype=dtype, seed=1)
     apart = torch.cat([ops.linear(x, ops.pack(weight)) for weight in weights], 1)
     joined = ops.linear(x, ops.pack(*weights))
