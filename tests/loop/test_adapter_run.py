@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from sparring.cli.main import main
 from sparring.model.load import load
 from sparring.model.peft import base_of, read_config
+from sparring.testing.tiny_models import tiny_model
 
 TINY = Path(__file__).parent / "tiny.toml"
 WORLD = Path(__file__).parent / "tiny_world.py:Sums"
@@ -99,6 +100,29 @@ def test_a_run_goes_on_with_a_given_adapter(whole, tmp_path):
     assert main(arguments(tmp_path, 'run.stages=["rl"]', recipe=recipe)) == 0
     assert adapter(tmp_path, "rl/model") == adapter(whole, "rl/model")
     assert base_of(tmp_path / "tiny/rl/model") == str(whole / "tiny/init/model")
+
+
+def test_experts_learn_in_a_run(whole, tmp_path, capsys):
+    """A mixture of experts with factors for its experts and its queries: exact in every step, merged at the end."""
+    source, stacks = whole / "tiny/init/model", '["experts.gate_up_proj", "experts.down_proj"]'
+    size = json.loads((source / "config.json").read_text())["vocab_size"]
+    base = tiny_model("qwen3_moe", tmp_path / "base", seed=1, vocab_size=size)
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(source / file, base)
+    head, rest = TINY.read_text().split("[models.policy.init]")
+    recipe = tmp_path / "experts.toml"
+    recipe.write_text(f'{head}[models.policy]\npath = "{base}"\n\n[env]{rest.partition("[env]")[2]}')
+    targets = ('models.policy.lora.target_modules=["q_proj"]', f"models.policy.lora.target_parameters={stacks}")
+    assert main(arguments(tmp_path, 'run.stages=["rl", "export"]', *targets, recipe=recipe)) == 0
+    assert "target_parameters ('experts.gate_up_proj', 'experts.down_proj')" in "".join(capsys.readouterr())
+    lines = [json.loads(line) for line in (tmp_path / "tiny/metrics.jsonl").read_text().splitlines()]
+    assert {line["values"]["logprob_max_abs_diff"] for line in lines if line["stage"] == "rl" and "step" in line} == {0.0}
+    untrained, trained = adapter(tmp_path, "lora"), adapter(tmp_path, "rl/model")
+    assert untrained.keys() == trained.keys() and len(trained) == 12
+    assert all(untrained[name] != trained[name] for name in trained)
+    merged, adapted = load(tmp_path / "tiny/export"), load(tmp_path / "tiny/rl/model")
+    assert (own_logits(merged) - own_logits(adapted)).abs().max() <= 2e-5 < (own_logits(load(base)) - own_logits(adapted)).abs().max()
+    assert main(["replay", str(tmp_path / "tiny"), "rl/0/0"]) == 0
 
 
 def own_logits(model):

@@ -19,20 +19,25 @@ from sparring.testing.tiny_models import VOCABULARY, tiny_model
 from sparring.weights.inline import publish
 
 NAMES = ("a", "b", "c", "d")
-TARGETS = {"a": "all-linear", "b": ("q_proj", "v_proj"), "c": ("down_proj", "o_proj", "k_proj"), "d": ("gate_proj",)}
+ATTENTION, EXPERTS = ("q_proj", "v_proj"), ("experts.gate_up_proj", "experts.down_proj")
+TARGETS = {
+    "qwen3": {"a": ("all-linear", ()), "b": (ATTENTION, ()), "c": (("down_proj", "o_proj", "k_proj"), ()), "d": (("gate_proj",), ())},
+    "qwen3_moe": {"a": ("all-linear", EXPERTS), "b": (ATTENTION, ()), "c": ((), EXPERTS[1:]), "d": (("k_proj",), EXPERTS[:1])},
+}
+"""Of each model, what linear layers and what experts an adapter has factors for."""
 EVERYONE = (*NAMES, None)
 PROMPTS = 128
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
+@pytest.fixture(scope="module", params=TARGETS)
+def folders(request, tmp_path_factory):
     """A base and four adapters of other ranks and for other layers."""
     folder = tmp_path_factory.mktemp("adapters")
-    base = tiny_model("qwen3", folder / "base", tied=True, seed=3)
-    made = {
-        name: tiny_adapter(base, folder / name, seed=seed, rank=seed + 3, target_modules=TARGETS[name])
-        for seed, name in enumerate(NAMES)
-    }
+    base = tiny_model(request.param, folder / "base", tied=True, seed=3)
+    made = {}
+    for seed, (name, (modules, stacks)) in enumerate(TARGETS[request.param].items()):
+        settings = {"seed": seed, "rank": seed + 3, "target_modules": modules, "target_parameters": stacks}
+        made[name] = tiny_adapter(base, folder / name, **settings)
     return {None: base, **made}
 
 

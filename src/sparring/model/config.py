@@ -59,6 +59,10 @@ class InitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             )
 
 
+STACKED = ("gate_up_proj", "down_proj")
+"""The parameters that hold the matrices of all experts of a layer, in the order in which they are applied."""
+
+
 class LoraConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Low-rank adaptation (Hu et al., arXiv 2106.09685): a linear layer W x becomes W x + scale * B (A x), and only A and B are
     trained. No dropout: what is trained is what sampled."""
@@ -70,6 +74,9 @@ class LoraConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     target_modules: str | tuple[str, ...] = "all-linear"
     """Linear layers by the end of their name, such as ["q_proj", "v_proj"]; "all-linear": all but the head; "default": those that
     the PEFT library takes where it is told none, the query and value projections."""
+    target_parameters: tuple[str, ...] = ()
+    """Stacked matrices of experts by the end of their name: ["experts.gate_up_proj", "experts.down_proj"] for all. Every expert
+    has factors of its own."""
     rslora: bool = False
     """scale = alpha / sqrt(rank) (rank stabilisation, arXiv 2312.03732)."""
 
@@ -86,8 +93,8 @@ class LoraConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         named = isinstance(self.target_modules, str)
         if named and self.target_modules not in ("all-linear", "default"):
             raise ValueError(f"target_modules must be a list of names, all-linear or default, got {self.target_modules!r}")
-        if not self.target_modules:
-            raise ValueError("target_modules must name at least one linear layer, got none")
+        if not self.target_modules and not self.target_parameters:
+            raise ValueError("target_modules must name at least one linear layer, or target_parameters experts, got none")
 
 
 class ServedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,7 +5,7 @@ N rows, D width, E experts, k experts of one row, I width of an expert.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -15,6 +15,9 @@ from sparring.model.layers import Changes, RowLinear, Values
 
 Gate = Callable[[torch.Tensor], torch.Tensor]
 """gate_up[N, 2 I] -> [N, I]."""
+
+AdaptedExpert = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Of which of the two products, its x[n, K] and y[n, M] -> [n, M]."""
 
 
 class RowRouter(RowLinear):
@@ -43,7 +46,8 @@ class RowExperts(nn.Module):
     """Gated MLPs of which every row has its own few: each expert's rows through one row-invariant product.
 
     A row's outputs are weighed and added in float32 in the order of its choice, so neither the load of an expert nor what
-    other rows chose enters. `refresh()` after every change of the weights.
+    other rows chose enters. `refresh()` after every change of the weights. `adapted` is what adapters make of the products of
+    each expert, whose rows [n] it is told; None where the model has none.
     """
 
     def __init__(self, experts: nn.Module, gate: Gate) -> None:
@@ -51,9 +55,10 @@ class RowExperts(nn.Module):
         self.gate_up_proj, self.down_proj = experts.gate_up_proj, experts.down_proj
         self.gate_up_proj_bias = getattr(experts, "gate_up_proj_bias", None)
         self.down_proj_bias = getattr(experts, "down_proj_bias", None)
-        self.transposed = bool(experts.is_transposed)
+        self.is_transposed = bool(experts.is_transposed)
         self._gate = gate
         self._packed: list[tuple[ops.PackedWeight, ...]] = []
+        self.adapted: Callable[[Sequence[torch.Tensor]], list[AdaptedExpert] | None] | None = None
 
     def forward(self, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
         """x[N, D], chosen[N, k] experts, their shares[N, k] -> [N, D]."""
@@ -62,11 +67,13 @@ class RowExperts(nn.Module):
         count, per_row = chosen.shape
         of_pair, order = chosen.flatten().sort(stable=True)
         loads = torch.bincount(of_pair, minlength=len(self._packed)).tolist()
-        rows = x.index_select(0, order // per_row).split(loads)
+        numbers = order // per_row
+        rows = x.index_select(0, numbers).split(loads)
+        adapted = None if self.adapted is None else self.adapted(numbers.split(loads))
         # one node of the graph for each stacked parameter: a slice for each expert would have a whole gradient of its own
         weights, biases = list(zip(*self._weights(), strict=True)), list(zip(*self._biases(), strict=True))
         found = [
-            self._expert(part, *(p.of(w) for p, w in zip(packed, weights[e], strict=True)), *biases[e])
+            self._expert(part, [p.of(w) for p, w in zip(packed, weights[e], strict=True)], biases[e], adapted and adapted[e])
             for e, (part, packed) in enumerate(zip(rows, self._packed, strict=True))
             if len(part)
         ]
@@ -80,17 +87,20 @@ class RowExperts(nn.Module):
     def _expert(
         self,
         x: torch.Tensor,
-        gate_up: ops.PackedWeight,
-        down: ops.PackedWeight,
-        gate_up_bias: torch.Tensor | None,
-        down_bias: torch.Tensor | None,
+        packed: Sequence[ops.PackedWeight],
+        biases: Sequence[torch.Tensor | None],
+        adapted: AdaptedExpert | None,
     ) -> torch.Tensor:
-        return ops.linear(self._gate(ops.linear(x, gate_up, gate_up_bias)), down, down_bias)
+        for place, (weight, bias) in enumerate(zip(packed, biases, strict=True)):
+            y = ops.linear(x, weight, bias)
+            y = y if adapted is None else adapted(place, x, y)
+            x = y if place else self._gate(y)
+        return x
 
     def _weights(self, values: Values = lambda parameter: parameter) -> list[list[torch.Tensor]]:
         """Of both stacked parameters, or other values of them, the experts' matrices [outputs, inputs]."""
         parts = [values(parameter).unbind(0) for parameter in (self.gate_up_proj, self.down_proj)]
-        return [[w.t() if self.transposed else w for w in part] for part in parts]
+        return [[w.t() if self.is_transposed else w for w in part] for part in parts]
 
     def _biases(self) -> list[list[torch.Tensor | None]]:
         stacked = (self.gate_up_proj_bias, self.down_proj_bias)

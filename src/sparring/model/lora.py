@@ -2,13 +2,15 @@
 
 Rows of one call may have different adapters, or none. Exact numerics compute A x and B (A x) with the row-invariant product and
 add elementwise, so that a row's bits hang on that row and its adapter alone, not on its neighbours or theirs.
-N rows, K inputs, M outputs, R rank (times the layers that one product joins).
+N rows, K inputs, M outputs, R rank (times the layers that one product joins), E experts, whose matrices a parameter stacks: their
+factors are stacked too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from threading import Lock
 from typing import NamedTuple
 
@@ -17,7 +19,9 @@ import torch
 from torch import nn
 
 from sparring.errors import refusal
+from sparring.model.config import STACKED
 from sparring.model.decoder import Decoder
+from sparring.model.experts import AdaptedExpert, RowExperts
 from sparring.model.kernels import ops
 from sparring.model.layers import RowLinear
 
@@ -26,6 +30,19 @@ A, B, SCALE = "lora_A.weight", "lora_B.weight", "lora_scale"
 
 Group = tuple["Adapter", torch.Tensor | None]
 """An adapter and the rows [n] int64 that have it; None for all."""
+
+
+Packed = tuple[ops.PackedWeight, ops.PackedWeight]
+"""Both factors of one matrix."""
+
+
+class Target(NamedTuple):
+    """A weight that an adapter may add to: the name of its parameter, its shape (M, K) or (E, M, K), and whether the parameter
+    has the last two the other way round."""
+
+    weight: str
+    shape: tuple[int, ...]
+    transposed: bool = False
 
 
 class Apart(NamedTuple):
@@ -39,7 +56,8 @@ class Adapter:
     """The factors of one adapter by linear layer, as parameters; `place` them in a model before use.
 
     Args:
-        state: `<layer>.lora_A.weight` [R, K], `<layer>.lora_B.weight` [M, R] and `lora_scale`, a float64 number. Copied.
+        state: `<layer>.lora_A.weight` [R, K], `<layer>.lora_B.weight` [M, R] and `lora_scale`, a float64 number. Of stacked
+            experts [E, R, K] and [E, M, R]. Copied.
         dtype: of the model.
         device: of the model.
 
@@ -60,10 +78,11 @@ class Adapter:
         }
         self.factors = {name: (self._parameters[f"{name}.{A}"], self._parameters[f"{name}.{B}"]) for name in names}
         for name, (a, b) in self.factors.items():
-            if a.dim() != 2 or b.dim() != 2 or a.shape[0] != b.shape[1]:
+            if a.dim() not in (2, 3) or a.dim() != b.dim() or (*a.shape[:-2], a.shape[-2]) != (*b.shape[:-2], b.shape[-1]):
                 got = f"{tuple(a.shape)} and {tuple(b.shape)}"
-                raise refusal(f"adapter {name}", "A [rank, inputs] and B [outputs, rank]", got, "repair it")
-        self.deltas: dict[Site, Delta] = {}
+                expected = "A [rank, inputs] and B [outputs, rank], of experts stacked"
+                raise refusal(f"adapter {name}", expected, got, "repair it")
+        self.deltas: dict[Site | ExpertSite, Delta | ExpertDelta] = {}
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """What is trained, by name."""
@@ -95,14 +114,30 @@ class Adapter:
         for delta in self.deltas.values():
             delta.refresh()
 
-    def merged(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """A model's state with W + scale * B A in the place of W, computed in float64 and rounded once."""
+    def merged(self, state: Mapping[str, torch.Tensor], targets: Mapping[str, Target]) -> dict[str, torch.Tensor]:
+        """A model's state with W + scale * B A in the place of W, computed in float64 and rounded once.
+
+        Raises:
+            BadInput: it is another model's adapter.
+        """
+        self.check(targets)
         merged = dict(state)
         for name, (a, b) in self.factors.items():
-            weight = state[f"{name}.weight"]
+            key, _, transposed = targets[name]
             product = b.detach().double() @ a.detach().double()
-            merged[f"{name}.weight"] = (weight.double() + self.scale * product).to(weight.dtype)
+            weight = state[key]
+            merged[key] = (weight.double() + self.scale * (product.mT if transposed else product)).to(weight.dtype)
         return merged
+
+    def check(self, targets: Mapping[str, Target]) -> None:
+        """Raises BadInput where it has factors for a weight that a model with these does not have, or of other shapes."""
+        for name, (a, b) in self.factors.items():
+            if name not in targets:
+                raise unknown(name, targets)
+            expected = targets[name].shape
+            if (*b.shape[:-1], a.shape[-1]) != expected:
+                got = f"{tuple(b.shape)} and {tuple(a.shape)}"
+                raise refusal(f"adapter {name}", f"factors of a layer {list(expected)}", got, "load one of this model")
 
 
 class Delta:
@@ -119,9 +154,7 @@ class Delta:
         """x[N, K] -> scale * B (A x) [N, M]."""
         if self.a is None or self.b is None:
             return nn.functional.linear(nn.functional.linear(x, torch.cat(self._inner)) * self.scale, self._blocks())
-        inner = (ops.linear(x, self.a, None, torch.float32) * self.scale).to(x.dtype)
-        b = self.b.of(self._blocks()) if torch.is_grad_enabled() else self.b
-        return ops.linear(inner, b)
+        return _low_rank(x, self.a, self.b.of(self._blocks()) if torch.is_grad_enabled() else self.b, self.scale)
 
     def refresh(self) -> None:
         """Pack changed factors anew."""
@@ -141,6 +174,36 @@ class Delta:
         return torch.block_diag(*blocks)
 
 
+def _low_rank(x: torch.Tensor, a: ops.PackedWeight, b: ops.PackedWeight, scale: float) -> torch.Tensor:
+    """x[N, K] -> scale * B (A x) [N, M]."""
+    return ops.linear((ops.linear(x, a, None, torch.float32) * scale).to(x.dtype), b)
+
+
+class ExpertDelta:
+    """What one adapter adds to the products of each expert with one stacked parameter."""
+
+    def __init__(self, adapter: Adapter, site: ExpertSite) -> None:
+        self._factors, self.scale = adapter.factors[site.name], adapter.scale
+        self._packed: list[Packed] = [(ops.pack(a), ops.pack(b)) for a, b in self._detached()]
+
+    def pairs(self) -> list[Packed]:
+        """Both factors of each expert; with gradients on, one node of the graph for each stacked parameter."""
+        if not torch.is_grad_enabled():
+            return self._packed
+        views = zip(*(factor.unbind(0) for factor in self._factors), strict=True)
+        return [(a.of(of_a), b.of(of_b)) for (a, b), (of_a, of_b) in zip(self._packed, views, strict=True)]
+
+    def refresh(self) -> None:
+        """Pack changed factors anew."""
+        for (a, b), (of_a, of_b) in zip(self._packed, self._detached(), strict=True):
+            a.update(of_a)
+            b.update(of_b)
+
+    def _detached(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        a, b = self._factors
+        return zip(a.detach().unbind(0), b.detach().unbind(0), strict=True)
+
+
 class Site:
     """One product of a model, where adapters add to the linear layers `names` of sizes M that it joins. `packed`: it is our own,
     and so are theirs."""
@@ -148,18 +211,17 @@ class Site:
     def __init__(self, adapters: Adapters, names: Sequence[str], layers: Sequence[nn.Module], *, packed: bool) -> None:
         self._adapters, self.names, self.packed = adapters, names, packed
         self.sizes = [layer.weight.shape[0] for layer in layers]
-        self.num_inputs: int = layers[0].weight.shape[1]
+
+    def delta(self, adapter: Adapter) -> Delta:
+        """What an adapter adds here."""
+        return Delta(adapter, self)
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """x[N, K] and the product y[N, M] -> y and what the adapters of the rows add."""
         for adapter, rows in self._adapters.groups(len(x)):
             delta = adapter.deltas.get(self)
-            if delta is None:
-                continue
-            if rows is None:
-                y = y + delta(x)
-            else:
-                y.index_copy_(0, rows, y.index_select(0, rows) + delta(x.index_select(0, rows)))
+            if isinstance(delta, Delta):
+                y = _add(delta, rows, x, y)
         return y
 
     def hook(self, module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
@@ -168,6 +230,61 @@ class Site:
             return output
         x = inputs[0]
         return self(x.reshape(-1, x.shape[-1]), output.reshape(-1, output.shape[-1])).view(output.shape)
+
+
+class ExpertSite(NamedTuple):
+    """The products of all experts of a layer with one stacked parameter."""
+
+    name: str
+
+    def delta(self, adapter: Adapter) -> ExpertDelta:
+        """What an adapter adds here."""
+        return ExpertDelta(adapter, self)
+
+
+class Mixture:
+    """The experts of one layer, of which every row has its own few: what adapters add to their products."""
+
+    def __init__(self, adapters: Adapters, sites: Sequence[ExpertSite]) -> None:
+        self._adapters, self._sites = adapters, sites
+
+    def __call__(self, rows: Sequence[torch.Tensor]) -> list[AdaptedExpert] | None:
+        """rows: of the call under way, those [n] of each expert -> what adapters make of its products; None where they add
+        nothing."""
+        if not self._adapters.used:
+            return None
+        groups = [self._adapters.groups_among(of_expert) for of_expert in rows]
+        adapters = {adapter for one in groups for adapter, _ in one}
+        pairs: dict[tuple[Adapter, int], list[Packed]] = {}
+        for adapter in adapters:
+            for place, site in enumerate(self._sites):
+                if isinstance(delta := adapter.deltas.get(site), ExpertDelta):
+                    pairs[adapter, place] = delta.pairs()
+        return [partial(self._adapted, one, pairs, expert) for expert, one in enumerate(groups)] if pairs else None
+
+    @staticmethod
+    def _adapted(
+        groups: Sequence[Group],
+        pairs: Mapping[tuple[Adapter, int], list[Packed]],
+        expert: int,
+        place: int,
+        x: torch.Tensor,
+        y: torch.Tensor,
+    ) -> torch.Tensor:
+        for adapter, rows in groups:
+            if (adapter, place) in pairs:
+                a, b = pairs[adapter, place][expert]
+                y = _add(partial(_low_rank, a=a, b=b, scale=adapter.scale), rows, x, y)
+        return y
+
+
+def _add(
+    delta: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor | None, x: torch.Tensor, y: torch.Tensor
+) -> torch.Tensor:
+    """y[N, M] and, in these rows, delta(x[N, K])."""
+    if rows is None:
+        return y + delta(x)
+    return y.index_copy_(0, rows, y.index_select(0, rows) + delta(x.index_select(0, rows)))
 
 
 class Adapters:
@@ -179,7 +296,7 @@ class Adapters:
 
     def __init__(self, module: nn.Module, decoder: Decoder | None) -> None:
         self._module, self._decoder = module, decoder
-        self._sites: dict[str, Site] = {}
+        self._sites: dict[str, Site | ExpertSite] = {}
         self._once = Lock()
         self._placed: dict[int, Adapter] = {}
         self._device = module.get_input_embeddings().weight.device
@@ -211,13 +328,18 @@ class Adapters:
             raise refusal("adapters", expected, f"one over {num_rows}", "serve one adapter alone, merged into the weights")
         return groups
 
+    def groups_among(self, rows: torch.Tensor) -> Sequence[Group]:
+        """The same for a product over rows[n] of those of the call under way."""
+        apart = self.among(rows)
+        return self.groups(len(rows)) if apart is None else apart.groups
+
     def of_rows(self, numbers: np.ndarray) -> AbstractContextManager[None]:
         """For the calls within, without gradients: row n has the adapter numbers[n], -1 for none."""
         return self.told(self._tell(numbers))
 
     def among(self, rows: torch.Tensor) -> Apart | None:
         """How a product over rows[n] of those of the call under way tells them apart, for `told`; None where that does not."""
-        return None if self._apart is None else self._tell(self._apart.numbers[rows.numpy()])
+        return None if self._apart is None else self._tell(self._apart.numbers[rows.cpu().numpy()])
 
     @contextmanager
     def told(self, apart: Apart | None) -> Iterator[None]:
@@ -240,18 +362,14 @@ class Adapters:
         """Get an adapter ready for this model's products.
 
         Raises:
-            BadInput: it has factors for a layer that this model does not have, or of other shapes.
+            BadInput: it is another model's, or for experts that the library computes.
         """
         sites = self._found()
-        for name, (a, b) in adapter.factors.items():
-            if name not in sites:
-                raise unknown(name, sites)
-            site = sites[name]
-            expected = (site.sizes[site.names.index(name)], site.num_inputs)
-            if (b.shape[0], a.shape[1]) != expected:
-                got = f"{tuple(b.shape)} and {tuple(a.shape)}"
-                raise refusal(f"adapter {name}", f"factors of a layer {list(expected)}", got, "load one of this model")
-        adapter.deltas = {site: Delta(adapter, site) for site in {sites[name]: None for name in adapter.factors}}
+        adapter.check(targets_of(self._module))
+        if alien := [name for name in adapter.factors if name not in sites]:
+            expected, do = "experts that our own layers compute", 'set numerics = "exact", or merge it into its base'
+            raise refusal(f"adapter {alien[0]}", expected, "the library's layers", do)
+        adapter.deltas = {site: site.delta(adapter) for site in {sites[name]: None for name in adapter.factors}}
         return adapter
 
     def put(self, number: int, adapter: Adapter) -> None:
@@ -264,7 +382,7 @@ class Adapters:
         self.num_changes += 1
         return self._placed.pop(number, None)
 
-    def _found(self) -> Mapping[str, Site]:
+    def _found(self) -> Mapping[str, Site | ExpertSite]:
         """The product of each linear layer; made when the first adapter comes, on whatever thread stages it."""
         with self._once:
             if not self._sites:
@@ -282,6 +400,11 @@ class Adapters:
         for layer, name in names.items():
             if not isinstance(layer, RowLinear):
                 layer.register_forward_hook(self._site([name], [layer], packed=False).hook)
+        for path, experts in self._module.named_modules():
+            if isinstance(experts, RowExperts):
+                sites = [ExpertSite(f"{path}.{name}") for name in STACKED]
+                experts.adapted = Mixture(self, sites)
+                self._sites |= {site.name: site for site in sites}
 
     def _site(self, names: Sequence[str], layers: Sequence[nn.Module], *, packed: bool) -> Site:
         site = Site(self, names, layers, packed=packed)
@@ -299,31 +422,45 @@ def linears_of(module: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def targeted(module: nn.Module, target_modules: str | Sequence[str]) -> list[str]:
-    """Names of the linear layers that a `LoraConfig` means, as the PEFT library understands it.
+def targets_of(module: nn.Module) -> dict[str, Target]:
+    """What adapters may add to: linear layers by name, and stacked matrices of experts by the name of their parameter."""
+    targets = {name: Target(f"{name}.weight", tuple(layer.weight.shape)) for name, layer in linears_of(module).items()}
+    for path, part in module.named_modules():
+        for name in STACKED if type(part).__name__.endswith("Experts") else ():
+            weight, transposed = getattr(part, name, None), bool(getattr(part, "is_transposed", False))
+            if isinstance(weight, nn.Parameter) and weight.dim() == 3:
+                experts, outputs, inputs = weight.mT.shape if transposed else weight.shape
+                targets[f"{path}.{name}"] = Target(f"{path}.{name}", (experts, outputs, inputs), transposed)
+    return targets
+
+
+def targeted(module: nn.Module, target_modules: str | Sequence[str], target_parameters: Sequence[str] = ()) -> list[str]:
+    """Names of the linear layers and of the stacked matrices of experts that a `LoraConfig` means, as the PEFT library
+    understands it.
 
     Raises:
         BadInput: an entry means none.
     """
     names = list(linears_of(module))
-    if target_modules == "all-linear":
-        return names
     if target_modules == "default":
         ends = {name.rpartition(".")[2] for name in names}
         target_modules = [end for end in ("q_proj", "v_proj", "qkv_proj") if end in ends]
-    found: list[str] = []
-    for target in target_modules:
-        meant = [name for name in names if name == target or name.endswith(f".{target}")]
-        if not meant:
-            raise unknown(target, names)
-        found += [name for name in meant if name not in found]
+    stacks = [name for name, target in targets_of(module).items() if len(target.shape) == 3]
+    found = names if target_modules == "all-linear" else []
+    for known, targets in ((names, () if found else target_modules), (stacks, target_parameters)):
+        for target in targets:
+            meant = [name for name in known if name == target or name.endswith(f".{target}")]
+            if not meant:
+                raise unknown(target, known, "target_modules" if known is names else "target_parameters")
+            found += [name for name in meant if name not in found]
     return found
 
 
-def unknown(name: str, linears: Sequence[str] | Mapping[str, object]) -> Exception:
-    """The refusal of an adapter for something else than one of these layers."""
-    ends = sorted({known.rpartition(".")[2] for known in linears})
-    return refusal("lora target_modules", f"linear layers of the model: {', '.join(ends)}", repr(name), "name some of these")
+def unknown(name: str, known: Sequence[str] | Mapping[str, object], setting: str = "target_modules") -> Exception:
+    """The refusal of an adapter for something else than one of these."""
+    ends = ", ".join(sorted({one.rpartition(".")[2] for one in known})) or "none"
+    what = "linear layers" if setting == "target_modules" else "stacked matrices of experts"
+    return refusal(f"lora {setting}", f"{what} of the model: {ends}", repr(name), "name some of these")
 
 
 def fresh_state(module: nn.Module, names: Sequence[str], rank: int, scale: float, seed: int) -> dict[str, torch.Tensor]:
@@ -332,17 +469,17 @@ def fresh_state(module: nn.Module, names: Sequence[str], rank: int, scale: float
 
     Args:
         module: has the layers; its weights do not matter and may be on the meta device.
-        names: of linear layers.
+        names: as `targeted` has them.
         rank: R.
         scale: on B (A x).
         seed: decides A.
     """
     generator = torch.Generator().manual_seed(seed)
     state = {SCALE: torch.tensor(scale, dtype=torch.float64)}
-    layers = linears_of(module)
+    targets = targets_of(module)
     for name in sorted(names):
-        num_outputs, num_inputs = layers[name].weight.shape
+        *experts, num_outputs, num_inputs = targets[name].shape
         bound = num_inputs**-0.5
-        state[f"{name}.{A}"] = torch.empty(rank, num_inputs).uniform_(-bound, bound, generator=generator)
-        state[f"{name}.{B}"] = torch.zeros(num_outputs, rank)
+        state[f"{name}.{A}"] = torch.empty(*experts, rank, num_inputs).uniform_(-bound, bound, generator=generator)
+        state[f"{name}.{B}"] = torch.zeros(*experts, num_outputs, rank)
     return state

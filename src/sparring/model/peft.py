@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from sparring.errors import BadInput, boundary, refusal
-from sparring.model.config import LoraConfig
+from sparring.model.config import STACKED, LoraConfig
 
 if TYPE_CHECKING:
     import torch
@@ -16,9 +20,11 @@ if TYPE_CHECKING:
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """Before a layer's name in the file."""
+EXPERTS, INNER = "experts", "base_layer"
+"""What the module of experts is called. Where both of its parameters have factors, the first's lie one wrapper further in."""
 
 UNSERVED = (
-    *("modules_to_save", "rank_pattern", "alpha_pattern", "use_dora", "lora_bias", "fan_in_fan_out", "target_parameters"),
+    *("modules_to_save", "use_dora", "lora_bias", "fan_in_fan_out"),
     *("trainable_token_indices", "layer_replication", "megatron_config", "corda_config", "use_qalora", "alora_invocation_tokens"),
 )
 """Settings of that library under which an adapter is more, or something else, than two factors a layer and one scale."""
@@ -58,13 +64,17 @@ def read_config(path: str | Path) -> LoraConfig:
             raise refusal(where, f"no {name}", json.dumps(settings[name])[:80], "merge that adapter into its base")
     if settings.get("bias", "none") != "none":
         raise refusal(where, 'bias "none"', repr(settings["bias"]), "merge that adapter into its base")
-    targets = settings.get("target_modules")
+    targets, stacks = settings.get("target_modules"), tuple(sorted(settings.get("target_parameters") or ()))
+    if strange := [name for name in stacks if name.rpartition(".")[2] not in STACKED]:
+        do = "merge that adapter into its base"
+        raise refusal(where, f"target_parameters that end in {' or '.join(STACKED)}", repr(strange[0]), do)
     with boundary(BadInput, where, "rank, alpha and target_modules of an adapter", "repair it"):
         return LoraConfig(
             rank=settings["r"],
             alpha=settings["lora_alpha"],
             # a pattern, which names what the tensors name anyway
             target_modules=tuple(sorted(targets)) if isinstance(targets, list) else "all-linear",
+            target_parameters=stacks,
             rslora=bool(settings.get("use_rslora")),
         )
 
@@ -88,8 +98,69 @@ def read(path: str | Path) -> dict[str, torch.Tensor]:
     strange = sorted(name for name in tensors if not name.startswith(PREFIX))
     if strange:
         raise refusal(str(file), f"names that begin with {PREFIX}", strange[0], "save it with the PEFT library's save_pretrained")
-    state = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
+    state = _by_parameter({name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}, path)
     return {**state, SCALE: torch.tensor(config.scale, dtype=torch.float64)}
+
+
+def _by_parameter(state: Mapping[str, torch.Tensor], path: str | Path) -> dict[str, torch.Tensor]:
+    """Factors of stacked experts by the name of their parameter, A [E, R, K] and B [E, M, R]; those of layers as they are.
+
+    That library wraps the module of the experts once for each of their parameters, and keeps of E experts A as [E R, K] and B as
+    [M, R E].
+    """
+    config, settings, found = read_config(path), _settings(path), {}
+    meant = [name for name in STACKED if name in {target.rpartition(".")[2] for target in config.target_parameters}]
+    for name, tensor in state.items():
+        layer, _, factor = name.rpartition(".lora_")
+        module = layer.removesuffix(f".{INNER}")
+        stacked = meant and module.rpartition(".")[2] == EXPERTS
+        target = f"{module}.{meant[0] if module != layer else meant[-1]}" if stacked else layer
+        rank = _rank(target, config, settings, f"{path}/{CONFIG}")
+        along = tensor.shape[1 if factor.startswith("B") else 0] if tensor.dim() == 2 else 0
+        if along % rank or not along or (along != rank and not stacked):
+            got = f"{list(tensor.shape)} in {name}"
+            raise refusal(f"{path}/{TENSORS}", f"factors of rank {rank}, as the settings say", got, "copy both files again")
+        if stacked and factor.startswith("B"):
+            tensor = tensor.view(-1, rank, along // rank).permute(2, 0, 1)
+        elif stacked:
+            tensor = tensor.view(along // rank, rank, -1)
+        found[f"{target}.lora_{factor}"] = tensor.contiguous()
+    return found
+
+
+def _rank(target: str, config: LoraConfig, settings: Mapping[str, Any], where: str) -> int:
+    """Of the factors of a layer or a parameter, whose scale must be that of all others."""
+    patterns = [settings.get(name) or {} for name in ("rank_pattern", "alpha_pattern")]
+    matching = [next((value for key, value in p.items() if re.match(rf"(.*\.)?({key})$", target)), None) for p in patterns]
+    rank, alpha = (value or default for value, default in zip(matching, (config.rank, config.alpha), strict=True))
+    scale = msgspec.structs.replace(config, rank=rank, alpha=alpha).scale
+    if not math.isclose(scale, config.scale):
+        expected = f"rank_pattern and alpha_pattern of one scale, {config.scale:g}"
+        got = f"rank {rank} and alpha {alpha:g} for {target}"
+        raise refusal(where, expected, got, "merge that adapter into its base")
+    return rank
+
+
+def _patterns(state: Mapping[str, torch.Tensor], config: LoraConfig) -> dict[str, dict[str, float]]:
+    """Ranks that are not the config's, and the alphas that make its scale of them."""
+    ranks = {name.rpartition(".lora_")[0]: tensor.shape[-1] for name, tensor in state.items() if ".lora_B" in name}
+    others = {re.escape(name): rank for name, rank in ranks.items() if rank != config.rank}
+    alphas = {name: config.scale * (rank**0.5 if config.rslora else rank) for name, rank in others.items()}
+    return {"rank_pattern": others, "alpha_pattern": alphas} if others else {}
+
+
+def _as_kept(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The other way round: each factor by its name in the file."""
+    kept = {}
+    for name, tensor in state.items():
+        path, _, factor = name.rpartition(".lora_")
+        if tensor.dim() == 3:
+            module, _, parameter = path.rpartition(".")
+            both = all(f"{module}.{one}.lora_{factor}" in state for one in STACKED)
+            path = f"{module}.{INNER}" if both and parameter == STACKED[0] else module
+            tensor = tensor.permute(1, 2, 0).flatten(1) if factor.startswith("B") else tensor.flatten(0, 1)
+        kept[f"{PREFIX}{path}.lora_{factor}"] = tensor.detach().cpu().contiguous()
+    return kept
 
 
 def write(state: Mapping[str, torch.Tensor], config: LoraConfig, base: str | Path, out: str | Path) -> Path:
@@ -107,9 +178,10 @@ def write(state: Mapping[str, torch.Tensor], config: LoraConfig, base: str | Pat
 
     folder, base = Path(out), Path(base).absolute() if Path(base).is_dir() else base
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {f"{PREFIX}{name}": tensor.detach().cpu().contiguous() for name, tensor in state.items() if name != SCALE}
-    save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
-    layers = sorted({name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in tensors})
+    factors = {name: tensor for name, tensor in state.items() if name != SCALE}
+    save_file(_as_kept(factors), folder / TENSORS, metadata={"format": "pt"})
+    layers = sorted({name.rpartition(".lora_")[0] for name, tensor in factors.items() if tensor.dim() == 2})
+    stacks = sorted({name.rpartition(".lora_")[0] for name, tensor in factors.items() if tensor.dim() == 3})
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -120,6 +192,8 @@ def write(state: Mapping[str, torch.Tensor], config: LoraConfig, base: str | Pat
         "lora_dropout": 0.0,
         "bias": "none",
         "target_modules": layers,
+        **({"target_parameters": stacks} if stacks else {}),
+        **_patterns(factors, config),
         "inference_mode": True,
     }
     (folder / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sparring.model.hub import base_folder
-from sparring.model.peft import base_of, is_adapter, read_config, write
+from sparring.model.peft import base_of, is_adapter, read, read_config, write
 from sparring.protocols import Trainer
 from sparring.stages.context import Context
 
@@ -34,11 +34,14 @@ def export_folder(source: Path, out: Path, dtype: str) -> None:
         StoreError: the disk is full or cannot be written.
     """
     from sparring.model.load import load
+    from sparring.model.lora import Adapter, targets_of
     from sparring.model.save import save
 
-    model = load(str(source), dtype=dtype, device="cpu", numerics="fast")
-    adapter, state = model.adapters.everywhere, model.state()
-    _replace(out, lambda to: save(state if adapter is None else adapter.merged(state), base_folder(source), to))
+    model = load(base_of(source), dtype=dtype, device="cpu", numerics="fast")
+    state = model.state()
+    if is_adapter(source):
+        state = Adapter(read(source), model.dtype, model.device).merged(state, targets_of(model.module))
+    _replace(out, lambda to: save(state, base_folder(source), to))
 
 
 async def write_model(trainer: Trainer, source: Path, out: Path) -> None:

@@ -41,7 +41,7 @@ def fresh(base: Path, lora: LoraConfig, seed: int) -> dict[str, Any]:
     from sparring.model.save import skeleton
 
     module = skeleton(base)
-    return fresh_state(module, targeted(module, lora.target_modules), lora.rank, lora.scale, seed)
+    return fresh_state(module, targeted(module, lora.target_modules, lora.target_parameters), lora.rank, lora.scale, seed)
 
 
 def check_lora(context: Context) -> list[str]:
@@ -70,4 +70,5 @@ def check_lora(context: Context) -> list[str]:
     if lora is None:
         return []
     parts = "all linear layers" if lora.target_modules == "all-linear" else f"target_modules {lora.target_modules}"
-    return [f"lora: rank {lora.rank}, scale {lora.scale:g}, {parts}"]
+    experts = f", target_parameters {lora.target_parameters}" if lora.target_parameters else ""
+    return [f"lora: rank {lora.rank}, scale {lora.scale:g}, {parts}{experts}"]

@@ -130,15 +130,19 @@ def _asked(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
 
 
 def _parameters(shape: Shape) -> int:
-    width = shape.hidden_size
-    per_layer = width * (2 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    return shape.num_layers * (per_layer + 3 * width * shape.intermediate_size) + 2 * shape.vocab_size * width
+    """Of matrices, as if every layer had the largest of what any has."""
+    width, attention = shape.hidden_size, (2 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    per_layer = max(attention, shape.delta_size) + shape.num_experts + 3 * shape.mlp_size
+    return (shape.num_layers * per_layer + 2 * shape.vocab_size) * width
 
 
 def _adapters(config: RunConfig, shape: Shape) -> int:
-    """An adapter has a row for each input and each output of seven linear layers, at the most."""
+    """An adapter has a row for each input and each output of a layer's linear layers, at the most, and of two for each expert."""
     lora = config.models[POLICY].lora
-    ends = 7 * shape.hidden_size + 2 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim + 3 * shape.intermediate_size
+    attention, mlp = 2 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim, 3 * shape.intermediate_size
+    ends = 8 * shape.hidden_size + max(attention, shape.delta_size) + mlp
+    if lora is not None and lora.target_parameters:
+        ends += shape.num_experts * 2 * shape.hidden_size + 3 * shape.experts_size
     return 0 if lora is None else shape.num_layers * lora.rank * ends
 
 

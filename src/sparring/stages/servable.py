@@ -45,7 +45,7 @@ def check_model(context: Context, shape: InitConfig) -> list[str]:
         )
     Speculation(context.config.engine, recurrent=bool(model.recurrent))
     if spec.lora is not None:
-        targeted(model.module, spec.lora.target_modules)
+        targeted(model.module, spec.lora.target_modules, spec.lora.target_parameters)
     return [f"model: {type(model.module).__name__} in {spec.dtype} runs on {model.path_name}"]
 
 

@@ -23,6 +23,10 @@ NAMES = {
 }
 """Our name -> what architectures call it."""
 
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+SHARED = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
+"""What architectures call the number of a layer's experts, and the width of the one that every token takes."""
+
 KINDS = ("layer_types", "layers_block_type")
 """What architectures call the list of their layers' kinds."""
 
@@ -35,6 +39,17 @@ class Shape(InitConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     num_attending: int
     """Layers that keep keys and values; the others have a recurrent state, or none."""
+    num_experts: int = 0
+    """Of a layer that has any, beside those that every token takes."""
+    experts_size: int = 0
+    """Widths of all experts of a layer together."""
+    delta_size: int = 0
+    """Of a layer with the gated delta rule, widths of all that it projects to and from."""
+
+    @property
+    def mlp_size(self) -> int:
+        """Width of a layer's MLP, or of all its experts."""
+        return max(self.intermediate_size, self.experts_size)
 
     @staticmethod
     def of(init: InitConfig) -> Shape:
@@ -58,9 +73,18 @@ def folder_shape(folder: Path) -> Shape:
         config = {"num_hidden_layers": len(kinds), **config}
     found = {name: _size(config, keys, file) for name, keys in NAMES.items()}
     width, heads = found["hidden_size"], found["num_heads"]
+    experts = next((config[name] for name in EXPERTS if config.get(name)), 0)
+    of_expert = config.get("moe_intermediate_size") or config.get("intermediate_size") or 0
+    shared = next((config[name] for name in SHARED if config.get(name)), (config.get("n_shared_experts") or 0) * of_expert)
+    keys, values = (
+        (config.get(f"linear_num_{what}_heads") or 0) * (config.get(f"linear_{what}_head_dim") or 0) for what in ("key", "value")
+    )
     try:
         return Shape(
             **found,
+            delta_size=2 * keys + 3 * values + 2 * (config.get("linear_num_value_heads") or 0),
+            num_experts=experts,
+            experts_size=experts * of_expert + shared if experts else 0,
             num_attending=max(1, found["num_layers"] - sum(kind in WITHOUT_KEYS for kind in kinds)),
             num_kv_heads=config.get("num_key_value_heads") or heads,
             head_dim=config.get("head_dim") or width // heads,

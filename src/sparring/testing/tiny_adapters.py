@@ -7,7 +7,13 @@ from pathlib import Path
 
 
 def tiny_adapter(
-    base: str | Path, out_path: str | Path, *, seed: int = 0, rank: int = 4, target_modules: str | Sequence[str] = "all-linear"
+    base: str | Path,
+    out_path: str | Path,
+    *,
+    seed: int = 0,
+    rank: int = 4,
+    target_modules: str | Sequence[str] = "all-linear",
+    target_parameters: Sequence[str] = (),
 ) -> Path:
     """Write an adapter folder for the checkpoint `base`.
 
@@ -17,6 +23,7 @@ def tiny_adapter(
         seed: decides both factors.
         rank: of the factors.
         target_modules: as in `LoraConfig`.
+        target_parameters: as there.
 
     Returns:
         The folder.
@@ -29,9 +36,10 @@ def tiny_adapter(
     from sparring.model.save import skeleton
 
     named = target_modules if isinstance(target_modules, str) else tuple(target_modules)
-    config = LoraConfig(rank=rank, alpha=2.0 * rank, target_modules=named)
+    stacks = tuple(target_parameters)
+    config = LoraConfig(rank=rank, alpha=2.0 * rank, target_modules=named, target_parameters=stacks)
     module = skeleton(base)
-    state = fresh_state(module, targeted(module, named), rank, config.scale, seed)
+    state = fresh_state(module, targeted(module, named, stacks), rank, config.scale, seed)
     generator = torch.Generator().manual_seed(seed)
     for name in sorted(state.keys() - {SCALE}):
         state[name].normal_(0.0, 0.2, generator=generator)

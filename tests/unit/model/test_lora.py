@@ -11,12 +11,15 @@ from sparring.model.attention import Packed
 from sparring.model.config import LoraConfig
 from sparring.model.kernels import ops
 from sparring.model.load import load
-from sparring.model.lora import SCALE, Adapter, fresh_state, targeted
+from sparring.model.lora import SCALE, Adapter, fresh_state, targeted, targets_of
 from sparring.model.peft import CONFIG, read, read_config, write
+from sparring.stages.export import export_folder
 from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 
-FAMILIES = ["llama", "qwen2", "qwen3", "phi3", "gemma2", "qwen3_moe"]
+MIXTURES = ["qwen3_moe", "mixtral", "gpt_oss"]
+FAMILIES = ["llama", "qwen2", "qwen3", "phi3", "gemma2", *MIXTURES]
+EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
 TOKENS = torch.arange(40) % VOCABULARY
 
 
@@ -30,6 +33,16 @@ def qwen3(tmp_path_factory):
     return tiny_model("qwen3", tmp_path_factory.mktemp("base") / "qwen3", seed=4)
 
 
+def stacks(base):
+    """What `target_parameters` name all experts of it, where it has any."""
+    return EXPERTS if base.name in MIXTURES else ()
+
+
+def adapter_of(base, out, **settings):
+    """One for all its linear layers and all experts."""
+    return tiny_adapter(base, out, target_parameters=stacks(base), **settings)
+
+
 def logits(model, tokens=TOKENS):
     with torch.no_grad():
         return model.logits(model.hidden(tokens, torch.arange(len(tokens)), Packed.of([len(tokens)])))
@@ -40,7 +53,7 @@ def logits(model, tokens=TOKENS):
 def test_an_untrained_adapter_is_the_model_to_the_bit(base, dtype, numerics):
     model = load(base, dtype=dtype, numerics=numerics)
     plain = logits(model)
-    state = fresh_state(model.module, targeted(model.module, "all-linear"), 4, 2.0, seed=0)
+    state = fresh_state(model.module, targeted(model.module, "all-linear", stacks(base)), 4, 2.0, seed=0)
     adapter = model.adapters.everywhere = model.adapters.fit(Adapter(state, model.dtype, model.device))
     assert torch.equal(logits(model), plain)
     with torch.no_grad():  # the control: one step of B away from zero it is another
@@ -52,10 +65,10 @@ def test_an_untrained_adapter_is_the_model_to_the_bit(base, dtype, numerics):
 
 @pytest.mark.parametrize("numerics", ["exact", "fast"])
 def test_it_computes_what_is_merged(base, tmp_path, numerics):
-    model = load(tiny_adapter(base, tmp_path), numerics=numerics)
+    model = load(adapter_of(base, tmp_path), numerics=numerics)
     merged = load(base, numerics=numerics)
     plain = logits(merged)
-    merged.load_state(model.adapters.everywhere.merged(merged.state()))
+    merged.load_state(model.adapters.everywhere.merged(merged.state(), targets_of(merged.module)))
     expected = logits(merged)
     assert (logits(model) - expected).abs().max() < 1e-4 < 1.0 < (plain - expected).abs().max()
 
@@ -64,7 +77,8 @@ def test_it_computes_what_is_merged(base, tmp_path, numerics):
 def test_a_row_does_not_see_its_neighbours_adapters(base, tmp_path, dtype):
     """Sequences under three adapters and none, in many mixtures, against each alone under its own everywhere."""
     model = load(base, dtype=dtype)
-    adapters = [Adapter(read(tiny_adapter(base, tmp_path / str(n), seed=n)), model.dtype, model.device) for n in range(3)]
+    folders = [adapter_of(base, tmp_path / "0"), tiny_adapter(base, tmp_path / "1", seed=1), adapter_of(base, tmp_path / "2", seed=2)]
+    adapters = [Adapter(read(folder), model.dtype, model.device) for folder in folders]
     for number, adapter in enumerate(adapters):
         model.adapters.put(number, model.adapters.fit(adapter))
     rows = [(TOKENS + 3 * n)[: 3 + 5 * n % 17] for n in range(12)]
@@ -109,30 +123,35 @@ def test_without_compiled_kernels_it_is_the_same_model(base, tmp_path, numerics)
     assert (mixed - found).abs().max() < 1e-4 and (none - unadapted).abs().max() < 1e-4
 
 
-def test_gradients_are_those_of_the_formula(qwen3, tmp_path):
+@pytest.mark.parametrize("family", ["qwen3", *MIXTURES])
+def test_gradients_are_those_of_the_formula(family, tmp_path):
     """Against the library's own layers in float64, whose weights are W + scale * B A."""
     import transformers
 
-    model = load(tiny_adapter(qwen3, tmp_path))
+    base = tiny_model(family, tmp_path / family, seed=4)
+    model = load(adapter_of(base, tmp_path / "adapter"))
     adapter = model.adapters.everywhere
     model.module.requires_grad_(False)
     for parameter in adapter.parameters().values():
         parameter.requires_grad_(True)
     found = model.logits(model.hidden(TOKENS, TOKENS, Packed.of([40])))
     found.square().mean().backward()
-    module = transformers.AutoModelForCausalLM.from_pretrained(qwen3, dtype=torch.float64, attn_implementation="eager")
+    module = transformers.AutoModelForCausalLM.from_pretrained(
+        base, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
+    )
     factors = {name: value.detach().double().requires_grad_(True) for name, value in adapter.parameters().items()}
-    weights = {
-        f"{name}.weight": module.state_dict()[f"{name}.weight"]
-        + adapter.scale * factors[f"{name}.lora_B.weight"] @ factors[f"{name}.lora_A.weight"]
-        for name in adapter.factors
-    }
+    weights = {}
+    for name in adapter.factors:
+        product = adapter.scale * factors[f"{name}.lora_B.weight"] @ factors[f"{name}.lora_A.weight"]
+        key = f"{name}.weight" if product.dim() == 2 else name
+        weights[key] = module.state_dict()[key] + (product.mT if product.dim() == 3 and family == "gpt_oss" else product)
     expected = torch.func.functional_call(module, weights, (TOKENS[None],)).logits[0]
     expected.square().mean().backward()
     assert torch.allclose(found.double(), expected, atol=1e-4, rtol=1e-4)
     for name, factor in factors.items():
         assert torch.allclose(adapter.parameters()[name].grad.double(), factor.grad, atol=1e-6, rtol=1e-3), name
     assert all(parameter.grad is None for parameter in model.parameters().values())
+    assert sum(value.dim() == 3 for value in factors.values()) == (8 if stacks(base) else 0)
 
 
 def test_which_layers_are_meant(qwen3):
@@ -146,11 +165,37 @@ def test_which_layers_are_meant(qwen3):
             targeted(module, [name])
 
 
-def test_experts_and_routers_are_not_adapted(tmp_path):
-    module = load(tiny_model("qwen3_moe", tmp_path / "moe")).module
+@pytest.mark.parametrize("family", MIXTURES)
+def test_experts_are_adapted_where_they_are_named_and_routers_never(family, tmp_path):
+    module = load(tiny_model(family, tmp_path / "moe")).module
     assert {name.rpartition(".")[2] for name in targeted(module, "all-linear")} == {"q_proj", "k_proj", "v_proj", "o_proj"}
-    with pytest.raises(BadInput, match="got 'experts'"):
+    named = targeted(module, (), ("experts.down_proj",))
+    assert named == [f"model.layers.{layer}.mlp.experts.down_proj" for layer in range(2)]
+    assert targeted(module, (), ("down_proj",)) == named == [name for name in targeted(module, ("q_proj",), EXPERTS) if "down" in name]
+    with pytest.raises(BadInput, match="target_modules: expected linear layers.* got 'experts'"):
         targeted(module, ["experts"])
+    for name in ("gate.weight", "q_proj", "experts"):
+        with pytest.raises(BadInput, match=f"target_parameters: expected stacked matrices of experts of the model: down_proj, gate_up_proj, got '{name}'"):
+            targeted(module, (), [name])
+
+
+def test_a_model_without_experts_says_so(qwen3):
+    with pytest.raises(BadInput, match="stacked matrices of experts of the model: none, got 'experts.down_proj'"):
+        targeted(load(qwen3).module, "all-linear", EXPERTS[1:])
+
+
+def test_experts_that_the_library_computes_are_refused_and_merged_all_the_same(tmp_path):
+    base = tiny_model("qwen3_moe", tmp_path / "qwen3_moe", seed=4)
+    folder, before = adapter_of(base, tmp_path / "adapter"), ops.path_name()
+    expected = logits(load(folder))
+    ops.use("exact-torch")
+    try:
+        with pytest.raises(BadInput, match="experts that our own layers compute, got the library's layers.*numerics"):
+            load(folder, numerics="fast")
+        export_folder(folder, tmp_path / "merged", "float32")
+    finally:
+        ops.use(before)
+    assert (logits(load(tmp_path / "merged")) - expected).abs().max() < 1e-4
 
 
 def test_the_scale():
@@ -163,10 +208,10 @@ def test_the_scale():
     [
         ("modules_to_save", ["lm_head"]),
         ("use_dora", True),
-        ("rank_pattern", {"q_proj": 2}),
+        ("alpha_pattern", {"q_proj": 2}),
         ("bias", "all"),
         ("peft_type", "IA3"),
-        ("target_parameters", ["experts.gate_up_proj"]),
+        ("target_parameters", ["router.weight"]),
         ("r", 0),
         ("base_model_name_or_path", None),
     ],
@@ -181,10 +226,11 @@ def test_an_adapter_that_is_more_than_two_factors_is_refused_by_name(qwen3, tmp_
 
 def test_an_adapter_of_another_model_is_refused(qwen3, tmp_path):
     other = tiny_adapter(tiny_model("llama", tmp_path / "other", hidden_size=32), tmp_path / "adapter")
-    state = read(other)
+    mixture = adapter_of(tiny_model("mixtral", tmp_path / "mixtral"), tmp_path / "of experts")
     model = load(qwen3)
-    with pytest.raises(BadInput, match="factors of a layer"):
-        model.adapters.fit(Adapter(state, model.dtype, model.device))
+    for folder, message in ((other, "factors of a layer"), (mixture, "got 'model.layers.0.mlp.experts.down_proj'")):
+        with pytest.raises(BadInput, match=message):
+            model.adapters.fit(Adapter(read(folder), model.dtype, model.device))
 
 
 def test_a_folder_is_read_as_it_was_written(qwen3, tmp_path):
@@ -196,3 +242,21 @@ def test_a_folder_is_read_as_it_was_written(qwen3, tmp_path):
     assert found.keys() == state.keys() and all(torch.equal(found[name], state[name]) for name in state)
     assert float(found[SCALE]) == config.scale and read_config(folder).scale == config.scale
     assert fresh_state(module, targeted(module, config.target_modules), 3, config.scale, seed=2).keys() == state.keys()
+
+
+@pytest.mark.parametrize("named", [EXPERTS, EXPERTS[:1], EXPERTS[1:], ("gate_up_proj", "mlp.experts.down_proj")], ids=len)
+def test_factors_of_experts_are_read_as_they_were_written(named, tmp_path):
+    base = tiny_model("gpt_oss", tmp_path / "gpt_oss")
+    folder = tiny_adapter(base, tmp_path / "adapter", rank=3, target_modules=("q_proj",), target_parameters=named)
+    module = load(base).module
+    config = read_config(folder)
+    found = read(folder)
+    assert found.keys() - {SCALE} == {f"{name}.lora_{f}.weight" for name in targeted(module, ("q_proj",), named) for f in "AB"}
+    for name, target in targets_of(module).items():
+        if f"{name}.lora_A.weight" in found:
+            *experts, outputs, inputs = target.shape
+            assert found[f"{name}.lora_A.weight"].shape == (*experts, 3, inputs)
+            assert found[f"{name}.lora_B.weight"].shape == (*experts, outputs, 3)
+    write(found, config, base, tmp_path / "again")
+    again = read(tmp_path / "again")
+    assert again.keys() == found.keys() and all(torch.equal(again[name], value) for name, value in found.items())

@@ -1,11 +1,15 @@
 """Adapters go to the PEFT library and come from it: `pytest -m extra` where it is installed."""
 
+import json
+
 import pytest
 import torch
 
+from sparring.errors import BadInput
 from sparring.model.attention import Packed
 from sparring.model.load import load
-from sparring.model.lora import targeted
+from sparring.model.lora import targeted, targets_of
+from sparring.model.peft import CONFIG, read, read_config, write
 from sparring.model.save import save
 from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
@@ -18,7 +22,11 @@ TOLERANCE = 1e-4
 """Of logits around 5, float32 against float64."""
 
 
-@pytest.fixture(scope="module", params=["qwen3", "qwen2", "phi3", "gemma2"])
+EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
+MIXTURES = ("qwen3_moe", "gpt_oss")
+
+
+@pytest.fixture(scope="module", params=["qwen3", "qwen2", "phi3", "gemma2", *MIXTURES])
 def base(request, tmp_path_factory):
     return tiny_model(request.param, tmp_path_factory.mktemp("base") / request.param, seed=4)
 
@@ -32,7 +40,13 @@ def own_logits(path):
 def library(base):
     import transformers
 
-    return transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float64, attn_implementation="eager")
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        base, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
+    )
+
+
+def adapter_of(base, out):
+    return tiny_adapter(base, out, target_parameters=EXPERTS if base.name in MIXTURES else ())
 
 
 @torch.no_grad()
@@ -43,19 +57,23 @@ def logits(module):
 def test_the_library_reads_what_we_write(base, tmp_path):
     from peft import PeftModel
 
-    folder = tiny_adapter(base, tmp_path / "adapter")
+    folder = adapter_of(base, tmp_path / "adapter")
     found = PeftModel.from_pretrained(library(base), folder, autocast_adapter_dtype=False).double()
     assert (logits(found) - own_logits(folder)).abs().max() < TOLERANCE
     assert (logits(library(base)) - own_logits(folder)).abs().max() > 1.0
 
 
-@pytest.mark.parametrize("target_modules", ["all-linear", r".*\.(o_proj|down_proj)", ["down_proj"]], ids=str)
+@pytest.mark.parametrize("target_modules", ["all-linear", r".*\.(o_proj|down_proj)", ["o_proj"]], ids=str)
 def test_we_read_what_the_library_writes(base, tmp_path, target_modules):
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(r=5, lora_alpha=7, use_rslora=True, target_modules=target_modules, init_lora_weights=False, task_type="CAUSAL_LM")
     theirs = get_peft_model(library(base), config, autocast_adapter_dtype=False).double()
     theirs.save_pretrained(tmp_path / "adapter")
+    if (base.name, target_modules) == ("qwen3_moe", "all-linear"):  # by which the library means routers too
+        with pytest.raises(BadInput, match="target_parameters that end in gate_up_proj or down_proj, got 'gate.weight'"):
+            load(tmp_path / "adapter")
+        return
     assert (logits(theirs) - own_logits(tmp_path / "adapter")).abs().max() < TOLERANCE
     assert (logits(library(base)) - own_logits(tmp_path / "adapter")).abs().max() > 100 * TOLERANCE
 
@@ -63,10 +81,10 @@ def test_we_read_what_the_library_writes(base, tmp_path, target_modules):
 def test_their_merge_is_ours(base, tmp_path):
     from peft import PeftModel
 
-    folder = tiny_adapter(base, tmp_path / "adapter")
+    folder = adapter_of(base, tmp_path / "adapter")
     theirs = PeftModel.from_pretrained(library(base), folder, autocast_adapter_dtype=False).double().merge_and_unload()
     model = load(folder)
-    merged = model.adapters.everywhere.merged(model.state())
+    merged = model.adapters.everywhere.merged(model.state(), targets_of(model.module))
     for name, parameter in theirs.named_parameters():
         assert name not in merged or torch.allclose(merged[name].double(), parameter, atol=1e-6), name
     save(merged, base, tmp_path / "merged")
@@ -81,3 +99,36 @@ def test_what_is_targeted_by_one_word_is_what_is_there(tmp_path, family, ours, t
     made = get_peft_model(library(base), LoraConfig(target_modules=theirs, task_type="CAUSAL_LM"))
     found = {name.partition(".lora_A")[0] for name, _ in made.named_parameters() if ".lora_A" in name}
     assert {f"base_model.model.{name}" for name in targeted(load(base).module, ours)} == found
+
+
+@pytest.mark.parametrize("named", [EXPERTS, EXPERTS[:1], EXPERTS[1:], ("down_proj", "mlp.experts.gate_up_proj")], ids=str)
+@pytest.mark.parametrize("family", MIXTURES)
+def test_we_read_what_it_writes_of_experts(tmp_path, family, named):
+    from peft import LoraConfig, get_peft_model
+
+    base = tiny_model(family, tmp_path / "base", seed=4)
+    config = LoraConfig(r=5, lora_alpha=7, target_modules=["v_proj"], target_parameters=list(named), init_lora_weights=False, task_type="CAUSAL_LM")
+    theirs = get_peft_model(library(base), config, autocast_adapter_dtype=False).double()
+    theirs.save_pretrained(tmp_path / "adapter")
+    assert (logits(theirs) - own_logits(tmp_path / "adapter")).abs().max() < TOLERANCE
+    assert (logits(library(base)) - own_logits(tmp_path / "adapter")).abs().max() > 100 * TOLERANCE
+
+
+def test_ranks_may_differ_where_the_scale_is_one(tmp_path):
+    """Of a model whose gates were layers of their own once, the library gives what it joined of them twice the rank."""
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    base = tiny_model("qwen3_moe", tmp_path / "base", seed=4)
+    config = LoraConfig(r=5, lora_alpha=7, target_modules=["q_proj", "gate_proj", "up_proj", "down_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    theirs = get_peft_model(library(base), config, autocast_adapter_dtype=False).double()
+    theirs.save_pretrained(tmp_path / "adapter")
+    state = read(tmp_path / "adapter")
+    assert state["model.layers.0.mlp.experts.gate_up_proj.lora_A.weight"].shape == (6, 10, 48)
+    assert (logits(theirs) - own_logits(tmp_path / "adapter")).abs().max() < TOLERANCE
+    write(state, read_config(tmp_path / "adapter"), base, tmp_path / "again")
+    again = PeftModel.from_pretrained(library(base), tmp_path / "again", autocast_adapter_dtype=False).double()
+    assert torch.equal(logits(again), logits(theirs))
+    settings = json.loads((tmp_path / "again" / CONFIG).read_text())
+    (tmp_path / "again" / CONFIG).write_text(json.dumps({**settings, "alpha_pattern": {}}))
+    with pytest.raises(BadInput, match="of one scale, 1.4, got rank 10 and alpha 7 for model.layers.0.mlp.experts.gate_up_proj"):
+        read(tmp_path / "again")

@@ -7,9 +7,11 @@ import pytest
 
 from sparring.config import RunConfig
 from sparring.model.config import InitConfig
+from sparring.model.lora import fresh_state, targeted
+from sparring.model.save import skeleton
 from sparring.stages.memory import Held, shapes_of
 from sparring.stages.shape import Shape, folder_shape
-from sparring.testing.tiny_models import tiny_model
+from sparring.testing.tiny_models import FEATURES, tiny_model
 
 INIT = {"hidden_size": 64, "num_layers": 3, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "vocab_size": 1000}
 SHAPE = Shape.of(msgspec.convert({**INIT, "intermediate_size": 128}, InitConfig))
@@ -186,3 +188,17 @@ def test_keys_and_values_here_and_in_host_memory(engine: dict, expected: int) ->
 
 def test_recurrent_states_take_as_much_as_the_cache() -> None:
     assert held(shape=msgspec.structs.replace(SHAPE, num_attending=1)).cache == 2 * GIB
+
+
+@pytest.mark.parametrize("family", ["llama", *FEATURES])
+def test_no_family_has_more_parameters_than_are_counted(family: str, tmp_path: Path) -> None:
+    """But for norms, biases and convolutions; nor an adapter of all its linear layers and experts. Layers of Nemotron-H are of
+    many kinds and count as the largest."""
+    path = tiny_model(family, tmp_path)
+    module, shape = skeleton(path), folder_shape(path)
+    actual = sum(parameter.numel() for name, parameter in module.named_parameters() if parameter.dim() in (2, 3) and "bias" not in name and "conv" not in name)
+    stacks = ("experts.gate_up_proj", "experts.down_proj") if shape.num_experts and family != "nemotron_h" else ()
+    found = held(shape=shape, policy={"lora": {"rank": 3, "target_parameters": stacks}})
+    assert actual <= found.parameters < (3 if family == "nemotron_h" else 1.1) * actual
+    adapter = fresh_state(module, targeted(module, "all-linear", stacks), 3, 1.0, seed=0)
+    assert sum(value.numel() for value in adapter.values()) - 1 <= found.trained

@@ -12,14 +12,20 @@ from sparring.engine.native import NativeEngine
 from sparring.generation import GenerateRequest, Sampling
 from sparring.model.load import load
 from sparring.testing.tiny_adapters import tiny_adapter
+from sparring.testing.tiny_models import tiny_model
 from sparring.train.config import TrainConfig
 from sparring.train.trainer import LocalTrainer
 from sparring.types import Batch, Sample
 
 
-@pytest.fixture(scope="module")
-def folder(model_path, tmp_path_factory):
-    return tiny_adapter(model_path, tmp_path_factory.mktemp("adapter") / "a", seed=1, target_modules=("q_proj", "v_proj", "up_proj"))
+@pytest.fixture(scope="module", params=["a layer's", "experts'"])
+def folder(request, model_path, tmp_path_factory):
+    out = tmp_path_factory.mktemp("adapter")
+    if request.param == "a layer's":
+        return tiny_adapter(model_path, out / "a", seed=1, target_modules=("q_proj", "v_proj", "up_proj"))
+    stacks = ("experts.gate_up_proj", "experts.down_proj")
+    base = tiny_model("qwen3_moe", out / "base", seed=1, vocab_size=48)
+    return tiny_adapter(base, out / "a", seed=1, target_modules=("v_proj",), target_parameters=stacks)
 
 
 def train(model, steps, *, restore=None, save_at=None, path=None, threads=1):

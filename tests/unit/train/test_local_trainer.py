@@ -16,6 +16,8 @@ from sparring.batch.tensors import micro_batch
 from sparring.errors import BadInput
 from sparring.model.attention import Packed
 from sparring.model.head import token_quantities
+from sparring.model.load import load
+from sparring.testing.tiny_models import tiny_model
 from sparring.train.config import TrainConfig
 from sparring.train.trainer import LocalTrainer
 from sparring.types import Batch, Sample
@@ -87,6 +89,16 @@ def test_any_number_of_threads_gives_the_same_gradients_to_the_bit(make_model, m
     for others, measured in found[1:]:
         assert measured == found[0][1]
         assert all(torch.equal(found[0][0][name], others[name]) for name in others)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "qwen3_moe"])
+def test_so_it_does_in_every_family_and_with_few_rows(family, make_batch, tmp_path):
+    path, batch = tiny_model(family, tmp_path, seed=1, vocab_size=48), make_batch()
+    once, twice = load(path), load(path)
+    for threads, model in ((1, once), (2, twice)):
+        metrics = run(make_trainer(model, threads, token_budget=40), lambda t: t.forward_backward(batch))
+        assert metrics["micro_batches"] > 2
+    assert all(torch.equal(value, gradients(twice)[name]) for name, value in gradients(once).items())
 
 
 def test_an_error_beside_is_raised_and_the_trainer_goes_on(make_model, make_batch):

@@ -21,6 +21,7 @@ from sparring.model.kernels.form import AttentionForm
 from sparring.model.kernels.kept import KeptRows
 from sparring.model.kernels.memory import zeros
 from sparring.model.kernels.pages import PagedRows
+from sparring.model.kernels.torch_path import product
 
 NAME, PAIRS_NAME, TILES_NAME = "exact-kernels", "exact-pairs", "exact-tiles"
 COMPILED = (TILES_NAME, PAIRS_NAME, NAME)
@@ -157,7 +158,7 @@ class CompiledPath:
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Gradients of x[N, K] and weight[M, K], where they are needed, from that of y[N, M]; all of one dtype."""
         if not self._tiles or x.dtype is not torch.float32 or not len(x):
-            return grad @ weight if needs[0] else None, grad.t() @ x if needs[1] else None
+            return product(grad, weight) if needs[0] else None, product(grad.t(), x) if needs[1] else None
         grad, weight, threads = grad.contiguous(), weight.contiguous(), torch.get_num_threads()
         (num_rows, depth), outputs = x.shape, weight.shape[0]
         dx = dw = None

@@ -162,3 +162,16 @@ def test_no_rows_at_all(dtype: torch.dtype) -> None:
     assert ops.linear(x, ops.pack(weight)).shape == (0, 50)
     dx, dw = gradients(x, [weight], torch.empty(0, 50, dtype=dtype))
     assert dx.shape == x.shape and dw.shape == weight.shape and not dw.any()
+
+
+@pytest.mark.parametrize("outputs", [6, 48, 97])
+def test_gradients_of_few_rows_are_the_same_bits_with_any_number_of_threads(outputs: int) -> None:
+    """Torch alone makes others with each."""
+    weight, slope, x = random(outputs, 48), random(24, outputs, seed=1), random(24, 48, seed=2)
+    for rows in range(1, 25):
+        torch.set_num_threads(1)
+        once = gradients(x[:rows], [weight], slope[:rows])
+        for threads in (2, 3, 4):
+            torch.set_num_threads(threads)
+            found = gradients(x[:rows], [weight], slope[:rows])
+            assert all(map(torch.equal, found, once)), f"{rows} rows, {threads} threads"
