@@ -19,83 +19,10 @@ from typing import Literal, NamedTuple
 
 import xxhash
 
+from sparring.engine.pages import PagePool
+
 Weights = int | str
 """What keys and values are of: the number of a weight version, or the name and version of an adapter."""
-
-
-class PagePool:
-    """Reference counts, the free list (the page freed longest ago is given out first) and the digests.
-
-    `num_idle` counts pages that idle conversations alone hold. `hole` is no page: it stands where one was given back early, and
-    holding or dropping it does nothing.
-    """
-
-    def __init__(self, num_pages: int) -> None:
-        self.num_pages = self.hole = num_pages
-        self.num_idle = 0
-        self.references = [0] * num_pages
-        self._idle = [0] * num_pages
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_pages))
-        self._page_of: dict[bytes, int] = {}
-        self._digest_of: dict[int, bytes] = {}
-
-    @property
-    def num_free(self) -> int:
-        """Pages that nobody holds."""
-        return len(self._free)
-
-    def take(self) -> int:
-        """A free page, now held once. Raises KeyError when there is none: the caller has looked."""
-        page, _ = self._free.popitem(last=False)
-        self.forget(page)
-        self.references[page] = 1
-        return page
-
-    def drop(self, page: int, *, idle: bool = False) -> None:
-        """One holder less; `idle` where that was an idle conversation."""
-        if page == self.hole:
-            return
-        self._count(page, -1, idle)
-        if self.references[page] == 0:
-            self._free[page] = None
-
-    def publish(self, page: int, digest: bytes) -> None:
-        """Let others find a full page. The first page of a digest stays the one that is found."""
-        if digest not in self._page_of and page not in self._digest_of:
-            self._page_of[digest] = page
-            self._digest_of[page] = digest
-
-    def find(self, digest: bytes) -> int | None:
-        """The page of a digest, held or free."""
-        return self._page_of.get(digest)
-
-    def digest(self, page: int) -> bytes | None:
-        """By which a page is found, if it is."""
-        return self._digest_of.get(page)
-
-    def hold(self, page: int, *, idle: bool = False) -> None:
-        """One holder more, a conversation if `idle`; a free page leaves the free list with what it contains."""
-        if page == self.hole:
-            return
-        if self.references[page] == 0:
-            del self._free[page]
-        self._count(page, 1, idle)
-
-    def forget(self, page: int) -> None:
-        """Nobody finds this page by its contents any more."""
-        digest = self._digest_of.pop(page, None)
-        if digest is not None:
-            del self._page_of[digest]
-
-    def is_idle(self, page: int) -> bool:
-        """Whether idle conversations hold it, and nobody else."""
-        return page != self.hole and 0 < self._idle[page] == self.references[page]
-
-    def _count(self, page: int, change: int, idle: bool) -> None:
-        self.num_idle -= self.is_idle(page)
-        self.references[page] += change
-        self._idle[page] += change if idle else 0
-        self.num_idle += self.is_idle(page)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +146,7 @@ class KvCache:
         self._idle_pages = num_pages if idle_pages is None else idle_pages
         self._here, self._host = Shelf(num_pages), Shelf(host_pages)
         self.pool = self._here.pool
+        self._tails: OrderedDict[bytes, int] = OrderedDict()
         self._copies: list[Copy] = []
 
     @property
@@ -243,7 +171,10 @@ class KvCache:
         if count + spare > self.num_available:
             return None
         while self.pool.num_free < count:
-            self._give_up()
+            if (key := next((one for one, page in self._tails.items() if self.pool.is_idle(page)), None)) is not None:
+                self.withdraw(key)
+            else:
+                self._give_up()
         pages = [self.pool.take() for _ in range(count)]
         self.counts.most_pages = max(self.counts.most_pages, self.pool.num_pages - self.pool.num_free)
         return pages
@@ -265,7 +196,7 @@ class KvCache:
 
     def trim(self) -> None:
         """Where idle conversations hold more than they may, let go of those that were idle longest."""
-        while self.pool.num_idle > self._idle_pages:
+        while self.pool.num_idle - sum(map(self.pool.is_idle, self._tails.values())) > self._idle_pages:
             self._give_up()
 
     def keep(self, conversation: str, tokens: list[int], pages: list[int], version: Weights) -> None:
@@ -274,6 +205,17 @@ class KvCache:
         gone = self.unread(len(tokens))
         self._host.release(conversation)
         self._here.put(conversation, Idle(tokens, [self.pool.hole] * gone + pages[gone:], version))
+
+    def lend(self, key: bytes, page: int) -> None:
+        """Hold the page in which tokens end that others begin with too. Who holds it may write on behind them."""
+        if key not in self._tails:
+            self.pool.hold(page, idle=True)
+            self._tails[key] = page
+
+    def withdraw(self, key: bytes) -> None:
+        """Lend it no longer; none is fine."""
+        if (page := self._tails.pop(key, None)) is not None:
+            self.pool.drop(page, idle=True)
 
     def take_copies(self) -> list[Copy]:
         """What is to be copied, in this order, before the next step is computed; it is asked for once."""
@@ -285,8 +227,10 @@ class KvCache:
         self._here.release(conversation)
         self._host.release(conversation)
 
-    def evict(self, conversation: str) -> None:
-        """Give up what is kept of an idle conversation, if anything is: it has become of no use."""
+    def evict(self, conversation: str | bytes) -> None:
+        """Give up what is kept of an idle conversation, if anything is, or the page lent under a key: it has become of no use."""
+        if isinstance(conversation, bytes):
+            return self.withdraw(conversation)
         self.counts.evictions += any(shelf.get(conversation) is not None for shelf in (self._here, self._host))
         self.release(conversation)
 
@@ -298,9 +242,18 @@ class KvCache:
         """Forget all that is idle: whether it was copied where it should be is unknown."""
         self._here.clear()
         self._host = Shelf(self.host.num_pages)
+        for key in list(self._tails):
+            self.withdraw(key)
 
     def admit(
-        self, conversation: str | None, tokens: list[int], count: int, version: Weights, digests: list[bytes], spare: int
+        self,
+        conversation: str | None,
+        tokens: list[int],
+        count: int,
+        version: Weights,
+        digests: list[bytes],
+        spare: int,
+        tail: bytes | None = None,
     ) -> Seat | None:
         """`count` pages for a request, where fewer than `spare` are not left afterwards; else None, and what was found is kept.
 
@@ -315,6 +268,7 @@ class KvCache:
             version: of the weights that will compute the rest.
             digests: of the full pages found, appended to.
             spare: pages that running requests are about to need.
+            tail: under which the page is lent, if it is, in which all of `tokens` but one end; it is copied.
         """
         pages, kept = self._resume(conversation, tokens, version)
         resumed = len(pages)
@@ -323,6 +277,8 @@ class KvCache:
         holes = away.count(self.host.hole)
         for page in away:
             self.host.hold(page)
+        lent = self._lent(tail, tokens, known + restored)
+        self.pool.hold(lent)
         fresh = self.take(count - len(pages) - holes, spare)
         if fresh is None:
             # of what was found only its own: the step that is being planned may still have to fill the others
@@ -334,7 +290,11 @@ class KvCache:
             self._copies += [Copy("back", source, target) for source, target in zip(away[holes:], fresh, strict=False)]
             self.counts.pages_back += len(away) - holes
             pages += [self.pool.hole] * holes + fresh
+            if lent != self.pool.hole:
+                self._copies.append(Copy("within", lent, pages[known // self.page_size]))
+                known = len(tokens) - 1
             self.publish(pages, tokens, known + restored, version, digests)
+        self.pool.drop(lent)
         for page in reversed(away):
             self.host.drop(page)
         return None if fresh is None else Seat(pages, known + restored, min(kept, known), restored)
@@ -379,6 +339,11 @@ class KvCache:
             pages.append(page)
             known += self.page_size
         return min(known, len(tokens) - 1)
+
+    def _lent(self, tail: bytes | None, tokens: list[int], known: int) -> int:
+        """The page that holds what is missing between the `known` tokens and the last one; else the hole."""
+        whole_pages = (len(tokens) - 1) // self.page_size * self.page_size
+        return self._tails.get(tail, self.pool.hole) if tail is not None and known == whole_pages else self.pool.hole
 
     def _away(self, conversation: str | None, tokens: list[int], version: Weights, known: int) -> tuple[list[int], int]:
         """Pages in host memory that hold more of `tokens` than the `known` ones, and how many more."""

@@ -37,7 +37,7 @@ class Scheduler:
 
     def __init__(self, cache: KvCache, *, max_running: int, max_batch_tokens: int, states: StateSlots | None = None) -> None:
         self.cache, self.states = cache, states
-        self._leads = Leads(states, cache.page_size) if states is not None and cache.share_prefixes else None
+        self._leads = Leads(states, cache) if states is not None and cache.share_prefixes else None
         self._max_batch_tokens = max_batch_tokens
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
@@ -274,13 +274,15 @@ class Scheduler:
         insort(self._running, sequence, key=_rank)
         return True
 
-    def _pages_for(self, sequence: Sequence, version: int, most: int | None = None) -> Seat | None:
-        """Pages, of which at most those of the first `most` tokens are found."""
+    def _pages_for(
+        self, sequence: Sequence, version: int, most: int | None = None, tail: bytes | None = None
+    ) -> Seat | None:
+        """Pages, of which at most those of the first `most` tokens are found; the last perhaps lent under `tail`."""
         cache, wanted, count = self.cache, sequence.reusable, self.cache.pages_for(len(sequence.tokens))
         wanted = wanted if most is None else wanted[: most + 1]
         weights = sequence.weights_under(version)
         # a page for every running request is left, or it would soon have to give way to them
-        return cache.admit(sequence.conversation, wanted, count, weights, sequence.digests, spare=len(self._running))
+        return cache.admit(sequence.conversation, wanted, count, weights, sequence.digests, len(self._running), tail)
 
     def _pages_and_state_for(self, sequence: Sequence, version: int, states: StateSlots) -> Seat | None:
         """What its conversation keeps, or others have computed, is of use only with the state behind all of it."""
@@ -288,7 +290,8 @@ class Scheduler:
             return None
         own = [sequence.conversation] if sequence.conversation and states.behind(sequence.conversation) else []
         for whose in (*own, *(self._leads.found(sequence, version) if self._leads is not None else ()), None):
-            seat = self._pages_for(sequence, version, states.behind(whose))
+            tail = whose.key if isinstance(whose, Beginning) else None
+            seat = self._pages_for(sequence, version, states.behind(whose), tail)
             if seat is not None:
                 all_of_it = isinstance(whose, Beginning) and seat.known == whose.num_tokens
                 found = whose if all_of_it else _begun(sequence, seat.known, version)

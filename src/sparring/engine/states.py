@@ -24,6 +24,11 @@ class Beginning(NamedTuple):
     weights: Weights
     digest: bytes
 
+    @property
+    def key(self) -> bytes:
+        """Under which a page is lent that ends so."""
+        return str(self.weights).encode() + self.digest
+
 
 def beginning_of(tokens: list[int], weights: Weights) -> Beginning:
     """All of these tokens."""
@@ -43,10 +48,10 @@ class StateSlots:
 
     Args:
         num_slots: how many there are.
-        lost: is told which conversation has no state any more; its pages are of no use then.
+        lost: is told which conversation, or the key of which beginning, has no state any more; its pages are of no use then.
     """
 
-    def __init__(self, num_slots: int, lost: Callable[[str], object]) -> None:
+    def __init__(self, num_slots: int, lost: Callable[[str | bytes], object]) -> None:
         self._free, self._lost = list(range(num_slots)), lost
         self._idle: OrderedDict[str | Beginning, Idle] = OrderedDict()
         self._copies: list[tuple[int, int]] = []
@@ -61,8 +66,7 @@ class StateSlots:
         if not self._free and self._idle:
             whose, idle = self._idle.popitem(last=False)
             self.drop(idle.slot)
-            if isinstance(whose, str):
-                self._lost(whose)
+            self._lost(whose if isinstance(whose, str) else whose.key)
         return self._free.pop() if self._free else None
 
     def drop(self, slot: int | None) -> None:
@@ -86,13 +90,19 @@ class StateSlots:
             self._copies.append((slot, copy))
             self.keep(conversation, copy, behind)
 
-    def remember(self, beginning: Beginning, slot: int) -> None:
-        """Keep a copy of the state in `slot` for whoever begins so, while the sequence that holds it goes on; not where all are
-        in use."""
+    def remember(self, beginning: Beginning, slot: int) -> bool:
+        """Keep a copy of the state in `slot` for whoever begins so, while the sequence that holds it goes on; whether one was
+        made: not where there is one, and not where all are in use."""
         copy = None if beginning in self._idle else self.take()
         if copy is not None:
             self._copies.append((slot, copy))
             self._idle[beginning] = Idle(copy, beginning)
+        return copy is not None
+
+    @property
+    def lengths(self) -> set[int]:
+        """Of the beginnings whose state is remembered."""
+        return {whose.num_tokens for whose in self._idle if isinstance(whose, Beginning)}
 
     def behind(self, whose: str | Beginning | None) -> int:
         """Behind how many tokens the state of a conversation or of a beginning is; 0 where there is none."""
@@ -119,11 +129,13 @@ class StateSlots:
         idle = self._idle.pop(whose, None)
         if idle is not None:
             self.drop(idle.slot)
+        if isinstance(whose, Beginning):
+            self._lost(whose.key)
 
     def release_weights(self, weights: Weights) -> None:
         """Forget all beginnings whose state is of weights that serve nobody any more."""
         for whose in [whose for whose in self._idle if isinstance(whose, Beginning) and whose.weights == weights]:
-            self.drop(self._idle.pop(whose).slot)
+            self.release(whose)
 
     def distrust(self) -> None:
         """Forget all that is idle: whether it was copied where it should be is unknown."""

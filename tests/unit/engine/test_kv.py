@@ -3,7 +3,8 @@
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from sparring.engine.kv import Copy, KvCache, PagePool
+from sparring.engine.kv import Copy, KvCache
+from sparring.engine.pages import PagePool
 
 PAGE = 4
 
