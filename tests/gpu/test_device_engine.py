@@ -2,6 +2,7 @@
 
 import asyncio
 from array import array
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,8 +16,11 @@ from sparring.model.head import token_quantities
 from sparring.model.kernels import ops
 from sparring.model.kernels.device_path import is_interpreted
 from sparring.model.load import load
+from sparring.model.peft import read
 from sparring.model.step import OperationStep, Slots, StepRows
+from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
+from sparring.weights.inline import publish
 
 pytestmark = pytest.mark.gpu
 
@@ -40,9 +44,13 @@ def requests():
     ]
 
 
-def served(model, wanted, **settings):
+def served(model, wanted, adapters=None, **settings):
+    """`adapters`: folders by name."""
+
     async def serve():
         engine = NativeEngine(model, EngineConfig(**settings), threads=1)
+        for name, folder in (adapters or {}).items():
+            await engine.pull(publish("policy", 1, read(folder), adapter=name))
         answers = await asyncio.gather(*(engine.generate(request) for request in wanted))
         await engine.close()
         return answers
@@ -77,6 +85,22 @@ def test_engine_equals_packed_training_forward(device, family, dtype, tmp_path):
     trainer = load(path, dtype=dtype, device=device)
     assert trained(trainer, wanted, answers) == [list(answer.logprobs) for answer in answers]
     assert trained(trainer, wanted[1:2], answers[1:2]) == [list(answers[1].logprobs)]
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe"] if INTERPRETED else ["qwen3", "qwen3_moe", "gpt_oss"])
+def test_adapters_of_a_crowd_equal_their_trainers(device, family, tmp_path):
+    """Of layers, and of experts where there are any; beside a request without one."""
+    path = tiny_model(family, tmp_path / "model", seed=3)
+    stacks = () if family == "qwen3" else ("experts.gate_up_proj", "experts.down_proj")
+    adapters = {name: tiny_adapter(path, tmp_path / name, seed=len(name), target_parameters=stacks) for name in ("a", "other")}
+    places = {None: path, **adapters}
+    names = ([*places] * len(LENGTHS))[: len(LENGTHS)]
+    wanted = [replace(request, adapter=name) for request, name in zip(requests(), names, strict=True)]
+    answers = served(load(path, dtype="bfloat16", device=device), wanted, adapters, max_running=3)
+    for name, place in places.items():
+        its = [(r, a) for r, a in zip(wanted, answers, strict=True) if r.adapter == name]
+        trainer = load(place, dtype="bfloat16", device=device)
+        assert trained(trainer, *zip(*its, strict=True)) == [list(answer.logprobs) for _, answer in its]
 
 
 @pytest.mark.parametrize("family", RECURRENT)

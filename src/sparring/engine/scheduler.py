@@ -79,9 +79,9 @@ class Scheduler:
     def plan(self, version: int) -> list[Chunk]:
         """The chunks of one step under weights `version`; they count as computed from here on."""
         self.cache.trim()
-        self._make_way()
         if self._leads is not None:
             self._leads.look(self._waiting, version)
+        self._make_way()
         preempted, page_size = self.num_preempted, self.cache.page_size
         running = [(sequence, sequence.pending) for sequence in self._running]
         budget = self._max_batch_tokens - sum(pending == 1 for _, pending in running)
@@ -220,11 +220,13 @@ class Scheduler:
         return sequences
 
     def _make_way(self) -> None:
-        """Whoever runs at a lower priority leaves where one of a higher one waits and lacks a slot or pages."""
+        """Whoever runs at a lower priority leaves where one of a higher one waits and lacks a slot or pages alone."""
         slots = pages = 0
         for sequence in () if self.held else tuple(self._waiting):
             if not self._running or not _above(sequence, self._running[-1]):
                 return
+            if self._leads is not None and self._leads.awaits(sequence):
+                continue
             slots, pages = slots + 1, pages + self.cache.pages_for(len(sequence.tokens))
             while self._running and _above(sequence, self._running[-1]):
                 if slots <= len(self._slots) and pages + len(self._running) <= self.cache.num_available:

@@ -1,5 +1,7 @@
 """Slots of recurrent state: one for each sequence, the rest for idle conversations, never one for two."""
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 from hypothesis import example, given, settings
 from test_scheduler import PAGE, sequence, step
@@ -223,6 +225,20 @@ def test_who_has_a_state_of_its_own_waits_for_nobody() -> None:
     for one in (alike(2, 18), alike(3, 18), again):
         work.add(one)
     assert counts(work.plan(0)) == {2: (0, 17), 1: (20, 4)}
+
+
+def test_nobody_gives_way_to_one_that_waits_for_a_prompt_all_the_same() -> None:
+    """Of lower priority are the one that computes the prompt and another; once it is computed, the other leaves."""
+    work = sharing(max_running=2, max_batch_tokens=8)
+    leader, other, urgent = alike(0, 18, new=9), sequence(1, 3, 9, 0), alike(2, 18)
+    for one, priority in ((leader, 0), (other, -1), (urgent, 1)):
+        one.request = replace(one.request, priority=priority)
+    for one in (other, leader, urgent):
+        work.add(one)
+        step(work.plan(0), work)
+    assert (leader.computed, urgent.computed, other.slot >= 0, work.num_preempted) == (14, 0, True, 0)
+    assert counts(work.plan(0)) == {0: (14, 3), 1: (5, 1)}
+    assert counts(work.plan(0)) == {0: (17, 1), 2: (17, 1)} and work.num_preempted == 1
 
 
 shapes = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9), st.integers(0, 3)), min_size=1, max_size=10)
