@@ -7,9 +7,9 @@
 Model A: Qwen3 architecture, hidden 256, 6 layers, 4 heads, 2 KV heads, head size 64, intermediate 768, vocabulary 4096, untied
 (7.3M parameters), 256 new tokens; model B: the shape of Qwen3-0.6B with random weights, 64 new tokens. Prompts of 64 random
 tokens, no stop, temperature 1, every prompt different, prefill included. Each engine is a process of its own that sleeps while
-another has its turn; a turn is one crowd after another for at least 1.5 s. vLLM gets what makes it fastest here: compiled, in one
-process, its own OpenMP and tcmalloc where Debian's libtcmalloc-minimal4 is installed. The last line is one JSON object; ratios are
-medians over the repeats, turn by turn.
+another has its turn; a turn is one crowd after another for at least 1.5 s, and the first at each concurrency is not counted. vLLM
+gets what makes it fastest here: compiled, in one process, its own OpenMP and tcmalloc where Debian's libtcmalloc-minimal4 is
+installed. The last line is one JSON object; ratios are medians over the repeats, turn by turn.
 """
 
 from __future__ import annotations
@@ -76,9 +76,11 @@ def measure(names: list[str], spec: Mapping[str, Any], folder: str, counts: list
             sides[name].turn(json.dumps({"count": 2, "seed": -1 - seed}))
     rates: dict[str, dict[int, list[float]]] = {name: {count: [] for count in counts} for name in names}
     for count in counts:
-        for seed in range(repeats):
+        for seed in range(-1, repeats):
             for name, side in sides.items():
-                rates[name][count].append(side.turn(json.dumps({"count": count, "seed": seed}))["tokens_per_s"])
+                found = side.turn(json.dumps({"count": count, "seed": seed}))["tokens_per_s"]
+                if seed >= 0:  # before, memory is written for the first time and whatever depends on the count is compiled
+                    rates[name][count].append(found)
         medians = {name: round(statistics.median(rates[name][count])) for name in names}
         print(f"{spec['dtype']} x {count}: {medians} tokens/s", flush=True)
     for side in sides.values():

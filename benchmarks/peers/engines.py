@@ -28,8 +28,8 @@ Prompts = list[list[int]]
 Generate = Callable[[Prompts], int]
 
 
-def prompts(spec: dict[str, Any], count: int, seed: int) -> Prompts:
-    """`count` rows of random tokens."""
+def prompts(spec: dict[str, Any], count: int, seed: int | str) -> Prompts:
+    """`count` rows of random tokens, others for each seed."""
     draw = random.Random(seed)
     return [[draw.randrange(spec["vocabulary"]) for _ in range(spec["prompt"])] for _ in range(count)]
 
@@ -158,7 +158,8 @@ def main() -> None:
     for line in sys.stdin:
         ask, made, took = json.loads(line), 0, 0.0
         for crowd in itertools.count():
-            rows = prompts(spec, ask["count"], 1000 * ask["seed"] + crowd)
+            # never a beginning that an engine may have kept of another crowd
+            rows = prompts(spec, ask["count"], f"{ask['count']} {ask['seed']} {crowd}")
             began = time.perf_counter()
             found = run(rows)
             took, made = took + time.perf_counter() - began, made + found

@@ -102,16 +102,23 @@ def test_a_run_goes_on_with_a_given_adapter(whole, tmp_path):
     assert base_of(tmp_path / "tiny/rl/model") == str(whole / "tiny/init/model")
 
 
-def test_experts_learn_in_a_run(whole, tmp_path, capsys):
-    """A mixture of experts with factors for its experts and its queries: exact in every step, merged at the end."""
-    source, stacks = whole / "tiny/init/model", '["experts.gate_up_proj", "experts.down_proj"]'
+def mixture(family, whole, folder):
+    """A base with the tokenizer of a run, and the run's recipe on it."""
+    source = whole / "tiny/init/model"
     size = json.loads((source / "config.json").read_text())["vocab_size"]
-    base = tiny_model("qwen3_moe", tmp_path / "base", seed=1, vocab_size=size)
+    base = tiny_model(family, folder / "base", seed=1, vocab_size=size)
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(source / file, base)
     head, rest = TINY.read_text().split("[models.policy.init]")
-    recipe = tmp_path / "experts.toml"
+    recipe = folder / "experts.toml"
     recipe.write_text(f'{head}[models.policy]\npath = "{base}"\n\n[env]{rest.partition("[env]")[2]}')
+    return base, recipe
+
+
+def test_experts_learn_in_a_run(whole, tmp_path, capsys):
+    """A mixture of experts with factors for its experts and its queries: exact in every step, merged at the end."""
+    base, recipe = mixture("qwen3_moe", whole, tmp_path)
+    stacks = '["experts.gate_up_proj", "experts.down_proj"]'
     targets = ('models.policy.lora.target_modules=["q_proj"]', f"models.policy.lora.target_parameters={stacks}")
     assert main(arguments(tmp_path, 'run.stages=["rl", "export"]', *targets, recipe=recipe)) == 0
     assert "target_parameters ('experts.gate_up_proj', 'experts.down_proj')" in "".join(capsys.readouterr())
@@ -123,6 +130,14 @@ def test_experts_learn_in_a_run(whole, tmp_path, capsys):
     merged, adapted = load(tmp_path / "tiny/export"), load(tmp_path / "tiny/rl/model")
     assert (own_logits(merged) - own_logits(adapted)).abs().max() <= 2e-5 < (own_logits(load(base)) - own_logits(adapted)).abs().max()
     assert main(["replay", str(tmp_path / "tiny"), "rl/0/0"]) == 0
+
+
+def test_experts_that_a_stage_would_refuse_are_refused_before(whole, tmp_path, capsys):
+    """The library computes those of Nemotron-H."""
+    _, recipe = mixture("nemotron_h", whole, tmp_path)
+    settings = ('models.policy.lora.target_parameters=["experts.down_proj"]', 'models.policy.numerics="fast"')
+    assert main(["check", *arguments(tmp_path, 'run.stages=["rl"]', *settings, recipe=recipe)[1:]]) == 2
+    assert "experts that our own layers compute, got the library's layers" in "".join(capsys.readouterr())
 
 
 def own_logits(model):

@@ -159,6 +159,11 @@ class KvCache:
         """Pages that `take` could give."""
         return self.pool.num_free + self.pool.num_idle
 
+    @property
+    def num_idle(self) -> int:
+        """Pages that idle conversations alone hold."""
+        return self.pool.num_idle - sum(map(self.pool.is_idle, self._tails.values()))
+
     def pages_for(self, num_tokens: int) -> int:
         """Pages that hold so many tokens."""
         return -(-num_tokens // self.page_size)
@@ -196,7 +201,7 @@ class KvCache:
 
     def trim(self) -> None:
         """Where idle conversations hold more than they may, let go of those that were idle longest."""
-        while self.pool.num_idle - sum(map(self.pool.is_idle, self._tails.values())) > self._idle_pages:
+        while self.num_idle > self._idle_pages:
             self._give_up()
 
     def keep(self, conversation: str, tokens: list[int], pages: list[int], version: Weights) -> None:
@@ -277,9 +282,12 @@ class KvCache:
         holes = away.count(self.host.hole)
         for page in away:
             self.host.hold(page)
-        lent = self._lent(tail, tokens, known + restored)
+        lent = self.pool.hole if restored else self._lent(tail, tokens, known)
         self.pool.hold(lent)
         fresh = self.take(count - len(pages) - holes, spare)
+        if fresh is None and lent != self.pool.hole:  # the room that it takes itself may be what is missing
+            self.pool.drop(lent)
+            lent, fresh = self.pool.hole, self.take(count - len(pages) - holes, spare)
         if fresh is None:
             # of what was found only its own: the step that is being planned may still have to fill the others
             if resumed:
@@ -422,7 +430,7 @@ def kv_metrics(cache: KvCache, page_bytes: int) -> dict[str, float]:
         "kv_out_bytes": counts.pages_out,
         "kv_back_bytes": counts.pages_back,
         "kv_bytes_now": pool.num_pages - pool.num_free,
-        "kv_idle_bytes_now": pool.num_idle,
+        "kv_idle_bytes_now": cache.num_idle,
         "kv_host_bytes_now": host.num_pages - host.num_free,
         "max_kv_bytes": counts.most_pages,
     }

@@ -97,7 +97,8 @@ class Leads:
         """Have the state copied that is behind what is computed, and its last page lent where that is not full."""
         assert sequence.state is not None, "it runs"
         beginning = self._beginning(sequence, sequence.computed, version)
-        if self._states.remember(beginning, sequence.state) and sequence.computed % self._page_size:
+        self._states.remember(beginning, sequence.state)
+        if self._states.behind(beginning) and sequence.computed % self._page_size:
             self._cache.lend(beginning.key, sequence.pages[sequence.computed // self._page_size])
 
     def _read_on(self, sequence: Sequence, seen: int, waiting: Several[Sequence]) -> None:

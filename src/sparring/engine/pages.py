@@ -8,8 +8,8 @@ from collections import OrderedDict
 class PagePool:
     """Reference counts, the free list (the page freed longest ago is given out first) and the digests.
 
-    `num_idle` counts pages that idle conversations alone hold. `hole` is no page: it stands where one was given back early, and
-    holding or dropping it does nothing.
+    `num_idle` counts pages whose holders all give them up where room is needed: idle conversations, and those kept to be lent.
+    `hole` is no page: it stands where one was given back early, and holding or dropping it does nothing.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -34,7 +34,7 @@ class PagePool:
         return page
 
     def drop(self, page: int, *, idle: bool = False) -> None:
-        """One holder less; `idle` where that was an idle conversation."""
+        """One holder less; `idle` where that was one that gives it up where room is needed."""
         if page == self.hole:
             return
         self._count(page, -1, idle)
@@ -56,7 +56,8 @@ class PagePool:
         return self._digest_of.get(page)
 
     def hold(self, page: int, *, idle: bool = False) -> None:
-        """One holder more, a conversation if `idle`; a free page leaves the free list with what it contains."""
+        """One holder more, who gives it up where room is needed if `idle`; a free page leaves the free list with what it
+        contains."""
         if page == self.hole:
             return
         if self.references[page] == 0:
@@ -70,7 +71,7 @@ class PagePool:
             del self._page_of[digest]
 
     def is_idle(self, page: int) -> bool:
-        """Whether idle conversations hold it, and nobody else."""
+        """Whether only those hold it who give it up where room is needed."""
         return page != self.hole and 0 < self._idle[page] == self.references[page]
 
     def _count(self, page: int, change: int, idle: bool) -> None:

@@ -90,14 +90,13 @@ class StateSlots:
             self._copies.append((slot, copy))
             self.keep(conversation, copy, behind)
 
-    def remember(self, beginning: Beginning, slot: int) -> bool:
-        """Keep a copy of the state in `slot` for whoever begins so, while the sequence that holds it goes on; whether one was
-        made: not where there is one, and not where all are in use."""
+    def remember(self, beginning: Beginning, slot: int) -> None:
+        """Keep a copy of the state in `slot` for whoever begins so, while the sequence that holds it goes on; not where all are
+        in use."""
         copy = None if beginning in self._idle else self.take()
         if copy is not None:
             self._copies.append((slot, copy))
             self._idle[beginning] = Idle(copy, beginning)
-        return copy is not None
 
     @property
     def lengths(self) -> set[int]:

@@ -251,16 +251,15 @@ class Mixture:
     def __call__(self, rows: Sequence[torch.Tensor]) -> list[AdaptedExpert] | None:
         """rows: of the call under way, those [n] of each expert -> what adapters make of its products; None where they add
         nothing."""
-        if not self._adapters.used:
-            return None
-        groups = [self._adapters.groups_among(of_expert) for of_expert in rows]
-        adapters = {adapter for one in groups for adapter, _ in one}
         pairs: dict[tuple[Adapter, int], list[Packed]] = {}
-        for adapter in adapters:
+        for adapter in self._adapters.present:
             for place, site in enumerate(self._sites):
                 if isinstance(delta := adapter.deltas.get(site), ExpertDelta):
                     pairs[adapter, place] = delta.pairs()
-        return [partial(self._adapted, one, pairs, expert) for expert, one in enumerate(groups)] if pairs else None
+        if not pairs:
+            return None
+        groups = self._adapters.groups_among(rows)
+        return [partial(self._adapted, one, pairs, expert) for expert, one in enumerate(groups)]
 
     @staticmethod
     def _adapted(
@@ -328,10 +327,21 @@ class Adapters:
             raise refusal("adapters", expected, f"one over {num_rows}", "serve one adapter alone, merged into the weights")
         return groups
 
-    def groups_among(self, rows: torch.Tensor) -> Sequence[Group]:
-        """The same for a product over rows[n] of those of the call under way."""
-        apart = self.among(rows)
-        return self.groups(len(rows)) if apart is None else apart.groups
+    @property
+    def present(self) -> list[Adapter]:
+        """Those that a row of the call under way may have."""
+        if self._apart is None:
+            return [] if self.everywhere is None else [self.everywhere]
+        return [adapter for adapter, _ in self._apart.groups]
+
+    def groups_among(self, parts: Sequence[torch.Tensor]) -> list[Sequence[Group]]:
+        """As `groups`, of products over parts[i][n] of the rows of the call under way."""
+        if self._apart is None or all(rows is None for _, rows in self._apart.groups):
+            each = self.groups(0) if self._apart is None else self._apart.groups
+            return [each] * len(parts)
+        numbers = self._apart.numbers[torch.cat(list(parts)).cpu().numpy()]
+        bounds = np.cumsum([len(part) for part in parts])[:-1]
+        return [self._tell(one).groups if len(one) else () for one in np.split(numbers, bounds)]
 
     def of_rows(self, numbers: np.ndarray) -> AbstractContextManager[None]:
         """For the calls within, without gradients: row n has the adapter numbers[n], -1 for none."""
@@ -367,8 +377,7 @@ class Adapters:
         sites = self._found()
         adapter.check(targets_of(self._module))
         if alien := [name for name in adapter.factors if name not in sites]:
-            expected, do = "experts that our own layers compute", 'set numerics = "exact", or merge it into its base'
-            raise refusal(f"adapter {alien[0]}", expected, "the library's layers", do)
+            raise foreign(alien[0])
         adapter.deltas = {site: site.delta(adapter) for site in {sites[name]: None for name in adapter.factors}}
         return adapter
 
@@ -461,6 +470,12 @@ def unknown(name: str, known: Sequence[str] | Mapping[str, object], setting: str
     ends = ", ".join(sorted({one.rpartition(".")[2] for one in known})) or "none"
     what = "linear layers" if setting == "target_modules" else "stacked matrices of experts"
     return refusal(f"lora {setting}", f"{what} of the model: {ends}", repr(name), "name some of these")
+
+
+def foreign(name: str) -> Exception:
+    """The refusal of an adapter for experts that the library computes."""
+    do = 'name linear layers alone, or set numerics = "exact" where the model allows it'
+    return refusal(f"adapter {name}", "experts that our own layers compute", "the library's layers", do)
 
 
 def fresh_state(module: nn.Module, names: Sequence[str], rank: int, scale: float, seed: int) -> dict[str, torch.Tensor]:

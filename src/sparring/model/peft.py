@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,11 +109,14 @@ def _by_parameter(state: Mapping[str, torch.Tensor], path: str | Path) -> dict[s
     [M, R E].
     """
     config, settings, found = read_config(path), _settings(path), {}
-    meant = [name for name in STACKED if name in {target.rpartition(".")[2] for target in config.target_parameters}]
     for name, tensor in state.items():
         layer, _, factor = name.rpartition(".lora_")
+        if factor not in ("A.weight", "B.weight"):
+            do = "merge that adapter into its base"
+            raise refusal(f"{path}/{TENSORS}", "factors of linear layers and of experts alone", name, do)
         module = layer.removesuffix(f".{INNER}")
-        stacked = meant and module.rpartition(".")[2] == EXPERTS
+        meant = [one for one in STACKED if _means(config.target_parameters, f"{module}.{one}")]
+        stacked = bool(meant) and module.rpartition(".")[2] == EXPERTS
         target = f"{module}.{meant[0] if module != layer else meant[-1]}" if stacked else layer
         rank = _rank(target, config, settings, f"{path}/{CONFIG}")
         along = tensor.shape[1 if factor.startswith("B") else 0] if tensor.dim() == 2 else 0
@@ -128,12 +131,17 @@ def _by_parameter(state: Mapping[str, torch.Tensor], path: str | Path) -> dict[s
     return found
 
 
+def _means(targets: Sequence[str], name: str) -> bool:
+    return any(name == target or name.endswith(f".{target}") for target in targets)
+
+
 def _rank(target: str, config: LoraConfig, settings: Mapping[str, Any], where: str) -> int:
     """Of the factors of a layer or a parameter, whose scale must be that of all others."""
-    patterns = [settings.get(name) or {} for name in ("rank_pattern", "alpha_pattern")]
-    matching = [next((value for key, value in p.items() if re.match(rf"(.*\.)?({key})$", target)), None) for p in patterns]
-    rank, alpha = (value or default for value, default in zip(matching, (config.rank, config.alpha), strict=True))
-    scale = msgspec.structs.replace(config, rank=rank, alpha=alpha).scale
+    with boundary(BadInput, where, "rank_pattern and alpha_pattern: numbers by regular expressions", "repair it"):
+        patterns = [settings.get(name) or {} for name in ("rank_pattern", "alpha_pattern")]
+        matching = [next((v for key, v in p.items() if re.match(rf"(.*\.)?({key})$", target)), None) for p in patterns]
+        rank, alpha = int(matching[0] or config.rank), float(matching[1] or config.alpha)
+        scale = msgspec.structs.replace(config, rank=rank, alpha=alpha).scale
     if not math.isclose(scale, config.scale):
         expected = f"rank_pattern and alpha_pattern of one scale, {config.scale:g}"
         got = f"rank {rank} and alpha {alpha:g} for {target}"

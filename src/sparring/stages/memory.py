@@ -17,6 +17,9 @@ from sparring.stages.shape import Shape, folder_shape, token_bytes
 NUMBER_BYTES = 4
 """Everything is counted in float32."""
 
+PANEL, JOINED = 64, 3
+"""Kernels multiply by so many outputs of a weight at once, and join up to so many layers."""
+
 TRAINING = ("sft", "preference", "reward_model", *LIVE)
 SERVING = (*LIVE, "eval")
 PLAYING = ("init", "collect", "sft", *SERVING)
@@ -75,7 +78,7 @@ def shapes_of(config: RunConfig, policy: Shape) -> dict[str, Shape]:
 
 def _held(config: RunConfig, shapes: Mapping[str, Shape], stage: str) -> Held:
     policy = shapes[POLICY]
-    parameters, adapters = _parameters(policy), _adapters(config, policy)
+    parameters, (adapters, packed_adapters) = _parameters(policy), _adapters(config, policy)
     section = _learner(config)
     learner = 0 if section is None else _parameters(shapes.get(section.model, policy))
     trained, whole = adapters or parameters, parameters + adapters
@@ -87,6 +90,8 @@ def _held(config: RunConfig, shapes: Mapping[str, Shape], stage: str) -> Held:
     frozen, engines = _asked(config, stage)
     only_asked = sum(_parameters(shapes[name]) if name in shapes and name != POLICY else whole for name in frozen)
     others = sum(_parameters(shapes.get(name, policy)) for name in engines)
+    copies = (stage in TRAINING) + (stage in SERVING) + sum(name not in shapes or name == POLICY for name in frozen)
+    padding = copies * (packed_adapters - adapters)
     written = 0 if training or serving or others else whole  # init and export hold what they write
     per_token = policy.num_layers * (12 * policy.hidden_size + 4 * policy.intermediate_size) + 2 * policy.vocab_size
     return Held(
@@ -97,8 +102,8 @@ def _held(config: RunConfig, shapes: Mapping[str, Shape], stage: str) -> Held:
         averaged=averaged,
         trainer=(training + bool(training) * 3 * trained + only_asked + beside + 4 * learning + written) * NUMBER_BYTES,
         engine=(serving + others) * NUMBER_BYTES,
-        packed=(training + serving + only_asked + others + learning) * NUMBER_BYTES,
-        update=(stage in LIVE) * 3 * trained * NUMBER_BYTES,
+        packed=(training + serving + only_asked + others + learning + padding) * NUMBER_BYTES,
+        update=(stage in LIVE) * (2 * trained + (packed_adapters or trained)) * NUMBER_BYTES,
         cache=sum(_cache(config, shapes, name) for name in [*([POLICY] if serving else []), *engines]),
         activations=bool(training) * config.train.token_budget * per_token * NUMBER_BYTES,
     )
@@ -136,14 +141,21 @@ def _parameters(shape: Shape) -> int:
     return (shape.num_layers * per_layer + 2 * shape.vocab_size) * width
 
 
-def _adapters(config: RunConfig, shape: Shape) -> int:
-    """An adapter has a row for each input and each output of a layer's linear layers, at the most, and of two for each expert."""
+def _adapters(config: RunConfig, shape: Shape) -> tuple[int, int]:
+    """Numbers of an adapter, as it is and packed: A has `rank` rows of a linear layer's inputs, B as many columns of its outputs,
+    for each linear layer and for two matrices of each expert. Packed, A has a multiple of `PANEL` rows, and B columns for up to
+    `JOINED` layers of one product."""
     lora = config.models[POLICY].lora
-    attention, mlp = 2 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim, 3 * shape.intermediate_size
-    ends = 8 * shape.hidden_size + max(attention, shape.delta_size) + mlp
-    if lora is not None and lora.target_parameters:
-        ends += shape.num_experts * 2 * shape.hidden_size + 3 * shape.experts_size
-    return 0 if lora is None else shape.num_layers * lora.rank * ends
+    if lora is None:
+        return 0, 0
+    width, mlp = shape.hidden_size, shape.intermediate_size
+    mixer = max((shape.num_heads + shape.num_kv_heads) * shape.head_dim, -(-shape.delta_size // 2))
+    inputs, outputs = 6 * width + mixer + mlp, 2 * width + mixer + 2 * mlp
+    of_experts = shape.num_experts * width if lora.target_parameters else 0
+    stacked = shape.experts_size if lora.target_parameters else 0
+    inputs, rows = inputs + of_experts + stacked, outputs + of_experts + 2 * stacked
+    packed = -(-lora.rank // PANEL) * PANEL * inputs + lora.rank * (rows + (JOINED - 1) * outputs)
+    return shape.num_layers * lora.rank * (inputs + rows), shape.num_layers * packed
 
 
 def _cache(config: RunConfig, shapes: Mapping[str, Shape], name: str) -> int:

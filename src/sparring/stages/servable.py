@@ -31,7 +31,7 @@ def check_model(context: Context, shape: InitConfig) -> list[str]:
     """
     from sparring.engine.speculation import Speculation
     from sparring.model.create import create
-    from sparring.model.lora import targeted
+    from sparring.model.lora import Adapter, fresh_state, targeted
     from sparring.model.servable import check_servable
 
     spec, given = context.config.models[POLICY], context.given()
@@ -45,7 +45,8 @@ def check_model(context: Context, shape: InitConfig) -> list[str]:
         )
     Speculation(context.config.engine, recurrent=bool(model.recurrent))
     if spec.lora is not None:
-        targeted(model.module, spec.lora.target_modules, spec.lora.target_parameters)
+        names = targeted(model.module, spec.lora.target_modules, spec.lora.target_parameters)
+        model.adapters.fit(Adapter(fresh_state(model.module, names, 1, 1.0, 0), model.dtype, model.device))
     return [f"model: {type(model.module).__name__} in {spec.dtype} runs on {model.path_name}"]
 
 

@@ -23,9 +23,10 @@ NAMES = {
 }
 """Our name -> what architectures call it."""
 
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-SHARED = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
-"""What architectures call the number of a layer's experts, and the width of the one that every token takes."""
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+ALWAYS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+SHARED = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
+"""What architectures call the number of a layer's experts, of those that every token takes, and the width of these together."""
 
 KINDS = ("layer_types", "layers_block_type")
 """What architectures call the list of their layers' kinds."""
@@ -73,18 +74,16 @@ def folder_shape(folder: Path) -> Shape:
         config = {"num_hidden_layers": len(kinds), **config}
     found = {name: _size(config, keys, file) for name, keys in NAMES.items()}
     width, heads = found["hidden_size"], found["num_heads"]
-    experts = next((config[name] for name in EXPERTS if config.get(name)), 0)
-    of_expert = config.get("moe_intermediate_size") or config.get("intermediate_size") or 0
-    shared = next((config[name] for name in SHARED if config.get(name)), (config.get("n_shared_experts") or 0) * of_expert)
-    keys, values = (
-        (config.get(f"linear_num_{what}_heads") or 0) * (config.get(f"linear_{what}_head_dim") or 0) for what in ("key", "value")
-    )
+    experts, width_of_expert = _most(config, EXPERTS), _most(config, ("moe_intermediate_size", "intermediate_size"))
+    shared = _most(config, SHARED) or _most(config, ALWAYS) * width_of_expert
+    heads_of = {of: _most(config, (f"linear_num_{of}_heads",)) for of in ("key", "value")}
+    keys, values = (count * _most(config, (f"linear_{of}_head_dim",)) for of, count in heads_of.items())
     try:
         return Shape(
             **found,
-            delta_size=2 * keys + 3 * values + 2 * (config.get("linear_num_value_heads") or 0),
+            delta_size=2 * keys + 3 * values + 2 * heads_of["value"],
             num_experts=experts,
-            experts_size=experts * of_expert + shared if experts else 0,
+            experts_size=experts * width_of_expert + shared if experts else 0,
             num_attending=max(1, found["num_layers"] - sum(kind in WITHOUT_KEYS for kind in kinds)),
             num_kv_heads=config.get("num_key_value_heads") or heads,
             head_dim=config.get("head_dim") or width // heads,
@@ -120,3 +119,13 @@ def _size(config: Mapping[str, Any], keys: tuple[str, ...], file: Path) -> int:
         if isinstance(config.get(key), int):
             return config[key]
     raise refusal(str(file), f"a causal LM's {keys[0]}", ", ".join(config) or "no keys", "check the model's path")
+
+
+def _most(config: Mapping[str, Any], keys: tuple[str, ...]) -> int:
+    """The first of these that is there, of a list for each layer the most; else 0."""
+    for key in keys:
+        value = config.get(key)
+        numbers = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)]
+        if numbers and max(numbers):
+            return max(numbers)
+    return 0

@@ -5,14 +5,16 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from sparring.errors import BadInput
 from sparring.model.attention import Packed
 from sparring.model.config import LoraConfig
+from sparring.model.experts import RowExperts
 from sparring.model.kernels import ops
 from sparring.model.load import load
 from sparring.model.lora import SCALE, Adapter, fresh_state, targeted, targets_of
-from sparring.model.peft import CONFIG, read, read_config, write
+from sparring.model.peft import CONFIG, TENSORS, read, read_config, write
 from sparring.stages.export import export_folder
 from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
@@ -179,6 +181,29 @@ def test_experts_are_adapted_where_they_are_named_and_routers_never(family, tmp_
             targeted(module, (), [name])
 
 
+def test_an_adapter_of_layers_leaves_experts_as_they_are(tmp_path):
+    """Nobody looks for the rows of each expert then."""
+    base = tiny_model("qwen3_moe", tmp_path / "qwen3_moe", seed=4)
+    model = load(tiny_adapter(base, tmp_path / "adapter"))
+    experts = [part for part in model.module.modules() if isinstance(part, RowExperts)]
+    assert experts and all(part.adapted([torch.arange(3), torch.arange(2)]) is None for part in experts)
+    assert load(base).parts and all(part.adapted is None for part in load(base).parts if isinstance(part, RowExperts))
+
+
+def test_what_is_no_factor_and_what_is_no_pattern_are_refused(qwen3, tmp_path):
+    folder = tiny_adapter(qwen3, tmp_path / "adapter")
+    tensors, settings = load_file(folder / TENSORS), json.loads((folder / CONFIG).read_text())
+    for name in ("lm_head.weight", "model.embed_tokens.lora_embedding_A"):
+        save_file({**tensors, f"base_model.model.{name}": torch.zeros(4, 4)}, folder / TENSORS)
+        with pytest.raises(BadInput, match=f"factors of linear layers and of experts alone, got {name}"):
+            load(folder)
+    save_file(tensors, folder / TENSORS)
+    for odd in ({"q_proj": "x"}, {"(": 4}, ["q_proj"], {"q_proj": -4}):
+        (folder / CONFIG).write_text(json.dumps({**settings, "rank_pattern": odd}))
+        with pytest.raises(BadInput, match="rank_pattern and alpha_pattern: numbers by regular expressions"):
+            load(folder)
+
+
 def test_a_model_without_experts_says_so(qwen3):
     with pytest.raises(BadInput, match="stacked matrices of experts of the model: none, got 'experts.down_proj'"):
         targeted(load(qwen3).module, "all-linear", EXPERTS[1:])
@@ -244,7 +269,10 @@ def test_a_folder_is_read_as_it_was_written(qwen3, tmp_path):
     assert fresh_state(module, targeted(module, config.target_modules), 3, config.scale, seed=2).keys() == state.keys()
 
 
-@pytest.mark.parametrize("named", [EXPERTS, EXPERTS[:1], EXPERTS[1:], ("gate_up_proj", "mlp.experts.down_proj")], ids=len)
+APART = ("layers.0.mlp.experts.gate_up_proj", "layers.1.mlp.experts.down_proj")
+
+
+@pytest.mark.parametrize("named", [EXPERTS, EXPERTS[:1], EXPERTS[1:], ("gate_up_proj", "mlp.experts.down_proj"), APART], ids=" ".join)
 def test_factors_of_experts_are_read_as_they_were_written(named, tmp_path):
     base = tiny_model("gpt_oss", tmp_path / "gpt_oss")
     folder = tiny_adapter(base, tmp_path / "adapter", rank=3, target_modules=("q_proj",), target_parameters=named)

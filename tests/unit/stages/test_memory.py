@@ -1,16 +1,20 @@
 """What `sparring check` says a run holds: everything that is there at once, once."""
 
+import json
 from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from sparring.config import RunConfig
 from sparring.model.config import InitConfig
+from sparring.model.load import load
 from sparring.model.lora import fresh_state, targeted
 from sparring.model.save import skeleton
 from sparring.stages.memory import Held, shapes_of
 from sparring.stages.shape import Shape, folder_shape
+from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import FEATURES, tiny_model
 
 INIT = {"hidden_size": 64, "num_layers": 3, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "vocab_size": 1000}
@@ -148,7 +152,9 @@ def test_a_moving_teacher_is_computed_beside_the_trainer() -> None:
 def test_of_a_model_below_adapters_there_are_four_copies() -> None:
     found = held(policy={"lora": {"rank": 4}})
     assert found.parameters == PARAMETERS and 0 < found.trained < PARAMETERS
-    assert weights(found) == 4 * PARAMETERS * 4 + 10 * found.trained * 4
+    packed = found.update // 4 - 2 * found.trained
+    assert weights(found) == (4 * PARAMETERS + 7 * found.trained + 3 * packed) * 4
+    assert packed > 10 * found.trained, "of rank 4 a panel of 64"
 
 
 @pytest.mark.parametrize("section", ["critic", "implicit"])
@@ -188,6 +194,33 @@ def test_keys_and_values_here_and_in_host_memory(engine: dict, expected: int) ->
 
 def test_recurrent_states_take_as_much_as_the_cache() -> None:
     assert held(shape=msgspec.structs.replace(SHAPE, num_attending=1)).cache == 2 * GIB
+
+
+ERNIE = {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24, "moe_num_shared_experts": 2, "moe_layer_start_index": 0}
+
+
+def test_what_else_sizes_of_experts_are_called(tmp_path: Path) -> None:
+    path = tiny_model("ernie4_5_moe", tmp_path, **ERNIE)
+    assert folder_shape(path).experts_size == 8 * 24
+    actual = sum(parameter.numel() for name, parameter in skeleton(path).named_parameters() if "bias" not in name)
+    assert actual <= 1.01 * held(shape=folder_shape(path)).parameters < 1.2 * actual
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "moe_num_experts": [6, 4], "moe_intermediate_size": [24, 16]}))
+    assert folder_shape(path).experts_size == 8 * 24, "the most that a layer has"
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "gpt_oss"])
+def test_packed_factors_are_counted_as_large_as_they_are(family: str, tmp_path: Path) -> None:
+    """Small ranks are padded."""
+    base = tiny_model(family, tmp_path / "base")
+    stacks = () if family == "qwen3" else ("experts.gate_up_proj", "experts.down_proj")
+    adapter = load(tiny_adapter(base, tmp_path / "adapter", rank=3, target_parameters=stacks)).adapters.everywhere
+    with torch.no_grad():
+        pairs = [pair for delta in adapter.deltas.values() for pair in (delta.pairs() if hasattr(delta, "pairs") else [(delta.a, delta.b)])]
+    shape = folder_shape(base)
+    lora, none = (held(shape=shape, policy=policy) for policy in ({"lora": {"rank": 3, "target_parameters": stacks}}, {}))
+    of_one = (lora.packed - none.packed) / 2  # trainer and engine
+    assert 0.4 * of_one < sum(one.storage.nbytes for pair in pairs for one in pair) <= of_one
 
 
 @pytest.mark.parametrize("family", ["llama", *FEATURES])
