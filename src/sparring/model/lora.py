@@ -24,6 +24,7 @@ from sparring.model.decoder import Decoder
 from sparring.model.experts import AdaptedExpert, RowExperts
 from sparring.model.kernels import ops
 from sparring.model.layers import RowLinear
+from sparring.model.targets import Target, linears_of, targets_of, unknown
 
 A, B, SCALE = "lora_A.weight", "lora_B.weight", "lora_scale"
 """How a state names the two factors of a layer, behind its name, and the one number beside them."""
@@ -34,15 +35,6 @@ Group = tuple["Adapter", torch.Tensor | None]
 
 Packed = tuple[ops.PackedWeight, ops.PackedWeight]
 """Both factors of one matrix."""
-
-
-class Target(NamedTuple):
-    """A weight that an adapter may add to: the name of its parameter, its shape (M, K) or (E, M, K), and whether the parameter
-    has the last two the other way round."""
-
-    weight: str
-    shape: tuple[int, ...]
-    transposed: bool = False
 
 
 class Apart(NamedTuple):
@@ -78,7 +70,7 @@ class Adapter:
         }
         self.factors = {name: (self._parameters[f"{name}.{A}"], self._parameters[f"{name}.{B}"]) for name in names}
         for name, (a, b) in self.factors.items():
-            if a.dim() not in (2, 3) or a.dim() != b.dim() or (*a.shape[:-2], a.shape[-2]) != (*b.shape[:-2], b.shape[-1]):
+            if a.dim() not in (2, 3) or a.dim() != b.dim() or a.shape[:-1] != (*b.shape[:-2], b.shape[-1]):
                 got = f"{tuple(a.shape)} and {tuple(b.shape)}"
                 expected = "A [rank, inputs] and B [outputs, rank], of experts stacked"
                 raise refusal(f"adapter {name}", expected, got, "repair it")
@@ -183,7 +175,7 @@ class ExpertDelta:
     """What one adapter adds to the products of each expert with one stacked parameter."""
 
     def __init__(self, adapter: Adapter, site: ExpertSite) -> None:
-        self._factors, self.scale = adapter.factors[site.name], adapter.scale
+        self._factors = adapter.factors[site.name]
         self._packed: list[Packed] = [(ops.pack(a), ops.pack(b)) for a, b in self._detached()]
 
     def pairs(self) -> list[Packed]:
@@ -419,57 +411,6 @@ class Adapters:
         site = Site(self, names, layers, packed=packed)
         self._sites |= dict.fromkeys(names, site)
         return site
-
-
-def linears_of(module: nn.Module) -> dict[str, nn.Module]:
-    """The linear layers of a Hugging Face model that may have adapters, by name: neither the head nor routers and experts."""
-    heads = (module.get_output_embeddings(), getattr(module, "score", None))
-    return {
-        name: part
-        for name, part in module.named_modules()
-        if type(part) in (nn.Linear, RowLinear) and not any(part is head for head in heads)
-    }
-
-
-def targets_of(module: nn.Module) -> dict[str, Target]:
-    """What adapters may add to: linear layers by name, and stacked matrices of experts by the name of their parameter."""
-    targets = {name: Target(f"{name}.weight", tuple(layer.weight.shape)) for name, layer in linears_of(module).items()}
-    for path, part in module.named_modules():
-        for name in STACKED if type(part).__name__.endswith("Experts") else ():
-            weight, transposed = getattr(part, name, None), bool(getattr(part, "is_transposed", False))
-            if isinstance(weight, nn.Parameter) and weight.dim() == 3:
-                experts, outputs, inputs = weight.mT.shape if transposed else weight.shape
-                targets[f"{path}.{name}"] = Target(f"{path}.{name}", (experts, outputs, inputs), transposed)
-    return targets
-
-
-def targeted(module: nn.Module, target_modules: str | Sequence[str], target_parameters: Sequence[str] = ()) -> list[str]:
-    """Names of the linear layers and of the stacked matrices of experts that a `LoraConfig` means, as the PEFT library
-    understands it.
-
-    Raises:
-        BadInput: an entry means none.
-    """
-    names = list(linears_of(module))
-    if target_modules == "default":
-        ends = {name.rpartition(".")[2] for name in names}
-        target_modules = [end for end in ("q_proj", "v_proj", "qkv_proj") if end in ends]
-    stacks = [name for name, target in targets_of(module).items() if len(target.shape) == 3]
-    found = names if target_modules == "all-linear" else []
-    for known, targets in ((names, () if found else target_modules), (stacks, target_parameters)):
-        for target in targets:
-            meant = [name for name in known if name == target or name.endswith(f".{target}")]
-            if not meant:
-                raise unknown(target, known, "target_modules" if known is names else "target_parameters")
-            found += [name for name in meant if name not in found]
-    return found
-
-
-def unknown(name: str, known: Sequence[str] | Mapping[str, object], setting: str = "target_modules") -> Exception:
-    """The refusal of an adapter for something else than one of these."""
-    ends = ", ".join(sorted({one.rpartition(".")[2] for one in known})) or "none"
-    what = "linear layers" if setting == "target_modules" else "stacked matrices of experts"
-    return refusal(f"lora {setting}", f"{what} of the model: {ends}", repr(name), "name some of these")
 
 
 def foreign(name: str) -> Exception:

@@ -34,8 +34,9 @@ def export_folder(source: Path, out: Path, dtype: str) -> None:
         StoreError: the disk is full or cannot be written.
     """
     from sparring.model.load import load
-    from sparring.model.lora import Adapter, targets_of
+    from sparring.model.lora import Adapter
     from sparring.model.save import save
+    from sparring.model.targets import targets_of
 
     model = load(base_of(source), dtype=dtype, device="cpu", numerics="fast")
     state = model.state()

@@ -37,8 +37,9 @@ def fresh(base: Path, lora: LoraConfig, seed: int) -> dict[str, Any]:
     Raises:
         BadInput: it targets a layer that the model does not have.
     """
-    from sparring.model.lora import fresh_state, targeted
+    from sparring.model.lora import fresh_state
     from sparring.model.save import skeleton
+    from sparring.model.targets import targeted
 
     module = skeleton(base)
     return fresh_state(module, targeted(module, lora.target_modules, lora.target_parameters), lora.rank, lora.scale, seed)

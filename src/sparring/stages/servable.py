@@ -31,8 +31,9 @@ def check_model(context: Context, shape: InitConfig) -> list[str]:
     """
     from sparring.engine.speculation import Speculation
     from sparring.model.create import create
-    from sparring.model.lora import Adapter, fresh_state, targeted
+    from sparring.model.lora import Adapter, fresh_state
     from sparring.model.servable import check_servable
+    from sparring.model.targets import targeted
 
     spec, given = context.config.models[POLICY], context.given()
     with tempfile.TemporaryDirectory() as folder:

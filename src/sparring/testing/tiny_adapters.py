@@ -31,9 +31,10 @@ def tiny_adapter(
     import torch
 
     from sparring.model.config import LoraConfig
-    from sparring.model.lora import SCALE, fresh_state, targeted
+    from sparring.model.lora import SCALE, fresh_state
     from sparring.model.peft import write
     from sparring.model.save import skeleton
+    from sparring.model.targets import targeted
 
     named = target_modules if isinstance(target_modules, str) else tuple(target_modules)
     stacks = tuple(target_parameters)

@@ -13,8 +13,9 @@ from sparring.model.config import LoraConfig
 from sparring.model.experts import RowExperts
 from sparring.model.kernels import ops
 from sparring.model.load import load
-from sparring.model.lora import SCALE, Adapter, fresh_state, targeted, targets_of
+from sparring.model.lora import SCALE, Adapter, fresh_state
 from sparring.model.peft import CONFIG, TENSORS, read, read_config, write
+from sparring.model.targets import targeted, targets_of
 from sparring.stages.export import export_folder
 from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import VOCABULARY, tiny_model

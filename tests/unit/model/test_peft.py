@@ -8,9 +8,9 @@ import torch
 from sparring.errors import BadInput
 from sparring.model.attention import Packed
 from sparring.model.load import load
-from sparring.model.lora import targeted, targets_of
 from sparring.model.peft import CONFIG, read, read_config, write
 from sparring.model.save import save
+from sparring.model.targets import targeted, targets_of
 from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 

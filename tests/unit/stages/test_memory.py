@@ -10,8 +10,9 @@ import torch
 from sparring.config import RunConfig
 from sparring.model.config import InitConfig
 from sparring.model.load import load
-from sparring.model.lora import fresh_state, targeted
+from sparring.model.lora import fresh_state
 from sparring.model.save import skeleton
+from sparring.model.targets import targeted
 from sparring.stages.memory import Held, shapes_of
 from sparring.stages.shape import Shape, folder_shape
 from sparring.testing.tiny_adapters import tiny_adapter
