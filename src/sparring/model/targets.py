@@ -58,7 +58,7 @@ def targeted(module: nn.Module, target_modules: str | Sequence[str], target_para
         ends = {name.rpartition(".")[2] for name in names}
         target_modules = [end for end in ("q_proj", "v_proj", "qkv_proj") if end in ends]
     stacks = [name for name, target in targets_of(module).items() if len(target.shape) == 3]
-    found = names if target_modules == "all-linear" else []
+    found = [*names] if target_modules == "all-linear" else []
     for known, targets in ((names, () if found else target_modules), (stacks, target_parameters)):
         for target in targets:
             meant = [name for name in known if name == target or name.endswith(f".{target}")]
