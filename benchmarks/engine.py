@@ -7,9 +7,10 @@
 Model A: Qwen3 architecture, hidden 256, 6 layers, 4 heads, 2 KV heads, head size 64, intermediate 768, vocabulary 4096, untied
 (7.3M parameters), 256 new tokens; model B: the shape of Qwen3-0.6B with random weights, 64 new tokens. Prompts of 64 random
 tokens, no stop, temperature 1, every prompt different, prefill included. Each engine is a process of its own that sleeps while
-another has its turn; a turn is one crowd after another for at least 1.5 s, and the first at each concurrency is not counted. vLLM
-gets what makes it fastest here: compiled, in one process, its own OpenMP and tcmalloc where Debian's libtcmalloc-minimal4 is
-installed. The last line is one JSON object; ratios are medians over the repeats, turn by turn.
+another has its turn; a turn is one crowd after another for at least 1.5 s, and the first at each concurrency is not counted. The
+largest concurrency comes first, so that the memory of an engine's cache is written before anything counts. vLLM gets what makes
+it fastest here: compiled, in one process, its own OpenMP and tcmalloc where Debian's libtcmalloc-minimal4 is installed. The last
+line is one JSON object; ratios are medians over the repeats, turn by turn.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def measure(names: list[str], spec: Mapping[str, Any], folder: str, counts: list
         for seed in range(WARM_UP):
             sides[name].turn(json.dumps({"count": 2, "seed": -1 - seed}))
     rates: dict[str, dict[int, list[float]]] = {name: {count: [] for count in counts} for name in names}
-    for count in counts:
+    for count in sorted(counts, reverse=True):
         for seed in range(-1, repeats):
             for name, side in sides.items():
                 found = side.turn(json.dumps({"count": count, "seed": seed}))["tokens_per_s"]

@@ -86,7 +86,7 @@ struct StepPlan {
 namespace {
 
 constexpr int64_t ROWS_OF_A_THREAD = 16;  // fewer, and the weights are the work
-constexpr int64_t BLOCK_ROWS = 96;
+constexpr int64_t BLOCK_ROWS = 192;  // for each of which all weights of a layer are read once more
 constexpr int64_t KEPT_BYTES = 64 << 20;  // of weights that stay near a core from one step to the next
 constexpr int64_t ROWS_TO_SHARE = 4;  // fewer, and waiting for another thread takes longer than what is between two products
 constexpr int64_t ROWS_OF_A_READING = 128;  // up to so many rows, reading weights from far takes longer than computing
@@ -378,8 +378,8 @@ template <class T> static int64_t decoder_step(const DecoderPlan &plan, const St
     int threads = (int)request.threads;
     // with rows to each of them, every thread reads all weights
     bool few = step.N < ROWS_OF_A_THREAD * threads || (step.N <= ROWS_OF_A_READING && weight_bytes(plan) > KEPT_BYTES);
-    int64_t pieces = larger(threads, step.N / (2 * TILE) / threads * threads), rows = few ? step.N : blocks_of(step.N, pieces);
-    Division how{threads, request.independent ? rows : smaller(rows, BLOCK_ROWS), few && threads > 1};
+    int64_t rows = few ? step.N : blocks_of(step.N, threads * blocks_of(step.N, threads * BLOCK_ROWS));
+    Division how{threads, rows, few && threads > 1};
     std::atomic<int64_t> until{request.steps};
     if (request.independent)
         how.rows(step.N, [&](int64_t first, int64_t last) { step.rows_apart(how, first, last, until); });
