@@ -66,23 +66,39 @@ class RowExperts(nn.Module):
             self._packed = [tuple(map(ops.pack, pair)) for pair in zip(*self._weights(), strict=True)]
         count, per_row = chosen.shape
         of_pair, order = chosen.flatten().sort(stable=True)
-        loads = torch.bincount(of_pair, minlength=len(self._packed)).tolist()
+        loads = torch.bincount(of_pair, minlength=len(self._packed))
         numbers = order // per_row
-        rows = x.index_select(0, numbers).split(loads)
-        adapted = None if self.adapted is None else self.adapted(numbers.split(loads))
-        # one node of the graph for each stacked parameter: a slice for each expert would have a whole gradient of its own
-        weights, biases = list(zip(*self._weights(), strict=True)), list(zip(*self._biases(), strict=True))
-        found = [
-            self._expert(part, [p.of(w) for p, w in zip(packed, weights[e], strict=True)], biases[e], adapted and adapted[e])
-            for e, (part, packed) in enumerate(zip(rows, self._packed, strict=True))
-            if len(part)
-        ]
-        outputs = torch.cat(found).index_select(0, order.argsort()).view(count, per_row, -1).float()
+        rows = x.index_select(0, numbers)
+        adapted = None if self.adapted is None else self.adapted(numbers.split(loads.tolist()))
+        outputs = (self._each if torch.is_grad_enabled() else self._together)(rows, loads, adapted)
+        outputs = outputs.index_select(0, order.argsort()).view(count, per_row, -1).float()
         weighed = (outputs * shares.float().unsqueeze(-1)).unbind(1)
         total = weighed[0]
         for term in weighed[1:]:
             total = total + term
         return total.to(x.dtype)
+
+    def _together(self, x: torch.Tensor, loads: torch.Tensor, adapted: Sequence[AdaptedExpert] | None) -> torch.Tensor:
+        """x[P, D], of whose rows loads[E] are of each expert in turn -> [P, D]; without gradients, all experts in one call."""
+        stacked = (self.gate_up_proj_bias, self.down_proj_bias)
+        for place, (packed, biases) in enumerate(zip(zip(*self._packed, strict=True), stacked, strict=True)):
+            y = ops.linear_groups(x, packed, biases, loads)
+            if adapted is not None:
+                parts = zip(adapted, *(rows.split(loads.tolist()) for rows in (x, y)), strict=True)
+                y = torch.cat([one(place, x_e, y_e) for one, x_e, y_e in parts if len(x_e)])
+            x = y if place else self._gate(y)
+        return x
+
+    def _each(self, x: torch.Tensor, loads: torch.Tensor, adapted: Sequence[AdaptedExpert] | None) -> torch.Tensor:
+        """The same with gradients, expert by expert."""
+        # one node of the graph for each stacked parameter: a slice for each expert would have a whole gradient of its own
+        weights, biases = list(zip(*self._weights(), strict=True)), list(zip(*self._biases(), strict=True))
+        found = [
+            self._expert(part, [p.of(w) for p, w in zip(packed, weights[e], strict=True)], biases[e], adapted and adapted[e])
+            for e, (part, packed) in enumerate(zip(x.split(loads.tolist()), self._packed, strict=True))
+            if len(part)
+        ]
+        return torch.cat(found)
 
     def _expert(
         self,

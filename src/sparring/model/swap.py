@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -77,15 +78,18 @@ def _norm(norm: nn.Module) -> nn.Module | None:
 
 
 def _router(router: nn.Module) -> RowRouter | None:
-    weight = router.weight
+    # in float32: theirs rounds its logits to bfloat16, and a row with nearly equal ones may then have other experts than ours
+    theirs = copy.deepcopy(router).float()
+    weight = theirs.weight
 
     def shares(route: Callable[..., Any], x: torch.Tensor) -> torch.Tensor:
         _, found, chosen = route(x)
         return torch.zeros(len(x), weight.shape[0], device=x.device).scatter_(1, chosen, found.float())
 
-    ours = [RowRouter(router, renormalise=renormalise) for renormalise in (True, False)]
-    x = _random(64, weight.shape[1], like=weight)
-    return ours[at] if (at := _closest(shares(router, x), [shares(one, x) for one in ours], weight.dtype)) is not None else None
+    kinds, x = (True, False), _random(64, weight.shape[1], like=weight)
+    ours = [shares(RowRouter(theirs, renormalise=kind), x) for kind in kinds]
+    at = _closest(shares(theirs, x), ours, weight.dtype)
+    return None if at is None else RowRouter(router, renormalise=kinds[at])
 
 
 def _experts(experts: nn.Module) -> RowExperts | None:

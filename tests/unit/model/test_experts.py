@@ -5,6 +5,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from sparring.model.experts import RowExperts, RowRouter, gates_of
+from sparring.model.load import load
 from sparring.testing.tiny_models import tiny_model
 
 FAMILIES = ["mixtral", "qwen3_moe", "gpt_oss"]
@@ -81,3 +82,12 @@ def test_refresh_packs_changed_experts(tmp_path):
         experts.down_proj.mul_(2.0)
         experts.refresh()
         assert torch.equal(mixed(router, experts, rows(9)), 2.0 * before)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_many_experts_in_bfloat16_are_recognised_in_every_layer(family, tmp_path):
+    """Logits that the library rounds to bfloat16 are often equal where the experts are many: such a row has others in ours."""
+    many = {"num_experts_per_tok": 8, "num_experts": 128, "num_local_experts": 128}
+    model = load(tiny_model(family, tmp_path, **many), dtype="bfloat16")
+    kinds = [type(module) for module in model.module.modules()]
+    assert kinds.count(RowRouter) == kinds.count(RowExperts) == 2

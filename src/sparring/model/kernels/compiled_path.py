@@ -26,6 +26,15 @@ from sparring.model.kernels.torch_path import product
 NAME, PAIRS_NAME, TILES_NAME = "exact-kernels", "exact-pairs", "exact-tiles"
 COMPILED = (TILES_NAME, PAIRS_NAME, NAME)
 """Best first."""
+LAYOUTS = {
+    (NAME, torch.float32): 0,
+    (NAME, torch.bfloat16): 3,
+    (PAIRS_NAME, torch.float32): 0,
+    (PAIRS_NAME, torch.bfloat16): 4,
+    (TILES_NAME, torch.float32): 2,
+    (TILES_NAME, torch.bfloat16): 1,
+}
+"""How a path packs a weight of a dtype: a number of `linear.h`."""
 PANEL = 64
 PLANES = 3
 ROWS_PER_PARTIAL = 64
@@ -71,6 +80,7 @@ _TYPED_SIGNATURES: dict[str, tuple[Any, ...]] = {
     "attention_backward": (*[_P] * 11, *[_I] * 4, _F, _F, _I, _T),
     "attention_paged": (*[_P] * 6, _I, _I, *[_P] * 3, *[_I] * 5, _F, _F, _I, _P, _T),
     "decoder_step": (_P, _P),
+    "linear_groups": (_P, _P, _I, _P, _P, _P, _I, _I, _I, _T),
 }
 _RETURNING = ("has_tiles", "has_pairs", "token_logprobs", "attention_paged", "decoder_step")
 _SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -152,6 +162,19 @@ class CompiledPath:
         call = self._f[narrow if panels.dtype is torch.bfloat16 else "linear_f32"]
         call(x.data_ptr(), panels.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(), *sizes, threads)
         return y if dtype is torch.float32 else y.to(dtype)
+
+    def linear_groups(
+        self, x: torch.Tensor, panels: Sequence[torch.Tensor], biases: torch.Tensor | None, counts: torch.Tensor, num_outputs: int
+    ) -> torch.Tensor:
+        """x[N, K], of whose rows counts[E] belong to each of E weights in turn -> y[N, M]; biases [E, M]."""
+        if biases is not None:
+            biases = biases.detach().float().contiguous()
+        y, ends = torch.empty((x.shape[0], num_outputs), dtype=x.dtype), counts.cumsum(0)
+        pointers = (c_void_p * len(panels))(*(each.data_ptr() for each in panels))
+        weights = (ctypes.addressof(pointers), LAYOUTS[self.name, x.dtype], None if biases is None else biases.data_ptr())
+        sizes = (len(panels), num_outputs, x.shape[1], torch.get_num_threads())
+        self._t["linear_groups"][x.dtype](x.data_ptr(), *weights, y.data_ptr(), ends.data_ptr(), *sizes)
+        return y
 
     def linear_backward(
         self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, needs: tuple[bool, bool]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from sparring.model.kernels import ops
-from sparring.model.kernels.compiled_path import NAME, PAIRS_NAME, TILES_NAME
+from sparring.model.kernels.compiled_path import LAYOUTS
 from sparring.model.kernels.form import AttentionForm
 
 STOPS, BIASES, TOPS = 8, 512, 20
@@ -22,17 +22,6 @@ SLOT_COLUMNS = (
     *("bias_ids", "bias_values", "bias_counts", "bias_until", "limited", "allowed", "tops", "adapters"),
 )
 """What the kernels read by slot, in this order."""
-
-LAYOUTS = {
-    (NAME, torch.float32): 0,
-    (NAME, torch.bfloat16): 3,
-    (PAIRS_NAME, torch.float32): 0,
-    (PAIRS_NAME, torch.bfloat16): 4,
-    (TILES_NAME, torch.float32): 2,
-    (TILES_NAME, torch.bfloat16): 1,
-}
-"""How a path packs a weight of a dtype: a number of `linear.h`."""
-
 
 class Weight(Structure):
     """A packed weight [M, K] and its float32 bias or null."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ __all__ = [
     "decoder_step",
     "gelu_tanh",
     "linear",
+    "linear_groups",
     "pack",
     "path_name",
     "path_names",
@@ -107,10 +109,7 @@ def use(name: str) -> None:
     global _path
     if name not in path_names():
         raise refusal("numerics path", f"one of {', '.join(path_names())}", repr(name), "choose one that this machine has")
-    if name == DevicePath.name:
-        _path = _on_device()
-    else:
-        _path = TorchPath() if name == TorchPath.name else compiled_path(name)
+    _path = _on_device() if name == DevicePath.name else TorchPath() if name == TorchPath.name else compiled_path(name)
 
 
 class PackedWeight:
@@ -176,6 +175,18 @@ def linear(
     ):
         return gradients.Linear.apply(x, bias, packed, _of(x), dtype, total, *packed.weights)
     return _of(x).linear(x.contiguous(), packed.storage, bias, packed.num_outputs, dtype)
+
+
+def linear_groups(
+    x: torch.Tensor, packed: Sequence[PackedWeight], biases: torch.Tensor | None, counts: torch.Tensor
+) -> torch.Tensor:
+    """`linear`, without gradients, of x[N, K], of whose rows counts[E] belong to each of E weights in turn; biases [E, M]."""
+    path, x = _of(x), x.contiguous()
+    if isinstance(path, CompiledPath):
+        return path.linear_groups(x, [each.storage for each in packed], biases, counts, packed[0].num_outputs)
+    parts = zip(x.split(counts.tolist()), packed, [None] * len(packed) if biases is None else biases, strict=True)
+    found = [path.linear(part, each.storage, bias, each.num_outputs, x.dtype) for part, each, bias in parts if len(part)]
+    return torch.cat(found or [x.new_empty((0, packed[0].num_outputs))])
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

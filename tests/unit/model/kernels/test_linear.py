@@ -34,6 +34,22 @@ def test_a_row_is_the_same_in_every_company_of_up_to_seventy(inputs: int, output
         assert changed == [], f"{threads} threads"
 
 
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("counts", [(1,), (0, 3, 0, 250, 1, 7, 0), (0, 2), (0, 0)])
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_several_weights_in_one_call_are_those_of_each(
+    inputs: int, outputs: int, dtype: torch.dtype, counts: tuple[int, ...], biased: bool
+) -> None:
+    packed = [ops.pack(random(outputs, inputs, dtype=dtype, seed=e)) for e in range(len(counts))]
+    x, biases = random(sum(counts), inputs, dtype=dtype, seed=9), random(len(counts), outputs, dtype=dtype, seed=8) if biased else None
+    parts = zip(x.split(counts), packed, [None] * len(counts) if biases is None else biases, strict=True)
+    expected = torch.cat([ops.linear(part, weight, bias) for part, weight, bias in parts])
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        assert torch.equal(ops.linear_groups(x, packed, biases, torch.tensor(counts)), expected)
+
+
 @pytest.mark.parametrize("rows", [1, 6, 7, 40, 300])
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 def test_a_bfloat16_weight_is_computed_with_as_the_float32_that_it_is(inputs: int, outputs: int, rows: int, path: str) -> None:
