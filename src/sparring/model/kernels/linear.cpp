@@ -8,11 +8,13 @@
 
 namespace sparring {
 
+constexpr int64_t OPERATIONS_OF_ONE = 2000000;  // about as long as waking a sleeping second thread takes
+
 template <class P, class X, class Y>
 static void linear(const X *x, const P *panels, const float *bias, Y *y, int64_t N, int64_t M, int64_t K, int threads) {
     PanelProduct<Y, P, X> w{x, panels, bias, y, M, K, M};
     int64_t num_panels = blocks_of(M, PANEL), rows = ROWS_PER_TASK;
-    if (2 * N * M * K < 2000000) threads = 1;  // about as long as waking a sleeping second thread takes
+    if (2 * N * M * K < OPERATIONS_OF_ONE) threads = 1;
     while (rows > TILE_ROWS && num_panels * blocks_of(N, rows) < 4 * threads) rows = blocks_of(rows / 2, TILE_ROWS) * TILE_ROWS;
     parallel_for(num_panels * blocks_of(N, rows), threads, [=](int64_t t) {
         int64_t row = t / num_panels * rows;
@@ -29,14 +31,15 @@ static void linear_groups(const T *x, const void *const *panels, int64_t layout,
     for (int64_t e = 0, first = 0; e < E; first = ends[e++])
         for (; first < ends[e]; first += ROWS_PER_TASK) pieces.push_back({e, first, smaller(first + ROWS_PER_TASK, ends[e])});
     if (pieces.empty()) return;
-    if (2 * ends[E - 1] * M * K < 2000000) threads = 1;
+    if (2 * ends[E - 1] * M * K < OPERATIONS_OF_ONE) threads = 1;
     int64_t count = pieces.size(), panels_each = blocks_of(M, PANEL);
     int64_t parts = threads == 1 ? 1 : smaller(panels_each, blocks_of(4 * threads, count));
     parallel_for(count * parts, threads, [&](int64_t i) {
         const Piece &piece = pieces[i / parts];
         int64_t part = i % parts, begin = panels_each * part / parts, end = panels_each * (part + 1) / parts;
         Weight weight{panels[piece.weight], layout, M, K, biases ? biases + piece.weight * M : nullptr};
-        linear_rows(columns_of(weight, begin, end), x + piece.first * K, y + piece.first * M + begin * PANEL, M, piece.last - piece.first);
+        T *out = y + piece.first * M + begin * PANEL;
+        linear_rows(columns_of(weight, begin, end), x + piece.first * K, out, M, piece.last - piece.first);
     });
 }
 

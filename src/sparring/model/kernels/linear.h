@@ -22,9 +22,9 @@ template <class Y, class P, class X> struct PanelProduct {
     int64_t M, K, y_stride;
 };
 
-// One tile over one block of k: total [R][PANEL] becomes, or grows by, the block's sums. At each k, the next LINES cache lines from
-// `ahead` on are asked for. Kept free of anything else: with a tail or a branch in it the compiler spills accumulators and a third
-// of the speed is gone.
+// One tile over one block of k: total [R][PANEL] becomes, or grows by, the block's sums. At each k, the next LINES cache lines
+// from `ahead` on are asked for. Kept free of anything else: with a tail or a branch in it the compiler spills accumulators and a
+// third of the speed is gone.
 template <int R, int C, int LINES, class X, class P>
 static inline void tile_product(const X *x, int64_t stride, const P *b, float *total, int64_t depth, bool first, const P *ahead) {
     v16 acc[R][C];

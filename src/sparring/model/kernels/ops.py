@@ -21,6 +21,7 @@ import torch
 
 from sparring.errors import refusal
 from sparring.model.kernels import gradients
+from sparring.model.kernels.checks import check_attention, check_groups, check_logits, check_shared, checked
 from sparring.model.kernels.compiled_path import COMPILED, CompiledPath, Norms, compiled_path
 from sparring.model.kernels.device_path import DevicePath, is_interpreted
 from sparring.model.kernels.form import AttentionForm
@@ -181,6 +182,7 @@ def linear_groups(
     x: torch.Tensor, packed: Sequence[PackedWeight], biases: torch.Tensor | None, counts: torch.Tensor
 ) -> torch.Tensor:
     """`linear`, without gradients, of x[N, K], of whose rows counts[E] belong to each of E weights in turn; biases [E, M]."""
+    check_groups(x, [(each.num_outputs, each.num_inputs, each.dtype) for each in packed], biases, counts)
     path, x = _of(x), x.contiguous()
     if isinstance(path, CompiledPath):
         return path.linear_groups(x, [each.storage for each in packed], biases, counts, packed[0].num_outputs)
@@ -322,13 +324,13 @@ def attention_packed(
     Query head h reads key/value head h // (H / G), as `form` says; sinks[H] are one more logit in each head's softmax, which
     weighs nothing. Accumulates in float32.
     """
-    _check_attention(q, k, v, sinks)
+    check_attention(q, k, v, sinks)
     # not on a device, which would have to be waited for in every layer
     if cu_seqlens.dtype is not torch.int32 or (q.device.type == "cpu" and cu_seqlens[-1] != q.shape[0]):
         got = f"{cu_seqlens.dtype} ending at {int(cu_seqlens[-1])}"
         raise refusal("cu_seqlens", f"int32 offsets that end at {q.shape[0]}", got, "see Packed.of")
     if shared is not None:
-        _check_shared(cu_seqlens, shared)
+        check_shared(cu_seqlens, shared)
         shared = shared.contiguous()
     size = q.shape[2]
     q, k, v = _padded(q), _padded(k), _padded(v)
@@ -358,7 +360,7 @@ def attention_paged(
     Raises:
         BadInput: a block table names a page that does not exist or is too short for its context length.
     """
-    _check_attention(q, k, v, sinks)
+    check_attention(q, k, v, sinks)
     if k.shape[1] != pages.num_kv_heads or k.shape[2] != pages.head_dim or k.dtype is not pages.dtype:
         got = f"{tuple(k.shape)} {k.dtype}"
         raise refusal("attention_paged", f"k[N, {pages.num_kv_heads}, {pages.head_dim}] {pages.dtype}", got, "check the pages")
@@ -387,14 +389,14 @@ def token_logprobs(
     Raises:
         BadInput: a target outside the vocabulary or not among the kept ids, or kept ids that do not ascend within it.
     """
-    _check_logits("token_logprobs", logits)
+    check_logits("token_logprobs", logits)
     logits, targets = logits.contiguous(), targets.to(torch.int64).contiguous()
     temperature = temperature.to(torch.float32).contiguous()
     if not targets.shape == temperature.shape == logits.shape[:1]:
         got = f"targets {tuple(targets.shape)}, temperature {tuple(temperature.shape)}"
         raise refusal("token_logprobs", f"{logits.shape[0]} targets and temperatures", got, "one for each row of logits")
     if kept is not None:
-        kept = _checked(kept, len(targets))
+        kept = checked(kept, len(targets))
     if torch.is_grad_enabled() and logits.requires_grad:
         logprob, entropy, bad = gradients.TokenLogprobs.apply(logits, targets, temperature, kept, _of(logits))
     else:
@@ -428,7 +430,7 @@ def sample(
     infinity, and what is left is a kept set even if nothing else truncates it. The log-probability is that of the distribution
     sampled from: that of `token_logprobs`, given the kept ids, to the bit.
     """
-    _check_logits("sample", logits)
+    check_logits("sample", logits)
     if seeds.dtype not in (torch.int64, torch.uint64):
         raise refusal("sample", "seeds of 64 bits", str(seeds.dtype), "cast them")
     requests = (
@@ -455,41 +457,6 @@ def decoder_step(plan: Any, step: Any, dtype: torch.dtype) -> int:
     if not isinstance(path, CompiledPath):
         raise refusal("decoder_step", "the compiled kernels", path.name, "compute operation by operation")
     return path.decoder_step(plan, step, dtype)
-
-
-def _check_logits(where: str, logits: torch.Tensor) -> None:
-    if logits.dim() != 2 or logits.dtype is not torch.float32 or logits.shape[1] == 0:
-        raise refusal(where, "logits[N, V] float32", f"{tuple(logits.shape)} {logits.dtype}", "cast the logits")
-
-
-def _checked(kept: KeptRows, rows: int) -> KeptRows:
-    """Offsets that say where in the ids each row's are: C reads what they say."""
-    offsets, ids = kept[0].to(torch.int64).contiguous(), kept[1].to(torch.int32).contiguous()
-    if offsets.shape != (rows + 1,) or int(offsets[0]) or int(offsets[-1]) != len(ids) or bool((offsets.diff() < 0).any()):
-        got = f"{tuple(offsets.shape)} up to {offsets[-1:].tolist()} of {len(ids)} ids"
-        raise refusal("kept", f"offsets [{rows + 1}] that ascend from 0 to the number of ids", got, "see kernels.kept")
-    return offsets, ids
-
-
-def _check_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None) -> None:
-    many, few = q.shape, k.shape
-    fits = len(many) == len(few) == 3 and few == v.shape and many[0] == few[0] and many[2] == few[2]
-    if not fits or many[1] % few[1] or not (q.dtype is k.dtype is v.dtype):
-        got = f"q {tuple(q.shape)} {q.dtype}, k {tuple(k.shape)} {k.dtype}, v {tuple(v.shape)} {v.dtype}"
-        raise refusal("attention", "q[N, H, d], k[N, G, d], v[N, G, d] of one dtype, G dividing H", got, "reshape")
-    if sinks is not None and sinks.shape != many[1:2]:
-        raise refusal("attention", f"one sink for each of {many[1]} heads", str(tuple(sinks.shape)), "check the model")
-
-
-def _check_shared(cu_seqlens: torch.Tensor, shared: torch.Tensor) -> None:
-    if shared.dtype is not torch.int32 or shared.shape != (cu_seqlens.numel() - 1,):
-        got = f"{tuple(shared.shape)} {shared.dtype}"
-        raise refusal("shared", f"{cu_seqlens.numel() - 1} int32 counts", got, "one for each sequence")
-    if shared.device.type != "cpu":
-        return
-    lengths = torch.nn.functional.pad(shared + cu_seqlens.diff(), (1, 0))
-    if bool(((shared < 0) | (shared > lengths[:-1])).any()):
-        raise refusal("shared", "at most the length of the sequence before", str(shared.tolist()), "see batch.prefixes")
 
 
 def _padded(x: torch.Tensor) -> torch.Tensor:

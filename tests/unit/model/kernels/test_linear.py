@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 
+from sparring.errors import BadInput
 from sparring.model.kernels import ops
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -48,6 +49,20 @@ def test_rows_of_several_weights_in_one_call_are_those_of_each(
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         assert torch.equal(ops.linear_groups(x, packed, biases, torch.tensor(counts)), expected)
+
+
+def test_rows_that_do_not_fit_several_weights_are_refused() -> None:
+    packed, x, counts = [ops.pack(random(5, 8)), ops.pack(random(5, 8, seed=1))], random(3, 8), torch.tensor([1, 2])
+    for odd in (random(3, 7), random(3, 8, dtype=torch.bfloat16)):
+        with pytest.raises(BadInput, match="weights .M, K. of one shape and dtype"):
+            ops.linear_groups(odd, packed, None, counts)
+    with pytest.raises(BadInput, match="weights .M, K. of one shape and dtype"):
+        ops.linear_groups(x, [packed[0], ops.pack(random(6, 8))], None, counts)
+    with pytest.raises(BadInput, match=r"biases \[2, 5\], got \(5,\)"):
+        ops.linear_groups(x, packed, random(5), counts)
+    for odd in (torch.tensor([1, 3]), torch.tensor([4, -1]), torch.tensor([3]), torch.tensor([1, 2], dtype=torch.int32)):
+        with pytest.raises(BadInput, match="2 int64 counts that sum to 3"):
+            ops.linear_groups(x, packed, None, odd)
 
 
 @pytest.mark.parametrize("rows", [1, 6, 7, 40, 300])
