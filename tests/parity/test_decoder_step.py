@@ -7,7 +7,7 @@ import torch
 
 from sparring.errors import BadInput
 from sparring.model.kernels import ops
-from sparring.model.kernels.compiled_path import COMPILED
+from sparring.model.kernels.compiled_library import COMPILED
 from sparring.model.load import load
 from sparring.model.lora import Adapter
 from sparring.model.peft import read
@@ -25,6 +25,16 @@ MODELS = {
     "llama with biases": {"attention_bias": True, "mlp_bias": True, "tied": True},
     "qwen2": {"hidden_size": 100, "num_attention_heads": 10},
     "mistral": {"hidden_size": 64, "intermediate_size": 200},
+    "mixtral": {},
+    "qwen3_moe": {},
+    "qwen3_moe many of odd width, shares of all, one layer without": {
+        "num_experts": 40,
+        "num_local_experts": 40,
+        "num_experts_per_tok": 17,
+        "moe_intermediate_size": 19,
+        "norm_topk_prob": False,
+        "mlp_only_layers": [0],
+    },
 }
 
 
@@ -214,9 +224,14 @@ def test_every_compiled_path_of_this_machine(path, numerics, dtype):
 
 def adapt(play, tmp_path, path):
     """Three adapters of other ranks and for other layers, dealt out so that runs of one and mixtures occur."""
-    adapters = play.model.adapters
-    for number, target in enumerate(("all-linear", ("q_proj", "down_proj"), ("v_proj", "k_proj", "up_proj", "o_proj"))):
-        state = read(tiny_adapter(path, tmp_path / str(number), seed=number, rank=(1, 40, 5)[number], target_modules=target))
+    adapters, experts = play.model.adapters, bool(play.model.decoder.mixtures)
+    targets = ["all-linear", ("q_proj", "down_proj"), ("v_proj", "k_proj", "up_proj", "o_proj")]
+    if experts:
+        targets[1:] = [("q_proj",), ("v_proj", "k_proj", "o_proj")]
+    stacks = ((), ("experts.gate_up_proj", "experts.down_proj"), ("experts.down_proj",))
+    for number, target in enumerate(targets):
+        which = {"target_modules": target, "target_parameters": stacks[number] if experts else ()}
+        state = read(tiny_adapter(path, tmp_path / str(number), seed=number, rank=(1, 40, 5)[number], **which))
         adapters.put(number, adapters.fit(Adapter(state, play.model.dtype, play.model.device)))
     for _, _, slots in play.kinds:
         slots.adapters[:] = [slot % 4 - 1 if slot % 20 < 10 else (slot // 5) % 4 - 1 for slot in range(MAX_SLOTS)]

@@ -1,4 +1,5 @@
-"""The forward of the Llama family (Llama, Mistral, Qwen2, Qwen3) over the library's own modules, without its wrappers.
+"""The forward of the Llama family (Llama, Mistral, Qwen2, Qwen3, and with experts Mixtral and Qwen3-MoE) over the library's own
+modules, without its wrappers.
 
 At small sizes the library's forward spends more time in decorators, masks and caches than in arithmetic. This one walks
 the same module objects on flat tokens; a parity test holds it to the untouched library in float64.
@@ -12,26 +13,57 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from sparring.model.attention import Attention, attend
+from sparring.model.experts import RowExperts, RowRouter
 from sparring.model.kernels import ops
 from sparring.model.kernels.form import AttentionForm
 from sparring.model.layers import Product
 
-FAMILY = ("llama", "mistral", "qwen2", "qwen3")
+DENSE = ("llama", "mistral", "qwen2", "qwen3")
+FAMILY = (*DENSE, "mixtral", "qwen3_moe")
 """`model_type`s whose decoder layer is this one, and whose numerics are proven by our own tests."""
+
+
+class Mlp:
+    """The one MLP of a layer, gated by SiLU."""
+
+    def __init__(self, mlp: nn.Module) -> None:
+        self.gate_up, self.down = Product(mlp.gate_proj, mlp.up_proj), mlp.down_proj.product
+        self.products = (self.gate_up, self.down)
+        self.joined = (self.gate_up,)
+
+    def __call__(self, h: torch.Tensor) -> torch.Tensor:
+        """h[N, D] -> [N, D]."""
+        return self.down(ops.swiglu(self.gate_up(h)))
+
+
+class Mixture:
+    """The experts of a layer, of which every row has a few."""
+
+    products: tuple[Product, ...] = ()
+    joined: tuple[Product, ...] = ()
+
+    def __init__(self, mlp: nn.Module) -> None:
+        self.router: RowRouter = mlp.gate
+        self.experts: RowExperts = mlp.experts
+
+    def __call__(self, h: torch.Tensor) -> torch.Tensor:
+        """h[N, D] -> [N, D]."""
+        _, shares, chosen = self.router(h)
+        return self.experts(h, chosen, shares)
 
 
 class Layer:
     """One decoder layer: the library's parts, looked up once."""
 
     def __init__(self, layer: nn.Module, index: int) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
+        attention = layer.self_attn
         self.index, self.head_dim = index, attention.head_dim
         self.form = AttentionForm(attention.scaling, _window(attention))
         self.heads = [projection.out_features // attention.head_dim for projection in (attention.q_proj, attention.k_proj)]
         self.qkv, self.o = Product(attention.q_proj, attention.k_proj, attention.v_proj), attention.o_proj.product
-        self.gate_up, self.down = Product(mlp.gate_proj, mlp.up_proj), mlp.down_proj.product
-        self.products = (self.qkv, self.o, self.gate_up, self.down)
-        self.joined = (self.qkv, self.gate_up)
+        self.mlp = Mixture(layer.mlp) if hasattr(layer.mlp, "experts") else Mlp(layer.mlp)
+        self.products = (self.qkv, self.o, *self.mlp.products)
+        self.joined = (self.qkv, *self.mlp.joined)
         self.q_norm, self.k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
         self.input_norm, self.mlp_norm = layer.input_layernorm, layer.post_attention_layernorm
         norms = (self.input_norm, self.q_norm, self.k_norm, self.mlp_norm)
@@ -60,7 +92,7 @@ class Layer:
         if rows is not None:
             x, o = x.index_select(0, rows), o.index_select(0, rows)
         x, h = add_and_norm(x, self.o(o), self.mlp_norm)
-        return x, self.down(ops.swiglu(self.gate_up(h)))
+        return x, self.mlp(h)
 
     def _head_norms(self) -> tuple[torch.Tensor, torch.Tensor, float] | None:
         if self.q_norm is None:
@@ -69,8 +101,8 @@ class Layer:
 
 
 def _window(attention: nn.Module) -> int | None:
-    """Mistral's layers have the window of the config, Qwen's their own, Llama's none."""
-    if attention.config.model_type == "mistral":
+    """Mistral's and Mixtral's layers have the window of the config, Qwen's their own, Llama's none."""
+    if attention.config.model_type in ("mistral", "mixtral"):
         return attention.config.sliding_window
     return getattr(attention, "sliding_window", None)
 
@@ -106,6 +138,11 @@ class Decoder:
             arguments = (x, y, angles, attention, rows if layer is self.layers[-1] else None)
             x, y = checkpoint(layer, *arguments, use_reentrant=False) if recompute else layer(*arguments)
         return add_and_norm(x, y, self.norm)[1]
+
+    @property
+    def mixtures(self) -> list[Mixture]:
+        """Of the layers that have experts."""
+        return [layer.mlp for layer in self.layers if isinstance(layer.mlp, Mixture)]
 
     @property
     def joined(self) -> list[Product]:

@@ -6,11 +6,13 @@ N rows, D width, E experts, k experts of one row, I width of an expert.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import nn
 
 from sparring.model.kernels import ops
+from sparring.model.kernels.compiled_library import COMPILED
 from sparring.model.layers import Changes, RowLinear, Values
 
 Gate = Callable[[torch.Tensor], torch.Tensor]
@@ -20,11 +22,21 @@ AdaptedExpert = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
 """Of which of the two products, its x[n, K] and y[n, M] -> [n, M]."""
 
 
-class RowRouter(RowLinear):
-    """Softmax over the experts, of which a row takes the `top_k` likeliest (Shazeer et al. 2017; Fedus et al. 2021).
+class ExpertAdapters(Protocol):
+    """What adapters add to the products of the experts of a layer; `sites` is where, for each of both."""
 
-    `renormalise`: their shares are made to sum to one, which is the softmax over the chosen alone.
-    """
+    sites: Sequence[object]
+
+    @property
+    def adds(self) -> bool:
+        """Whether they add anything for a row of the call under way."""
+
+    def __call__(self, rows: Sequence[torch.Tensor]) -> list[AdaptedExpert]:
+        """rows: of the call under way, those [n] of each expert -> what adapters make of its products."""
+
+
+class RowRouter(RowLinear):
+    """A row takes the `top_k` likeliest experts; `renormalise` and shares as in `ops.route`."""
 
     def __init__(self, router: nn.Module, *, renormalise: bool) -> None:
         super().__init__(router)
@@ -32,22 +44,19 @@ class RowRouter(RowLinear):
         self.renormalise = renormalise
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # type: ignore[override]
-        """x[..., D] -> logits[N, E] and shares[N, k], both float32, and the experts' numbers [N, k], likeliest first."""
+        """x[..., D] -> logits[N, E] and shares[N, k], both float32, and the experts' numbers [N, k] int32, likeliest first."""
         # not rounded to the dtype of x, which would make ties
         logits = self.product(x.reshape(-1, self.in_features), torch.float32)
-        # in float64: torch's float32 exp treats the tail of a tensor in another way than its middle
-        shares, chosen = logits.double().softmax(-1).topk(self.top_k, -1)
-        if self.renormalise:
-            shares = shares / shares.sum(-1, keepdim=True)
-        return logits, shares.float(), chosen
+        chosen, shares = ops.route(logits, self.top_k, renormalised=self.renormalise)
+        return logits, shares, chosen
 
 
 class RowExperts(nn.Module):
     """Gated MLPs of which every row has its own few: each expert's rows through one row-invariant product.
 
     A row's outputs are weighed and added in float32 in the order of its choice, so neither the load of an expert nor what
-    other rows chose enters. `refresh()` after every change of the weights. `adapted` is what adapters make of the products of
-    each expert, whose rows [n] it is told; None where the model has none.
+    other rows chose enters. `refresh()` after every change of the weights. `adapted` is None where the
+    model has no adapters.
     """
 
     def __init__(self, experts: nn.Module, gate: Gate) -> None:
@@ -57,20 +66,33 @@ class RowExperts(nn.Module):
         self.down_proj_bias = getattr(experts, "down_proj_bias", None)
         self.is_transposed = bool(experts.is_transposed)
         self._gate = gate
-        self._packed: list[tuple[ops.PackedWeight, ...]] = []
-        self.adapted: Callable[[Sequence[torch.Tensor]], list[AdaptedExpert] | None] | None = None
+        self._stacks: list[ops.PackedStack] = []
+        self.adapted: ExpertAdapters | None = None
+
+    @property
+    def stacks(self) -> list[ops.PackedStack]:
+        """Of both products, the weights of all experts; packed when they are first asked for."""
+        if not self._stacks:
+            self._stacks = [ops.PackedStack(weights) for weights in self._weights()]
+        return self._stacks
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether `ops.mixture` computes them: gated by SiLU, without biases."""
+        return self._gate is ops.swiglu and self.gate_up_proj_bias is None and self.down_proj_bias is None
 
     def forward(self, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
         """x[N, D], chosen[N, k] experts, their shares[N, k] -> [N, D]."""
-        if not self._packed:
-            self._packed = [tuple(map(ops.pack, pair)) for pair in zip(*self._weights(), strict=True)]
+        training, adds = torch.is_grad_enabled(), self.adapted is not None and self.adapted.adds
+        if self.is_plain and not (adds or training) and ops.path_name(x.device) in COMPILED:
+            return ops.mixture(x, *self.stacks, chosen.int(), shares.float())
         count, per_row = chosen.shape
         of_pair, order = chosen.flatten().sort(stable=True)
-        loads = torch.bincount(of_pair, minlength=len(self._packed))
+        loads = torch.bincount(of_pair, minlength=len(self.gate_up_proj))
         numbers = order // per_row
+        adapted = self.adapted(numbers.split(loads.tolist())) if adds else None
         rows = x.index_select(0, numbers)
-        adapted = None if self.adapted is None else self.adapted(numbers.split(loads.tolist()))
-        outputs = (self._each if torch.is_grad_enabled() else self._together)(rows, loads, adapted)
+        outputs = (self._each if training else self._together)(rows, loads, adapted)
         outputs = outputs.index_select(0, order.argsort()).view(count, per_row, -1).float()
         weighed = (outputs * shares.float().unsqueeze(-1)).unbind(1)
         total = weighed[0]
@@ -81,8 +103,8 @@ class RowExperts(nn.Module):
     def _together(self, x: torch.Tensor, loads: torch.Tensor, adapted: Sequence[AdaptedExpert] | None) -> torch.Tensor:
         """x[P, D], of whose rows loads[E] are of each expert in turn -> [P, D]; without gradients, all experts in one call."""
         stacked = (self.gate_up_proj_bias, self.down_proj_bias)
-        for place, (packed, biases) in enumerate(zip(zip(*self._packed, strict=True), stacked, strict=True)):
-            y = ops.linear_groups(x, packed, biases, loads)
+        for place, (stack, biases) in enumerate(zip(self.stacks, stacked, strict=True)):
+            y = ops.linear_groups(x, stack, biases, loads)
             if adapted is not None:
                 parts = zip(adapted, *(rows.split(loads.tolist()) for rows in (x, y)), strict=True)
                 y = torch.cat([one(place, x_e, y_e) for one, x_e, y_e in parts if len(x_e)])
@@ -92,10 +114,12 @@ class RowExperts(nn.Module):
     def _each(self, x: torch.Tensor, loads: torch.Tensor, adapted: Sequence[AdaptedExpert] | None) -> torch.Tensor:
         """The same with gradients, expert by expert."""
         # one node of the graph for each stacked parameter: a slice for each expert would have a whole gradient of its own
-        weights, biases = list(zip(*self._weights(), strict=True)), list(zip(*self._biases(), strict=True))
+        pairs = zip(*self._weights(), *(stack.each for stack in self.stacks), strict=True)
+        packed = [(gate_up.of(one), down.of(other)) for one, other, gate_up, down in pairs]
+        biases = list(zip(*self._biases(), strict=True))
         found = [
-            self._expert(part, [p.of(w) for p, w in zip(packed, weights[e], strict=True)], biases[e], adapted and adapted[e])
-            for e, (part, packed) in enumerate(zip(x.split(loads.tolist()), self._packed, strict=True))
+            self._expert(part, packed[e], biases[e], adapted and adapted[e])
+            for e, part in enumerate(x.split(loads.tolist()))
             if len(part)
         ]
         return torch.cat(found)
@@ -120,21 +144,17 @@ class RowExperts(nn.Module):
 
     def _biases(self) -> list[list[torch.Tensor | None]]:
         stacked = (self.gate_up_proj_bias, self.down_proj_bias)
-        return [[None] * len(self._packed) if bias is None else list(bias.unbind(0)) for bias in stacked]
+        return [[None] * len(self.gate_up_proj) if bias is None else list(bias.unbind(0)) for bias in stacked]
 
     def refresh(self) -> None:
         """Pack the weights anew."""
-        for packed, weights in zip(self._packed, zip(*self._weights(), strict=True), strict=False):
-            for one, weight in zip(packed, weights, strict=True):
-                one.update(weight)
+        for stack, weights in zip(self._stacks, self._weights(), strict=False):
+            stack.update(weights)
 
     def derived(self, values: Values) -> Changes:
         """What is derived from other values than the parameters have; nothing before the first use."""
-        changes: Changes = []
-        for packed, weights in zip(self._packed, zip(*self._weights(values), strict=True), strict=False):
-            for one, weight in zip(packed, weights, strict=True):
-                changes += [(one, "storage", one.other(weight)), (one, "weights", (weight,))]
-        return changes
+        pairs = zip(self._stacks, self._weights(values), strict=False)
+        return [change for stack, weights in pairs for change in stack.changes(weights)]
 
 
 def gates_of(experts: nn.Module) -> list[Gate]:

@@ -175,25 +175,24 @@ class ExpertDelta:
     """What one adapter adds to the products of each expert with one stacked parameter."""
 
     def __init__(self, adapter: Adapter, site: ExpertSite) -> None:
-        self._factors = adapter.factors[site.name]
-        self._packed: list[Packed] = [(ops.pack(a), ops.pack(b)) for a, b in self._detached()]
+        self._factors, self.scale = adapter.factors[site.name], adapter.scale
+        self.a, self.b = (ops.PackedStack(weights) for weights in self._detached())
 
     def pairs(self) -> list[Packed]:
         """Both factors of each expert; with gradients on, one node of the graph for each stacked parameter."""
+        packed = zip(self.a.each, self.b.each, strict=True)
         if not torch.is_grad_enabled():
-            return self._packed
+            return list(packed)
         views = zip(*(factor.unbind(0) for factor in self._factors), strict=True)
-        return [(a.of(of_a), b.of(of_b)) for (a, b), (of_a, of_b) in zip(self._packed, views, strict=True)]
+        return [(a.of(of_a), b.of(of_b)) for (a, b), (of_a, of_b) in zip(packed, views, strict=True)]
 
     def refresh(self) -> None:
         """Pack changed factors anew."""
-        for (a, b), (of_a, of_b) in zip(self._packed, self._detached(), strict=True):
-            a.update(of_a)
-            b.update(of_b)
+        for stack, weights in zip((self.a, self.b), self._detached(), strict=True):
+            stack.update(weights)
 
-    def _detached(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        a, b = self._factors
-        return zip(a.detach().unbind(0), b.detach().unbind(0), strict=True)
+    def _detached(self) -> list[tuple[torch.Tensor, ...]]:
+        return [factor.detach().unbind(0) for factor in self._factors]
 
 
 class Site:
@@ -238,18 +237,20 @@ class Mixture:
     """The experts of one layer, of which every row has its own few: what adapters add to their products."""
 
     def __init__(self, adapters: Adapters, sites: Sequence[ExpertSite]) -> None:
-        self._adapters, self._sites = adapters, sites
+        self._adapters, self.sites = adapters, sites
 
-    def __call__(self, rows: Sequence[torch.Tensor]) -> list[AdaptedExpert] | None:
-        """rows: of the call under way, those [n] of each expert -> what adapters make of its products; None where they add
-        nothing."""
+    @property
+    def adds(self) -> bool:
+        """Whether they add anything for a row of the call under way."""
+        return any(site in adapter.deltas for adapter in self._adapters.present for site in self.sites)
+
+    def __call__(self, rows: Sequence[torch.Tensor]) -> list[AdaptedExpert]:
+        """rows: of the call under way, those [n] of each expert -> what adapters make of its products."""
         pairs: dict[tuple[Adapter, int], list[Packed]] = {}
         for adapter in self._adapters.present:
-            for place, site in enumerate(self._sites):
+            for place, site in enumerate(self.sites):
                 if isinstance(delta := adapter.deltas.get(site), ExpertDelta):
                     pairs[adapter, place] = delta.pairs()
-        if not pairs:
-            return None
         groups = self._adapters.groups_among(rows)
         return [partial(self._adapted, one, pairs, expert) for expert, one in enumerate(groups)]
 

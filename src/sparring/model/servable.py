@@ -11,7 +11,7 @@ import transformers
 from sparring.errors import BadInput, boundary
 from sparring.model.attention import IMPLEMENTATION
 from sparring.model.causal import CausalModel
-from sparring.model.decoder import FAMILY
+from sparring.model.decoder import DENSE
 from sparring.model.load import DTYPES, load, read_config, refuse_incomplete, served
 from sparring.model.peft import base_of
 
@@ -23,7 +23,7 @@ def check_servable(path: str | Path, *, dtype: str, device: str, numerics: str, 
     """Prove what `load` would, in seconds whatever the size of the checkpoint.
 
     Of a large one two layers with random weights are made and proven, and the names and shapes in its files' headers are compared
-    with those that its config asks for (in the Llama family; other architectures may rename weights as they load).
+    with those that its config asks for (of the dense models of the Llama family; others may rename weights as they load).
 
     Args:
         path: checkpoint folder, or an adapter's.
@@ -43,7 +43,7 @@ def check_servable(path: str | Path, *, dtype: str, device: str, numerics: str, 
     files = sorted(Path(where).glob("*.safetensors"))
     if not files or sum(file.stat().st_size for file in files) <= small_bytes:
         return load(path, dtype=dtype, device=device, numerics=numerics)
-    if config.model_type in FAMILY:
+    if config.model_type in DENSE:
         _check_headers(where, config, files)
     with boundary(BadInput, where, "a config that the library makes a model of", "repair it or take another"):
         module = transformers.AutoModelForCausalLM.from_config(

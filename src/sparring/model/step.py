@@ -19,23 +19,23 @@ import torch
 from sparring.errors import refusal
 from sparring.model.attention import Paged
 from sparring.model.causal import CausalModel
-from sparring.model.decoder import Decoder, Layer
+from sparring.model.decoder import Decoder, Layer, Mixture, Mlp
 from sparring.model.kernels import ops
-from sparring.model.kernels.compiled_path import COMPILED
+from sparring.model.kernels.compiled_library import COMPILED, Weight
 from sparring.model.kernels.decoder_step import (
     BIASES,
     SLOT_COLUMNS,
     STOPS,
     TOPS,
+    WEIGHTS,
     DecoderPlan,
     DeltaPlan,
     Form,
     LayerPlan,
     StepPlan,
-    Weight,
 )
 from sparring.model.kernels.kept import ids_of, no_masks
-from sparring.model.layers import RowLinear, RowNorm
+from sparring.model.layers import Product, RowLinear, RowNorm
 from sparring.model.lora import Adapters
 from sparring.model.recurrent import States
 
@@ -266,8 +266,10 @@ class DecoderStep:
         self._tensors: list[torch.Tensor | None] = []
         self._norms = [decoder.norm, *(norm for layer in decoder.layers for norm in layer.norms)]
         self._products = [head, *(product for layer in decoder.layers for product in layer.products)]
+        self._products += [mixture.router.product for mixture in decoder.mixtures]
+        self._stacks = [(mixture.router.top_k, stack) for mixture in decoder.mixtures for stack in mixture.experts.stacks]
         self._work_per_sample, *per_row = (p.packed.num_outputs * p.packed.num_inputs for p in self._products)
-        self._work_per_row = sum(per_row)
+        self._work_per_row = sum(per_row) + sum(count * one.num_outputs * one.num_inputs for count, one in self._stacks)
 
     def __call__(self, rows: StepRows) -> Sampled:
         """Compute the rows; lengths and tokens of `rows` move on where more than one step is taken.
@@ -289,8 +291,8 @@ class DecoderStep:
         outputs += [None if values is None else values.ctypes.data for values in (*(tops or (None, None)), masks)]
         work = steps * (len(tokens) * self._work_per_row + count * self._work_per_sample)
         threads = max(1, min(torch.get_num_threads(), work // self._work_per_thread))
-        deltas = self._deltas.now() if self._slots.adapted(slots) else (None, 0)
-        step = StepPlan(*inputs, len(slots), independent, steps, *outputs, threads, *deltas)
+        deltas = self._deltas.now() if self._slots.adapted(slots) else None
+        step = StepPlan(*inputs, len(slots), independent, steps, *outputs, threads, deltas)
         bad = ops.decoder_step(byref(self._plan), byref(step), self._pages.dtype)
         if bad != -1:
             self._refuse(bad, rows)
@@ -303,6 +305,7 @@ class DecoderStep:
         tensors = [self._decoder.embedding.weight, *(norm.weight for norm in self._norms)]
         tensors += [product.packed.storage for product in self._products]
         tensors += [product.bias for product in self._products]
+        tensors += [stack.storage for _, stack in self._stacks]
         if len(tensors) == len(self._tensors) and all(map(is_, tensors, self._tensors)):
             return
         self._check()
@@ -327,18 +330,21 @@ class DecoderStep:
         )
         self._rotary = [table.to(pages.dtype).contiguous() for table in (decoder.rotary.cos, decoder.rotary.sin)]
         vocabulary, width = decoder.embedding.weight.shape
+        mlps = {layer.mlp.down.packed.num_inputs for layer in layers if isinstance(layer.mlp, Mlp)}
+        sizes = [(mixture.router.out_features, mixture.router.top_k) for mixture in decoder.mixtures]
         return DecoderPlan(
             addressof(self._layers),
-            Weight.of(self._head.packed, self._head.bias),
+            _weight(self._head),
             *(tensor.data_ptr() for tensor in (decoder.embedding.weight, decoder.norm.weight, *self._rotary)),
             len(layers),
             width,
             layers[0].qkv.sizes[0] // pages.head_dim,
             pages.num_kv_heads,
             pages.head_dim,
-            layers[0].down.packed.num_inputs,
             vocabulary,
             len(decoder.rotary.cos),
+            max(mlps, default=0),
+            *(max(size) for size in zip(*sizes, strict=True)) if sizes else (0, 0),
             pages.page_size,
             pages.num_pages,
             slots.tables.shape[1],
@@ -349,13 +355,21 @@ class DecoderStep:
     @staticmethod
     def _layer(layer: Layer, keys: torch.Tensor, values: torch.Tensor) -> LayerPlan:
         norms: tuple[RowNorm | None, ...] = (layer.input_norm, layer.q_norm, layer.k_norm, layer.mlp_norm)
+        weights, chosen = [_weight(product) for product in layer.products], (0, 0)
+        if isinstance(layer.mlp, Mixture):
+            router = layer.mlp.router
+            weights += [*(Weight.on(ops.path_name(), stack, None) for stack in layer.mlp.experts.stacks), _weight(router.product)]
+            chosen = (router.top_k, router.renormalise)
+        else:
+            weights.append(Weight())
         return LayerPlan(
-            *(Weight.of(product.packed, product.bias) for product in layer.products),
+            *weights,
             *(None if norm is None else norm.weight.data_ptr() for norm in norms),
             keys.data_ptr(),
             values.data_ptr(),
             *(0.0 if norm is None else norm.variance_epsilon for norm in norms),
             Form.of(layer.form),
+            *chosen,
         )
 
     def _refuse(self, bad: int, rows: StepRows) -> None:
@@ -369,32 +383,42 @@ class DecoderStep:
         raise refusal(f"decoder step: row {row}", expected, f"token {rows.tokens[row]}", "check the request")
 
 
+def _weight(product: Product) -> Weight:
+    return Weight.on(ops.path_name(), product.packed, product.bias)
+
+
 class Deltas:
     """The adapters of a model as the compiled steps read them; made anew when they have changed."""
 
     def __init__(self, adapters: Adapters, decoder: Decoder) -> None:
-        self._adapters, self._products = adapters, [product for layer in decoder.layers for product in layer.products]
+        self._adapters, self._layers = adapters, decoder.layers
         self._known = 0
-        self._now: tuple[Any, int] = (None, 0)
+        self._now: Any = None
 
-    def now(self) -> tuple[int, int]:
-        """The address of the plans, by number, layer and product, and the most rows of an A among them."""
+    def now(self) -> int:
+        """The address of the plans, by number, layer and product."""
         if self._known != self._adapters.num_changes:
             self._now = self._made()
             self._known = self._adapters.num_changes
-        plans, rank = self._now
-        return addressof(plans), rank
+        return addressof(self._now)
 
-    def _made(self) -> tuple[Any, int]:
-        placed, count = self._adapters.placed, len(self._products)
-        plans, rank = (DeltaPlan * (count * (max(placed, default=-1) + 1)))(), 0
+    def _made(self) -> Any:
+        placed, count = self._adapters.placed, WEIGHTS * len(self._layers)
+        plans = (DeltaPlan * (count * (max(placed, default=-1) + 1)))()
         for number, adapter in placed.items():
-            for place, product in enumerate(self._products):
-                delta = adapter.deltas.get(product.adapted)
-                if delta is not None:
-                    plans[number * count + place] = DeltaPlan(Weight.of(delta.a, None), Weight.of(delta.b, None), delta.scale)
-                    rank = max(rank, delta.a.num_outputs)
-        return plans, rank
+            for index, layer in enumerate(self._layers):
+                for place, site in enumerate(_sites(layer)):
+                    delta = adapter.deltas.get(site)
+                    if delta is not None:
+                        factors = (Weight.on(ops.path_name(), factor, None) for factor in (delta.a, delta.b))
+                        plans[number * count + index * WEIGHTS + place] = DeltaPlan(*factors, delta.scale)
+        return plans
+
+
+def _sites(layer: Layer) -> list[Any]:
+    """Where adapters add to the products of a layer, in the order of `DeltaPlan`s."""
+    sites = [product.adapted for product in layer.products]
+    return [*sites, *layer.mlp.experts.adapted.sites] if isinstance(layer.mlp, Mixture) else sites
 
 
 def step_of(
@@ -405,6 +429,8 @@ def step_of(
     if model.decoder is None or not isinstance(model.head, RowLinear):
         return operations
     if ops.path_name(model.device) == "exact-device":
+        if model.decoder.mixtures:
+            return operations  # a graph holds no product whose rows are counted first
         from sparring.model.device_step import DeviceStep
 
         return DeviceStep(model, pages, slots, operations)

@@ -5,12 +5,15 @@ N rows, K inputs, M outputs, E weights, V vocabulary, H query heads, G key/value
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from sparring.errors import refusal
 from sparring.model.kernels.kept import KeptRows
+
+if TYPE_CHECKING:
+    from sparring.model.kernels.packed import PackedStack
 
 
 def check_logits(where: str, logits: torch.Tensor) -> None:
@@ -51,16 +54,36 @@ def check_shared(cu_seqlens: torch.Tensor, shared: torch.Tensor) -> None:
         raise refusal("shared", "at most the length of the sequence before", str(shared.tolist()), "see batch.prefixes")
 
 
-def check_groups(
-    x: torch.Tensor, kinds: Sequence[tuple[int, int, torch.dtype]], biases: torch.Tensor | None, counts: torch.Tensor
-) -> None:
-    """Weights of one kind (M, K, dtype) that fits x[N, K], biases[E, M], and int64 counts[E] of rows, N together."""
-    same, (outputs, inputs, dtype) = len(set(kinds)) == 1, kinds[0]
-    if not same or x.dim() != 2 or x.shape[1] != inputs or x.dtype is not dtype:
-        got = f"x {tuple(x.shape)} {x.dtype} and weights {sorted(set(map(str, kinds)))}"
-        raise refusal("linear_groups", "x[N, K] and weights [M, K] of one shape and dtype", got, "reshape or cast x")
-    if biases is not None and biases.shape != (len(kinds), outputs):
-        raise refusal("linear_groups", f"biases [{len(kinds)}, {outputs}]", str(tuple(biases.shape)), "one row for each weight")
-    if counts.dtype is not torch.int64 or counts.shape != (len(kinds),) or int(counts.min()) < 0 or int(counts.sum()) != len(x):
+def check_groups(x: torch.Tensor, packed: PackedStack, biases: torch.Tensor | None, counts: torch.Tensor) -> None:
+    """Weights that fit x[N, K], biases[E, M], and int64 counts[E] of rows, N together."""
+    experts, outputs = len(packed.each), packed.num_outputs
+    _check_rows("linear_groups", x, packed)
+    if biases is not None and biases.shape != (experts, outputs):
+        raise refusal("linear_groups", f"biases [{experts}, {outputs}]", str(tuple(biases.shape)), "one row for each weight")
+    if counts.dtype is not torch.int64 or counts.shape != (experts,) or int(counts.min()) < 0 or int(counts.sum()) != len(x):
         got = f"{tuple(counts.shape)} {counts.dtype} that sum to {int(counts.sum())}"
-        raise refusal("linear_groups", f"{len(kinds)} int64 counts that sum to {len(x)}", got, "count the rows of each weight")
+        raise refusal("linear_groups", f"{experts} int64 counts that sum to {len(x)}", got, "count the rows of each weight")
+
+
+def check_chosen(
+    x: torch.Tensor, gate_up: PackedStack, down: PackedStack, chosen: torch.Tensor, shares: torch.Tensor
+) -> None:
+    """As many weights down [D, I] as gate_up [2 I, D], which fit x[N, D]; int32 numbers of them [N, k] and float32 shares."""
+    _check_rows("mixture", x, gate_up)
+    sizes = (len(gate_up.each), gate_up.num_inputs, gate_up.num_outputs, gate_up.dtype)
+    if (len(down.each), down.num_outputs, 2 * down.num_inputs, down.dtype) != sizes:
+        got = f"[{len(down.each)}, {down.num_outputs}, {down.num_inputs}] {down.dtype}"
+        raise refusal("mixture", f"{sizes[0]} weights [{sizes[1]}, {sizes[2] // 2}] {sizes[3]}", got, "check the experts")
+    fits = chosen.dim() == 2 and chosen.shape == shares.shape and len(chosen) == len(x) and chosen.shape[1] > 0
+    if not fits or chosen.dtype is not torch.int32 or shares.dtype is not torch.float32:
+        got = f"{tuple(chosen.shape)} {chosen.dtype} and {tuple(shares.shape)} {shares.dtype}"
+        raise refusal("mixture", f"chosen [{len(x)}, k] int32 and shares of that shape, float32", got, "see `route`")
+    if len(x) and not 0 <= int(chosen.min()) <= int(chosen.max()) < sizes[0]:
+        got = f"{int(chosen.min())} to {int(chosen.max())}"
+        raise refusal("mixture", f"experts below {sizes[0]}", got, "see `route`")
+
+
+def _check_rows(where: str, x: torch.Tensor, packed: PackedStack) -> None:
+    if x.dim() != 2 or x.shape[1] != packed.num_inputs or x.dtype is not packed.dtype:
+        got = f"{tuple(x.shape)} {x.dtype}"
+        raise refusal(where, f"x[N, {packed.num_inputs}] {packed.dtype}", got, "reshape or cast x")

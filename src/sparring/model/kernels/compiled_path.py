@@ -6,10 +6,9 @@ K inputs, M outputs, H query heads, G key/value heads, d head size (a multiple o
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Sequence
-from ctypes import c_float, c_int, c_int64, c_void_p
+from ctypes import byref
 from typing import Any
 
 import numpy as np
@@ -17,24 +16,13 @@ import torch
 
 from sparring.errors import refusal
 from sparring.model.kernels.build import SOFTWARE_TILES, build, load
+from sparring.model.kernels.compiled_library import COMPILED, NAME, PAIRS_NAME, TILES_NAME, Experts, Library, Weight
 from sparring.model.kernels.form import AttentionForm
 from sparring.model.kernels.kept import KeptRows
 from sparring.model.kernels.memory import zeros
 from sparring.model.kernels.pages import PagedRows
 from sparring.model.kernels.torch_path import product
 
-NAME, PAIRS_NAME, TILES_NAME = "exact-kernels", "exact-pairs", "exact-tiles"
-COMPILED = (TILES_NAME, PAIRS_NAME, NAME)
-"""Best first."""
-LAYOUTS = {
-    (NAME, torch.float32): 0,
-    (NAME, torch.bfloat16): 3,
-    (PAIRS_NAME, torch.float32): 0,
-    (PAIRS_NAME, torch.bfloat16): 4,
-    (TILES_NAME, torch.float32): 2,
-    (TILES_NAME, torch.bfloat16): 1,
-}
-"""How a path packs a weight of a dtype: a number of `linear.h`."""
 PANEL = 64
 PLANES = 3
 ROWS_PER_PARTIAL = 64
@@ -42,68 +30,6 @@ TILE_DEPTH = 32
 
 Norms = tuple[torch.Tensor, torch.Tensor, float]
 """Weights [d] of the norms of queries and of keys, and their epsilon."""
-
-_P, _I, _F, _T = c_void_p, c_int64, c_float, c_int
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "pack_f32": (_P, _P, _I, _I, _T),
-    "pack_panels_bf16": (_P, _P, _I, _I, _T),
-    "linear_f32": (_P, _P, _P, _P, _I, _I, _I, _T),
-    "linear_panels_bf16": (_P, _P, _P, _P, _I, _I, _I, _T),
-    "has_pairs": (),
-    "pack_pairs": (_P, _P, _I, _I, _T),
-    "linear_pairs": (_P, _P, _P, _P, _T, _I, _I, _I, _T),
-    "has_tiles": (),
-    "pack_bf16": (_P, _P, _I, _I, _T),
-    "linear_bf16": (_P, _P, _P, _P, _T, _I, _I, _I, _T),
-    "pack_split": (_P, _P, _I, _I, _T),
-    "pack_split_transposed": (_P, _P, _I, _I, _T),
-    "linear_split": (_P, _P, _P, _P, _I, _I, _I, _T),
-    "weight_gradient_split": (_P, _P, _P, _I, _I, _I, _T),
-    "tanh": (_P, _P, _I, _T),
-    "token_logprobs": (*[_P] * 9, _I, _I, _T),
-    "token_logprobs_backward": (*[_P] * 11, _I, _I, _T),
-    "sample": (*[_P] * 11, _I, _I, _T),
-}
-_TYPED_SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "rms_norm": (_P, _P, _P, _I, _I, _F, _T),
-    "rms_norm_backward": (*[_P] * 5, _I, _I, _F, _T),
-    "silu_mul": (_P, _P, _P, _I, _T),
-    "silu_mul_backward": (*[_P] * 5, _I, _T),
-    "rope": (*[_P] * 4, _I, _I, _I, _T, _T),
-    "add_rms_norm": (*[_P] * 5, _I, _I, _F, _T),
-    "add_rms_norm_backward": (*[_P] * 6, _I, _I, _F, _T),
-    "split_heads": (*[_P] * 8, *[_I] * 5, _F, _T),
-    "split_heads_backward": (*[_P] * 10, *[_I] * 5, _F, _T),
-    "swiglu": (_P, _P, _I, _I, _I, _T),
-    "swiglu_backward": (_P, _P, _P, _I, _I, _I, _T),
-    "attention_packed": (*[_P] * 7, *[_I] * 4, _F, _F, _I, _P, _T),
-    "attention_backward": (*[_P] * 11, *[_I] * 4, _F, _F, _I, _T),
-    "attention_paged": (*[_P] * 6, _I, _I, *[_P] * 3, *[_I] * 5, _F, _F, _I, _P, _T),
-    "decoder_step": (_P, _P),
-    "linear_groups": (_P, _P, _I, _P, _P, _P, _I, _I, _I, _T),
-}
-_RETURNING = ("has_tiles", "has_pairs", "token_logprobs", "attention_paged", "decoder_step")
-_SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
-
-
-class Library:
-    """The functions of one compiled library by name; those that exist per dtype also as `typed[name][dtype]`."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self.functions: dict[str, Any] = {}
-        self.typed: dict[str, dict[torch.dtype, Any]] = {}
-        for name, signature in _SIGNATURES.items():
-            self.functions[name] = self._bind(library, name, name, signature)
-        for name, signature in _TYPED_SIGNATURES.items():
-            self.typed[name] = {t: self._bind(library, f"{name}_{s}", name, signature) for t, s in _SUFFIX.items()}
-
-    @staticmethod
-    def _bind(library: ctypes.CDLL, symbol: str, name: str, signature: tuple[Any, ...]) -> Any:
-        function = getattr(library, f"sparring_{symbol}")
-        function.argtypes = signature
-        function.restype = c_int64 if name in _RETURNING else None
-        return function
-
 
 class CompiledPath:
     """All operations over one compiled library; their matrix products on AMX tiles, of pairs of bfloat16, or as everywhere."""
@@ -163,17 +89,32 @@ class CompiledPath:
         call(x.data_ptr(), panels.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(), *sizes, threads)
         return y if dtype is torch.float32 else y.to(dtype)
 
-    def linear_groups(
-        self, x: torch.Tensor, panels: Sequence[torch.Tensor], biases: torch.Tensor | None, counts: torch.Tensor, num_outputs: int
-    ) -> torch.Tensor:
-        """x[N, K], of whose rows counts[E] belong to each of E weights in turn -> y[N, M]; biases [E, M]."""
+    def linear_groups(self, x: torch.Tensor, packed: Any, biases: torch.Tensor | None, counts: torch.Tensor) -> torch.Tensor:
+        """x[N, K], of whose rows counts[E] belong to each of E weights [M, K] in turn -> y[N, M]; biases [E, M]."""
         if biases is not None:
             biases = biases.detach().float().contiguous()
-        y, ends = torch.empty((x.shape[0], num_outputs), dtype=x.dtype), counts.cumsum(0)
-        pointers = (c_void_p * len(panels))(*(each.data_ptr() for each in panels))
-        weights = (ctypes.addressof(pointers), LAYOUTS[self.name, x.dtype], None if biases is None else biases.data_ptr())
-        sizes = (len(panels), num_outputs, x.shape[1], torch.get_num_threads())
-        self._t["linear_groups"][x.dtype](x.data_ptr(), *weights, y.data_ptr(), ends.data_ptr(), *sizes)
+        y, ends = torch.empty((x.shape[0], packed.num_outputs), dtype=x.dtype), counts.cumsum(0)
+        first = Weight.on(self.name, packed, biases)
+        call = self._t["linear_groups"][x.dtype]
+        call(x.data_ptr(), byref(first), y.data_ptr(), ends.data_ptr(), len(counts), torch.get_num_threads())
+        return y
+
+    def route(self, logits: torch.Tensor, count: int, renormalised: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """logits[N, E] float32 -> the likeliest of each row [N, k] int32, of equal ones the lowest, and their shares [N, k]."""
+        rows, experts = logits.shape
+        chosen, shares = torch.empty((rows, count), dtype=torch.int32), torch.empty((rows, count))
+        pointers = (logits.data_ptr(), chosen.data_ptr(), shares.data_ptr())
+        self._f["route"](*pointers, rows, experts, count, renormalised, torch.get_num_threads())
+        return chosen, shares
+
+    def mixture(
+        self, x: torch.Tensor, gate_up: Any, down: Any, chosen: torch.Tensor, shares: torch.Tensor
+    ) -> torch.Tensor:
+        """What experts make of x[N, D]; chosen [N, k] int32, shares [N, k] float32."""
+        y, (rows, per_row) = torch.empty_like(x), chosen.shape
+        experts = Experts(*(Weight.on(self.name, one, None) for one in (gate_up, down)), len(gate_up.each))
+        pointers = (byref(experts), *(t.data_ptr() for t in (x, chosen, shares, y)))
+        self._t["mixture"][x.dtype](*pointers, rows, per_row, torch.get_num_threads())
         return y
 
     def linear_backward(

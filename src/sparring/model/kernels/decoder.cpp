@@ -8,10 +8,10 @@
 //   columns   few rows, so that reading the weights is the work: a thread takes a share of the columns of every product.
 #include <atomic>
 
-#include "linear.h"
+#include "adapters.h"
+#include "mixture.h"
 #include "paged.h"
 #include "parallel.h"
-#include "rows.h"
 #include "sampling.h"
 
 namespace sparring {
@@ -24,23 +24,20 @@ extern "C" {
 // The model and, per slot, what a running request needs in every step. The twin of `Plan` in decoder_step.py.
 struct LayerPlan {
     Weight qkv, o, gate_up, down;
+    Weight router;  // [E][D]; where E is not 0, gate_up and down are those of the first of E experts
     const void *input_norm, *q_norm, *k_norm, *mlp_norm;  // q_norm, k_norm may be null
     void *keys, *values;                                  // pages of this layer
     float input_eps, q_eps, k_eps, mlp_eps;
     Form form;
-};
-
-// What an adapter adds to a product: scale * B (A x). Nothing where b.M is 0.
-struct DeltaPlan {
-    Weight a, b;
-    float scale;
+    int64_t chosen, renormalised;  // how many experts a row has, and of which softmax their shares are
 };
 
 struct DecoderPlan {
     const LayerPlan *layers;
     Weight head;
     const void *embedding, *norm, *cos, *sin;  // cos, sin [max_positions][d]
-    int64_t num_layers, D, H, G, d, I, V, max_positions;
+    int64_t num_layers, D, H, G, d, V, max_positions;
+    int64_t I, E, k;  // width of every MLP that all rows go through, the most experts, the most that a row has
     int64_t page_size, num_pages, pages_per_table;
     const int32_t *tables;  // [slot][pages_per_table]
     const float *temperature, *top_p, *min_p;
@@ -78,8 +75,7 @@ struct StepPlan {
     float *top_logprobs;
     uint64_t *kept;  // [sequence that samples][steps][ceil(V / 64)], zero at first: the kept ids of truncated draws; or null
     int64_t threads;
-    const DeltaPlan *deltas;  // [adapter][num_layers][4], of qkv, o, gate_up and down; null where no sequence has an adapter
-    int64_t rank;             // most rows of an A
+    const Delta *deltas;  // [adapter][num_layers][4], of qkv, o, gate_up and down; null where no sequence has an adapter
 };
 }
 
@@ -115,9 +111,9 @@ struct Division {
 
 // What stands between the phases of a step, kept by the thread that calls.
 template <class T> struct Workspace {
-    Buffer<T> x, h, qkv, o, gate_up, act, picked, inner, added;
-    Buffer<float> logits, wide_inner;
-    Buffer<int32_t> sequence_of_row, sampling;
+    Buffer<T> x, h, qkv, o, gate_up, act, picked;
+    Buffer<float> logits, routed, shares;
+    Buffer<int32_t> sequence_of_row, sampling, chosen;
 };
 
 template <class T> struct Step {
@@ -125,10 +121,8 @@ template <class T> struct Step {
     const StepPlan &s;
     int64_t N, M, qkv_width, q_width;
     T *x, *h, *qkv, *o, *gate_up, *act, *picked;
-    T *inner = nullptr, *added = nullptr;  // of adapters: [N][rank], [N][widest]
-    float *logits, *wide_inner = nullptr;  // [N][rank]
-    int64_t widest;
-    int32_t *sequence_of_row, *sampling;  // [N]; [M] sequences that sample
+    float *logits, *routed, *shares;  // [M][V], [N][E], [N][k]
+    int32_t *sequence_of_row, *sampling, *chosen;  // [N]; [M] sequences that sample; [N][k]
 
     Step(const DecoderPlan &plan, const StepPlan &step, Workspace<T> &space) : m(plan), s(step) {
         N = s.cu_rows[s.B];
@@ -149,11 +143,9 @@ template <class T> struct Step {
         act = space.act.room(N * m.I);
         picked = space.picked.room(M * m.D);
         logits = space.logits.room(M * m.V);
-        widest = larger(larger(qkv_width, 2 * m.I), m.D);
-        if (!s.deltas) return;
-        inner = space.inner.room(N * s.rank);
-        wide_inner = space.wide_inner.room(N * s.rank);
-        added = space.added.room(N * widest);
+        routed = space.routed.room(N * m.E);
+        shares = space.shares.room(N * m.k);
+        chosen = space.chosen.room(N * m.k);
     }
 
     int32_t adapter(int64_t n) const { return m.adapters[s.slots[sequence_of_row[n]]]; }
@@ -184,34 +176,18 @@ template <class T> struct Step {
     // out [rows][M] <- in [rows][K] W^T + bias for rows [first, last).
     template <class Y>
     void product(const Division &how, const Weight &w, const T *in, Y *out, int64_t first, int64_t last) const {
-        int64_t panels = blocks_of(w.M, PANEL), parts = how.by_columns ? smaller(how.threads, panels) : 1;
-        parallel_for(parts, how.by_columns ? how.threads : 1, [&](int64_t part) {
-            int64_t begin = panels * part / parts, end = panels * (part + 1) / parts;
-            linear_rows(columns_of(w, begin, end), in + first * w.K, out + first * w.M + begin * PANEL, w.M, last - first);
-        });
+        linear_columns(w, in + first * w.K, out + first * w.M, last - first, how.by_columns ? how.threads : 1);
     }
 
-    // What the rows' adapters add to out [N][M], a product of in [N][K]: neighbours that share one are computed together.
+    const Delta &delta(int32_t number, int64_t l, int which) const { return s.deltas[(number * m.num_layers + l) * 4 + which]; }
+
+    // What the rows' adapters add to out [N][M], a product of in [N][K].
     void adapt(const Division &how, int64_t l, int which, int64_t M, const T *in, T *out, int64_t first, int64_t last) const {
-        for (int64_t n = first, end; s.deltas && n < last; n = end) {
-            int32_t number = adapter(n);
-            for (end = n + 1; end < last && adapter(end) == number;) end++;
-            if (number < 0) continue;
-            const DeltaPlan &delta = s.deltas[(number * m.num_layers + l) * 4 + which];
-            if (delta.b.M) add_delta(how, delta, in + n * delta.a.K, out + n * M, n, end - n);
-        }
-    }
-
-    // y [rows][M] <- y + B (scale * A x); buffers from row n on.
-    void add_delta(const Division &how, const DeltaPlan &delta, const T *in, T *y, int64_t n, int64_t rows) const {
-        float *wide = wide_inner + n * s.rank;
-        T *scaled = inner + n * s.rank, *sums = added + n * widest;
-        product(how, delta.a, in, wide, 0, rows);
-        for (int64_t i = 0, count = rows * delta.a.M; i < count; i += LANES)
-            store_tail(scaled + i, count - i, load_tail(wide + i, count - i) * splat(delta.scale));
-        product(how, delta.b, (const T *)scaled, sums, 0, rows);
-        for (int64_t i = 0, count = rows * delta.b.M; i < count; i += LANES)
-            store_tail(y + i, count - i, load_tail(y + i, count - i) + load_tail(sums + i, count - i));
+        if (!s.deltas) return;
+        adapt_rows(last - first, [&](int64_t i) { return adapter(first + i); }, [&](int32_t number, int64_t i, int64_t rows) {
+            const Delta &d = delta(number, l, which);
+            add_delta(d, d.a, d.b, in + (first + i) * d.a.K, out + (first + i) * M, rows, how.by_columns ? how.threads : 1);
+        });
     }
 
     void norm_rows(const void *weight, float eps, int64_t first, int64_t last) const {
@@ -220,14 +196,6 @@ template <class T> struct Step {
 
     void add_rows(int64_t first, int64_t last) const {
         for (int64_t n = first; n < last; n++) add_row(x + n * m.D, h + n * m.D, m.D);
-    }
-
-    void gate_rows(int64_t first, int64_t last) const {
-        for (int64_t n = first; n < last; n++)
-            for (int64_t i = 0; i < m.I; i += LANES) {
-                const T *gate = gate_up + n * 2 * m.I + i;
-                silu_mul_strip(gate, gate + m.I, act + n * m.I + i, m.I - i);
-            }
     }
 
     void embed(int64_t first, int64_t last) const {
@@ -286,12 +254,44 @@ template <class T> struct Step {
             add_rows(from, to);
             norm_rows(layer.mlp_norm, layer.mlp_eps, from, to);
         });
+        if (layer.router.M) mixture(how, l, first, last);
+        else mlp(how, l, first, last);
+        how.share(first, last, [&](int64_t from, int64_t to) { add_rows(from, to); });
+    }
+
+    void mlp(const Division &how, int64_t l, int64_t first, int64_t last) const {
+        const LayerPlan &layer = m.layers[l];
         product(how, layer.gate_up, h, gate_up, first, last);
         adapt(how, l, 2, 2 * m.I, h, gate_up, first, last);
-        how.share(first, last, [&](int64_t from, int64_t to) { gate_rows(from, to); });
+        how.share(first, last, [&](int64_t from, int64_t to) {
+            for (int64_t n = from; n < to; n++) swiglu_row(gate_up + n * 2 * m.I, act + n * m.I, m.I);
+        });
         product(how, layer.down, act, h, first, last);
         adapt(how, l, 3, m.D, act, h, first, last);
-        how.share(first, last, [&](int64_t from, int64_t to) { add_rows(from, to); });
+    }
+
+    void mixture(const Division &how, int64_t l, int64_t first, int64_t last) const {
+        const LayerPlan &layer = m.layers[l];
+        int64_t E = layer.router.M, k = layer.chosen, count = last - first;
+        int threads = how.by_columns ? how.threads : 1;
+        // another thread may be in a layer with more experts
+        float *logits_of = routed + first * m.E, *shares_of = shares + first * m.k;
+        int32_t *chosen_of = chosen + first * m.k;
+        T *rows = h + first * m.D;
+        linear_columns(layer.router, rows, logits_of, count, threads);
+        how.share(0, count, [&](int64_t from, int64_t to) {
+            for (int64_t n = from; n < to; n++)
+                route_row(logits_of + n * E, E, k, layer.renormalised, chosen_of + n * k, shares_of + n * k);
+        });
+        auto adapt_pairs = [&](int which, const Pairs::Piece &piece, const int32_t *row_of, const T *in, T *out, int by) {
+            if (!s.deltas) return;
+            auto number_of = [&](int64_t i) { return adapter(first + row_of[piece.first + i]); };
+            adapt_rows(piece.last - piece.first, number_of, [&](int32_t number, int64_t i, int64_t pairs) {
+                const Delta &d = delta(number, l, 2 + which);
+                add_delta(d, nth(d.a, piece.expert), nth(d.b, piece.expert), in + i * d.a.K, out + i * d.b.M, pairs, by);
+            });
+        };
+        mix_rows(Experts{layer.gate_up, layer.down, E}, rows, chosen_of, shares_of, rows, count, k, threads, adapt_pairs);
     }
 
     // Final norm, head and sampler for the rows among [first, last) that sample, in the t-th step.
@@ -365,7 +365,7 @@ static int64_t weight_bytes(const DecoderPlan &plan) {
     int64_t sum = bytes(plan.head);
     for (int64_t l = 0; l < plan.num_layers; l++) {
         const LayerPlan &layer = plan.layers[l];
-        sum += bytes(layer.qkv) + bytes(layer.o) + bytes(layer.gate_up) + bytes(layer.down);
+        sum += bytes(layer.qkv) + bytes(layer.o) + larger(1, layer.router.M) * (bytes(layer.gate_up) + bytes(layer.down));
     }
     return sum;
 }

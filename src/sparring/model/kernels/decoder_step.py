@@ -1,39 +1,27 @@
 """The C structures that steps of generation read: the twins of those in decoder.cpp.
 
-L layers, D width, H query heads, G key/value heads, d head size, I width of the MLP, V vocabulary, B sequences, N new rows.
+L layers, D width, H query heads, G key/value heads, d head size, I width of the MLP, E experts of which a row
+has k, V vocabulary, B sequences, N new rows.
 """
 
 from __future__ import annotations
 
 from ctypes import Structure, c_float, c_int64, c_void_p
-from typing import Any
 
-import torch
-
-from sparring.model.kernels import ops
-from sparring.model.kernels.compiled_path import LAYOUTS
+from sparring.model.kernels.compiled_library import Weight
 from sparring.model.kernels.form import AttentionForm
 
 STOPS, BIASES, TOPS = 8, 512, 20
 """Per slot: tokens that end a sequence, tokens whose logits something is added to, likeliest tokens that are told."""
+
+WEIGHTS = 4
+"""Of a layer, those that adapters may add to: qkv, o, gate_up, down."""
 
 SLOT_COLUMNS = (
     *("tables", "temperature", "top_p", "min_p", "top_k", "seeds", "stops"),
     *("bias_ids", "bias_values", "bias_counts", "bias_until", "limited", "allowed", "tops", "adapters"),
 )
 """What the kernels read by slot, in this order."""
-
-class Weight(Structure):
-    """A packed weight [M, K] and its float32 bias or null."""
-
-    _fields_ = [("panels", c_void_p), ("layout", c_int64), ("M", c_int64), ("K", c_int64), ("bias", c_void_p)]
-
-    @staticmethod
-    def of(packed: Any, bias: torch.Tensor | None) -> Weight:
-        """`packed`: a `PackedWeight`; `bias` [M] float32. Both must outlive the structure."""
-        pointer = None if bias is None else bias.data_ptr()
-        layout = LAYOUTS[ops.path_name(), packed.dtype]
-        return Weight(packed.storage.data_ptr(), layout, packed.num_outputs, packed.num_inputs, pointer)
 
 
 class Form(Structure):
@@ -48,18 +36,21 @@ class Form(Structure):
 
 
 class LayerPlan(Structure):
-    """One decoder layer; q_norm and k_norm may be null."""
+    """One decoder layer; q_norm and k_norm may be null. `router` [E, D] has no outputs where all rows go through one MLP; else
+    gate_up and down are those of the first of E experts, of which a row has `chosen`."""
 
     _fields_ = [
-        *((name, Weight) for name in ("qkv", "o", "gate_up", "down")),
+        *((name, Weight) for name in ("qkv", "o", "gate_up", "down", "router")),
         *((name, c_void_p) for name in ("input_norm", "q_norm", "k_norm", "mlp_norm", "keys", "values")),
         *((name, c_float) for name in ("input_eps", "q_eps", "k_eps", "mlp_eps")),
         ("form", Form),
+        ("chosen", c_int64),
+        ("renormalised", c_int64),
     ]
 
 
 class DeltaPlan(Structure):
-    """What an adapter adds to a product: scale * B (A x); nothing where `b` has no outputs."""
+    """What an adapter adds to a product: scale * B (A x); nothing where `b` has no outputs. Of experts, those of the first."""
 
     _fields_ = [("a", Weight), ("b", Weight), ("scale", c_float)]
 
@@ -71,7 +62,7 @@ class DecoderPlan(Structure):
         ("layers", c_void_p),
         ("head", Weight),
         *((name, c_void_p) for name in ("embedding", "norm", "cos", "sin")),
-        *((name, c_int64) for name in ("num_layers", "D", "H", "G", "d", "I", "V", "max_positions")),
+        *((name, c_int64) for name in ("num_layers", "D", "H", "G", "d", "V", "max_positions", "I", "E", "k")),
         *((name, c_int64) for name in ("page_size", "num_pages", "pages_per_table")),
         *((name, c_void_p) for name in SLOT_COLUMNS),
         ("eps", c_float),
@@ -81,7 +72,7 @@ class DecoderPlan(Structure):
 class StepPlan(Structure):
     """The new rows of B sequences; `sampled` and `logprobs` receive `counts` tokens, up to `steps`, for each that samples, `kept`
     a mask over the vocabulary for each (see `kept.py`), `top_ids` the likeliest; these may be null. `deltas` [adapter][L][4] are
-    those of qkv, o, gate_up and down, of at most `rank` rows; null where no sequence has an adapter."""
+    those of qkv, o, gate_up and down; null where no sequence has an adapter."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("slots", "cu_rows", "lengths", "tokens", "samples")),
@@ -91,5 +82,4 @@ class StepPlan(Structure):
         *((name, c_void_p) for name in ("interrupt", "sampled", "logprobs", "counts", "top_ids", "top_logprobs", "kept")),
         ("threads", c_int64),
         ("deltas", c_void_p),
-        ("rank", c_int64),
     ]

@@ -24,36 +24,33 @@ static void linear(const X *x, const P *panels, const float *bias, Y *y, int64_t
 
 // Rows of x, y that stand in the order of the weights whose they are: weight e has the rows from ends[e - 1] to ends[e].
 template <class T>
-static void linear_groups(const T *x, const void *const *panels, int64_t layout, const float *biases, T *y, const int64_t *ends,
-                          int64_t E, int64_t M, int64_t K, int threads) {
+static void linear_groups(const T *x, const Weight &first_of, T *y, const int64_t *ends, int64_t E, int threads) {
     struct Piece { int64_t weight, first, last; };
     std::vector<Piece> pieces;
     for (int64_t e = 0, first = 0; e < E; first = ends[e++])
         for (; first < ends[e]; first += ROWS_PER_TASK) pieces.push_back({e, first, smaller(first + ROWS_PER_TASK, ends[e])});
     if (pieces.empty()) return;
+    int64_t M = first_of.M, K = first_of.K;
     if (2 * ends[E - 1] * M * K < OPERATIONS_OF_ONE) threads = 1;
     int64_t count = pieces.size(), panels_each = blocks_of(M, PANEL);
     int64_t parts = threads == 1 ? 1 : smaller(panels_each, blocks_of(4 * threads, count));
     parallel_for(count * parts, threads, [&](int64_t i) {
         const Piece &piece = pieces[i / parts];
         int64_t part = i % parts, begin = panels_each * part / parts, end = panels_each * (part + 1) / parts;
-        Weight weight{panels[piece.weight], layout, M, K, biases ? biases + piece.weight * M : nullptr};
         T *out = y + piece.first * M + begin * PANEL;
-        linear_rows(columns_of(weight, begin, end), x + piece.first * K, out, M, piece.last - piece.first);
+        linear_rows(columns_of(nth(first_of, piece.weight), begin, end), x + piece.first * K, out, M, piece.last - piece.first);
     });
 }
 
 extern "C" {
 
-// x [N, K] -> y [N, M], each row with the weight whose it is; biases [E, M] or null. `layout` as in `linear.h`.
-void sparring_linear_groups_f32(const float *x, const void *const *panels, int64_t layout, const float *biases, float *y,
-                                const int64_t *ends, int64_t E, int64_t M, int64_t K, int threads) {
-    linear_groups(x, panels, layout, biases, y, ends, E, M, K, threads);
+// x [N, K] -> y [N, M], each row with the weight whose it is; `first_of` is the first of E, with biases [E, M] or none.
+void sparring_linear_groups_f32(const float *x, const Weight *first_of, float *y, const int64_t *ends, int64_t E, int threads) {
+    linear_groups(x, *first_of, y, ends, E, threads);
 }
 
-void sparring_linear_groups_bf16(const bf16 *x, const void *const *panels, int64_t layout, const float *biases, bf16 *y,
-                                 const int64_t *ends, int64_t E, int64_t M, int64_t K, int threads) {
-    linear_groups(x, panels, layout, biases, y, ends, E, M, K, threads);
+void sparring_linear_groups_bf16(const bf16 *x, const Weight *first_of, bf16 *y, const int64_t *ends, int64_t E, int threads) {
+    linear_groups(x, *first_of, y, ends, E, threads);
 }
 
 // weight [M, K] row-major -> panels; columns past M hold zeros.

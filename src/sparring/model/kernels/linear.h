@@ -129,6 +129,11 @@ static inline Weight columns_of(const Weight &w, int64_t begin, int64_t end) {
             w.bias ? w.bias + begin * PANEL : nullptr};
 }
 
+// The e-th of weights that are packed one behind the other, the first of which is `w`; their biases [E][M].
+static inline Weight nth(const Weight &w, int64_t e) {
+    return {(const char *)w.panels + e * blocks_of(w.M, PANEL) * panel_bytes(w), w.layout, w.M, w.K, w.bias ? w.bias + e * w.M : nullptr};
+}
+
 template <class P, class X, class Y>
 static void panel_rows(const Weight &w, const X *x, int64_t K, Y *y, int64_t y_stride, int64_t rows) {
     PanelProduct<Y, P, X> product{x, (const P *)w.panels, w.bias, y, w.M, K, y_stride};
@@ -159,6 +164,15 @@ template <class X, class Y> static void linear_rows(const Weight &w, const X *x,
     const float *in = floats_of(x, rows, w.K);
     if (w.layout == PANELS_F32) panel_rows<float>(w, in, w.K, y, y_stride, rows);
     else panel_rows<bf16>(w, in, w.K, y, y_stride, rows);
+}
+
+// The same into y [rows][M], each thread a share of the columns.
+template <class X, class Y> static void linear_columns(const Weight &w, const X *x, Y *y, int64_t rows, int threads) {
+    int64_t panels = blocks_of(w.M, PANEL), parts = smaller(threads, panels);
+    parallel_for(parts, threads, [&](int64_t part) {
+        int64_t begin = panels * part / parts, end = panels * (part + 1) / parts;
+        linear_rows(columns_of(w, begin, end), x, y + begin * PANEL, w.M, rows);
+    });
 }
 
 }  // namespace sparring

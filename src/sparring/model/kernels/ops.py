@@ -11,9 +11,7 @@ N rows or tokens, D width, K inputs, M outputs, H query heads, G key/value heads
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,18 +19,20 @@ import torch
 
 from sparring.errors import refusal
 from sparring.model.kernels import gradients
-from sparring.model.kernels.checks import check_attention, check_groups, check_logits, check_shared, checked
-from sparring.model.kernels.compiled_path import COMPILED, CompiledPath, Norms, compiled_path
-from sparring.model.kernels.device_path import DevicePath, is_interpreted
+from sparring.model.kernels.checks import check_attention, check_logits, check_shared, checked
+from sparring.model.kernels.compiled_path import CompiledPath, Norms
 from sparring.model.kernels.form import AttentionForm
 from sparring.model.kernels.gradients import WeightSum
 from sparring.model.kernels.kept import KeptRows, no_masks
+from sparring.model.kernels.mixtures import linear_groups, mixture, route
+from sparring.model.kernels.packed import PackedStack, PackedWeight, pack
 from sparring.model.kernels.pages import BLOCK, KvPages, PagedRows
-from sparring.model.kernels.torch_path import TorchPath
+from sparring.model.kernels.paths import current, path_name, path_names, path_of, transposes_keys, use
 
 __all__ = [
     "AttentionForm",
     "KvPages",
+    "PackedStack",
     "PackedWeight",
     "WeightSum",
     "PagedRows",
@@ -43,11 +43,13 @@ __all__ = [
     "gelu_tanh",
     "linear",
     "linear_groups",
+    "mixture",
     "pack",
     "path_name",
     "path_names",
     "rms_norm",
     "rope",
+    "route",
     "sample",
     "silu",
     "silu_mul",
@@ -55,104 +57,9 @@ __all__ = [
     "split_heads",
     "swiglu",
     "token_logprobs",
+    "transposes_keys",
     "use",
 ]
-
-Path = CompiledPath | TorchPath | DevicePath
-
-_path: Path | None = None
-_device_path: DevicePath | None = None
-
-
-def _current() -> Path:
-    """Of the CPU."""
-    global _path
-    if _path is None:
-        _path = compiled_path() or TorchPath()
-    return _path
-
-
-def _of(x: torch.Tensor) -> Path:
-    """Of the device on which `x` lies."""
-    return _current() if x.device.type == "cpu" else _on_device()
-
-
-def _on_device() -> DevicePath:
-    global _device_path
-    if _device_path is None:
-        _device_path = DevicePath()
-    return _device_path
-
-
-def path_name(device: torch.device | str = "cpu") -> str:
-    """The path in use on a device: one of `path_names` on the CPU, "exact-device" on a GPU."""
-    return (_current() if torch.device(device).type == "cpu" else _on_device()).name
-
-
-def transposes_keys(device: torch.device | str = "cpu") -> bool:
-    """Whether the path in use on a device keeps keys in transposed blocks; see `KvPages`."""
-    return path_name(device) != DevicePath.name
-
-
-def path_names() -> tuple[str, ...]:
-    """The paths that this machine's CPU has, best first; "exact-device" where Triton is interpreted, for tests."""
-    compiled = tuple(name for name in COMPILED if compiled_path(name) is not None)
-    return (*compiled, TorchPath.name, *([DevicePath.name] if is_interpreted() else []))
-
-
-def use(name: str) -> None:
-    """Choose the CPU's path for this process, before anything is packed. SPARRING_KERNELS in the environment does the same,
-    as "off" (exact-torch), "portable" (exact-kernels) and "tiles" (exact-tiles).
-
-    Raises:
-        BadInput: the name is unknown, or the kernels were asked for and cannot be built here.
-    """
-    global _path
-    if name not in path_names():
-        raise refusal("numerics path", f"one of {', '.join(path_names())}", repr(name), "choose one that this machine has")
-    _path = _on_device() if name == DevicePath.name else TorchPath() if name == TorchPath.name else compiled_path(name)
-
-
-class PackedWeight:
-    """Weights [M_i, K] of one input, their rows joined to [M, K], in the order in which the matrix product reads them.
-
-    `weights` are the tensors that gradients flow to.
-    """
-
-    __slots__ = ("storage", "weights", "num_outputs", "num_inputs", "dtype")
-
-    def __init__(self, *weights: torch.Tensor) -> None:
-        for weight in weights:
-            if weight.dim() != 2 or weight.dtype not in (torch.float32, torch.bfloat16):
-                got = f"{tuple(weight.shape)} {weight.dtype}"
-                raise refusal("pack", "a float32 or bfloat16 matrix", got, "cast it")
-        self.num_outputs, self.num_inputs = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
-        self.dtype = weights[0].dtype
-        self.weights = weights
-        self.storage = _of(weights[0]).pack(weights, None)
-
-    def update(self, *weights: torch.Tensor) -> None:
-        """Pack again after the values changed: in place, no allocation for float32. Shapes as at first."""
-        if [w.shape for w in weights] != [w.shape for w in self.weights] or any(w.dtype is not self.dtype for w in weights):
-            got = f"{[tuple(w.shape) for w in weights]} {weights[0].dtype}"
-            raise refusal("PackedWeight.update", f"{[tuple(w.shape) for w in self.weights]} {self.dtype}", got, "pack it anew")
-        self.weights = weights
-        self.storage = _of(weights[0]).pack(weights, self.storage)
-
-    def other(self, *weights: torch.Tensor) -> torch.Tensor:
-        """The storage of other values, packed beside this one."""
-        return _of(weights[0]).pack(weights, None)
-
-    def of(self, *weights: torch.Tensor) -> PackedWeight:
-        """The same packed numbers, whose gradients flow to `weights`: the same values, out of another graph."""
-        other = copy.copy(self)
-        other.weights = weights
-        return other
-
-
-def pack(*weights: torch.Tensor) -> PackedWeight:
-    """Pack weights[M_i, K] (float32 or bfloat16) as one. Call `update` after every in-place change of them."""
-    return PackedWeight(*weights)
 
 
 def linear(
@@ -174,21 +81,8 @@ def linear(
     if torch.is_grad_enabled() and (
         x.requires_grad or any(w.requires_grad for w in packed.weights) or (bias is not None and bias.requires_grad)
     ):
-        return gradients.Linear.apply(x, bias, packed, _of(x), dtype, total, *packed.weights)
-    return _of(x).linear(x.contiguous(), packed.storage, bias, packed.num_outputs, dtype)
-
-
-def linear_groups(
-    x: torch.Tensor, packed: Sequence[PackedWeight], biases: torch.Tensor | None, counts: torch.Tensor
-) -> torch.Tensor:
-    """`linear`, without gradients, of x[N, K], of whose rows counts[E] belong to each of E weights in turn; biases [E, M]."""
-    check_groups(x, [(each.num_outputs, each.num_inputs, each.dtype) for each in packed], biases, counts)
-    path, x = _of(x), x.contiguous()
-    if isinstance(path, CompiledPath):
-        return path.linear_groups(x, [each.storage for each in packed], biases, counts, packed[0].num_outputs)
-    parts = zip(x.split(counts.tolist()), packed, [None] * len(packed) if biases is None else biases, strict=True)
-    found = [path.linear(part, each.storage, bias, each.num_outputs, x.dtype) for part, each, bias in parts if len(part)]
-    return torch.cat(found or [x.new_empty((0, packed[0].num_outputs))])
+        return gradients.Linear.apply(x, bias, packed, path_of(x), dtype, total, *packed.weights)
+    return path_of(x).linear(x.contiguous(), packed.storage, bias, packed.num_outputs, dtype)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -202,15 +96,15 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     if x.dim() != 2:
         return rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        return gradients.RmsNorm.apply(x.contiguous(), weight, eps, _of(x))
-    return _of(x).rms_norm(x.contiguous(), weight, eps)
+        return gradients.RmsNorm.apply(x.contiguous(), weight, eps, path_of(x))
+    return path_of(x).rms_norm(x.contiguous(), weight, eps)
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
     """x * sigmoid(x), any shape."""
     if torch.is_grad_enabled() and x.requires_grad:
-        return gradients.SiluMul.apply(x.contiguous(), None, _of(x))
-    return _of(x).silu_mul(x.contiguous(), None)
+        return gradients.SiluMul.apply(x.contiguous(), None, path_of(x))
+    return path_of(x).silu_mul(x.contiguous(), None)
 
 
 def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -219,8 +113,8 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         raise refusal("silu_mul", "two tensors of one shape and dtype", f"{gate.shape} and {up.shape}", "check the projections")
     gate, up = gate.contiguous(), up.contiguous()
     if torch.is_grad_enabled() and (gate.requires_grad or up.requires_grad):
-        return gradients.SiluMul.apply(gate, up, _of(gate))
-    return _of(gate).silu_mul(gate, up)
+        return gradients.SiluMul.apply(gate, up, path_of(gate))
+    return path_of(gate).silu_mul(gate, up)
 
 
 def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
@@ -238,8 +132,8 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
 def _tanh(x: torch.Tensor) -> torch.Tensor:
     x = x.contiguous()
     if torch.is_grad_enabled() and x.requires_grad:
-        return gradients.Tanh.apply(x, _of(x))
-    return _of(x).tanh(x)
+        return gradients.Tanh.apply(x, path_of(x))
+    return path_of(x).tanh(x)
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -255,8 +149,8 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()
     if torch.is_grad_enabled() and x.requires_grad:
-        return gradients.Rope.apply(x, cos, sin, _of(x))
-    return _of(x).rope(x, cos, sin, False)
+        return gradients.Rope.apply(x, cos, sin, path_of(x))
+    return path_of(x).rope(x, cos, sin, False)
 
 
 def add_rms_norm(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -266,8 +160,8 @@ def add_rms_norm(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: fl
         raise refusal("add_rms_norm", "x[N, D], y[N, D] and weight[D] of one dtype", got, "reshape or cast")
     x, y = x.contiguous(), y.contiguous()
     if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad or weight.requires_grad):
-        return gradients.AddRmsNorm.apply(x, y, weight, eps, _of(x))
-    return _of(x).add_rms_norm(x, y, weight, eps)
+        return gradients.AddRmsNorm.apply(x, y, weight, eps, path_of(x))
+    return path_of(x).add_rms_norm(x, y, weight, eps)
 
 
 def split_heads(
@@ -293,8 +187,8 @@ def split_heads(
     weights = (None, None) if norms is None else norms[:2]
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (qkv, *weights)):
         shape = (num_heads, num_kv_heads, 0.0 if norms is None else norms[2])
-        return gradients.SplitHeads.apply(qkv, *weights, angles, shape, _of(qkv))
-    return _of(qkv).split_heads(qkv, angles, norms, num_heads, num_kv_heads)
+        return gradients.SplitHeads.apply(qkv, *weights, angles, shape, path_of(qkv))
+    return path_of(qkv).split_heads(qkv, angles, norms, num_heads, num_kv_heads)
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
@@ -303,8 +197,8 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
         raise refusal("swiglu", "gate_up[N, 2 I]", str(tuple(gate_up.shape)), "check the projections")
     gate_up = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
     if torch.is_grad_enabled() and gate_up.requires_grad:
-        return gradients.SwiGlu.apply(gate_up, _of(gate_up))
-    return _of(gate_up).swiglu(gate_up)
+        return gradients.SwiGlu.apply(gate_up, path_of(gate_up))
+    return path_of(gate_up).swiglu(gate_up)
 
 
 def attention_packed(
@@ -336,9 +230,9 @@ def attention_packed(
     q, k, v = _padded(q), _padded(k), _padded(v)
     sinks = None if sinks is None else sinks.float().contiguous()
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v, sinks)):
-        out = gradients.AttentionPacked.apply(q, k, v, sinks, (cu_seqlens.contiguous(), shared), form, _of(q))
+        out = gradients.AttentionPacked.apply(q, k, v, sinks, (cu_seqlens.contiguous(), shared), form, path_of(q))
     else:
-        out, _ = _of(q).attention_packed(q, k, v, cu_seqlens.contiguous(), form, shared, sinks)
+        out, _ = path_of(q).attention_packed(q, k, v, cu_seqlens.contiguous(), form, shared, sinks)
     return out if out.shape[2] == size else out[..., :size]
 
 
@@ -370,7 +264,7 @@ def attention_paged(
         raise refusal("attention_paged", "int32 rows", f"{tables.dtype}, {cu_rows.dtype}, {lengths.dtype}", "cast them")
     where = PagedRows(tables.contiguous(), cu_rows.contiguous(), lengths.contiguous(), rows.most_rows)
     sinks = None if sinks is None else sinks.detach().float().contiguous()
-    out, bad = _of(q).attention_paged(_padded(q), _padded(k), _padded(v), pages.layers[layer], where, form, sinks)
+    out, bad = path_of(q).attention_paged(_padded(q), _padded(k), _padded(v), pages.layers[layer], where, form, sinks)
     if bad >= 0:
         got = f"{tables[bad].tolist()} for {int(lengths[bad])} tokens"
         expected = f"a table over {pages.num_pages} pages of {pages.page_size} that holds its context"
@@ -398,9 +292,9 @@ def token_logprobs(
     if kept is not None:
         kept = checked(kept, len(targets))
     if torch.is_grad_enabled() and logits.requires_grad:
-        logprob, entropy, bad = gradients.TokenLogprobs.apply(logits, targets, temperature, kept, _of(logits))
+        logprob, entropy, bad = gradients.TokenLogprobs.apply(logits, targets, temperature, kept, path_of(logits))
     else:
-        (logprob, entropy, _, _), bad = _of(logits).token_logprobs(logits, targets, temperature, kept)
+        (logprob, entropy, _, _), bad = path_of(logits).token_logprobs(logits, targets, temperature, kept)
     if bad >= 0:
         if kept is not None and 0 <= int(targets[bad]) < logits.shape[1]:
             got = f"{int(targets[bad])} and {kept[1][int(kept[0][bad]) : int(kept[0][bad + 1])].tolist()[:20]}"
@@ -448,12 +342,12 @@ def sample(
     _, top_k, top_p, min_p, _, _, limits = requests
     truncating = bool(((top_k > 0) | (top_p < 1) | (min_p > 0) | (limits > 0)).any())
     masks = no_masks(*logits.shape) if truncating else None
-    return *_of(logits).sample(logits.contiguous(), requests, masks), masks
+    return *path_of(logits).sample(logits.contiguous(), requests, masks), masks
 
 
 def decoder_step(plan: Any, step: Any, dtype: torch.dtype) -> int:
     """The compiled step of `model.step`, which says what it takes. -1; or the first bad sequence; or -2 - n for a bad row n."""
-    path = _current()
+    path = current()
     if not isinstance(path, CompiledPath):
         raise refusal("decoder_step", "the compiled kernels", path.name, "compute operation by operation")
     return path.decoder_step(plan, step, dtype)

@@ -120,10 +120,7 @@ static void split_heads_backward(const Heads<T> &s, const T *dq, const T *dk, co
 // Rows [gate, up] of 2 I elements, `stride` apart -> silu(gate) * up, [N][I].
 template <class T> static void swiglu(const T *rows, int64_t stride, T *y, int64_t N, int64_t I, int threads) {
     parallel_ranges(N, blocks_of(FUSED_GRAIN, I), threads, [=](int64_t first, int64_t last) {
-        for (int64_t n = first; n < last; n++) {
-            const T *gate = rows + n * stride, *up = gate + I;
-            for (int64_t i = 0; i < I; i += LANES) silu_mul_strip(gate + i, up + i, y + n * I + i, I - i);
-        }
+        for (int64_t n = first; n < last; n++) swiglu_row(rows + n * stride, y + n * I, I);
     });
 }
 

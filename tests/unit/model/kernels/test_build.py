@@ -13,7 +13,8 @@ import torch
 from sparring.errors import BadInput
 from sparring.model.kernels import ops
 from sparring.model.kernels.build import FLAGS, SOFTWARE_TILES, build, load
-from sparring.model.kernels.compiled_path import CompiledPath, Library
+from sparring.model.kernels.compiled_library import Library
+from sparring.model.kernels.compiled_path import CompiledPath
 
 
 def test_a_second_build_finds_the_first() -> None:

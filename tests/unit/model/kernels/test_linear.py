@@ -42,9 +42,10 @@ def test_a_row_is_the_same_in_every_company_of_up_to_seventy(inputs: int, output
 def test_rows_of_several_weights_in_one_call_are_those_of_each(
     inputs: int, outputs: int, dtype: torch.dtype, counts: tuple[int, ...], biased: bool
 ) -> None:
-    packed = [ops.pack(random(outputs, inputs, dtype=dtype, seed=e)) for e in range(len(counts))]
+    weights = [random(outputs, inputs, dtype=dtype, seed=e) for e in range(len(counts))]
+    packed = ops.PackedStack(weights)
     x, biases = random(sum(counts), inputs, dtype=dtype, seed=9), random(len(counts), outputs, dtype=dtype, seed=8) if biased else None
-    parts = zip(x.split(counts), packed, [None] * len(counts) if biases is None else biases, strict=True)
+    parts = zip(x.split(counts), map(ops.pack, weights), [None] * len(counts) if biases is None else biases, strict=True)
     expected = torch.cat([ops.linear(part, weight, bias) for part, weight, bias in parts])
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
@@ -52,12 +53,12 @@ def test_rows_of_several_weights_in_one_call_are_those_of_each(
 
 
 def test_rows_that_do_not_fit_several_weights_are_refused() -> None:
-    packed, x, counts = [ops.pack(random(5, 8)), ops.pack(random(5, 8, seed=1))], random(3, 8), torch.tensor([1, 2])
+    packed, x, counts = ops.PackedStack([random(5, 8), random(5, 8, seed=1)]), random(3, 8), torch.tensor([1, 2])
     for odd in (random(3, 7), random(3, 8, dtype=torch.bfloat16)):
-        with pytest.raises(BadInput, match="weights .M, K. of one shape and dtype"):
+        with pytest.raises(BadInput, match=r"x\[N, 8\] torch.float32, got \(3, "):
             ops.linear_groups(odd, packed, None, counts)
-    with pytest.raises(BadInput, match="weights .M, K. of one shape and dtype"):
-        ops.linear_groups(x, [packed[0], ops.pack(random(6, 8))], None, counts)
+    with pytest.raises(BadInput, match="matrices of one shape and dtype"):
+        ops.PackedStack([random(5, 8), random(6, 8)])
     with pytest.raises(BadInput, match=r"biases \[2, 5\], got \(5,\)"):
         ops.linear_groups(x, packed, random(5), counts)
     for odd in (torch.tensor([1, 3]), torch.tensor([4, -1]), torch.tensor([3]), torch.tensor([1, 2], dtype=torch.int32)):
