@@ -5,6 +5,7 @@ Shapes: N tokens, B sequences, H query heads, G key/value heads, d head size, P 
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +15,13 @@ from transformers import AttentionInterface
 from sparring.errors import refusal
 from sparring.model.kernels import ops
 from sparring.model.kernels.form import AttentionForm
+from sparring.model.rowwise import ours
 
 if TYPE_CHECKING:
     from sparring.model.recurrent import States
 
 IMPLEMENTATION = "sparring"
 """The name under which the library's attention interface knows our attention."""
-
-CONTEXT = "sparring_attention"
-"""The keyword that carries a `Packed` or `Paged` through the library's forward to our function."""
-
 
 @dataclass(frozen=True, slots=True)
 class Packed:
@@ -62,6 +60,9 @@ class Paged:
 
 Attention = Packed | Paged
 
+UNDER_WAY: ContextVar[Attention | None] = ContextVar("attention of the library's forward under way", default=None)
+"""How the tokens of this thread's call of the library lie: not every model hands keywords on to its attention."""
+
 
 def attend(
     q: torch.Tensor,
@@ -91,6 +92,7 @@ def attend(
     return ops.attention_paged(q, k, v, attention.pages, layer, attention.rows, form, sinks)
 
 
+@ours
 def library_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -105,10 +107,9 @@ def library_attention(
     Raises:
         BadInput: the layer asks for something that our attention does not compute.
     """
-    context = options.get(CONTEXT)
+    context = UNDER_WAY.get()
     if context is None:
-        expected, got = "a call through CausalModel", "one without its attention context"
-        raise refusal(type(module).__name__, expected, got, "use CausalModel.hidden")
+        raise refusal(type(module).__name__, "a call through CausalModel", "another one", "use CausalModel.hidden")
     got = "position_bias" if options.get("position_bias") is not None else None
     got = got if getattr(module, "is_causal", True) else "both directions"
     if got is not None:
@@ -117,8 +118,13 @@ def library_attention(
     # some configs write "no window" as 0
     form = AttentionForm(scale, options.get("sliding_window") or None, options.get("softcap") or None)
     q, k, v = (t[0].transpose(0, 1).contiguous() for t in (query, key, value))
+    if isinstance(context, Paged) and k.shape[1:] != (context.pages.num_kv_heads, context.pages.head_dim):
+        expected = f"{context.pages.num_kv_heads} heads of {context.pages.head_dim} with keys, as its config says"
+        raise refusal(type(module).__name__, expected, f"{k.shape[1]} of {k.shape[2]}", "choose another model")
+    size = v.shape[-1]
+    v = torch.nn.functional.pad(v, (0, q.shape[-1] - size))  # where values are narrower than keys
     out = attend(q, k, v, context, module.layer_idx, form, options.get("s_aux"))
-    return out.unsqueeze(0), None
+    return out[..., :size].contiguous().unsqueeze(0), None
 
 
 AttentionInterface.register(IMPLEMENTATION, library_attention)

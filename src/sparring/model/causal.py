@@ -6,19 +6,21 @@ N tokens, M rows of interest, D width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
 from sparring.errors import WeightsError, refusal
-from sparring.model.attention import CONTEXT, Attention
+from sparring.model.attention import UNDER_WAY, Attention
 from sparring.model.decoder import Decoder
 from sparring.model.experts import RowExperts
 from sparring.model.kernels import ops
 from sparring.model.layers import RowLinear
 from sparring.model.lora import Adapters
 from sparring.model.recurrent import LAYOUT, Layout, Recurrent
+from sparring.model.rowwise import RowWise
 
 ATTENTION = {"full_attention", "sliding_attention"}
 """The kinds of layers that our attention serves: not attention in chunks."""
@@ -32,9 +34,11 @@ class CausalModel:
     """One module, two uses. Made by `load`; not safe for use from two threads at once.
 
     `path_name` is the numerics actually in use: as `ops.path_name` has it, or "fast". `decoder` is the
-    forward of the Llama family, None for other models; `head` gives logits, or, where `is_scalar`, one number a row.
+    forward of the Llama family, None for other models; `head` gives logits, or, where `is_scalar`, one number a row; logits
+    are multiplied by `logit_scale`.
     `context` is over how many positions a token attends for that to cost what all else costs, about.
-    `attending` are the layers that attend, `recurrent` those with a recurrent state, if any. State and parameters are the
+    `attending` are the layers that attend, `recurrent` those with a recurrent state, if any; `rowwise` is how exact
+    numerics compute what the library has between our modules, if it has anything. State and parameters are the
     model's own; what stands beside them is in `adapters`.
     """
 
@@ -46,12 +50,12 @@ class CausalModel:
         text = self.config.get_text_config()
         self.num_layers: int = text.num_hidden_layers
         self.num_heads: int = text.num_attention_heads
-        self.num_kv_heads: int = getattr(text, "num_key_value_heads", None) or self.num_heads
-        self.head_dim: int = getattr(text, "head_dim", None) or text.hidden_size // self.num_heads
+        self.num_kv_heads, self.head_dim = heads_of(text)
         self.vocab_size: int = text.vocab_size
         self.context = CONTEXT_PER_WIDTH * text.hidden_size
         kinds = getattr(text, "layer_types", None) or ["full_attention"] * self.num_layers
         self.attending = [layer for layer, kind in enumerate(kinds) if kind in ATTENTION]
+        self.logit_scale = 1.0
         self._logit_cap: float | None = getattr(text, "final_logit_softcapping", None)
         self._forward = forward
         self.decoder = forward if isinstance(forward, Decoder) else None
@@ -61,6 +65,7 @@ class CausalModel:
         self._parameters = {**dict(module.named_parameters()), **buffers}
         library = forward if isinstance(forward, LibraryForward) else None
         self.recurrent = {} if library is None else library.recurrent
+        self.rowwise = None if library is None else library.rowwise
         self.adapters = Adapters(module, self.decoder) if library is None else library.adapters
         # whatever derives something from parameters, and packs it anew when they change
         self.parts = [part for part in module.modules() if isinstance(part, (RowLinear, RowExperts))]
@@ -104,10 +109,12 @@ class CausalModel:
         """
         if self.is_scalar:
             raise refusal("logits", "a head over tokens", "a scalar head", 'load the model with head = "tokens"')
-        if isinstance(self.head, RowLinear):
-            logits = self.head.forward(hidden, torch.float32, total)
+        exact = isinstance(self.head, RowLinear)
+        logits = self.head.forward(hidden, torch.float32, total) if exact else self.head(hidden).float()
+        if self.logit_scale != 1.0:
+            logits = logits * self.logit_scale
+        if exact:
             return logits if self._logit_cap is None else ops.soft_cap(logits, self._logit_cap)
-        logits = self.head(hidden).float()
         return logits if self._logit_cap is None else torch.tanh(logits / self._logit_cap) * self._logit_cap
 
     def weight_sum(self, hidden: torch.Tensor) -> tuple[torch.Tensor, ops.WeightSum | None]:
@@ -167,31 +174,64 @@ class CausalModel:
             part.refresh()
 
 
-class LibraryForward:
-    """The library's own forward around our attention, for models outside the Llama family and for fast numerics."""
+def heads_of(text: Any) -> tuple[int, int]:
+    """Of a config, how many heads have keys and values, and the size of a head. Latent ones (DeepSeek-V2, arXiv 2405.04434,
+    section 2.1) are kept as the heads read them: as many as queries, and values as wide as keys, the rest zeros."""
+    if getattr(text, "kv_lora_rank", None):
+        return text.num_attention_heads, text.qk_nope_head_dim + text.qk_rope_head_dim
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return getattr(text, "num_key_value_heads", None) or text.num_attention_heads, size
 
-    def __init__(self, module: nn.Module, recurrent: Recurrent) -> None:
+
+class LibraryForward:
+    """The library's own forward around our attention, for models outside the Llama family and for fast numerics. `rowwise` is how
+    exact numerics compute what stands between our modules; None for fast."""
+
+    def __init__(self, module: nn.Module, recurrent: Recurrent, *, exact: bool, gradient_checkpointing: bool) -> None:
         self.body, self.recurrent, self.adapters = module.base_model, recurrent, Adapters(module, None)
+        self.rowwise = RowWise() if exact else None
+        if gradient_checkpointing:
+            # the library renamed it within version 5 and warns of the old name
+            enable = getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable
+            enable({"use_reentrant": False, "context_fn": self._then_and_again})
+            module.train()
 
     def __call__(
         self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
         """tokens[N], positions[N] -> [N, D], or [M, D] with rows[M]."""
-        context: dict[str, Any] = {CONTEXT: attention}
+        context: dict[str, Any] = {}
         if self.recurrent:
             context[LAYOUT] = Layout.of(attention, tokens.device, self.adapters)
-        out = self.body(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **context)
+        with _Within(attention, self.rowwise):
+            out = self.body(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **context)
         hidden = out.last_hidden_state[0]
         return hidden if rows is None else hidden.index_select(0, rows)
 
+    def _then_and_again(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """For a layer in the forward, which is within already, and where backward passes compute it again."""
+        return nullcontext(), _Within(UNDER_WAY.get(), self.rowwise)
 
-def forward_of(module: nn.Module, *, lean: bool, gradient_checkpointing: bool, recurrent: Recurrent) -> Forward:
+
+class _Within(AbstractContextManager[None]):
+    """For the library's code within: how its tokens lie, and row by row for exact numerics. Again and again, not in itself."""
+
+    def __init__(self, attention: Attention | None, rowwise: RowWise | None) -> None:
+        self._attention, self._rowwise = attention, rowwise or nullcontext()
+
+    def __enter__(self) -> None:
+        self._before = UNDER_WAY.set(self._attention)
+        self._rowwise.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._rowwise.__exit__(*error)
+        UNDER_WAY.reset(self._before)
+
+
+def forward_of(
+    module: nn.Module, *, lean: bool, exact: bool, gradient_checkpointing: bool, recurrent: Recurrent
+) -> Forward:
     """The lean decoder for a swapped module of the Llama family, the library's forward for everything else."""
     if lean:
         return Decoder(module.base_model, gradient_checkpointing=gradient_checkpointing)
-    if gradient_checkpointing:
-        # the library renamed it within version 5 and warns of the old name
-        enable = getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable
-        enable({"use_reentrant": False})
-        module.train()
-    return LibraryForward(module, recurrent)
+    return LibraryForward(module, recurrent, exact=exact, gradient_checkpointing=gradient_checkpointing)

@@ -14,6 +14,7 @@ from torch import nn
 from sparring.model.kernels import ops
 from sparring.model.kernels.compiled_library import COMPILED
 from sparring.model.layers import Changes, RowLinear, Values
+from sparring.model.rowwise import ours
 
 Gate = Callable[[torch.Tensor], torch.Tensor]
 """gate_up[N, 2 I] -> [N, I]."""
@@ -43,6 +44,7 @@ class RowRouter(RowLinear):
         self.top_k: int = router.top_k
         self.renormalise = renormalise
 
+    @ours
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # type: ignore[override]
         """x[..., D] -> logits[N, E] and shares[N, k], both float32, and the experts' numbers [N, k] int32, likeliest first."""
         # not rounded to the dtype of x, which would make ties
@@ -81,6 +83,7 @@ class RowExperts(nn.Module):
         """Whether `ops.mixture` computes them: gated by SiLU, without biases."""
         return self._gate is ops.swiglu and self.gate_up_proj_bias is None and self.down_proj_bias is None
 
+    @ours
     def forward(self, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
         """x[N, D], chosen[N, k] experts, their shares[N, k] -> [N, D]."""
         training, adds = torch.is_grad_enabled(), self.adapted is not None and self.adapted.adds

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from sparring.model.kernels import ops
+from sparring.model.rowwise import ours
 
 Values = Callable[[nn.Parameter], torch.Tensor]
 """What a parameter is to be."""
@@ -33,8 +34,12 @@ class RowLinear(nn.Module):
         super().__init__()
         self.weight = linear.weight
         self.bias = getattr(linear, "bias", None)
-        self.out_features, self.in_features = linear.weight.shape
+        self.out_features, self.in_features = self.matrix(own).shape
         self._product: Product | None = None
+
+    def matrix(self, values: Values) -> torch.Tensor:
+        """Of its weight, or other values of it, [M, K]."""
+        return values(self.weight)
 
     @property
     def product(self) -> Product:
@@ -43,6 +48,7 @@ class RowLinear(nn.Module):
             self._product = Product(self)
         return self._product
 
+    @ours
     def forward(
         self, x: torch.Tensor, out_dtype: torch.dtype | None = None, total: ops.WeightSum | None = None
     ) -> torch.Tensor:
@@ -61,6 +67,14 @@ class RowLinear(nn.Module):
         return [] if self._product is None else self._product.derived(values)
 
 
+class RowConv1D(RowLinear):
+    """The same for the library's `Conv1D`, whose weight is [K, M] (GPT-2)."""
+
+    def matrix(self, values: Values) -> torch.Tensor:
+        """[M, K]."""
+        return values(self.weight).t()
+
+
 class Product:
     """Linear layers of one input as one matrix product; their outputs stand side by side. `refresh()` as for each of them.
 
@@ -71,28 +85,29 @@ class Product:
     def __init__(self, *parts: RowLinear) -> None:
         self.parts = parts
         self.sizes = [part.out_features for part in parts]
-        self.packed = ops.pack(*(part.weight for part in parts))
-        self.bias = self._joined_bias(_own)
+        self.packed = ops.pack(*(part.matrix(own) for part in parts))
+        self.bias = self._joined_bias(own)
         self.adapted: Adapted | None = None
 
     def __call__(
         self, x: torch.Tensor, out_dtype: torch.dtype | None = None, total: ops.WeightSum | None = None
     ) -> torch.Tensor:
         """x[N, K] -> [N, sum of M], of `out_dtype` or of the dtype of x. `total`: see `ops.linear`."""
-        bias = self.bias
-        if bias is not None and torch.is_grad_enabled():
-            bias = torch.cat([part.bias for part in self.parts])
-        y = ops.linear(x, self.packed, bias, out_dtype, total)
+        packed, bias = self.packed, self.bias
+        if torch.is_grad_enabled():
+            packed = packed.of(*(part.matrix(own) for part in self.parts))
+            bias = None if bias is None else torch.cat([part.bias for part in self.parts])
+        y = ops.linear(x, packed, bias, out_dtype, total)
         return y if self.adapted is None else self.adapted(x, y)
 
     def refresh(self) -> None:
         """Pack the weights anew."""
-        self.packed.update(*(part.weight for part in self.parts))
-        self.bias = self._joined_bias(_own)
+        self.packed.update(*(part.matrix(own) for part in self.parts))
+        self.bias = self._joined_bias(own)
 
     def derived(self, values: Values) -> Changes:
         """What is derived from other values than the parameters have."""
-        storage = self.packed.other(*(values(part.weight) for part in self.parts))
+        storage = self.packed.other(*(part.matrix(values) for part in self.parts))
         return [(self.packed, "storage", storage), (self, "bias", self._joined_bias(values))]
 
     def _joined_bias(self, values: Values) -> torch.Tensor | None:
@@ -101,7 +116,8 @@ class Product:
         return torch.cat([values(part.bias).detach().float() for part in self.parts])
 
 
-def _own(parameter: nn.Parameter) -> torch.Tensor:
+def own(parameter: nn.Parameter) -> torch.Tensor:
+    """What it is."""
     return parameter
 
 
@@ -113,6 +129,7 @@ class RowNorm(nn.Module):
         self.weight = weight
         self.variance_epsilon = eps
 
+    @ours
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., D] -> [..., D]."""
         return ops.rms_norm(x, self.weight, self.variance_epsilon)
@@ -126,6 +143,7 @@ class WideNorm(nn.Module):
         self.weight = weight
         self.variance_epsilon, self.offset = eps, offset
 
+    @ours
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., D] -> [..., D]."""
         return ops.rms_norm(x.float(), self.weight.float() + self.offset, self.variance_epsilon).to(x.dtype)
@@ -134,6 +152,7 @@ class WideNorm(nn.Module):
 class RowGelu(nn.Module):
     """GELU by its tanh formula, the same bits for an element wherever it lies."""
 
+    @ours
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Any shape."""
         return ops.gelu_tanh(x)
@@ -142,6 +161,7 @@ class RowGelu(nn.Module):
 class RowSilu(nn.Module):
     """x * sigmoid(x), the same bits for an element wherever it lies."""
 
+    @ours
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Any shape."""
         return ops.silu(x)
@@ -152,6 +172,7 @@ class RotaryTable(nn.Module):
 
     cos: torch.Tensor
     sin: torch.Tensor
+    config: Any = None
 
     def __init__(self, rotary: Rotary, max_positions: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()

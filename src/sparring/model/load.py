@@ -118,19 +118,20 @@ def served(module: nn.Module, where: str, *, numerics: str, gradient_checkpointi
     # without compiled kernels the library's layers are the faster ones
     device = _device_of(module)
     swapped = exact or (device == "cpu" and ops.path_name() != "exact-torch")
-    left = swap(module, max_positions, exact=exact) if swapped else []
-    with boundary(BadInput, where, "recurrent layers that go on from a cache of states", "choose another model"):
-        recurrent = {} if exact else split(module)
-    # the decoder knows one activation; with another one the library's forward does
-    lean = swapped and config.model_type in FAMILY and not left and config.hidden_act in ("silu", "swish")
-    model = CausalModel(
-        module,
-        forward_of(module, lean=lean, gradient_checkpointing=gradient_checkpointing, recurrent=recurrent),
-        path_name=ops.path_name(device) if exact else "fast",
-        max_positions=max_positions,
-    )
-    if not lean:
-        prove(model, where, left, exact=exact)
+    with boundary(BadInput, where, "a causal LM that calls the library's interfaces", "choose another model"):
+        ours = swapped and swap(module, max_positions, exact=exact)
+        with boundary(BadInput, where, "recurrent layers that go on from a cache of states", "choose another model"):
+            recurrent = {} if exact else split(module)
+        # the decoder knows one activation; with another one the library's forward does
+        lean = ours and config.model_type in FAMILY and config.hidden_act in ("silu", "swish")
+        model = CausalModel(
+            module,
+            forward_of(module, lean=lean, exact=exact, gradient_checkpointing=gradient_checkpointing, recurrent=recurrent),
+            path_name=ops.path_name(device) if exact else "fast",
+            max_positions=max_positions,
+        )
+        if not lean:
+            prove(model, where, exact=exact)
     return model
 
 

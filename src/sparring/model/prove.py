@@ -23,19 +23,20 @@ WINDOW = 7
 
 
 @torch.no_grad()
-def prove(model: CausalModel, where: str, left: list[str], *, exact: bool) -> None:
-    """Compare with the library's own call (any numerics) and, for exact numerics, each sequence alone with all packed.
+def prove(model: CausalModel, where: str, *, exact: bool) -> None:
+    """Compare with the library's own call (any numerics) and, for exact numerics, each sequence alone with all packed, and
+    one in pieces over pages. Finds the
+    model's `logit_scale`.
 
     Args:
         model: the freshly loaded model.
         where: its path, for the refusal.
-        left: parts that were not replaced by row-invariant ones, for the refusal.
         exact: whether bits matter.
 
     Raises:
         BadInput: the library's logits are others (a head or an attention that we do not know), sequences see each other or do
-            not go on from their recurrent state, or, for exact numerics, a row's bits change with the batch or might, because a
-            part was not replaced.
+            not go on from their recurrent state, or, for exact numerics, a row's bits change with the batch or might, because the
+            library calls a function that `RowWise` does not know.
     """
     lengths = [length for length in LENGTHS if length <= model.max_positions]
     generator = torch.Generator().manual_seed(0)
@@ -44,20 +45,25 @@ def prove(model: CausalModel, where: str, left: list[str], *, exact: bool) -> No
         alone = [_outputs(model, [row]) for row in rows]
         packed = _outputs(model, rows).split(lengths)
         wanted = _library_outputs(model, rows[-1])
-        continued = _continued(model, rows[-1]) if model.recurrent else alone[-1]
     name = type(model.module).__name__
-    if not _close(model, alone[-1], wanted):
+    model.logit_scale = next((scale for scale in _scales(model) if _close(model, alone[-1] * scale, wanted)), 0.0)
+    if not model.logit_scale:
         expected = "the library's logits from what it tells our attention and a linear head"
         raise refusal(where, expected, f"others: {name} does more", "choose another model")
     if not all(_close(model, a, b) for a, b in zip(alone, packed, strict=True)):
         raise refusal(where, "attention through the library's interface", f"{name}, which has its own", "choose another model")
-    if not _close(model, alone[-1], continued):
-        raise refusal(where, "layers that go on from a recurrent state", f"{name}, which begins anew", "choose another model")
-    if not exact or (not left and all(torch.equal(a, b) for a, b in zip(alone, packed, strict=True))):
+    with _short_windows(model.module):
+        whole, continued = _outputs(model, rows[-1:]), _continued(model, rows[-1])
+    if not _close(model, whole, continued):
+        expected = "layers that go on from pages of keys and values, and from a recurrent state"
+        raise refusal(where, expected, f"{name}, which begins anew", "choose another model")
+    unknown = sorted(model.rowwise.unknown) if model.rowwise else []
+    pairs = [(whole, continued), *zip(alone, packed, strict=True)]
+    if not exact or (not unknown and all(torch.equal(a, b) for a, b in pairs)):
         return
-    culprit = f"; not replaced: {', '.join(left[:3])}" if left else ""
+    culprit = f"; what is not known to go row by row: {', '.join(unknown[:3])}" if unknown else ""
     expected = "a model whose rows do not depend on the batch"
-    got = f"{name}, whose logits {'may' if left else 'do'}{culprit}"
+    got = f"{name}, whose logits {'may' if unknown else 'do'}{culprit}"
     raise refusal(where, expected, got, 'set numerics = "fast" for this model')
 
 
@@ -73,6 +79,15 @@ def _short_windows(module: nn.Module) -> Iterator[None]:
     finally:
         for holder, window in before:
             holder.sliding_window = window
+
+
+def _scales(model: CausalModel) -> list[float]:
+    """What this model may multiply its logits by. One name in configs means a factor here and a divisor there."""
+    text, found = model.config.get_text_config(), [1.0]
+    for name in () if model.is_scalar else ("logit_scale", "logits_scaling", "lm_head_multiplier"):
+        value = getattr(text, name, None)
+        found += [float(value), 1.0 / float(value)] if value else []
+    return found
 
 
 def _outputs(model: CausalModel, rows: list[torch.Tensor]) -> torch.Tensor:

@@ -75,5 +75,6 @@ def _shortened(config: Any) -> Any:
     if kinds:
         text.layer_types = [*dict.fromkeys(kinds), *kinds][: text.num_hidden_layers]
     text.vocab_size = min(text.vocab_size, 512)
-    text.pad_token_id = None
+    if getattr(text, "pad_token_id", None) is not None:
+        text.pad_token_id = 0  # one of the few; not every config takes none
     return config

@@ -10,17 +10,18 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from sparring.errors import refusal
 from sparring.model.experts import RowExperts, RowRouter, gates_of
-from sparring.model.layers import RotaryTable, RotaryTables, RowGelu, RowLinear, RowNorm, RowSilu, WideNorm
+from sparring.model.layers import RotaryTable, RotaryTables, RowConv1D, RowGelu, RowLinear, RowNorm, RowSilu, WideNorm
 
 
-def swap(module: nn.Module, max_positions: int, *, exact: bool) -> list[str]:
+def swap(module: nn.Module, max_positions: int, *, exact: bool) -> bool:
     """Replace linear layers, norms, activations, rotary embeddings, routers and experts in place; parameters keep their names.
 
     A part is recognised by what it computes, not by its class alone: it is replaced only by one of ours that gives the same
-    values on random input. What is left is the caller's to prove or to refuse.
+    values on random input. What is left computes as the library does, within `RowWise`.
 
     Args:
         module: a Hugging Face causal LM.
@@ -28,21 +29,20 @@ def swap(module: nn.Module, max_positions: int, *, exact: bool) -> list[str]:
         exact: whether a part that can never be row-invariant is refused; if not, it stays the library's.
 
     Returns:
-        Names of the parts with arithmetic that were not replaced.
+        Whether every part with arithmetic was replaced.
 
     Raises:
         BadInput: the rotary frequencies depend on the length of the sequence, so no table can hold them, and `exact`.
     """
-    left = []
+    every = True
     for parent_name, parent in list(module.named_modules()):
         for name, child in list(parent.named_children()):
-            path = f"{parent_name}.{name}".lstrip(".")
-            replacement = _replacement(path, child, max_positions, exact)
+            replacement = _replacement(f"{parent_name}.{name}".lstrip("."), child, max_positions, exact)
             if replacement is not None:
                 setattr(parent, name, replacement)
             elif _computes(child):
-                left.append(f"{path} ({type(child).__name__})")
-    return left
+                every = False
+    return every
 
 
 def _computes(child: nn.Module) -> bool:
@@ -53,6 +53,8 @@ def _computes(child: nn.Module) -> bool:
 def _replacement(path: str, child: nn.Module, max_positions: int, exact: bool) -> nn.Module | None:
     if type(child) is nn.Linear:
         return RowLinear(child)
+    if type(child) is Conv1D:
+        return RowConv1D(child)
     kind = type(child).__name__
     if "RotaryEmbedding" in kind:
         return _rotary(path, child, max_positions, exact)
@@ -60,18 +62,21 @@ def _replacement(path: str, child: nn.Module, max_positions: int, exact: bool) -
         return _norm(child)
     if "SiLU" in kind or "GELU" in kind:
         return _alike(child, [RowSilu(), RowGelu()], torch.linspace(-8.0, 8.0, 400))
-    if kind.endswith("Router") and hasattr(child, "top_k"):
+    if kind.endswith("Router") and hasattr(child, "top_k") and hasattr(child, "weight") and _takes_one(child):
         return _router(child)
     if kind.endswith("Experts") and getattr(child, "has_gate", False) and not child.has_post_expert_norm:
         return _experts(child)
     return None
 
 
+def _takes_one(part: nn.Module) -> bool:
+    return len(inspect.signature(part.forward).parameters) == 1
+
+
 def _norm(norm: nn.Module) -> nn.Module | None:
     weight = getattr(norm, "weight", None)
     eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-    gated = len(inspect.signature(norm.forward).parameters) > 1
-    if weight is None or eps is None or getattr(norm, "bias", None) is not None or gated:
+    if weight is None or eps is None or getattr(norm, "bias", None) is not None or not _takes_one(norm):
         return None
     ours = [RowNorm(weight, eps), WideNorm(weight, eps, 0.0), WideNorm(weight, eps, 1.0)]
     return _alike(norm, ours, _random(64, weight.shape[0], like=weight))
@@ -132,5 +137,10 @@ def _rotary(path: str, rotary: nn.Module, max_positions: int, exact: bool) -> nn
             )
     where = (max_positions, getattr(rotary.config, "dtype", None) or torch.float32, next(rotary.buffers()).device)
     if not isinstance(kind, dict):
-        return RotaryTable(rotary, *where)
+        found = rotary(torch.empty(0, device=where[2]), torch.zeros(1, 1, dtype=torch.int64, device=where[2]))
+        if not isinstance(found, tuple):
+            return None  # complex numbers
+        table = RotaryTable(rotary, *where)
+        table.config = rotary.config  # Granite looks there
+        return table
     return RotaryTables({name: RotaryTable(partial(rotary, layer_type=name), *where) for name in kinds})

@@ -78,6 +78,8 @@ def folder_shape(folder: Path) -> Shape:
     shared = _most(config, SHARED) or _most(config, ALWAYS) * width_of_expert
     heads_of = {of: _most(config, (f"linear_num_{of}_heads",)) for of in ("key", "value")}
     keys, values = (count * _most(config, (f"linear_{of}_head_dim",)) for of, count in heads_of.items())
+    # latent keys and values are kept as the heads read them
+    latent = sum(_most(config, (f"qk_{part}_head_dim",)) for part in ("nope", "rope")) if config.get("kv_lora_rank") else 0
     try:
         return Shape(
             **found,
@@ -85,8 +87,8 @@ def folder_shape(folder: Path) -> Shape:
             num_experts=experts,
             experts_size=experts * width_of_expert + shared if experts else 0,
             num_attending=max(1, found["num_layers"] - sum(kind in WITHOUT_KEYS for kind in kinds)),
-            num_kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or width // heads,
+            num_kv_heads=heads if latent else config.get("num_key_value_heads") or heads,
+            head_dim=latent or config.get("head_dim") or width // heads,
             intermediate_size=config.get("intermediate_size") or config.get("n_inner") or 4 * width,
         )
     except ValueError as error:

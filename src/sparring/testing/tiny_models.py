@@ -9,6 +9,18 @@ VOCABULARY = 80
 
 _LOCAL_AND_GLOBAL = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 16}
 _EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 6, "num_experts": 6}
+_SIGMOID_ROUTER = {
+    "n_routed_experts": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+}
 _DELTA_RULE = {
     "head_dim": 16,
     "linear_key_head_dim": 16,
@@ -36,6 +48,23 @@ FEATURES: dict[str, dict[str, Any]] = {
     },
     "phi3": {"sliding_window": 24},
     "glm4": {"head_dim": 16, "attention_bias": True},
+    "gpt2": {"num_key_value_heads": 4},
+    "gpt_neox": {"num_key_value_heads": 4},
+    "granite": {"logits_scaling": 4.0, "attention_multiplier": 0.2, "residual_multiplier": 0.7},
+    "stablelm": {"hidden_size": 64, "use_qkv_bias": True},
+    "phi": {"hidden_size": 64},
+    "cohere2": {**_LOCAL_AND_GLOBAL, "logit_scale": 0.25},
+    "qwen2_moe": {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 40, **_EXPERTS},
+    "glm4_moe": {"head_dim": 16, **_SIGMOID_ROUTER},
+    "deepseek_v3": {
+        "num_key_value_heads": 4,
+        "q_lora_rank": 20,
+        "kv_lora_rank": 24,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 12,
+        **_SIGMOID_ROUTER,
+    },
     "gpt_oss": {
         **_LOCAL_AND_GLOBAL,
         **_EXPERTS,
@@ -106,6 +135,9 @@ def tiny_model(family: str, out_path: str | Path, *, tied: bool = False, seed: i
             centre = 1.0 if "norm" in name and parameter.dim() == 1 and not name.endswith("bias") else 0.0
             centre = -3.0 if name.endswith("A_log") else centre  # a state that forgets in dozens of tokens, not in two
             parameter.normal_(centre, 0.2, generator=generator)
+        for name, buffer in sorted(module.named_buffers()):
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2, generator=generator)
     out = Path(out_path)
     module.save_pretrained(out)
     return out

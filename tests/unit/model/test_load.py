@@ -54,15 +54,15 @@ def test_recurrent_layers_are_refused_by_name(tmp_path):
 
 
 def test_model_that_changes_with_the_batch_is_refused_under_exact_only(tmp_path):
-    tiny_model("gpt2", tmp_path)
-    with pytest.raises(BadInput, match='GPT2LMHeadModel, whose logits may; not replaced: .*numerics = "fast"'):
+    tiny_model("minimax_m3_vl_text", tmp_path)
+    with pytest.raises(BadInput, match='MiniMaxM3VLForCausalLM, whose logits may; .*row by row: grouped_mm, .*numerics = "fast"'):
         load(tmp_path)
     assert load(tmp_path, numerics="fast").path_name == "fast"
 
 
 def test_head_that_does_more_than_a_matrix_product_is_refused(tmp_path):
-    tiny_model("granite", tmp_path, logits_scaling=8.0)
-    with pytest.raises(BadInput, match="GraniteForCausalLM does more"):
+    tiny_model("modernbert-decoder", tmp_path)
+    with pytest.raises(BadInput, match="ModernBertDecoderForCausalLM does more"):
         load(tmp_path)
 
 
@@ -122,8 +122,8 @@ def test_a_norm_is_replaced_by_the_one_that_rounds_like_it(family, norm, tmp_pat
 def test_a_known_family_with_another_activation_runs_the_librarys_forward(tmp_path):
     model = load(tiny_model("llama", tmp_path / "a", hidden_act="gelu_pytorch_tanh"))
     assert not isinstance(model._forward, Decoder) and model.path_name == ops.path_name()
-    with pytest.raises(BadInput, match=r"not replaced: model\.layers\.0\.mlp\.act_fn \(GELUActivation\)"):
-        load(tiny_model("llama", tmp_path / "b", hidden_act="gelu"))
+    model = load(tiny_model("llama", tmp_path / "b", hidden_act="gelu"))  # a function of torch, row by row
+    assert not isinstance(model._forward, Decoder) and model.path_name == ops.path_name()
 
 
 def test_unknown_family_passes_its_proof(tmp_path):

@@ -1,0 +1,187 @@
+"""What the library computes between our modules, row by row.
+
+torch changes an element's bits with the place that it has: vectorised functions treat what is behind the last whole vector, or
+where the next thread begins, in another way; sums and products go in an order that depends on the shape. Within `RowWise` such
+functions are computed so that neither enters, and those that nobody knows are noted, by name.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from sparring.model.kernels import ops
+
+Result = TypeVar("Result")
+
+WHOLE = 64
+"""Elements, a multiple of two vectors of every dtype and processor: behind so many nothing is left over."""
+PIECE = 2048
+"""Elements that torch never divides among threads."""
+
+POINTWISE = frozenset(
+    "sigmoid silu gelu tanh exp expm1 log log1p log2 exp2 erf softplus logsigmoid log_sigmoid mish elu selu celu hardsigmoid "
+    "hardswish sin cos pow rpow sqrt rsqrt reciprocal".split()
+)
+"""Functions of one element whose vectorised form may round in another way than the plain one."""
+
+SAFE = frozenset(
+    # elementwise, and rounded once as IEEE 754 says
+    "add radd iadd sub rsub isub rsub mul rmul imul div rdiv rtruediv truediv itruediv true_divide neg abs square "
+    "relu relu6 clamp clip clamp_min clamp_max maximum minimum floor ceil round sign threshold leaky_relu where "
+    "masked_fill nan_to_num "
+    # exact in any order
+    "max min amax amin topk sort argsort kthvalue "
+    # each row its own, by one thread, in one order
+    "layer_norm native_layer_norm "
+    # moved and looked up
+    "get set getitem setitem view view_as reshape reshape_as transpose swapaxes movedim permute contiguous t expand expand_as "
+    "repeat repeat_interleave tile unsqueeze squeeze flatten unflatten split split_with_sizes tensor_split chunk cat concat "
+    "concatenate stack unbind narrow select index_select index_put index_copy gather take_along_dim scatter pad roll flip "
+    "tril triu broadcast_to broadcast_tensors embedding copy clone detach requires_grad fill zero "
+    # of another kind, or new
+    "to type type_as float double half bfloat16 cpu cuda zeros zeros_like ones ones_like full full_like empty empty_like "
+    "new_zeros new_ones new_full new_empty new_tensor tensor as_tensor arange linspace scalar_tensor eye "
+    # switched off, or for gradients alone
+    "dropout alpha_dropout feature_alpha_dropout".split()
+)
+"""Functions that give a row's elements the same bits whatever stands around them."""
+
+
+class _Thread(threading.local):
+    within_ours = False
+
+
+_thread = _Thread()
+
+
+def ours(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Code of ours in the middle of the library's: what it calls is row-invariant in its own way."""
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Result:
+        before, _thread.within_ours = _thread.within_ours, True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _thread.within_ours = before
+
+    return run
+
+
+class RowWise(TorchFunctionMode):
+    """For the library's code within, outside of functions that are `ours`. `unknown`: functions of torch that gave numbers and
+    are not known to give a row the same bits in any batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unknown: set[str] = set()
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Called in the place of every function of torch."""
+        named = kwargs or {}
+        if _thread.within_ours:
+            return function(*args, **named)
+        name = function.__name__.strip("_")
+        if args and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
+            if name in POINTWISE and not _has_tensors((*args[1:], *named.values())):
+                return pointwise(function, *args, **named)
+            if name in REPLACED and (result := REPLACED[name](*args, **named)) is not None:
+                return result
+        result = function(*args, **named)
+        if name not in SAFE or _is_complex(result):
+            self._note(name, result)
+        return result
+
+    def _note(self, name: str, result: Any) -> None:
+        found = result if isinstance(result, (tuple, list)) else (result,)
+        if any(isinstance(one, torch.Tensor) and (one.is_floating_point() or one.is_complex()) for one in found):
+            self.unknown.add(name)
+
+
+def _has_tensors(values: Iterable[Any]) -> bool:
+    return any(isinstance(value, torch.Tensor) for value in values)
+
+
+def _is_complex(result: Any) -> bool:
+    return isinstance(result, torch.Tensor) and result.is_complex()
+
+
+def pointwise(function: Callable[..., torch.Tensor], x: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+    """function(x) of any shape, in whole vectors and without a second thread; on a GPU every element is computed alike."""
+    if x.device.type != "cpu":
+        return function(x, *rest, **named)
+    flat = x.reshape(-1)
+    pieces = functional.pad(flat, (0, -flat.numel() % WHOLE), value=1.0).split(PIECE)
+    return torch.cat([function(piece, *rest, **named) for piece in pieces])[: flat.numel()].view(x.shape)
+
+
+def row_sums(x: torch.Tensor, dim: int, *, keepdim: bool = False) -> torch.Tensor:
+    """Sums along one dimension, which is halved again and again, so that elements are only added one to one."""
+    sums = x.movedim(dim, -1)
+    while sums.shape[-1] > 1:
+        half = -(-sums.shape[-1] // 2)
+        sums = sums[..., :half] + functional.pad(sums[..., half:], (0, 2 * half - sums.shape[-1]))
+    return sums.movedim(-1, dim) if keepdim else sums.squeeze(-1)
+
+
+def _sum(
+    x: torch.Tensor, dim: Any = None, keepdim: bool = False, dtype: torch.dtype | None = None, *, axis: Any = None
+) -> torch.Tensor | None:
+    dim = axis if dim is None else dim
+    if isinstance(dim, (tuple, list)) and len(dim) == 1:
+        (dim,) = dim
+    if not isinstance(dim, int) or not x.shape[dim]:
+        return None
+    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    return row_sums(wide, dim, keepdim=keepdim).to(dtype or x.dtype)
+
+
+def _mean(
+    x: torch.Tensor, dim: Any = None, keepdim: bool = False, dtype: torch.dtype | None = None, *, axis: Any = None
+) -> torch.Tensor | None:
+    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    sums = _sum(wide, dim, keepdim, axis=axis)
+    return None if sums is None else (sums / (wide.numel() // max(sums.numel(), 1))).to(dtype or x.dtype)
+
+
+def _softmax(
+    x: torch.Tensor, dim: int | None = None, dtype: torch.dtype | None = None, _stacklevel: int = 3
+) -> torch.Tensor | None:
+    if dim is None:
+        return None
+    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    weights = pointwise(torch.exp, wide - wide.amax(dim, keepdim=True))
+    return (weights / row_sums(weights, dim, keepdim=True)).to(dtype or x.dtype)
+
+
+def _rms_norm(
+    x: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
+) -> torch.Tensor | None:
+    if len(normalized_shape) != 1:
+        return None
+    wide, least = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x, torch.finfo(x.dtype).eps if eps is None else eps
+    wide = wide * pointwise(torch.rsqrt, row_sums(wide * wide, -1, keepdim=True) / x.shape[-1] + least)
+    return (wide if weight is None else wide * weight).to(x.dtype)
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor | None:
+    """A small weight that is no module's, such as a router's: packed for this one call."""
+    if x.dtype is not weight.dtype or x.dtype not in (torch.float32, torch.bfloat16) or weight.dim() != 2 or not x.numel():
+        return None
+    y = ops.linear(x.reshape(-1, x.shape[-1]), ops.pack(weight), bias)
+    return y.view(*x.shape[:-1], len(weight))
+
+
+REPLACED: dict[str, Callable[..., torch.Tensor | None]] = {
+    **{"sum": _sum, "mean": _mean, "softmax": _softmax, "rms_norm": _rms_norm, "linear": _linear},
+}
+"""Functions with row-invariant ones in their place; these give None for what they do not compute."""
