@@ -33,12 +33,11 @@ Forward = Callable[[torch.Tensor, torch.Tensor, Attention, torch.Tensor | None],
 class CausalModel:
     """One module, two uses. Made by `load`; not safe for use from two threads at once.
 
-    `path_name` is the numerics actually in use: as `ops.path_name` has it, or "fast". `decoder` is the
-    forward of the Llama family, None for other models; `head` gives logits, or, where `is_scalar`, one number a row; logits
-    are multiplied by `logit_scale`.
+    `path_name` is the numerics actually in use: as `ops.path_name` has it, or "fast". `decoder` is the forward of the Llama
+    family, `library` that of other models, the other one None; `head` gives logits, or, where `is_scalar`, one number a row;
+    logits are multiplied by `logit_scale`.
     `context` is over how many positions a token attends for that to cost what all else costs, about.
-    `attending` are the layers that attend, `recurrent` those with a recurrent state, if any; `rowwise` is how exact
-    numerics compute what the library has between our modules, if it has anything. State and parameters are the
+    `attending` are the layers that attend, `recurrent` those with a recurrent state, if any. State and parameters are the
     model's own; what stands beside them is in `adapters`.
     """
 
@@ -63,9 +62,8 @@ class CausalModel:
         kept = module.state_dict().keys()
         buffers = {name: buffer for name, buffer in module.named_buffers() if name in kept}
         self._parameters = {**dict(module.named_parameters()), **buffers}
-        library = forward if isinstance(forward, LibraryForward) else None
+        self.library = library = forward if isinstance(forward, LibraryForward) else None
         self.recurrent = {} if library is None else library.recurrent
-        self.rowwise = None if library is None else library.rowwise
         self.adapters = Adapters(module, self.decoder) if library is None else library.adapters
         # whatever derives something from parameters, and packs it anew when they change
         self.parts = [part for part in module.modules() if isinstance(part, (RowLinear, RowExperts))]

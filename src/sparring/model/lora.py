@@ -24,7 +24,7 @@ from sparring.model.decoder import Decoder
 from sparring.model.experts import AdaptedExpert, RowExperts
 from sparring.model.kernels import ops
 from sparring.model.layers import RowLinear
-from sparring.model.targets import Target, linears_of, targets_of, unknown
+from sparring.model.targets import Target, linears_of, shape_of, targets_of, unknown
 
 A, B, SCALE = "lora_A.weight", "lora_B.weight", "lora_scale"
 """How a state names the two factors of a layer, behind its name, and the one number beside them."""
@@ -201,7 +201,7 @@ class Site:
 
     def __init__(self, adapters: Adapters, names: Sequence[str], layers: Sequence[nn.Module], *, packed: bool) -> None:
         self._adapters, self.names, self.packed = adapters, names, packed
-        self.sizes = [layer.weight.shape[0] for layer in layers]
+        self.sizes = [shape_of(layer)[0] for layer in layers]
 
     def delta(self, adapter: Adapter) -> Delta:
         """What an adapter adds here."""

@@ -57,9 +57,12 @@ def prove(model: CausalModel, where: str, *, exact: bool) -> None:
     if not _close(model, whole, continued):
         expected = "layers that go on from pages of keys and values, and from a recurrent state"
         raise refusal(where, expected, f"{name}, which begins anew", "choose another model")
-    unknown = sorted(model.rowwise.unknown) if model.rowwise else []
+    rowwise = model.library and model.library.rowwise
+    unknown = sorted(rowwise.unknown) if rowwise else []
     pairs = [(whole, continued), *zip(alone, packed, strict=True)]
     if not exact or (not unknown and all(torch.equal(a, b) for a, b in pairs)):
+        if rowwise and not rowwise.replaced:
+            model.library.rowwise = None  # it takes time
         return
     culprit = f"; what is not known to go row by row: {', '.join(unknown[:3])}" if unknown else ""
     expected = "a model whose rows do not depend on the batch"

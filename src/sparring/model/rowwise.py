@@ -7,7 +7,6 @@ functions are computed so that neither enters, and those that nobody knows are n
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any, TypeVar
@@ -43,7 +42,7 @@ SAFE = frozenset(
     # moved and looked up
     "get set getitem setitem view view_as reshape reshape_as transpose swapaxes movedim permute contiguous t expand expand_as "
     "repeat repeat_interleave tile unsqueeze squeeze flatten unflatten split split_with_sizes tensor_split chunk cat concat "
-    "concatenate stack unbind narrow select index_select index_put index_copy gather take_along_dim scatter pad roll flip "
+    "concatenate stack unbind narrow select index_select index_copy gather take_along_dim scatter pad roll flip "
     "tril triu broadcast_to broadcast_tensors embedding copy clone detach requires_grad fill zero "
     # of another kind, or new
     "to type type_as float double half bfloat16 cpu cuda zeros zeros_like ones ones_like full full_like empty empty_like "
@@ -53,12 +52,8 @@ SAFE = frozenset(
 )
 """Functions that give a row's elements the same bits whatever stands around them."""
 
-
-class _Thread(threading.local):
-    within_ours = False
-
-
-_thread = _Thread()
+SUMMING = frozenset(("alpha", "reduce", "accumulate"))
+"""Keywords with which some of these multiply and add, or add what falls on one place."""
 
 
 def ours(function: Callable[..., Result]) -> Callable[..., Result]:
@@ -66,53 +61,58 @@ def ours(function: Callable[..., Result]) -> Callable[..., Result]:
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Result:
-        before, _thread.within_ours = _thread.within_ours, True
-        try:
+        with torch._C.DisableTorchFunction():
             return function(*args, **kwargs)
-        finally:
-            _thread.within_ours = before
 
     return run
 
 
 class RowWise(TorchFunctionMode):
-    """For the library's code within, outside of functions that are `ours`. `unknown`: functions of torch that gave numbers and
-    are not known to give a row the same bits in any batch."""
+    """For the library's code within, outside of functions that are `ours`. `replaced`: functions of torch that were computed in
+    another way. `unknown`: those that gave numbers and are not known to give a row the same bits in any batch."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.replaced: set[str] = set()
         self.unknown: set[str] = set()
+        self._safe: dict[Callable[..., Any], bool] = {}
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Called in the place of every function of torch."""
         named = kwargs or {}
-        if _thread.within_ours:
+        if (safe := self._safe.get(function)) is None:
+            safe = self._safe[function] = function.__name__.strip("_") in SAFE
+        if safe and (not named or SUMMING.isdisjoint(named)):
             return function(*args, **named)
-        name = function.__name__.strip("_")
+        name = function.__name__ if _is_in_place(function) else function.__name__.strip("_")
         if args and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
-            if name in POINTWISE and not _has_tensors((*args[1:], *named.values())):
-                return pointwise(function, *args, **named)
-            if name in REPLACED and (result := REPLACED[name](*args, **named)) is not None:
+            result = self._another_way(name, function, args, named)
+            if result is not None:
+                self.replaced.add(name)
                 return result
         result = function(*args, **named)
-        if name not in SAFE or _is_complex(result):
-            self._note(name, result)
-        return result
-
-    def _note(self, name: str, result: Any) -> None:
         found = result if isinstance(result, (tuple, list)) else (result,)
         if any(isinstance(one, torch.Tensor) and (one.is_floating_point() or one.is_complex()) for one in found):
             self.unknown.add(name)
+        return result
+
+    @staticmethod
+    def _another_way(
+        name: str, function: Callable[..., torch.Tensor], args: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> torch.Tensor | None:
+        if name in POINTWISE and not _has_tensors((*args[1:], *named.values())):
+            return pointwise(function, *args, **named)
+        return REPLACED[name](*args, **named) if name in REPLACED else None
+
+
+def _is_in_place(function: Callable[..., Any]) -> bool:
+    return function.__name__.endswith("_") and not function.__name__.startswith("_")
 
 
 def _has_tensors(values: Iterable[Any]) -> bool:
     return any(isinstance(value, torch.Tensor) for value in values)
-
-
-def _is_complex(result: Any) -> bool:
-    return isinstance(result, torch.Tensor) and result.is_complex()
 
 
 def pointwise(function: Callable[..., torch.Tensor], x: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:

@@ -9,10 +9,18 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from sparring.errors import refusal
 from sparring.model.config import STACKED
-from sparring.model.layers import RowLinear
+from sparring.model.layers import RowConv1D, RowLinear
+
+
+LYING = (Conv1D, RowConv1D)
+"""Linear layers whose weight is [K, M] (GPT-2)."""
+
+DEFAULT = ("q_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn")
+"""Ends of the names of layers that make queries and values, alone or with keys."""
 
 
 class Target(NamedTuple):
@@ -30,13 +38,20 @@ def linears_of(module: nn.Module) -> dict[str, nn.Module]:
     return {
         name: part
         for name, part in module.named_modules()
-        if type(part) in (nn.Linear, RowLinear) and not any(part is head for head in heads)
+        if type(part) in (nn.Linear, RowLinear, *LYING) and not any(part is head for head in heads)
     }
+
+
+def shape_of(layer: nn.Module) -> tuple[int, int]:
+    """(M, K) of a linear layer."""
+    first, second = layer.weight.shape
+    return (second, first) if type(layer) in LYING else (first, second)
 
 
 def targets_of(module: nn.Module) -> dict[str, Target]:
     """What adapters may add to: linear layers by name, and stacked matrices of experts by the name of their parameter."""
-    targets = {name: Target(f"{name}.weight", tuple(layer.weight.shape)) for name, layer in linears_of(module).items()}
+    linears = linears_of(module)
+    targets = {name: Target(f"{name}.weight", shape_of(layer), type(layer) in LYING) for name, layer in linears.items()}
     for path, part in module.named_modules():
         for name in STACKED if type(part).__name__.endswith("Experts") else ():
             weight, transposed = getattr(part, name, None), bool(getattr(part, "is_transposed", False))
@@ -56,7 +71,7 @@ def targeted(module: nn.Module, target_modules: str | Sequence[str], target_para
     names = list(linears_of(module))
     if target_modules == "default":
         ends = {name.rpartition(".")[2] for name in names}
-        target_modules = [end for end in ("q_proj", "v_proj", "qkv_proj") if end in ends]
+        target_modules = [end for end in DEFAULT if end in ends]
     stacks = [name for name, target in targets_of(module).items() if len(target.shape) == 3]
     found = [*names] if target_modules == "all-linear" else []
     for known, targets in ((names, () if found else target_modules), (stacks, target_parameters)):

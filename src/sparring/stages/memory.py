@@ -137,8 +137,9 @@ def _asked(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
 def _parameters(shape: Shape) -> int:
     """Of matrices, as if every layer had the largest of what any has."""
     width, attention = shape.hidden_size, (2 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    per_layer = max(attention, shape.delta_size) + shape.num_experts + 3 * shape.mlp_size
-    return (shape.num_layers * per_layer + 2 * shape.vocab_size) * width
+    router = shape.num_experts + 1 if shape.num_experts else 0  # and a gate of what all rows go through
+    per_layer = max(attention, shape.delta_size) + router + 3 * shape.mlp_size
+    return (shape.num_layers * per_layer + 2 * shape.vocab_size + shape.num_positions) * width
 
 
 def _adapters(config: RunConfig, shape: Shape) -> tuple[int, int]:

@@ -44,6 +44,8 @@ class Shape(InitConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of a layer that has any, beside those that every token takes."""
     experts_size: int = 0
     """Widths of all experts of a layer together."""
+    num_positions: int = 0
+    """That have learned embeddings."""
     delta_size: int = 0
     """Of a layer with the gated delta rule, widths of all that it projects to and from."""
 
@@ -84,6 +86,7 @@ def folder_shape(folder: Path) -> Shape:
         return Shape(
             **found,
             delta_size=2 * keys + 3 * values + 2 * heads_of["value"],
+            num_positions=config.get("n_positions") or 0,  # GPT-2, and what took after it
             num_experts=experts,
             experts_size=experts * width_of_expert + shared if experts else 0,
             num_attending=max(1, found["num_layers"] - sum(kind in WITHOUT_KEYS for kind in kinds)),

@@ -48,7 +48,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     },
     "phi3": {"sliding_window": 24},
     "glm4": {"head_dim": 16, "attention_bias": True},
-    "gpt2": {"num_key_value_heads": 4},
+    "gpt2": {"num_key_value_heads": 4, "n_inner": 72},
     "gpt_neox": {"num_key_value_heads": 4},
     "granite": {"logits_scaling": 4.0, "attention_multiplier": 0.2, "residual_multiplier": 0.7},
     "stablelm": {"hidden_size": 64, "use_qkv_bias": True},

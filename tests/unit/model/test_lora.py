@@ -126,7 +126,11 @@ def test_without_compiled_kernels_it_is_the_same_model(base, tmp_path, numerics)
     assert (mixed - found).abs().max() < 1e-4 and (none - unadapted).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("family", ["qwen3", *MIXTURES])
+LYING = (("gpt_oss", 3), ("gpt2", 2))
+"""Families whose weights of so many dimensions have inputs first."""
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt2", *MIXTURES])
 def test_gradients_are_those_of_the_formula(family, tmp_path):
     """Against the library's own layers in float64, whose weights are W + scale * B A."""
     import transformers
@@ -147,7 +151,7 @@ def test_gradients_are_those_of_the_formula(family, tmp_path):
     for name in adapter.factors:
         product = adapter.scale * factors[f"{name}.lora_B.weight"] @ factors[f"{name}.lora_A.weight"]
         key = f"{name}.weight" if product.dim() == 2 else name
-        weights[key] = module.state_dict()[key] + (product.mT if product.dim() == 3 and family == "gpt_oss" else product)
+        weights[key] = module.state_dict()[key] + (product.mT if (family, product.dim()) in LYING else product)
     expected = torch.func.functional_call(module, weights, (TOKENS[None],)).logits[0]
     expected.square().mean().backward()
     assert torch.allclose(found.double(), expected, atol=1e-4, rtol=1e-4)
@@ -155,6 +159,19 @@ def test_gradients_are_those_of_the_formula(family, tmp_path):
         assert torch.allclose(adapter.parameters()[name].grad.double(), factor.grad, atol=1e-6, rtol=1e-3), name
     assert all(parameter.grad is None for parameter in model.parameters().values())
     assert sum(value.dim() == 3 for value in factors.values()) == (8 if stacks(base) else 0)
+
+
+def test_layers_of_gpt2_lie_the_other_way_round(tmp_path):
+    """Merged into its weights, an adapter gives what it gives beside them."""
+    base = tiny_model("gpt2", tmp_path / "base", seed=4)
+    model = load(adapter_of(base, tmp_path / "adapter"))
+    assert {name.rpartition(".")[2] for name in model.adapters.everywhere.factors} == {"c_attn", "c_proj", "c_fc"}
+    beside = model.logits(model.hidden(TOKENS, TOKENS, Packed.of([40])))
+    merged = load(base)
+    merged.load_state(model.adapters.everywhere.merged(merged.state(), targets_of(merged.module)))
+    found = merged.logits(merged.hidden(TOKENS, TOKENS, Packed.of([40])))
+    assert (found - beside).abs().max() < 1e-4
+    assert targeted(merged.module, "default") == [f"transformer.h.{layer}.attn.c_attn" for layer in range(2)]
 
 
 def test_which_layers_are_meant(qwen3):

@@ -112,7 +112,18 @@ def test_what_nobody_knows_is_noted():
         torch.view_as_complex(a[..., :4].contiguous().view(3, 4, 2, 2)) * 1j
         torch.pow(a.abs(), a)
         functional.linear(a.double(), b[0].t().double())
-    assert mode.unknown == {"bmm", "matmul", "einsum", "sum", "cumsum", "view_as_complex", "mul", "pow", "linear"}
+    assert mode.unknown == {"bmm", "matmul", "einsum", "sum", "cumsum", "view_as_complex", "pow", "linear"}
+
+
+def test_what_is_safe_otherwise_is_not_where_it_adds_up():
+    a, index = random(3, 4), torch.zeros(3, 4, dtype=torch.int64)
+    with RowWise() as mode:
+        torch.add(a, a), a.add_(a), a.scatter(0, index, a), torch.relu_(a)
+        assert mode.unknown == set()
+        torch.add(a, a, alpha=0.3)
+        a.abs().sigmoid_()
+        a.index_put_((index[0, :3],), a[0].clone(), accumulate=True)
+    assert mode.unknown == {"add", "sigmoid_", "index_put_"}
 
 
 def test_what_gives_no_numbers_of_a_row_is_not():

@@ -224,6 +224,10 @@ def test_packed_factors_are_counted_as_large_as_they_are(family: str, tmp_path: 
     assert 0.4 * of_one < sum(one.storage.nbytes for pair in pairs for one in pair) <= of_one
 
 
+LOOSE = {"nemotron_h": 3.0, "gpt2": 1.2, "deepseek_v3": 1.6, "glm4_moe": 1.4, "gpt_neox": 1.2, "phi": 1.2}
+"""Families whose layers differ, or have latent attention or an MLP without a gate: how far above their parameters the bound may be."""
+
+
 @pytest.mark.parametrize("family", ["llama", *FEATURES])
 def test_no_family_has_more_parameters_than_are_counted(family: str, tmp_path: Path) -> None:
     """But for norms, biases and convolutions; nor an adapter of all its linear layers and experts. Layers of Nemotron-H are of
@@ -233,6 +237,6 @@ def test_no_family_has_more_parameters_than_are_counted(family: str, tmp_path: P
     actual = sum(parameter.numel() for name, parameter in module.named_parameters() if parameter.dim() in (2, 3) and "bias" not in name and "conv" not in name)
     stacks = ("experts.gate_up_proj", "experts.down_proj") if shape.num_experts and family != "nemotron_h" else ()
     found = held(shape=shape, policy={"lora": {"rank": 3, "target_parameters": stacks}})
-    assert actual <= found.parameters < (3 if family == "nemotron_h" else 1.1) * actual
+    assert actual <= found.parameters < LOOSE.get(family, 1.1) * actual
     adapter = fresh_state(module, targeted(module, "all-linear", stacks), 3, 1.0, seed=0)
     assert sum(value.numel() for value in adapter.values()) - 1 <= found.trained
