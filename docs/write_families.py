@@ -36,6 +36,7 @@ HEAD = """# Families
 Every `model_type` for which the transformers library ({version}) has a causal LM, made tiny with random weights and loaded here. Loading is the proof: the
 logits are the library's, sequences do not see each other, a sequence goes on from pages of keys and values, and, for `exact`, every function of torch that the
 library calls between our modules is one that gives a row the same bits in any batch. `tests/parity/test_families.py` holds two dozen of them to float64.
+A checkpoint may have kinds of layers that the tiny model has not, such as LFM2's convolutions; it is refused by their name.
 
 *This page is written by `docs/write_families.py`.*
 """
