@@ -33,9 +33,10 @@ SHAPES: tuple[Mapping[str, Any], ...] = ({}, HEADS, {**HEADS, "hidden_size": 64}
 MEMORY, SECONDS = 4 << 30, 20
 HEAD = """# Families
 
-Every `model_type` for which the transformers library ({version}) has a causal LM, made tiny with random weights and loaded here. Loading is the proof: the
-logits are the library's, sequences do not see each other, a sequence goes on from pages of keys and values, and, for `exact`, every function of torch that the
-library calls between our modules is one that gives a row the same bits in any batch. `tests/parity/test_families.py` holds two dozen of them to float64.
+Every `model_type` for which the transformers library ({version}) has a causal LM, made tiny with random weights and loaded here, in float32. Loading is the proof: the
+logits are the library's, sequences do not see each other, a sequence goes on from pages of keys and values, and, for `exact`, every function of torch that the library
+called between our modules in this is one that gives a row the same bits in any batch. (The lean decoder's six have tests in the place of a proof at load.)
+`tests/parity/test_families.py` holds two dozen of these to float64, in bfloat16 too, and their engine to their trainer.
 A checkpoint may have kinds of layers that the tiny model has not, such as LFM2's convolutions; it is refused by their name.
 
 *This page is written by `docs/write_families.py`.*
@@ -83,7 +84,7 @@ def tried(kind: str) -> dict[str, str]:
     with os.fdopen(reading) as answer:
         said = answer.read()
     os.waitpid(child, 0)
-    return json.loads(said) if said else dict.fromkeys(("exact", "fast"), "not made: too large or too slow here")
+    return json.loads(said) if said else dict.fromkeys(("exact", "fast"), "too large or too slow here")
 
 
 def main() -> None:

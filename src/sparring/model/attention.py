@@ -122,7 +122,8 @@ def library_attention(
         expected = f"{context.pages.num_kv_heads} heads of {context.pages.head_dim} with keys, as its config says"
         raise refusal(type(module).__name__, expected, f"{k.shape[1]} of {k.shape[2]}", "choose another model")
     size = v.shape[-1]
-    v = torch.nn.functional.pad(v, (0, q.shape[-1] - size))  # where values are narrower than keys
+    if size < q.shape[-1]:
+        v = torch.nn.functional.pad(v, (0, q.shape[-1] - size))
     out = attend(q, k, v, context, module.layer_idx, form, options.get("s_aux"))
     return out[..., :size].contiguous().unsqueeze(0), None
 

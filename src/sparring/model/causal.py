@@ -192,7 +192,8 @@ class LibraryForward:
             # the library renamed it within version 5 and warns of the old name
             enable = getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable
             enable({"use_reentrant": False, "context_fn": self._then_and_again})
-            module.train()
+            for part in module.modules():  # the library asks these alone; a router in training might draw lots
+                part.training = hasattr(part, "gradient_checkpointing")
 
     def __call__(
         self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention, rows: torch.Tensor | None = None

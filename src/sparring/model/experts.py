@@ -46,11 +46,11 @@ class RowRouter(RowLinear):
 
     @ours
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # type: ignore[override]
-        """x[..., D] -> logits[N, E] and shares[N, k], both float32, and the experts' numbers [N, k] int32, likeliest first."""
+        """x[..., D] -> logits[N, E] and shares[N, k], both float32, and the experts' numbers [N, k], likeliest first."""
         # not rounded to the dtype of x, which would make ties
         logits = self.product(x.reshape(-1, self.in_features), torch.float32)
         chosen, shares = ops.route(logits, self.top_k, renormalised=self.renormalise)
-        return logits, shares, chosen
+        return logits, shares, chosen.long()
 
 
 class RowExperts(nn.Module):

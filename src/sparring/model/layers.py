@@ -107,8 +107,9 @@ class Product:
 
     def derived(self, values: Values) -> Changes:
         """What is derived from other values than the parameters have."""
-        storage = self.packed.other(*(part.matrix(values) for part in self.parts))
-        return [(self.packed, "storage", storage), (self, "bias", self._joined_bias(values))]
+        weights = tuple(part.matrix(values) for part in self.parts)
+        changes = [(self.packed, "storage", self.packed.other(*weights)), (self.packed, "weights", weights)]
+        return [*changes, (self, "bias", self._joined_bias(values))]
 
     def _joined_bias(self, values: Values) -> torch.Tensor | None:
         if self.parts[0].bias is None:

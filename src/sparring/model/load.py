@@ -117,7 +117,8 @@ def served(module: nn.Module, where: str, *, numerics: str, gradient_checkpointi
     max_positions = _max_positions(config)
     # without compiled kernels the library's layers are the faster ones
     device = _device_of(module)
-    swapped = exact or (device == "cpu" and ops.path_name() != "exact-torch")
+    path_name = ops.path_name(device)
+    swapped = exact or (device == "cpu" and path_name != "exact-torch")
     with boundary(BadInput, where, "a causal LM that calls the library's interfaces", "choose another model"):
         ours = swapped and swap(module, max_positions, exact=exact)
         with boundary(BadInput, where, "recurrent layers that go on from a cache of states", "choose another model"):
@@ -127,7 +128,7 @@ def served(module: nn.Module, where: str, *, numerics: str, gradient_checkpointi
         model = CausalModel(
             module,
             forward_of(module, lean=lean, exact=exact, gradient_checkpointing=gradient_checkpointing, recurrent=recurrent),
-            path_name=ops.path_name(device) if exact else "fast",
+            path_name=path_name if exact else "fast",
             max_positions=max_positions,
         )
         if not lean:
@@ -192,6 +193,6 @@ def _switch_dropout_off(module: nn.Module) -> None:
     for part in module.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.0
-        for name in ("attention_dropout", "jitter_noise"):
-            if isinstance(getattr(part, name, None), float):
+        for name, value in vars(part).items():
+            if isinstance(value, float) and any(word in name for word in ("dropout", "layerdrop", "jitter_noise")):
                 setattr(part, name, 0.0)

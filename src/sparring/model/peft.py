@@ -24,7 +24,7 @@ EXPERTS, INNER = "experts", "base_layer"
 """What the module of experts is called. Where both of its parameters have factors, the first's lie one wrapper further in."""
 
 UNSERVED = (
-    *("modules_to_save", "use_dora", "lora_bias", "fan_in_fan_out"),
+    *("modules_to_save", "use_dora", "lora_bias"),
     *("trainable_token_indices", "layer_replication", "megatron_config", "corda_config", "use_qalora", "alora_invocation_tokens"),
 )
 """Settings of that library under which an adapter is more, or something else, than two factors a layer and one scale."""

@@ -69,7 +69,8 @@ def ours(function: Callable[..., Result]) -> Callable[..., Result]:
 
 class RowWise(TorchFunctionMode):
     """For the library's code within, outside of functions that are `ours`. `replaced`: functions of torch that were computed in
-    another way. `unknown`: those that gave numbers and are not known to give a row the same bits in any batch."""
+    another way. `unknown`: those that gave numbers and are not known to give a row the same bits in any batch. What TorchScript
+    has compiled is not seen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,6 +103,8 @@ class RowWise(TorchFunctionMode):
     def _another_way(
         name: str, function: Callable[..., torch.Tensor], args: tuple[Any, ...], named: Mapping[str, Any]
     ) -> torch.Tensor | None:
+        if named.get("inplace"):
+            return None
         if name in POINTWISE and not _has_tensors((*args[1:], *named.values())):
             return pointwise(function, *args, **named)
         return REPLACED[name](*args, **named) if name in REPLACED else None

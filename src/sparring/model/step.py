@@ -314,6 +314,9 @@ class DecoderStep:
 
     def _check(self) -> None:
         """Raises BadInput where a norm's weight does not fit its rows: C would read past its end."""
+        mlps = {layer.mlp.down.packed.num_inputs for layer in self._decoder.layers if isinstance(layer.mlp, Mlp)}
+        if len(mlps) > 1:
+            raise refusal("decoder step", "MLPs of one width", str(sorted(mlps)), "compute operation by operation")
         width, dtype = self._decoder.embedding.weight.shape[1], self._pages.dtype
         heads = [norm for layer in self._decoder.layers for norm in (layer.q_norm, layer.k_norm)]
         for norm in self._norms:

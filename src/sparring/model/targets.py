@@ -15,7 +15,6 @@ from sparring.errors import refusal
 from sparring.model.config import STACKED
 from sparring.model.layers import RowConv1D, RowLinear
 
-
 LYING = (Conv1D, RowConv1D)
 """Linear layers whose weight is [K, M] (GPT-2)."""
 

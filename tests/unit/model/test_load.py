@@ -60,6 +60,25 @@ def test_model_that_changes_with_the_batch_is_refused_under_exact_only(tmp_path)
     assert load(tmp_path, numerics="fast").path_name == "fast"
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("scale", [0.95, 0.25, 1.0])
+def test_a_constant_that_logits_are_multiplied_by_is_found(scale, dtype, tmp_path):
+    """One near 1 too, which bfloat16 alone would hardly tell from 1."""
+    tiny_model("cohere", tmp_path, logit_scale=scale)
+    assert load(tmp_path, dtype=dtype).logit_scale == scale
+
+
+@pytest.mark.parametrize("family", ["opt", "biogpt", "phimoe"])
+def test_nothing_is_left_to_chance_with_gradient_checkpointing(family, tmp_path):
+    """Dropout and noise of routers, whatever they are called, are off in training too."""
+    model, again = (load(tiny_model(family, tmp_path, num_key_value_heads=4), gradient_checkpointing=True) for _ in range(2))
+    rows = [[1, 2, 3], list(range(40))]
+    found = logits(model, rows)
+    assert torch.equal(found, logits(again, rows)) and torch.equal(found, logits(model, rows))
+    with torch.no_grad():
+        assert torch.equal(found, logits(load(tmp_path), rows))
+
+
 def test_head_that_does_more_than_a_matrix_product_is_refused(tmp_path):
     tiny_model("modernbert-decoder", tmp_path)
     with pytest.raises(BadInput, match="ModernBertDecoderForCausalLM does more"):

@@ -132,3 +132,22 @@ def test_ranks_may_differ_where_the_scale_is_one(tmp_path):
     (tmp_path / "again" / CONFIG).write_text(json.dumps({**settings, "alpha_pattern": {}}))
     with pytest.raises(BadInput, match="of one scale, 1.4, got rank 10 and alpha 7 for model.layers.0.mlp.experts.gate_up_proj"):
         read(tmp_path / "again")
+
+
+def test_an_adapter_of_gpt2_that_peft_made(tmp_path):
+    """That library says of such layers that they lie the other way round; the factors do not."""
+    import peft
+    import transformers
+
+    base = tiny_model("gpt2", tmp_path / "base", seed=4)
+    theirs = peft.get_peft_model(
+        transformers.AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager"),
+        peft.LoraConfig(r=3, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False),
+    )
+    theirs.save_pretrained(tmp_path / "adapter")
+    settings = json.loads((tmp_path / "adapter" / CONFIG).read_text())
+    assert settings["fan_in_fan_out"]
+    model, tokens = load(tmp_path / "adapter"), torch.arange(20)
+    with torch.no_grad():
+        found = model.logits(model.hidden(tokens, tokens, Packed.of([20])))
+        torch.testing.assert_close(found, theirs(input_ids=tokens[None]).logits[0], rtol=1e-4, atol=1e-4)

@@ -122,8 +122,9 @@ def test_what_is_safe_otherwise_is_not_where_it_adds_up():
         assert mode.unknown == set()
         torch.add(a, a, alpha=0.3)
         a.abs().sigmoid_()
+        functional.silu(a.clone(), inplace=True)
         a.index_put_((index[0, :3],), a[0].clone(), accumulate=True)
-    assert mode.unknown == {"add", "sigmoid_", "index_put_"}
+    assert mode.unknown == {"add", "sigmoid_", "silu", "index_put_"}
 
 
 def test_what_gives_no_numbers_of_a_row_is_not():

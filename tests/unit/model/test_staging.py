@@ -7,6 +7,7 @@ import torch
 
 from sparring.errors import WeightsError
 from sparring.model.attention import Packed
+from sparring.model.layers import RowConv1D
 from sparring.model.load import load as load_model
 from sparring.model.staging import Staged
 from sparring.testing.tiny_models import FEATURES, VOCABULARY, tiny_model
@@ -50,6 +51,16 @@ def test_committed_weights_are_loaded_weights(paths, dtype, used):
         assert torch.equal(logits(model), after) and not torch.equal(before, after)
         staged.undo()
         assert torch.equal(logits(model), before)
+
+
+def test_committed_weights_leave_nothing_of_the_old_ones(tmp_path):
+    """A packed weight that is a view of a parameter, as GPT-2's, views the new one."""
+    one, other = (tiny_model("gpt2", tmp_path / str(seed), seed=seed) for seed in range(2))
+    model = load(one)
+    logits(model)
+    Staged(model, load(other).state()).commit()
+    for part in (part for part in model.parts if isinstance(part, RowConv1D)):
+        assert part.product.packed.weights[0].data_ptr() == part.weight.data_ptr()
 
 
 def test_nothing_is_staged_that_does_not_fit(paths):

@@ -8,7 +8,7 @@ namespace sparring {
 
 extern "C" {
 // Nothing where b has no outputs. Of experts, a and b are those of the first.
-struct Delta {
+struct DeltaPlan {
     Weight a, b;
     float scale;
 };
@@ -25,7 +25,7 @@ template <class Number, class Body> static inline void adapt_rows(int64_t count,
 
 // y [rows][M] <- y + B (scale * A x), x [rows][K]; the columns of both products divided among threads.
 template <class T>
-static void add_delta(const Delta &delta, const Weight &a, const Weight &b, const T *x, T *y, int64_t rows, int threads) {
+static void add_delta(const DeltaPlan &delta, const Weight &a, const Weight &b, const T *x, T *y, int64_t rows, int threads) {
     static thread_local Buffer<float> of_a;
     static thread_local Buffer<T> of_scale, of_b;
     if (!delta.b.M) return;

@@ -21,7 +21,7 @@ constexpr int64_t TOPS = 20;  // likeliest tokens that are told
 
 extern "C" {
 
-// The model and, per slot, what a running request needs in every step. The twin of `Plan` in decoder_step.py.
+// The model and, per slot, what a running request needs in every step. The twin of `DecoderPlan` in decoder_step.py.
 struct LayerPlan {
     Weight qkv, o, gate_up, down;
     Weight router;  // [E][D]; where E is not 0, gate_up and down are those of the first of E experts
@@ -75,7 +75,7 @@ struct StepPlan {
     float *top_logprobs;
     uint64_t *kept;  // [sequence that samples][steps][ceil(V / 64)], zero at first: the kept ids of truncated draws; or null
     int64_t threads;
-    const Delta *deltas;  // [adapter][num_layers][4], of qkv, o, gate_up and down; null where no sequence has an adapter
+    const DeltaPlan *deltas;  // [adapter][num_layers][4], of qkv, o, gate_up and down; null where no sequence has an adapter
 };
 }
 
@@ -179,13 +179,13 @@ template <class T> struct Step {
         linear_columns(w, in + first * w.K, out + first * w.M, last - first, how.by_columns ? how.threads : 1);
     }
 
-    const Delta &delta(int32_t number, int64_t l, int which) const { return s.deltas[(number * m.num_layers + l) * 4 + which]; }
+    const DeltaPlan &delta(int32_t number, int64_t l, int which) const { return s.deltas[(number * m.num_layers + l) * 4 + which]; }
 
     // What the rows' adapters add to out [N][M], a product of in [N][K].
     void adapt(const Division &how, int64_t l, int which, int64_t M, const T *in, T *out, int64_t first, int64_t last) const {
         if (!s.deltas) return;
         adapt_rows(last - first, [&](int64_t i) { return adapter(first + i); }, [&](int32_t number, int64_t i, int64_t rows) {
-            const Delta &d = delta(number, l, which);
+            const DeltaPlan &d = delta(number, l, which);
             add_delta(d, d.a, d.b, in + (first + i) * d.a.K, out + (first + i) * M, rows, how.by_columns ? how.threads : 1);
         });
     }
@@ -287,7 +287,7 @@ template <class T> struct Step {
             if (!s.deltas) return;
             auto number_of = [&](int64_t i) { return adapter(first + row_of[piece.first + i]); };
             adapt_rows(piece.last - piece.first, number_of, [&](int32_t number, int64_t i, int64_t pairs) {
-                const Delta &d = delta(number, l, 2 + which);
+                const DeltaPlan &d = delta(number, l, 2 + which);
                 add_delta(d, nth(d.a, piece.expert), nth(d.b, piece.expert), in + i * d.a.K, out + i * d.b.M, pairs, by);
             });
         };

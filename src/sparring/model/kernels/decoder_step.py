@@ -1,4 +1,4 @@
-"""The C structures that steps of generation read: the twins of those in decoder.cpp.
+"""The C structures that steps of generation read: the twins of those in decoder.cpp and adapters.h.
 
 L layers, D width, H query heads, G key/value heads, d head size, I width of the MLP, E experts of which a row
 has k, V vocabulary, B sequences, N new rows.

@@ -6,11 +6,14 @@ namespace {
 
 constexpr int64_t ROUTE_GRAIN = 64;        // rows
 constexpr int64_t WORK_OF_A_THREAD = 1000000;  // multiplications; waking another one for fewer costs more than they do
+constexpr int64_t SCRATCH = 16 << 20;      // elements between the products of a block of rows, which a thread keeps
 
 template <class T>
 static void mixture(const Experts &w, const T *x, const int32_t *chosen, const float *shares, T *y, int64_t N, int64_t k, int threads) {
     if (N * k * 3 * w.down.M * w.down.K < WORK_OF_A_THREAD) threads = 1;
-    mix_rows(w, x, chosen, shares, y, N, k, threads, [](auto...) {});
+    int64_t D = w.gate_up.K, block = larger(1, SCRATCH / (k * (2 * D + 3 * w.down.K)));
+    for (int64_t n = 0; n < N; n += block)
+        mix_rows(w, x + n * D, chosen + n * k, shares + n * k, y + n * D, smaller(block, N - n), k, threads, [](auto...) {});
 }
 
 }  // namespace

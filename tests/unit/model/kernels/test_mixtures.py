@@ -97,6 +97,16 @@ def test_a_large_mixture_is_divided_among_threads_with_the_same_bits(compiled: s
         assert torch.equal(ops.mixture(x[:3], *stacks, chosen[:3], shares[:3]), alone[:3])
 
 
+def test_many_rows_go_in_blocks_with_the_same_bits(compiled: str) -> None:
+    """So that what stands between their products does not grow with them."""
+    weights = [[random(*shape, seed=e) for e in range(4)] for shape in ((2048, 64), (64, 1024))]
+    x, stacks = random(5000, 64, seed=9), [ops.PackedStack(kind) for kind in weights]
+    chosen, shares = ops.route(random(5000, 4, seed=2), 2, renormalised=True)
+    whole = ops.mixture(x, *stacks, chosen, shares)
+    for rows in (slice(0, 7), slice(2540, 2600), slice(4990, 5000)):
+        assert torch.equal(ops.mixture(x[rows], *stacks, chosen[rows], shares[rows]), whole[rows])
+
+
 def test_changed_and_replaced_weights_are_read(compiled: str) -> None:
     weights = [[random(*shape, seed=e) for e in range(4)] for shape in ((16, 8), (8, 8))]
     stacks = [ops.PackedStack(kind) for kind in weights]
