@@ -233,7 +233,7 @@ class ExpertSite(NamedTuple):
         return ExpertDelta(adapter, self)
 
 
-class Mixture:
+class MixtureAdapters:
     """The experts of one layer, of which every row has its own few: what adapters add to their products."""
 
     def __init__(self, adapters: Adapters, sites: Sequence[ExpertSite]) -> None:
@@ -405,7 +405,7 @@ class Adapters:
         for path, experts in self._module.named_modules():
             if isinstance(experts, RowExperts):
                 sites = [ExpertSite(f"{path}.{name}") for name in STACKED]
-                experts.adapted = Mixture(self, sites)
+                experts.adapted = MixtureAdapters(self, sites)
                 self._sites |= {site.name: site for site in sites}
 
     def _site(self, names: Sequence[str], layers: Sequence[nn.Module], *, packed: bool) -> Site:
