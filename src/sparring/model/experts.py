@@ -57,8 +57,8 @@ class RowExperts(nn.Module):
     """Gated MLPs of which every row has its own few: each expert's rows through one row-invariant product.
 
     A row's outputs are weighed and added in float32 in the order of its choice, so neither the load of an expert nor what
-    other rows chose enters. `refresh()` after every change of the weights. `adapted` is None where the
-    model has no adapters.
+    other rows chose enters. `refresh()` after every change of the weights. `adapted` is None where the model
+    has no adapters.
     """
 
     def __init__(self, experts: nn.Module, gate: Gate) -> None:

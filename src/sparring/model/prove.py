@@ -25,8 +25,7 @@ WINDOW = 7
 @torch.no_grad()
 def prove(model: CausalModel, where: str, *, exact: bool) -> None:
     """Compare with the library's own call (any numerics) and, for exact numerics, each sequence alone with all packed, and
-    one in pieces over pages. Finds the
-    model's `logit_scale`.
+    one in pieces over pages. Finds the model's `logit_scale`.
 
     Args:
         model: the freshly loaded model.

@@ -264,6 +264,7 @@ class DecoderStep:
         self._decoder, self._head, self._pages, self._slots = decoder, head, pages, slots
         self._work_per_thread = work_per_thread
         self._tensors: list[torch.Tensor | None] = []
+        self._mlp_width = max(_mlp_widths(decoder), default=0)
         self._norms = [decoder.norm, *(norm for layer in decoder.layers for norm in layer.norms)]
         self._products = [head, *(product for layer in decoder.layers for product in layer.products)]
         self._products += [mixture.router.product for mixture in decoder.mixtures]
@@ -314,9 +315,6 @@ class DecoderStep:
 
     def _check(self) -> None:
         """Raises BadInput where a norm's weight does not fit its rows: C would read past its end."""
-        mlps = {layer.mlp.down.packed.num_inputs for layer in self._decoder.layers if isinstance(layer.mlp, Mlp)}
-        if len(mlps) > 1:
-            raise refusal("decoder step", "MLPs of one width", str(sorted(mlps)), "compute operation by operation")
         width, dtype = self._decoder.embedding.weight.shape[1], self._pages.dtype
         heads = [norm for layer in self._decoder.layers for norm in (layer.q_norm, layer.k_norm)]
         for norm in self._norms:
@@ -333,7 +331,6 @@ class DecoderStep:
         )
         self._rotary = [table.to(pages.dtype).contiguous() for table in (decoder.rotary.cos, decoder.rotary.sin)]
         vocabulary, width = decoder.embedding.weight.shape
-        mlps = {layer.mlp.down.packed.num_inputs for layer in layers if isinstance(layer.mlp, Mlp)}
         sizes = [(mixture.router.out_features, mixture.router.top_k) for mixture in decoder.mixtures]
         return DecoderPlan(
             addressof(self._layers),
@@ -346,7 +343,7 @@ class DecoderStep:
             pages.head_dim,
             vocabulary,
             len(decoder.rotary.cos),
-            max(mlps, default=0),
+            self._mlp_width,
             *(max(size) for size in zip(*sizes, strict=True)) if sizes else (0, 0),
             pages.page_size,
             pages.num_pages,
@@ -424,6 +421,11 @@ def _sites(layer: Layer) -> list[Any]:
     return [*sites, *layer.mlp.experts.adapted.sites] if isinstance(layer.mlp, Mixture) else sites
 
 
+def _mlp_widths(decoder: Decoder) -> set[int]:
+    """Of the layers that have one MLP for all rows."""
+    return {layer.mlp.down.packed.num_inputs for layer in decoder.layers if isinstance(layer.mlp, Mlp)}
+
+
 def step_of(
     model: CausalModel, pages: ops.KvPages, slots: Slots, states: States | None = None
 ) -> DecoderStep | DeviceStep | OperationStep:
@@ -437,5 +439,6 @@ def step_of(
         from sparring.model.device_step import DeviceStep
 
         return DeviceStep(model, pages, slots, operations)
+    one_call = len(_mlp_widths(model.decoder)) <= 1 and all(mixture.experts.is_plain for mixture in model.decoder.mixtures)
     compiled = ops.path_name(model.device) in COMPILED
-    return DecoderStep(model, pages, slots) if compiled else operations
+    return DecoderStep(model, pages, slots) if compiled and one_call else operations

@@ -1,5 +1,8 @@
 """Loading: refusals by name, what is swapped, which numerics are in use, updates of the weights."""
 
+import os
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -77,6 +80,14 @@ def test_nothing_is_left_to_chance_with_gradient_checkpointing(family, tmp_path)
     assert torch.equal(found, logits(again, rows)) and torch.equal(found, logits(model, rows))
     with torch.no_grad():
         assert torch.equal(found, logits(load(tmp_path), rows))
+
+
+def test_kernels_that_cannot_be_built_are_not_the_models_fault(tmp_path):
+    code = f"from sparring.model.load import load; load({str(tiny_model('llama', tmp_path / 'tiny'))!r})"
+    environment = {**os.environ, "CXX": "false", "SPARRING_CACHE": str(tmp_path / "cache")}
+    environment.pop("SPARRING_KERNELS", None)
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1 and "exit status 1" in ended.stderr and "choose another model" not in ended.stderr
 
 
 def test_head_that_does_more_than_a_matrix_product_is_refused(tmp_path):

@@ -16,7 +16,7 @@ from sparring.testing.tiny_models import VOCABULARY, tiny_model
 
 pytestmark = pytest.mark.extra
 TOKENS = torch.arange(40) % VOCABULARY
-DEFAULTS = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
+DEFAULTS = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt2", "gpt_neox")
 """Families for which that library knows a default; ours is the same rule for all."""
 TOLERANCE = 1e-4
 """Of logits around 5, float32 against float64."""
@@ -134,20 +134,17 @@ def test_ranks_may_differ_where_the_scale_is_one(tmp_path):
         read(tmp_path / "again")
 
 
-def test_an_adapter_of_gpt2_that_peft_made(tmp_path):
+def test_adapters_of_gpt2_go_both_ways(tmp_path):
     """That library says of such layers that they lie the other way round; the factors do not."""
-    import peft
-    import transformers
+    from peft import LoraConfig, PeftModel, get_peft_model
 
     base = tiny_model("gpt2", tmp_path / "base", seed=4)
-    theirs = peft.get_peft_model(
-        transformers.AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager"),
-        peft.LoraConfig(r=3, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False),
-    )
-    theirs.save_pretrained(tmp_path / "adapter")
-    settings = json.loads((tmp_path / "adapter" / CONFIG).read_text())
-    assert settings["fan_in_fan_out"]
-    model, tokens = load(tmp_path / "adapter"), torch.arange(20)
-    with torch.no_grad():
-        found = model.logits(model.hidden(tokens, tokens, Packed.of([20])))
-        torch.testing.assert_close(found, theirs(input_ids=tokens[None]).logits[0], rtol=1e-4, atol=1e-4)
+    config = LoraConfig(r=3, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False)
+    theirs = get_peft_model(library(base), config, autocast_adapter_dtype=False).double()
+    theirs.save_pretrained(tmp_path / "theirs")
+    assert json.loads((tmp_path / "theirs" / CONFIG).read_text())["fan_in_fan_out"]
+    assert (logits(theirs) - own_logits(tmp_path / "theirs")).abs().max() < TOLERANCE
+    ours = adapter_of(base, tmp_path / "ours")
+    found = PeftModel.from_pretrained(library(base), ours, autocast_adapter_dtype=False).double()
+    assert (logits(found) - own_logits(ours)).abs().max() < TOLERANCE
+    assert min((logits(library(base)) - own_logits(one)).abs().max() for one in (ours, tmp_path / "theirs")) > 0.1

@@ -107,9 +107,7 @@ class CompiledPath:
         self._f["route"](*pointers, rows, experts, count, renormalised, torch.get_num_threads())
         return chosen, shares
 
-    def mixture(
-        self, x: torch.Tensor, gate_up: Any, down: Any, chosen: torch.Tensor, shares: torch.Tensor
-    ) -> torch.Tensor:
+    def mixture(self, x: torch.Tensor, gate_up: Any, down: Any, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
         """What experts make of x[N, D]; chosen [N, k] int32, shares [N, k] float32."""
         y, (rows, per_row) = torch.empty_like(x), chosen.shape
         experts = Experts(*(Weight.on(self.name, one, None) for one in (gate_up, down)), len(gate_up.each))

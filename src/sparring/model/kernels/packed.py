@@ -70,7 +70,7 @@ class PackedStack:
     def __init__(self, weights: Sequence[torch.Tensor]) -> None:
         if len({(weight.shape, weight.dtype) for weight in weights}) != 1:
             got = str(sorted({f"{tuple(weight.shape)} {weight.dtype}" for weight in weights}))
-            raise refusal("pack_stack", "matrices of one shape and dtype", got, "pack them apart")
+            raise refusal("PackedStack", "matrices of one shape and dtype", got, "pack them apart")
         first = PackedWeight(weights[0])
         self.num_outputs, self.num_inputs, self.dtype = first.num_outputs, first.num_inputs, first.dtype
         self.storage = self._room(first.storage, len(weights))
