@@ -26,6 +26,7 @@ from sparring.engine.native import NativeEngine
 from sparring.generation import GenerateRequest, Sampling
 from sparring.model.attention import IMPLEMENTATION
 from sparring.model.causal import CausalModel
+from sparring.model.kernels.pages import token_bytes
 from sparring.model.load import served
 
 SHARE = 0.6
@@ -77,8 +78,7 @@ def bytes_of_a_step(model: CausalModel, concurrency: int, context: float) -> flo
     weights = sum(tensor.nbytes for tensor in model.state().values())
     if not model.config.tie_word_embeddings:
         weights -= model.module.get_input_embeddings().weight.nbytes
-    per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * model.dtype.itemsize
-    return weights + concurrency * context * per_token
+    return weights + concurrency * context * token_bytes(model.kv_heads, model.dtype)
 
 
 async def seconds(engine: NativeEngine, concurrency: int, prompt: int, new: int, turn: int) -> float:

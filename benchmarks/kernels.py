@@ -96,9 +96,8 @@ def attention_decoding(batch: int, context: int, report: dict[str, float]) -> fl
     heads, groups, size, page_size = 4, 2, 64, 16
     form = ops.AttentionForm(0.125)
     per_sequence = context // page_size
-    pages = ops.KvPages(
-        attending=range(1), num_pages=batch * per_sequence, page_size=page_size, num_kv_heads=groups, head_dim=size, dtype=torch.float32
-    )
+    kept = ops.KvHeads.alike(1, groups, size)
+    pages = ops.KvPages(kept, num_pages=batch * per_sequence, page_size=page_size, dtype=torch.float32)
     tables = torch.randperm(batch * per_sequence).view(batch, -1).to(torch.int32)
     rows = ops.PagedRows(tables, torch.arange(batch + 1, dtype=torch.int32), torch.full((batch,), context, dtype=torch.int32))
     q, k, v = (torch.randn(batch, n, size) for n in (heads, groups, groups))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from sparring.errors import BadInput, boundary
 from sparring.model.load import load
@@ -33,7 +33,7 @@ SHAPES: tuple[Mapping[str, Any], ...] = ({}, HEADS, {**HEADS, "hidden_size": 64}
 MEMORY, SECONDS = 4 << 30, 20
 HEAD = """# Families
 
-Every `model_type` for which the transformers library ({version}) has a causal LM, made tiny with random weights and loaded here, in float32. Loading is the proof: the
+Every `model_type` for which the transformers library ({version}) has a causal LM, or a model that reads text and pictures, of which we compute the text, made tiny with random weights and loaded here, in float32. Loading is the proof: the
 logits are the library's, sequences do not see each other, a sequence goes on from pages of keys and values, and, for `exact`, every function of torch that the library
 called between our modules in this is one that gives a row the same bits in any batch. (The lean decoder's six have tests in the place of a proof at load.)
 `tests/parity/test_families.py` holds two dozen of these to float64, in bfloat16 too, and their engine to their trainer.
@@ -68,7 +68,7 @@ def reason(message: str) -> str:
     """What came, of a refusal."""
     said = re.sub(r"\s+", " ", message).rsplit("; ", 1)[0]
     got = said if "with keys, as its config says" in said else said.split(", got ", 1)[-1]
-    return got.replace("|", "\\|")[:160]
+    return got.split("(e.g.")[0].replace("|", "\\|")[:160]
 
 
 def tried(kind: str) -> dict[str, str]:
@@ -95,7 +95,7 @@ def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     found = {}
-    for kind in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+    for kind in sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}):
         found[kind] = tried(kind)
         sys.stderr.write(f"{kind}: {found[kind]}\n")
     exact = [kind for kind, one in found.items() if not one["exact"]]

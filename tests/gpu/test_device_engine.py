@@ -118,8 +118,8 @@ def test_a_graph_gives_the_bits_of_single_operations(device, tmp_path):
     model = load(tiny_model("qwen2", tmp_path / "model", seed=4), dtype="bfloat16", device=device)
     found = []
     for graph in (True, False):
-        shape = {"num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim, "dtype": model.dtype, "device": device}
-        pages = ops.KvPages(attending=model.attending, num_pages=8, page_size=16, transposed=False, **shape)
+        where = {"dtype": model.dtype, "device": device, "transposed": False}
+        pages = ops.KvPages(model.kv_heads, num_pages=8, page_size=16, **where)
         slots = Slots.of(4, 2, model.vocab_size)
         slots.tables[:] = [[0, 1], [2, 3], [4, 5], [6, 7]]
         slots.seeds[:], slots.temperature[:] = range(4), [1.0, 0.7, 0.0, 1.0]

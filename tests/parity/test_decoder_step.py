@@ -54,8 +54,7 @@ class Play:
 
     def _open(self, kind):
         model = self.model
-        shape = {"attending": model.attending, "num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
-        pages = ops.KvPages(num_pages=MAX_SLOTS * PAGES_PER_TABLE, page_size=PAGE, dtype=model.dtype, **shape)
+        pages = ops.KvPages(model.kv_heads, num_pages=MAX_SLOTS * PAGES_PER_TABLE, page_size=PAGE, dtype=model.dtype)
         slots = Slots.of(MAX_SLOTS, PAGES_PER_TABLE, VOCABULARY)
         for slot in range(MAX_SLOTS):
             slots.temperature[slot], slots.seeds[slot] = (1.0, 0.7, 0.0)[slot % 3], slot
@@ -93,7 +92,7 @@ class Play:
         torch.set_num_threads(self.threads)
         for step, pages, slots in self.kinds:
             slots.tables[:] = self.tables
-            found.append((step(rows), pages.keys.clone(), pages.values.clone()))
+            found.append((step(rows), *(tensor.clone() for tensor in pages.tensors)))
         torch.set_num_threads(1)
         (sampled, keys, values), (our_sampled, our_keys, our_values) = found
         assert our_sampled == sampled
@@ -167,7 +166,7 @@ def test_several_steps_in_one_call(path, threads, count):
     assert list(rows.tokens) == expected[0][-1]
     assert rows.lengths == array("i", [play.lengths[slot] + 11 for slot in range(count)])
     pages, ours = (kind[1] for kind in play.kinds)
-    assert torch.equal(pages.keys, ours.keys) and torch.equal(pages.values, ours.values)
+    assert all(map(torch.equal, pages.tensors, ours.tensors))
 
 
 def test_all_stop_when_one_of_them_ends(path):
@@ -291,7 +290,7 @@ def test_bad_tables_and_tokens_are_refused_before_anything_is_written(path):
     step, pages, slots = play.kinds[1]
     good = play.rows({0: 20, 1: 3})
     slots.tables[:] = play.tables
-    before = pages.keys.clone()
+    before = pages.tensors[0].clone()
     slots.tables[1, 0] = MAX_SLOTS * PAGES_PER_TABLE
     with pytest.raises(BadInput, match="sequence 1: expected a table over 560 pages of 16"):
         step(good)
@@ -306,14 +305,13 @@ def test_bad_tables_and_tokens_are_refused_before_anything_is_written(path):
     for token in (VOCABULARY, -1):
         with pytest.raises(BadInput, match="row 21: expected a token below 80"):
             step(good._replace(tokens=array("q", [*good.tokens[:21], token, good.tokens[22]])))
-    assert torch.equal(pages.keys, before)
+    assert torch.equal(pages.tensors[0], before)
     assert len(step(good)[0]) == 2
 
 
 def test_who_takes_which_way(path, tmp_path):
     def kind(model):
-        shape = {"attending": model.attending, "num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
-        return type(step_of(model, ops.KvPages(num_pages=4, dtype=model.dtype, **shape), Slots.of(2, 2, VOCABULARY)))
+        return type(step_of(model, ops.KvPages(model.kv_heads, num_pages=4, dtype=model.dtype), Slots.of(2, 2, VOCABULARY)))
 
     assert kind(load(path)) is DecoderStep
     assert kind(load(path, numerics="fast")) is DecoderStep

@@ -9,7 +9,7 @@ import asyncio
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+from transformers import AttentionInterface, AutoConfig
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
 from sparring.engine.config import EngineConfig
@@ -19,6 +19,7 @@ from sparring.model.attention import Packed, Paged
 from sparring.model.experts import RowRouter
 from sparring.model.head import token_quantities
 from sparring.model.kernels import ops
+from sparring.model.library import class_of
 from sparring.model.load import DTYPES, load
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 
@@ -33,6 +34,7 @@ SCALED_ROPE = {
     "original_max_position_embeddings": 32,
 }
 NO_WINDOW = {"layer_types": ["full_attention", "full_attention"]}
+ALIKE = {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
 FAMILIES = {
     "llama": {"rope_parameters": SCALED_ROPE},
     "qwen2": {},
@@ -44,6 +46,11 @@ FAMILIES = {
     "glm4": {},
     "gemma2": {"tied": True},
     "gemma3_text": {"tied": True},
+    "gemma4_text": {"tied": True},
+    "gemma4_text with experts": {**ALIKE, "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24},
+    "mimo_v2_flash": {},
+    "gemma4": {"tied": True},
+    "qwen3_vl": {},
     "mixtral": {},
     "qwen3_moe": {},
     "gpt_oss": {},
@@ -78,6 +85,16 @@ WITHOUT = {
     "gemma3_text: a rope for each kind of layer": {
         "rope_parameters": {"sliding_attention": PLAIN_ROPE, "full_attention": PLAIN_ROPE},
     },
+    "gemma4_text: window": {"sliding_window": 200},
+    "gemma4_text: cap on logits": {"final_logit_softcapping": None},
+    "gemma4_text: inputs of layers": {"weights": ("per_layer_projection.weight", 0.0)},
+    "gemma4_text with experts: experts": {"weights": ("experts.down_proj", 0.0)},
+    "gemma4_text with experts: scales of experts": {"weights": ("per_expert_scale", 1.0)},
+    "mimo_v2_flash: window": {"sliding_window": 200},
+    "mimo_v2_flash: sinks": {"weights": ("sinks", -1e9)},
+    "mimo_v2_flash: scale of values": {"attention_value_scale": 1.0},
+    "gemma4: window": {"sliding_window": 200},
+    "qwen3_vl: norms of heads": {"weights": ("self_attn.q_norm", 1.0)},
     "mixtral: window": {"sliding_window": None},
     "mixtral: second expert": {"num_experts_per_tok": 1},
     "qwen3_moe: second expert": {"num_experts_per_tok": 1},
@@ -138,9 +155,9 @@ def library(path, dtype="float32", *, wide=False, weights=("", 0.0), attention="
     """
     config = AutoConfig.from_pretrained(path)
     for name, value in changed.items():
-        setattr(config, name, value)
+        setattr(config.get_text_config(), name, value)
     implementations = {"attn_implementation": attention, "experts_implementation": "eager"}
-    module = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=DTYPES[dtype], **implementations)
+    module = class_of(config).from_pretrained(path, config=config, dtype=DTYPES[dtype], **implementations)
     touched = [parameter.fill_(weights[1]) for name, parameter in module.named_parameters() if weights[0] and weights[0] in name]
     assert bool(touched) == bool(weights[0])
     if not wide:
@@ -159,8 +176,7 @@ def paged(model, *, chunk, page_size):
     """All sequences side by side, up to `chunk` tokens of each in a call, over pages that lie in no order."""
     per_sequence = -(-max(LENGTHS) // page_size)
     assert per_sequence >= 4
-    shape = {"attending": model.attending, "num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
-    pages = ops.KvPages(num_pages=per_sequence * len(LENGTHS), page_size=page_size, dtype=model.dtype, **shape)
+    pages = ops.KvPages(model.kv_heads, num_pages=per_sequence * len(LENGTHS), page_size=page_size, dtype=model.dtype)
     order = torch.randperm(per_sequence * len(LENGTHS), generator=torch.Generator().manual_seed(1))
     tables, out = order.view(len(LENGTHS), -1).to(torch.int32), [[] for _ in LENGTHS]
     for begin in range(0, max(LENGTHS), chunk):
@@ -274,10 +290,10 @@ def test_experts_are_unevenly_loaded(family, path_of):
     for router in routers:
         router.register_forward_hook(count)
     packed(model)
-    assert len(loads) == model.num_layers == len(routers)
+    assert len(loads) == len(routers) > 0
     assert all(load.max() >= 2 * load.min() for load in loads)
 
 
 def test_windows_are_shorter_than_the_sequences(path_of):
-    for family in ("qwen3 with windows", "mistral", "phi3", "gemma2", "gemma3_text", "mixtral", "gpt_oss"):
-        assert AutoConfig.from_pretrained(path_of(family)).sliding_window < min(length for length in LENGTHS if length > 5)
+    for family in ("qwen3 with windows", "mistral", "phi3", "gemma2", "gemma3_text", "gemma4", "mimo_v2_flash", "mixtral", "gpt_oss"):
+        assert AutoConfig.from_pretrained(path_of(family)).get_text_config().sliding_window < min(length for length in LENGTHS if length > 5)

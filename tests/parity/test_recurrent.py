@@ -50,8 +50,7 @@ def fast(path, dtype="float32", **options):
 def paged(model, *, chunk, forget=()):
     """All sequences side by side, up to `chunk` tokens of each in a call; `forget`: states that are zero again in each call."""
     per_sequence = -(-max(LENGTHS) // 16)
-    shape = {"attending": model.attending, "num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
-    pages = ops.KvPages(num_pages=per_sequence * len(LENGTHS), dtype=model.dtype, **shape)
+    pages = ops.KvPages(model.kv_heads, num_pages=per_sequence * len(LENGTHS), dtype=model.dtype)
     tables = torch.arange(per_sequence * len(LENGTHS), dtype=torch.int32).view(len(LENGTHS), -1)
     states, slots, out = States(model.recurrent, 5), torch.tensor([3, 0, 4, 1]), [[] for _ in LENGTHS]
     for begin in range(0, max(LENGTHS), chunk):

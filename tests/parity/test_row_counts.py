@@ -90,8 +90,7 @@ class Decode:
     """`MOST` sequences over pages, of 1 to 40 tokens; each step adds none: it computes the last token of some of them again."""
 
     def __init__(self, model, kind):
-        shape = {"attending": model.attending, "num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
-        pages = ops.KvPages(num_pages=MOST * PAGES_PER_TABLE, page_size=PAGE, dtype=model.dtype, **shape)
+        pages = ops.KvPages(model.kv_heads, num_pages=MOST * PAGES_PER_TABLE, page_size=PAGE, dtype=model.dtype)
         slots = Slots.of(MOST, PAGES_PER_TABLE, model.vocab_size)
         slots.tables[:] = torch.arange(MOST * PAGES_PER_TABLE).view(MOST, PAGES_PER_TABLE)
         slots.seeds[:] = range(MOST)

@@ -18,14 +18,14 @@ class HostPages:
             shape = (num_pages, tensor.shape[0], *tensor.shape[2:])
             return torch.empty(shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda and num_pages > 0)
 
-        self._keys, self._values = room(pages.keys), room(pages.values)
+        self._tensors = [room(tensor) for tensor in pages.tensors]
 
     def put(self, pages: KvPages, source: int, target: int) -> None:
         """Copy page `source` of the cache to page `target` here."""
-        self._keys[target].copy_(pages.keys[:, source])
-        self._values[target].copy_(pages.values[:, source])
+        for here, there in zip(self._tensors, pages.tensors, strict=True):
+            here[target].copy_(there[:, source])
 
     def get(self, pages: KvPages, source: int, target: int) -> None:
         """Copy page `source` from here to page `target` of the cache."""
-        pages.keys[:, target] = self._keys[source]
-        pages.values[:, target] = self._values[source]
+        for here, there in zip(self._tensors, pages.tensors, strict=True):
+            there[:, target] = here[source]

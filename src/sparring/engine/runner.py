@@ -37,13 +37,11 @@ class Runner:
     def __init__(self, model: CausalModel, sizes: Sizes, *, page_size: int, max_running: int) -> None:
         self._model = model
         self._pages = ops.KvPages(
+            model.kv_heads,
             # one page, slot and state more are the probe's
             num_pages=sizes.num_pages + 1,
             page_size=page_size,
-            num_kv_heads=model.num_kv_heads,
-            head_dim=model.head_dim,
             dtype=model.dtype,
-            attending=model.attending,
             device=model.device,
             transposed=ops.transposes_keys(model.device),
         )

@@ -6,12 +6,8 @@ from typing import NamedTuple
 
 from sparring.engine.config import PAGE_SIZE, EngineConfig
 from sparring.model.causal import CausalModel
+from sparring.model.kernels.pages import token_bytes
 from sparring.model.recurrent import state_bytes
-
-
-def token_bytes(model: CausalModel) -> int:
-    """Size of one token's keys and values, over all layers that attend."""
-    return 2 * len(model.attending) * model.num_kv_heads * model.head_dim * model.dtype.itemsize
 
 
 class Sizes(NamedTuple):
@@ -27,6 +23,7 @@ class Sizes(NamedTuple):
         """No more pages than all running requests of full length could use; states for those that run and as many idle ones."""
         most = config.max_running * -(-model.max_positions // PAGE_SIZE)
         states = min(2 * config.max_running, config.states(state_bytes(model.recurrent))) if model.recurrent else 0
-        page_bytes = PAGE_SIZE * token_bytes(model)
-        num_pages = min(config.cache_tokens(token_bytes(model)) // PAGE_SIZE, most)
+        size = token_bytes(model.kv_heads, model.dtype)
+        page_bytes = PAGE_SIZE * size
+        num_pages = min(config.cache_tokens(size) // PAGE_SIZE, most)
         return Sizes(num_pages, page_bytes, config.host_pages(page_bytes), states)

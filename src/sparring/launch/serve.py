@@ -102,7 +102,7 @@ def server_of(engine: NativeEngine, config: ServeConfig, ready: Callable[[], Non
         config: the rest of it.
         ready: called when requests are answered.
     """
-    from sparring.engine.sizes import token_bytes
+    from sparring.model.kernels.pages import token_bytes
 
     served = Served(
         model=config.name,
@@ -112,7 +112,7 @@ def server_of(engine: NativeEngine, config: ServeConfig, ready: Callable[[], Non
         vocab_size=engine.model.vocab_size,
         max_positions=engine.model.max_positions,
         context=engine.context,
-        token_bytes=token_bytes(engine.model),
+        token_bytes=token_bytes(engine.model.kv_heads, engine.model.dtype),
         instance=secrets.token_hex(8),
     )
     application = TokenServer(engine, served, text_rules(config.folder), config.api_key).application()

@@ -6,7 +6,7 @@ Shapes: N tokens, B sequences, H query heads, G key/value heads, d head size, P 
 from __future__ import annotations
 
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +15,7 @@ from transformers import AttentionInterface
 from sparring.errors import refusal
 from sparring.model.kernels import ops
 from sparring.model.kernels.form import AttentionForm
+from sparring.model.kernels.pages import KvHeads
 from sparring.model.rowwise import ours
 
 if TYPE_CHECKING:
@@ -56,6 +57,19 @@ class Paged:
     pages: ops.KvPages
     rows: ops.PagedRows
     states: tuple[States, torch.Tensor] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observed(Packed):
+    """The same, and it is noted in `keys` with which keys and values, [1, G, N, d] each, which layer attends."""
+
+    keys: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    @property
+    def heads(self) -> dict[int, KvHeads]:
+        """What each layer has to keep. One that attends with the very tensors of another keeps nothing of its own."""
+        first = {(id(k), id(v)): layer for layer, (k, v) in reversed(self.keys.items())}
+        return {layer: KvHeads(k.shape[1], k.shape[3], first[id(k), id(v)]) for layer, (k, v) in self.keys.items()}
 
 
 Attention = Packed | Paged
@@ -118,9 +132,8 @@ def library_attention(
     # some configs write "no window" as 0
     form = AttentionForm(scale, options.get("sliding_window") or None, options.get("softcap") or None)
     q, k, v = (t[0].transpose(0, 1).contiguous() for t in (query, key, value))
-    if isinstance(context, Paged) and k.shape[1:] != (context.pages.num_kv_heads, context.pages.head_dim):
-        expected = f"{context.pages.num_kv_heads} heads of {context.pages.head_dim} with keys, as its config says"
-        raise refusal(type(module).__name__, expected, f"{k.shape[1]} of {k.shape[2]}", "choose another model")
+    if isinstance(context, Observed):
+        context.keys[module.layer_idx] = (key, value)
     size = v.shape[-1]
     if size < q.shape[-1]:
         v = torch.nn.functional.pad(v, (0, q.shape[-1] - size))

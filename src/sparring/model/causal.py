@@ -18,6 +18,7 @@ from sparring.model.decoder import Decoder
 from sparring.model.experts import RowExperts
 from sparring.model.kernels import ops
 from sparring.model.layers import RowLinear
+from sparring.model.library import Senses, text_model
 from sparring.model.lora import Adapters
 from sparring.model.recurrent import LAYOUT, Layout, Recurrent
 from sparring.model.rowwise import RowWise
@@ -35,10 +36,10 @@ class CausalModel:
 
     `path_name` is the numerics actually in use: as `ops.path_name` has it, or "fast". `decoder` is the forward of the Llama
     family, `library` that of other models, the other one None; `head` gives logits, or, where `is_scalar`, one number a row;
-    logits are multiplied by `logit_scale`.
+    logits are multiplied by `logit_scale` and bent towards `logit_cap`, if any.
     `context` is over how many positions a token attends for that to cost what all else costs, about.
-    `attending` are the layers that attend, `recurrent` those with a recurrent state, if any. State and parameters are the
-    model's own; what stands beside them is in `adapters`.
+    `kv_heads` has the layers that attend, and what they keep; `recurrent` those with a recurrent state, if any. State and
+    parameters are the model's own; what stands beside them is in `adapters`.
     """
 
     def __init__(self, module: nn.Module, forward: Forward, *, path_name: str, max_positions: int) -> None:
@@ -47,21 +48,18 @@ class CausalModel:
         self.path_name = path_name
         self.max_positions = max_positions
         text = self.config.get_text_config()
-        self.num_layers: int = text.num_hidden_layers
-        self.num_heads: int = text.num_attention_heads
-        self.num_kv_heads, self.head_dim = heads_of(text)
         self.vocab_size: int = text.vocab_size
         self.context = CONTEXT_PER_WIDTH * text.hidden_size
-        kinds = getattr(text, "layer_types", None) or ["full_attention"] * self.num_layers
-        self.attending = [layer for layer, kind in enumerate(kinds) if kind in ATTENTION]
         self.logit_scale = 1.0
-        self._logit_cap: float | None = getattr(text, "final_logit_softcapping", None)
+        self.logit_cap: float | None = getattr(text, "final_logit_softcapping", None)
         self._forward = forward
         self.decoder = forward if isinstance(forward, Decoder) else None
+        self.kv_heads = {} if self.decoder is None else self.decoder.kv_heads
         # looked up once: every update walks them several times
-        kept = module.state_dict().keys()
+        kept, senses = module.state_dict().keys(), Senses(module)
         buffers = {name: buffer for name, buffer in module.named_buffers() if name in kept}
-        self._parameters = {**dict(module.named_parameters()), **buffers}
+        every = {**dict(module.named_parameters()), **buffers}
+        self._parameters = {name: parameter for name, parameter in every.items() if name not in senses}
         self.library = library = forward if isinstance(forward, LibraryForward) else None
         self.recurrent = {} if library is None else library.recurrent
         self.adapters = Adapters(module, self.decoder) if library is None else library.adapters
@@ -112,8 +110,8 @@ class CausalModel:
         if self.logit_scale != 1.0:
             logits = logits * self.logit_scale
         if exact:
-            return logits if self._logit_cap is None else ops.soft_cap(logits, self._logit_cap)
-        return logits if self._logit_cap is None else torch.tanh(logits / self._logit_cap) * self._logit_cap
+            return logits if self.logit_cap is None else ops.soft_cap(logits, self.logit_cap)
+        return logits if self.logit_cap is None else torch.tanh(logits / self.logit_cap) * self.logit_cap
 
     def weight_sum(self, hidden: torch.Tensor) -> tuple[torch.Tensor, ops.WeightSum | None]:
         """hidden[M, D], to be cut into chunks, and where their logits add up the gradient of the head's weight. None where it has
@@ -172,21 +170,12 @@ class CausalModel:
             part.refresh()
 
 
-def heads_of(text: Any) -> tuple[int, int]:
-    """Of a config, how many heads have keys and values, and the size of a head. Latent ones (DeepSeek-V2, arXiv 2405.04434,
-    section 2.1) are kept as the heads read them: as many as queries, and values as wide as keys, the rest zeros."""
-    if getattr(text, "kv_lora_rank", None):
-        return text.num_attention_heads, text.qk_nope_head_dim + text.qk_rope_head_dim
-    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return getattr(text, "num_key_value_heads", None) or text.num_attention_heads, size
-
-
 class LibraryForward:
     """The library's own forward around our attention, for models outside the Llama family and for fast numerics. `rowwise` is how
     exact numerics compute what stands between our modules; None for fast."""
 
     def __init__(self, module: nn.Module, recurrent: Recurrent, *, exact: bool, gradient_checkpointing: bool) -> None:
-        self.body, self.recurrent, self.adapters = module.base_model, recurrent, Adapters(module, None)
+        self.body, self.recurrent, self.adapters = text_model(module), recurrent, Adapters(module, None)
         self.rowwise = RowWise() if exact else None
         if gradient_checkpointing:
             # the library renamed it within version 5 and warns of the old name

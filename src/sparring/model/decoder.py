@@ -140,6 +140,11 @@ class Decoder:
         return add_and_norm(x, y, self.norm)[1]
 
     @property
+    def kv_heads(self) -> dict[int, ops.KvHeads]:
+        """What each layer keeps of a token."""
+        return {layer.index: ops.KvHeads(layer.heads[1], layer.head_dim, layer.index) for layer in self.layers}
+
+    @property
     def mixtures(self) -> list[Mixture]:
         """Of the layers that have experts."""
         return [layer.mlp for layer in self.layers if isinstance(layer.mlp, Mixture)]

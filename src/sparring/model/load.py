@@ -17,6 +17,7 @@ from sparring.model.attention import IMPLEMENTATION
 from sparring.model.causal import ATTENTION, CausalModel, forward_of
 from sparring.model.decoder import FAMILY
 from sparring.model.kernels import ops
+from sparring.model.library import Senses, class_of
 from sparring.model.lora import Adapter
 from sparring.model.peft import base_of, is_adapter, read
 from sparring.model.prove import prove
@@ -31,11 +32,7 @@ FAST_ONLY = {"linear_attention", "moe", "mlp"}
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
-HEADS = {
-    "tokens": transformers.AutoModelForCausalLM,
-    "scalar": transformers.AutoModelForSequenceClassification,
-    "new scalar": transformers.AutoModelForSequenceClassification,
-}
+HEADS = ("tokens", "scalar", "new scalar")
 
 
 def load(
@@ -47,7 +44,8 @@ def load(
     head: str = "tokens",
     gradient_checkpointing: bool = False,
 ) -> CausalModel:
-    """Load any Hugging Face causal LM for training or generation, or with a scalar head. Dropout is off.
+    """Load any Hugging Face causal LM for training or generation, or with a scalar head. Dropout is off. Of a model that sees or
+    hears too, what computes text is kept.
 
     Args:
         path: checkpoint folder or hub name; or an adapter folder, which is loaded beside its base and serves every row.
@@ -69,9 +67,10 @@ def load(
         raise refusal("numerics", "'exact' or 'fast'", repr(numerics), "choose one of them")
     if head not in HEADS:
         raise refusal("head", f"one of {sorted(HEADS)}", repr(head), "choose one of them")
-    read_config(where, numerics)
+    config = read_config(where, numerics)
+    found_in = class_of(config) if head == "tokens" else transformers.AutoModelForSequenceClassification
     with _without_report(), boundary(BadInput, where, "a checkpoint that the library loads", "repair it or take another"):
-        module, found = HEADS[head].from_pretrained(
+        module, found = found_in.from_pretrained(
             where,
             dtype=DTYPES[dtype],
             attn_implementation=IMPLEMENTATION,
@@ -133,6 +132,7 @@ def served(module: nn.Module, where: str, *, numerics: str, gradient_checkpointi
         )
         if not lean:
             prove(model, where, exact=exact)
+            Senses(module).leave()
     return model
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sparring.errors import refusal
-from sparring.model.attention import IMPLEMENTATION, Packed, Paged
+from sparring.model.attention import IMPLEMENTATION, Observed, Packed, Paged
 from sparring.model.causal import CausalModel
 from sparring.model.kernels import ops
 from sparring.model.kernels.pages import BLOCK
@@ -25,7 +25,7 @@ WINDOW = 7
 @torch.no_grad()
 def prove(model: CausalModel, where: str, *, exact: bool) -> None:
     """Compare with the library's own call (any numerics) and, for exact numerics, each sequence alone with all packed, and
-    one in pieces over pages. Finds the model's `logit_scale`.
+    one in pieces over pages. Finds the model's `kv_heads`, which configs say in too many ways, and what it does to its logits.
 
     Args:
         model: the freshly loaded model.
@@ -42,12 +42,15 @@ def prove(model: CausalModel, where: str, *, exact: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randint(model.vocab_size, (length,), generator=generator).to(model.device) for length in lengths]
     with _short_windows(model.module):
+        observed = Observed(Packed.of(lengths[:1]).cu_seqlens.to(model.device))
+        _outputs(model, rows[:1], observed)
+        model.kv_heads = observed.heads
+        wanted = _library_outputs(model, rows[-1])
+        _find_logits(model, rows[-1], wanted)
         alone = [_outputs(model, [row]) for row in rows]
         packed = _outputs(model, rows).split(lengths)
-        wanted = _library_outputs(model, rows[-1])
     name = type(model.module).__name__
-    model.logit_scale = min(_scales(model), key=lambda scale: _distance(alone[-1] * scale, wanted))
-    if not _close(model, alone[-1] * model.logit_scale, wanted):
+    if not _close(model, alone[-1], wanted):
         expected = "the library's logits from what it tells our attention and a linear head"
         raise refusal(where, expected, f"others: {name} does more", "choose another model")
     if not all(_close(model, a, b) for a, b in zip(alone, packed, strict=True)):
@@ -84,28 +87,35 @@ def _short_windows(module: nn.Module) -> Iterator[None]:
             holder.sliding_window = window
 
 
-def _scales(model: CausalModel) -> list[float]:
-    """What this model may multiply its logits by. One name in configs means a factor here and a divisor there."""
-    text, found = model.config.get_text_config(), [1.0]
-    for name in () if model.is_scalar else ("logit_scale", "logits_scaling", "lm_head_multiplier"):
+def _find_logits(model: CausalModel, row: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Set `logit_scale` and `logit_cap`. One name in configs means a factor here and a divisor there, and a model that sees may
+    leave out the cap of the one for text in it."""
+    if model.is_scalar:
+        return
+    text, scales = model.config.get_text_config(), [1.0]
+    for name in ("logit_scale", "logits_scaling", "lm_head_multiplier"):
         value = getattr(text, name, None)
-        found += [float(value), 1.0 / float(value)] if value else []
-    return found
+        scales += [float(value), 1.0 / float(value)] if value else []
+    choices = [(scale, cap) for cap in dict.fromkeys((model.logit_cap, None)) for scale in scales]
+    distances = []
+    for model.logit_scale, model.logit_cap in choices:
+        distances.append(_distance(_outputs(model, [row]), wanted))
+    model.logit_scale, model.logit_cap = choices[distances.index(min(distances))]
 
 
-def _outputs(model: CausalModel, rows: list[torch.Tensor]) -> torch.Tensor:
+def _outputs(model: CausalModel, rows: list[torch.Tensor], attention: Packed | None = None) -> torch.Tensor:
     """Logits; under a scalar head, which may be zero yet, what it reads."""
     positions = torch.cat([torch.arange(len(row), device=model.device) for row in rows])
-    hidden = model.hidden(torch.cat(rows), positions, Packed.of([len(row) for row in rows]).to(model.device))
+    attention = attention or Packed.of([len(row) for row in rows]).to(model.device)
+    hidden = model.hidden(torch.cat(rows), positions, attention)
     return hidden if model.is_scalar else model.logits(hidden)
 
 
 def _continued(model: CausalModel, row: torch.Tensor) -> torch.Tensor:
     """The same of one sequence in three pieces, the last of one token, which goes on from pages and states."""
     num_pages, device = -(-len(row) // BLOCK), model.device
-    shape = {"attending": model.attending, "num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
     where = {"device": device, "transposed": ops.transposes_keys(device)}
-    pages, states = ops.KvPages(num_pages=num_pages, dtype=model.dtype, **shape, **where), States(model.recurrent, 1)
+    pages, states = ops.KvPages(model.kv_heads, num_pages=num_pages, dtype=model.dtype, **where), States(model.recurrent, 1)
     table, slots = torch.arange(num_pages, dtype=torch.int32, device=device)[None], torch.zeros(1, dtype=torch.int64)
     outputs = []
     for begin, end in pairwise((0, len(row) // 2, len(row) - 1, len(row))):

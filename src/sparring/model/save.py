@@ -12,11 +12,14 @@ import transformers
 from huggingface_hub import save_torch_state_dict, snapshot_download
 from transformers.core_model_loading import revert_weight_conversion
 
+from sparring.model.library import Senses, class_of, text_model
+
 COPIED = (".json", ".jinja", ".txt", ".model", ".py")
 
 
 def save(model_state: Mapping[str, torch.Tensor], source_path: str | Path, out_path: str | Path) -> Path:
-    """Write weights together with the config, generation config, tokenizer and chat template of `source_path`.
+    """Write weights together with the config, generation config, tokenizer and chat template of `source_path`, and what else it
+    has: of a model that sees or hears too, the parts that do.
 
     Args:
         model_state: parameters by Hugging Face name, a tied weight once, all of one dtype.
@@ -24,7 +27,7 @@ def save(model_state: Mapping[str, torch.Tensor], source_path: str | Path, out_p
         out_path: folder to write; made when missing.
 
     Returns:
-        The folder, which `AutoModelForCausalLM.from_pretrained` loads.
+        The folder, which the class that loaded `source_path` loads, `AutoModelForCausalLM` of most.
     """
     source = Path(source_path)
     if not source.is_dir():
@@ -34,19 +37,29 @@ def save(model_state: Mapping[str, torch.Tensor], source_path: str | Path, out_p
     for file in sorted(source.iterdir()):
         if file.suffix in COPIED and not file.name.endswith(".index.json") and file.resolve() != (out / file.name).resolve():
             shutil.copyfile(file, out / file.name)
+    dtype = next(iter(model_state.values())).dtype
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)
-    config["dtype"] = str(next(iter(model_state.values())).dtype).removeprefix("torch.")
+    config["dtype"] = str(dtype).removeprefix("torch.")
     if "score.weight" in model_state:  # a scalar head
         names = config.get("architectures") or []
         config["architectures"] = [name.replace("ForCausalLM", "ForSequenceClassification") for name in names]
         config["id2label"], config["label2id"] = {"0": "LABEL_0"}, {"LABEL_0": 0}
     (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model_state.items()}
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in {**model_state, **_senses(source, dtype)}.items()}
     on_disk = revert_weight_conversion(skeleton(source), state)
     # what was taken apart is a view of the whole, which the file format does not know
     save_torch_state_dict({name: tensor if name in state else tensor.clone() for name, tensor in on_disk.items()}, out)
     return out
+
+
+def _senses(source: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """What `Senses` are in the checkpoint of a model that has any."""
+    if text_model(empty := skeleton(source)) is empty.base_model:
+        return {}
+    module = class_of(empty.config).from_pretrained(source, dtype=dtype)
+    senses = Senses(module)
+    return {name: tensor for name, tensor in module.state_dict().items() if name in senses}
 
 
 def skeleton(source: str | Path) -> transformers.PreTrainedModel:
@@ -54,4 +67,4 @@ def skeleton(source: str | Path) -> transformers.PreTrainedModel:
     memory, lie one by one)."""
     config = transformers.AutoConfig.from_pretrained(source)
     with torch.device("meta"):
-        return transformers.AutoModelForCausalLM.from_config(config)
+        return class_of(config).from_config(config)

@@ -316,9 +316,10 @@ class DecoderStep:
     def _check(self) -> None:
         """Raises BadInput where a norm's weight does not fit its rows: C would read past its end."""
         width, dtype = self._decoder.embedding.weight.shape[1], self._pages.dtype
+        first = self._decoder.layers[0]
         heads = [norm for layer in self._decoder.layers for norm in (layer.q_norm, layer.k_norm)]
         for norm in self._norms:
-            size = self._pages.head_dim if norm in heads else width
+            size = first.head_dim if norm in heads else width
             if norm.weight.shape != (size,) or norm.weight.dtype is not dtype:
                 got = f"{tuple(norm.weight.shape)} {norm.weight.dtype}"
                 raise refusal("decoder step", f"a norm weight [{size}] {dtype}", got, "load the weights again")
@@ -338,9 +339,8 @@ class DecoderStep:
             *(tensor.data_ptr() for tensor in (decoder.embedding.weight, decoder.norm.weight, *self._rotary)),
             len(layers),
             width,
-            layers[0].qkv.sizes[0] // pages.head_dim,
-            pages.num_kv_heads,
-            pages.head_dim,
+            *layers[0].heads,
+            layers[0].head_dim,
             vocabulary,
             len(decoder.rotary.cos),
             self._mlp_width,

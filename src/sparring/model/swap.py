@@ -15,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 from sparring.errors import refusal
 from sparring.model.experts import RowExperts, RowRouter, gates_of
 from sparring.model.layers import RotaryTable, RotaryTables, RowConv1D, RowGelu, RowLinear, RowNorm, RowSilu, WideNorm
+from sparring.model.library import text_model
 
 
 def swap(module: nn.Module, max_positions: int, *, exact: bool) -> bool:
@@ -35,8 +36,9 @@ def swap(module: nn.Module, max_positions: int, *, exact: bool) -> bool:
         BadInput: the rotary frequencies depend on the length of the sequence, so no table can hold them, and `exact`.
     """
     every = True
+    computing = {module, *text_model(module).modules()}
     for parent_name, parent in list(module.named_modules()):
-        for name, child in list(parent.named_children()):
+        for name, child in list(parent.named_children()) if parent in computing else ():
             replacement = _replacement(f"{parent_name}.{name}".lstrip("."), child, max_positions, exact)
             if replacement is not None:
                 setattr(parent, name, replacement)

@@ -14,6 +14,7 @@ from transformers.pytorch_utils import Conv1D
 from sparring.errors import refusal
 from sparring.model.config import STACKED
 from sparring.model.layers import RowConv1D, RowLinear
+from sparring.model.library import text_model
 
 LYING = (Conv1D, RowConv1D)
 """Linear layers whose weight is [K, M] (GPT-2)."""
@@ -33,11 +34,11 @@ class Target(NamedTuple):
 
 def linears_of(module: nn.Module) -> dict[str, nn.Module]:
     """The linear layers of a Hugging Face model that may have adapters, by name: neither the head nor routers and experts."""
-    heads = (module.get_output_embeddings(), getattr(module, "score", None))
+    text = {*text_model(module).modules()} - {module.get_output_embeddings(), getattr(module, "score", None)}
     return {
         name: part
         for name, part in module.named_modules()
-        if type(part) in (nn.Linear, RowLinear, *LYING) and not any(part is head for head in heads)
+        if part in text and type(part) in (nn.Linear, RowLinear, *LYING)
     }
 
 

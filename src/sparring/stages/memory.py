@@ -139,7 +139,8 @@ def _parameters(shape: Shape) -> int:
     width, attention = shape.hidden_size, (2 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     router = shape.num_experts + 1 if shape.num_experts else 0  # and a gate of what all rows go through
     per_layer = max(attention, shape.delta_size) + router + 3 * shape.mlp_size
-    return (shape.num_layers * per_layer + 2 * shape.vocab_size + shape.num_positions) * width
+    inputs = shape.num_layers * shape.input_size * (shape.vocab_size + 3 * width)
+    return (shape.num_layers * per_layer + 2 * shape.vocab_size + shape.num_positions) * width + inputs
 
 
 def _adapters(config: RunConfig, shape: Shape) -> tuple[int, int]:
@@ -152,6 +153,8 @@ def _adapters(config: RunConfig, shape: Shape) -> tuple[int, int]:
     width, mlp = shape.hidden_size, shape.intermediate_size
     mixer = max((shape.num_heads + shape.num_kv_heads) * shape.head_dim, -(-shape.delta_size // 2))
     inputs, outputs = 6 * width + mixer + mlp, 2 * width + mixer + 2 * mlp
+    if shape.input_size:  # a gate into each layer and a way back, and the layer's share of one matrix for all
+        inputs, outputs = inputs + 2 * width + shape.input_size, outputs + width + 2 * shape.input_size
     of_experts = shape.num_experts * width if lora.target_parameters else 0
     stacked = shape.experts_size if lora.target_parameters else 0
     inputs, rows = inputs + of_experts + stacked, outputs + of_experts + 2 * stacked

@@ -28,6 +28,9 @@ ALWAYS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 SHARED = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
 """What architectures call the number of a layer's experts, of those that every token takes, and the width of these together."""
 
+HEAD_BLOCK = 16
+"""What heads are rounded up to in the cache (`model.kernels.pages.BLOCK`)."""
+
 KINDS = ("layer_types", "layers_block_type")
 """What architectures call the list of their layers' kinds."""
 
@@ -48,6 +51,10 @@ class Shape(InitConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """That have learned embeddings."""
     delta_size: int = 0
     """Of a layer with the gated delta rule, widths of all that it projects to and from."""
+    input_size: int = 0
+    """Of what each layer is given of a token's own embeddings, as Gemma 4's are."""
+    kv_size: int = 0
+    """Numbers in a token's keys, over all layers, where those differ; 0: they do not."""
 
     @property
     def mlp_size(self) -> int:
@@ -82,6 +89,9 @@ def folder_shape(folder: Path) -> Shape:
     keys, values = (count * _most(config, (f"linear_{of}_head_dim",)) for of, count in heads_of.items())
     # latent keys and values are kept as the heads read them
     latent = sum(_most(config, (f"qk_{part}_head_dim",)) for part in ("nope", "rope")) if config.get("kv_lora_rank") else 0
+    kv_heads = [(heads, latent)] if latent else _kv_heads(config, found["num_layers"], heads, width)
+    mlp = config.get("intermediate_size") or config.get("n_inner") or 4 * width
+    shared += mlp if config.get("enable_moe_block") else 0
     try:
         return Shape(
             **found,
@@ -90,9 +100,11 @@ def folder_shape(folder: Path) -> Shape:
             num_experts=experts,
             experts_size=experts * width_of_expert + shared if experts else 0,
             num_attending=max(1, found["num_layers"] - sum(kind in WITHOUT_KEYS for kind in kinds)),
-            num_kv_heads=heads if latent else config.get("num_key_value_heads") or heads,
-            head_dim=latent or config.get("head_dim") or width // heads,
-            intermediate_size=config.get("intermediate_size") or config.get("n_inner") or 4 * width,
+            num_kv_heads=max(count for count, _ in kv_heads),
+            head_dim=max(size for _, size in kv_heads),
+            intermediate_size=2 * mlp if config.get("use_double_wide_mlp") else mlp,
+            input_size=config.get("hidden_size_per_layer_input") or 0,
+            kv_size=sum(count * _stored(size) for count, size in kv_heads) if len(set(kv_heads)) > 1 else 0,
         )
     except ValueError as error:
         raise refusal(str(file), "sizes that fit together", str(error), "check the model's path") from error
@@ -105,7 +117,33 @@ def context_room(shape: Shape, engine: EngineConfig, dtype: DType) -> int:
 
 def token_bytes(shape: Shape, dtype: DType) -> int:
     """Size of one token's keys and values, over all layers that attend."""
-    return 2 * shape.num_attending * shape.num_kv_heads * shape.head_dim * (2 if dtype == "bfloat16" else 4)
+    keys = shape.kv_size or shape.num_attending * shape.num_kv_heads * _stored(shape.head_dim)
+    return 2 * keys * (2 if dtype == "bfloat16" else 4)
+
+
+def _stored(head_dim: int) -> int:
+    """A head's numbers in the cache."""
+    return -(-head_dim // HEAD_BLOCK) * HEAD_BLOCK
+
+
+def _kv_heads(config: Mapping[str, Any], num_layers: int, heads: int, width: int) -> list[tuple[int, int]]:
+    """Of each layer that keeps keys how many heads have them, and the size of a head.
+
+    Gemma 4's global layers have others than its local ones, and its last ones read what earlier ones keep. MiMo-V2's local ones
+    have twice as many.
+    """
+    usual = config.get("num_key_value_heads") or heads, config.get("head_dim") or width // heads
+    kinds = config.get("layer_types") or [None] * num_layers
+    alike = config.get("num_global_key_value_heads") if config.get("attention_k_eq_v") else None
+    by_kind = {"full_attention": (alike or usual[0], config.get("global_head_dim") or usual[1])}
+    if config.get("model_type") == "mimo_v2_flash":
+        by_kind = {"sliding_attention": (2 * usual[0], usual[1])}
+    found = []
+    for layer in range(max(1, num_layers - (config.get("num_kv_shared_layers") or 0))):
+        count, size = by_kind.get(kinds[layer], usual)
+        own = (config.get("per_layer_config") or {}).get(str(layer), {})
+        found.append((own.get("num_key_value_heads", count), own.get("head_dim", size)))
+    return found
 
 
 def _config(file: Path) -> Mapping[str, Any]:

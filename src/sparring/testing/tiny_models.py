@@ -46,6 +46,30 @@ FEATURES: dict[str, dict[str, Any]] = {
             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 100000.0},
         },
     },
+    "gemma4_text": {
+        **_LOCAL_AND_GLOBAL,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "global_head_dim": 24,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCABULARY,
+        "final_logit_softcapping": 3.0,
+    },
+    "mimo_v2_flash": {
+        **_LOCAL_AND_GLOBAL,
+        **_SIGMOID_ROUTER,
+        "n_shared_experts": 0,
+        "v_head_dim": 12,
+        "mlp_layer_types": ["dense", "sparse"],
+    },
+    "qwen2_5_vl": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2]}},
+    "qwen3_vl": {
+        "head_dim": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]},
+    },
+    "glm4v": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2]}},
     "phi3": {"sliding_window": 24},
     "glm4": {"head_dim": 16, "attention_bias": True},
     "gpt2": {"num_key_value_heads": 4, "n_inner": 72},
@@ -98,23 +122,61 @@ FEATURES: dict[str, dict[str, Any]] = {
 }
 """By family, settings under which what is special about it shows in a few dozen tokens."""
 
+EYES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 48,
+    "image_size": 28,
+    "patch_size": 14,
+    "depth": 1,
+    "num_heads": 2,
+    "out_hidden_size": 48,
+}
+"""Of a model that also sees, what sees: fields of several architectures."""
+
 
 def tiny_model(family: str, out_path: str | Path, *, tied: bool = False, seed: int = 0, **settings: Any) -> Path:
     """Write a two-layer model with random norms and biases too, so that nothing in it is trivially right.
 
     Args:
-        family: a `model_type` of the library: "qwen3", "llama", "qwen2", "mistral", "phi3", ...
+        family: a `model_type` of the library: "qwen3", "llama", "qwen2", "mistral", "phi3", ..., or of a model that also sees.
         out_path: folder to write.
         tied: whether the LM head is the embedding matrix.
         seed: decides the weights.
-        settings: further fields of the library's config.
+        settings: further fields of the library's config, or of its part for text.
 
     Returns:
         The folder.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
 
+    module = _module(family, tied, settings)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(module.named_parameters()):
+            centre = 1.0 if "norm" in name and parameter.dim() == 1 and not name.endswith("bias") else 0.0
+            centre = -3.0 if name.endswith("A_log") else centre  # a state that forgets in dozens of tokens, not in two
+            parameter.normal_(centre, 0.2, generator=generator)
+        for name, buffer in sorted(module.named_buffers()):
+            if name.endswith("layer_scalar"):
+                buffer.normal_(1.0, 0.2, generator=generator)
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2, generator=generator)
+    out = Path(out_path)
+    module.save_pretrained(out)
+    return out
+
+
+def _module(family: str, tied: bool, settings: dict[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    from sparring.model.library import class_of
+
+    default = AutoConfig.for_model(family)
+    text = default.get_text_config()
     shape = {
         "vocab_size": VOCABULARY,
         "hidden_size": 48,
@@ -128,16 +190,12 @@ def tiny_model(family: str, out_path: str | Path, *, tied: bool = False, seed: i
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
-    module = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**shape, **FEATURES.get(family, {}), **settings}))
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in sorted(module.named_parameters()):
-            centre = 1.0 if "norm" in name and parameter.dim() == 1 and not name.endswith("bias") else 0.0
-            centre = -3.0 if name.endswith("A_log") else centre  # a state that forgets in dozens of tokens, not in two
-            parameter.normal_(centre, 0.2, generator=generator)
-        for name, buffer in sorted(module.named_buffers()):
-            if name.endswith("e_score_correction_bias"):
-                buffer.normal_(0.0, 0.2, generator=generator)
-    out = Path(out_path)
-    module.save_pretrained(out)
-    return out
+    shape |= {**FEATURES.get(text.model_type, {}), **FEATURES.get(family, {}), **settings}
+    if text is default:
+        config = AutoConfig.for_model(family, **shape)
+    else:
+        eyes = getattr(default, "vision_config", None) or default.sub_configs.get("vision_config")
+        parts = {} if eyes is None else {"vision_config": {**EYES, "model_type": eyes.model_type}}
+        parts["text_config"] = {**shape, "model_type": text.model_type}
+        config = AutoConfig.for_model(family, **parts, tie_word_embeddings=tied)
+    return class_of(config).from_config(config)

@@ -26,11 +26,12 @@ from sparring.model.kernels.gradients import WeightSum
 from sparring.model.kernels.kept import KeptRows, no_masks
 from sparring.model.kernels.mixtures import linear_groups, mixture, route
 from sparring.model.kernels.packed import PackedStack, PackedWeight, pack
-from sparring.model.kernels.pages import BLOCK, KvPages, PagedRows
+from sparring.model.kernels.pages import BLOCK, KvHeads, KvPages, PagedRows
 from sparring.model.kernels.paths import current, path_name, path_names, path_of, transposes_keys, use
 
 __all__ = [
     "AttentionForm",
+    "KvHeads",
     "KvPages",
     "PackedStack",
     "PackedWeight",
@@ -255,9 +256,10 @@ def attention_paged(
         BadInput: a block table names a page that does not exist or is too short for its context length.
     """
     check_attention(q, k, v, sinks)
-    if k.shape[1] != pages.num_kv_heads or k.shape[2] != pages.head_dim or k.dtype is not pages.dtype:
+    num_heads, head_dim, _ = pages.heads[layer]
+    if k.shape[1:] != (num_heads, head_dim) or k.dtype is not pages.dtype:
         got = f"{tuple(k.shape)} {k.dtype}"
-        raise refusal("attention_paged", f"k[N, {pages.num_kv_heads}, {pages.head_dim}] {pages.dtype}", got, "check the pages")
+        raise refusal("attention_paged", f"k[N, {num_heads}, {head_dim}] {pages.dtype}", got, "check the pages")
     size = q.shape[2]
     tables, cu_rows, lengths = rows.block_tables, rows.cu_rows, rows.context_lengths
     if not (tables.dtype is cu_rows.dtype is lengths.dtype is torch.int32):

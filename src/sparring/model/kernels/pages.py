@@ -1,8 +1,8 @@
-"""Paged storage for keys and values, and which new rows a call brings. G key/value heads, d head size, B sequences."""
+"""Paged storage for keys and values, and which new rows a call brings. G key/value heads, d head size, B sequences, L layers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -29,11 +29,36 @@ class PagedRows(NamedTuple):
     most_rows: int | None = None
 
 
+class KvHeads(NamedTuple):
+    """What a layer keeps of a token: keys and values of `num_heads` heads of `head_dim`, among those of `layer`: itself, or the
+    one whose keys and values it reads."""
+
+    num_heads: int
+    head_dim: int
+    layer: int
+
+    @property
+    def depth(self) -> int:
+        """`head_dim` rounded up to whole blocks, as it is stored."""
+        return -(-self.head_dim // BLOCK) * BLOCK
+
+    @staticmethod
+    def alike(num_layers: int, num_heads: int, head_dim: int) -> dict[int, KvHeads]:
+        """Of a model whose layers each keep the same."""
+        return {layer: KvHeads(num_heads, head_dim, layer) for layer in range(num_layers)}
+
+
+def token_bytes(heads: Mapping[int, KvHeads], dtype: torch.dtype) -> int:
+    """Size of one token's keys and values, over all layers."""
+    return sum(2 * one.num_heads * one.depth * dtype.itemsize for layer, one in heads.items() if one.layer == layer)
+
+
 class KvPages:
     """Keys and values of `num_pages` pages of `page_size` positions for the layers of a model that attend.
 
-    values [layers, pages, G, page_size, d], d rounded up to 16; keys [layers, pages, G, page_size / 16, d, 16], or, where
-    they are not `transposed`, like the values: see `ops.transposes_keys`. `layers` has them by the layer's index in the model.
+    `layers` has both by the layer's index in the model, as `heads` has their shapes: values [pages, G, page_size, d], d rounded
+    up to 16; keys [pages, G, page_size / 16, d, 16], or, where they are not `transposed`, like the values: see
+    `ops.transposes_keys`. `tensors` are the same, those of layers of one shape together: [L, pages, ...].
 
     Raises:
         BadInput: the page size is not a positive multiple of 16.
@@ -41,36 +66,40 @@ class KvPages:
 
     def __init__(
         self,
+        heads: Mapping[int, KvHeads],
         *,
-        attending: Sequence[int],
         num_pages: int,
         page_size: int = BLOCK,
-        num_kv_heads: int,
-        head_dim: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         transposed: bool = True,
     ) -> None:
         if page_size <= 0 or page_size % BLOCK:
             raise refusal("page_size", f"a multiple of {BLOCK}", str(page_size), f"choose {BLOCK}, 32, 64, ...")
-        self.num_pages, self.page_size = num_pages, page_size
-        self.num_kv_heads, self.head_dim, self.dtype = num_kv_heads, head_dim, dtype
-        depth = -(-head_dim // BLOCK) * BLOCK
-        per_layer = (len(attending), num_pages, num_kv_heads)
-        shape = (*per_layer, page_size, depth)
-        self.values = _zeros(shape, dtype, device)
-        self.keys = _zeros((*per_layer, page_size // BLOCK, depth, BLOCK) if transposed else shape, dtype, device)
-        self.layers = dict(zip(attending, zip(self.keys.unbind(0), self.values.unbind(0), strict=True), strict=True))
+        self.heads, self.num_pages, self.page_size, self.dtype = dict(heads), num_pages, page_size, dtype
+        self.tensors: list[torch.Tensor] = []
+        alike: dict[tuple[int, int], list[int]] = {}
+        for layer, (num_heads, _, place) in self.heads.items():
+            if place == layer:
+                alike.setdefault((num_heads, self.heads[layer].depth), []).append(layer)
+        places = {}
+        for (num_heads, depth), group in alike.items():
+            shape = (len(group), num_pages, num_heads, page_size, depth)
+            blocks = (*shape[:3], page_size // BLOCK, depth, BLOCK)
+            keys, values = (_zeros(each, dtype, device) for each in (blocks if transposed else shape, shape))
+            self.tensors += [keys, values]
+            places.update(zip(group, zip(keys.unbind(0), values.unbind(0), strict=True), strict=True))
+        self.layers = {layer: places[one.layer] for layer, one in self.heads.items()}
 
     @property
     def num_bytes(self) -> int:
         """Bytes of keys and values together."""
-        return self.keys.nbytes + self.values.nbytes
+        return sum(tensor.nbytes for tensor in self.tensors)
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy a page in every layer: for a sequence that goes on from a page it shares."""
-        self.keys[:, target] = self.keys[:, source]
-        self.values[:, target] = self.values[:, source]
+        for tensor in self.tensors:
+            tensor[:, target] = tensor[:, source]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
