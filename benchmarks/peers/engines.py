@@ -35,17 +35,13 @@ def prompts(spec: dict[str, Any], count: int, seed: int | str) -> Prompts:
 
 
 def native(spec: dict[str, Any], numerics: str = "exact") -> Generate:
-    """Ours, in one of its numerics."""
-    import torch
-
+    """Ours, in one of its numerics, started as `sparring serve` starts it."""
     from sparring.engine.config import EngineConfig
-    from sparring.engine.native import NativeEngine
     from sparring.generation import GenerateRequest, Sampling
-    from sparring.model.load import load
+    from sparring.launch.start import start_engine
 
-    torch.set_num_threads(spec["threads"])
-    model = load(spec["model"], dtype=spec["dtype"], numerics=numerics)
-    engine = NativeEngine(model, EngineConfig(kv_bytes=spec["kv_bytes"]), threads=spec["threads"])
+    config = EngineConfig(kv_bytes=spec["kv_bytes"])
+    engine = start_engine(spec["model"], dtype=spec["dtype"], numerics=numerics, engine=config, threads=spec["threads"])
 
     async def everyone(rows: Prompts) -> int:
         requests = [

@@ -23,11 +23,11 @@ from sparring.engine.config import EngineConfig
 from sparring.engine.server import Bind, TokenServer
 from sparring.engine.wire import Served
 from sparring.errors import refusal
+from sparring.launch.start import start_engine
 from sparring.model.config import DType, Numerics
 from sparring.model.hub import base_folder
 from sparring.render.text_rules import TextRules
 from sparring.render.tokenizer import load_tokenizer
-from sparring.weights.shared_memory import sweep
 
 if TYPE_CHECKING:
     from sparring.engine.native import NativeEngine
@@ -86,9 +86,10 @@ def serve(config: ServeConfig, ready: Callable[[str], None]) -> None:
     """
     signal.signal(signal.SIGTERM, _end)
     with ExitStack() as stack:
-        stack.callback(sweep)
         listening, url = _listen(config, stack)
-        engine = _engine(config)
+        options = {"dtype": config.dtype, "numerics": config.numerics, "name": config.name, "threads": config.threads}
+        engine = start_engine(config.folder, engine=config.engine, **options)
+        stack.callback(_sweep)
         server = server_of(engine, config, lambda: ready(url))
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(server.serve(sockets=[listening]))
@@ -146,6 +147,13 @@ class StoppingServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+def _sweep() -> None:
+    """What imports torch waits until the engine does."""
+    from sparring.weights.shared_memory import sweep
+
+    sweep()
+
+
 def _end(number: int, frame: FrameType | None) -> None:
     """Unwind, where the signal's own way would leave a socket behind; uvicorn sends it again when everybody is answered."""
     sys.exit(128 + number)
@@ -156,15 +164,6 @@ def text_rules(folder: Path) -> Bind:
     tokenizer = cache(lambda: load_tokenizer(base_folder(folder)))
     by_stop_ids = lru_cache(REMEMBERED)(lambda stop_ids: TextRules(tokenizer(), stop_ids))
     return lambda request: by_stop_ids(request.sampling.stop).bind(request)
-
-
-def _engine(config: ServeConfig) -> NativeEngine:
-    from sparring.engine.native import NativeEngine
-    from sparring.model.load import load
-
-    model = load(config.folder, dtype=config.dtype, numerics=config.numerics)
-    threads = config.threads or len(os.sched_getaffinity(0))
-    return NativeEngine(model, config.engine, name=config.name, threads=threads)
 
 
 def _listen(config: ServeConfig, stack: ExitStack) -> tuple[socket.socket, str]:

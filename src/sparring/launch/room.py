@@ -1,0 +1,69 @@
+"""Memory that a process will soon need, asked of the machine while it does something else, such as importing torch.
+
+The host of a virtual machine may take a second and more to give a GiB that nobody used of late. What a process has written and
+left is there for the next, for a while, so helpers write it: `python room.py BYTES` does, and goes when its standard input ends.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+LARGE_PAGE = 2 << 20
+MOST_HELPERS = 8
+FREE = Path("/proc/meminfo")
+GROUPS = Path("/sys/fs/cgroup")
+
+
+@contextmanager
+def room(num_bytes: int) -> Iterator[None]:
+    """Within, helpers ask for so much memory, on all cores but one; behind it, what came is free for this process. Nothing is
+    asked where there is not twice as much, or where this cannot be known: other systems than Linux."""
+    helpers = min(MOST_HELPERS, len(os.sched_getaffinity(0)) - 1) if 0 < 2 * num_bytes <= free() else 0
+    with ExitStack() as stack:
+        for _ in range(helpers):
+            command = [sys.executable, "-I", "-S", __file__, str(num_bytes // helpers)]
+            nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            helper = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, **nowhere))
+            stack.callback(helper.kill)
+        yield
+
+
+def free() -> int:
+    """Bytes of memory that processes of this one's group could still have; 0 where the system does not say."""
+    try:
+        lines = FREE.read_text(encoding="ascii").splitlines()
+        found = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+        for group in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            found += left_in(GROUPS / group.rpartition(":")[2].lstrip("/"))
+    except (OSError, ValueError):
+        return 0
+    return min(found, default=0)
+
+
+def left_in(group: Path) -> list[int]:
+    """What the group and those around it may still have, where they are bounded."""
+    found = []
+    for place in (group, *group.parents):
+        if (place / "memory.max").is_file() and (most := (place / "memory.max").read_text().strip()) != "max":
+            found.append(int(most) - int((place / "memory.current").read_text()))
+    return found
+
+
+def _write(num_bytes: int) -> None:
+    """Write so many bytes, one in each large page, and keep them until the standard input ends."""
+    Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")  # the first to go where memory is short
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    for place in range(0, num_bytes, LARGE_PAGE):
+        memory[place] = 1
+    os.read(0, 1)
+
+
+if __name__ == "__main__":
+    _write(int(sys.argv[1]))
