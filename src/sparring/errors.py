@@ -83,7 +83,8 @@ def refusal(where: str, expected: str, got: str, do: str) -> BadInput:
 class boundary:
     """Turn whatever foreign code raises in the body of `with boundary(...)` into `error`, keeping the cause.
 
-    An error that is already typed passes through, as do cancellation and interrupts.
+    An error that is already typed passes through, as do cancellation and interrupts. Where memory ran out, that is said in the
+    place of what was expected.
 
     Args:
         error: the class of this boundary.
@@ -108,4 +109,11 @@ class boundary:
         if isinstance(cause, Exception) and not isinstance(cause, SparringError):
             where, expected, do = self._text
             got = f"{type(cause).__name__}: {cause}"
+            if expected and _is_short_of_memory(cause):
+                expected, do = "memory for it", "free some, or use a machine with more"
             raise self._error(f"{where}: expected {expected}, got {got}; {do}" if expected else f"{where}: {got}") from cause
+
+
+def _is_short_of_memory(cause: Exception) -> bool:
+    """Python's own error, the system's, or torch's, which has no class on a CPU."""
+    return isinstance(cause, MemoryError) or any(text in str(cause) for text in ("allocate memory", "out of memory"))

@@ -65,6 +65,7 @@ FAMILIES = {
     "qwen2_moe": {},
     "glm4_moe": {},
     "deepseek_v3": {},
+    "deepseek_v2": {},
 }
 WITHOUT = {
     "llama: scaled rope": {"rope_parameters": PLAIN_ROPE},
@@ -109,6 +110,8 @@ WITHOUT = {
     "glm4_moe: groups of experts": {"topk_group": 2},
     "deepseek_v3: latent queries": {"weights": ("q_b_proj", 0.0)},
     "deepseek_v3: scale of shares": {"routed_scaling_factor": 1.0},
+    "deepseek_v2: latent queries": {"weights": ("q_b_proj", 0.0)},
+    "deepseek_v2: shared experts": {"weights": ("shared_experts.down_proj", 0.0)},
     "gpt_oss: window": NO_WINDOW,
     "gpt_oss: sinks": {"weights": ("sinks", -1e9)},
     "gpt_oss: biases": {"weights": ("bias", 0.0)},

@@ -36,25 +36,22 @@ def start_engine(
     Raises:
         BadInput: the model is refused.
     """
-    where = base_of(folder)
-    with room(weight_bytes(Path(where), dtype)):
+    with room(weight_bytes(Path(base_of(folder)), dtype)):
         from sparring.engine.native import NativeEngine
-        from sparring.model.library import architecture_of
-        from sparring.model.load import load, read_config
+        from sparring.model.load import equipped, module_of
 
-        architecture_of(read_config(where, numerics))  # for its imports
+        module = module_of(folder, dtype=dtype, numerics=numerics)  # imports its architecture, and maps its files
 
-    model = load(folder, dtype=dtype, numerics=numerics)
+    model = equipped(module, folder, numerics)
     return NativeEngine(model, engine, name=name, threads=threads or len(os.sched_getaffinity(0)))
 
 
 def weight_bytes(folder: Path, dtype: DType) -> int:
-    """About what loading this checkpoint takes of memory: its weights in the engine's order, and once more where the files,
-    which are mapped, have another dtype. 0 where the folder does not say; then loading does."""
+    """About what the weights of this checkpoint take in the engine's order; 0 where the folder does not say."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         written = config.get("dtype") or config.get("torch_dtype") or "float32"
         size = sum(file.stat().st_size for file in folder.glob("*.safetensors")) / NUMBER_BYTES[written]
     except (OSError, ValueError, KeyError, AttributeError):
         return 0
-    return int(MARGIN * size * NUMBER_BYTES[dtype] * (1 if written == dtype else 2))
+    return int(MARGIN * size * NUMBER_BYTES[dtype])

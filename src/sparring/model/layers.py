@@ -193,6 +193,22 @@ class RotaryTable(nn.Module):
         return self.cos[places], self.sin[places]
 
 
+class RotaryPhases(nn.Module):
+    """The same of a model that turns by complex numbers (DeepSeek-V2)."""
+
+    phases: torch.Tensor
+
+    def __init__(self, rotary: Callable[..., torch.Tensor], max_positions: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        positions = torch.arange(max_positions, device=device).unsqueeze(0)
+        found = rotary(torch.empty(0, dtype=dtype, device=device), positions)
+        self.register_buffer("phases", found[0].contiguous(), persistent=False)
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        """The library's signature: position_ids[B, N] -> [B, N, d / 2]."""
+        return self.phases[position_ids]
+
+
 class RotaryTables(nn.Module):
     """A table for each kind of layer (Gemma 3: local layers turn faster than global ones)."""
 

@@ -7,26 +7,12 @@ from typing import Any
 import transformers
 from torch import nn
 
-from sparring.errors import refusal
-
 
 def class_of(config: Any) -> Any:
     """The library's class over tokens; of a model that sees or hears too, the one that does."""
     several = transformers.AutoModelForImageTextToText
     composite = config.get_text_config() is not config and type(config) in several._model_mapping
     return several if composite else transformers.AutoModelForCausalLM
-
-
-def architecture_of(config: Any) -> Any:
-    """The class that `class_of` finds for this config, in a module that takes a second to import.
-
-    Raises:
-        BadInput: the library has none.
-    """
-    mapping = class_of(config)._model_mapping
-    if type(config) not in mapping:
-        raise refusal(config.model_type, "a causal LM of the transformers library", "another model", "choose another model")
-    return mapping[type(config)]
 
 
 def text_model(module: nn.Module) -> nn.Module:

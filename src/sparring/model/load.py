@@ -60,6 +60,18 @@ def load(
     Raises:
         BadInput: no model at `path`, or one that cannot run with these numerics.
     """
+    module = module_of(path, dtype=dtype, device=device, numerics=numerics, head=head)
+    return equipped(module, path, numerics, gradient_checkpointing)
+
+
+def module_of(
+    path: str | Path, *, dtype: str = "float32", device: str = "cpu", numerics: str = "exact", head: str = "tokens"
+) -> nn.Module:
+    """The first half of `load`: the library's module, with its weights and nothing of ours.
+
+    Raises:
+        BadInput: no model at `path`, or one whose config says that it cannot run with these numerics.
+    """
     where = base_of(path)
     if dtype not in DTYPES:
         raise refusal("dtype", f"one of {sorted(DTYPES)}", repr(dtype), "choose one of them")
@@ -82,7 +94,16 @@ def load(
         found = {name: {key for key in keys if "score.weight" not in key} for name, keys in found.items()}
         nn.init.zeros_(module.score.weight)
     refuse_incomplete(where, found["missing_keys"], found["mismatched_keys"])
-    model = served(module.to(device), where, numerics=numerics, gradient_checkpointing=gradient_checkpointing)
+    return module.to(device)
+
+
+def equipped(module: nn.Module, path: str | Path, numerics: str, gradient_checkpointing: bool = False) -> CausalModel:
+    """The second half of `load`: our parts in the module, and the adapter of an adapter folder.
+
+    Raises:
+        BadInput: the model cannot run with these numerics, or the adapter does not fit it.
+    """
+    model = served(module, base_of(path), numerics=numerics, gradient_checkpointing=gradient_checkpointing)
     if is_adapter(path):
         model.adapters.everywhere = model.adapters.fit(Adapter(read(path), model.dtype, model.device))
     return model

@@ -35,8 +35,8 @@ def prove(model: CausalModel, where: str, *, exact: bool) -> None:
     Raises:
         BadInput: the library's logits are others (a head or an attention that we do not know), sequences see each other or do
             not go on from their recurrent state, or, for exact numerics, a row's bits change with the batch or might, because the
-            library calls a function that `RowWise` does not know. Of functions that only other calls reach (longer ones, or with
-            gradients) this says nothing.
+            library calls a function that `RowWise` does not know. Functions that only other calls reach (longer ones, or with
+            gradients) are refused when they come, in a model that needed some in another way at load, and else not seen.
     """
     lengths = [length for length in LENGTHS if length <= model.max_positions]
     generator = torch.Generator().manual_seed(0)
@@ -66,6 +66,8 @@ def prove(model: CausalModel, where: str, *, exact: bool) -> None:
     if not exact or (not unknown and all(torch.equal(a, b) for a, b in pairs)):
         if rowwise and not rowwise.replaced:
             model.library.rowwise = None  # it takes time
+        elif rowwise:
+            rowwise.is_proven = True
         return
     culprit = f"; what is not known to go row by row: {', '.join(unknown[:3])}" if unknown else ""
     expected = "a model whose rows do not depend on the batch"

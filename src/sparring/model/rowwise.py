@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from sparring.errors import refusal
 from sparring.model.kernels import ops
 
 Result = TypeVar("Result")
@@ -43,7 +44,7 @@ SAFE = frozenset(
     "get set getitem setitem view view_as reshape reshape_as transpose swapaxes movedim permute contiguous t expand expand_as "
     "repeat repeat_interleave tile unsqueeze squeeze flatten unflatten split split_with_sizes tensor_split chunk cat concat "
     "concatenate stack unbind narrow select index_select index_copy gather take_along_dim scatter pad roll flip "
-    "tril triu broadcast_to broadcast_tensors embedding copy clone detach requires_grad fill zero "
+    "tril triu broadcast_to broadcast_tensors embedding view_as_real copy clone detach requires_grad fill zero "
     # of another kind, or new
     "to type type_as float double half bfloat16 cpu cuda zeros zeros_like ones ones_like full full_like empty empty_like "
     "new_zeros new_ones new_full new_empty new_tensor tensor as_tensor arange linspace scalar_tensor eye "
@@ -51,6 +52,9 @@ SAFE = frozenset(
     "dropout alpha_dropout feature_alpha_dropout".split()
 )
 """Functions that give a row's elements the same bits whatever stands around them."""
+
+PRODUCTS = frozenset("mul rmul imul multiply div rdiv idiv truediv rtruediv itruediv true_divide divide square".split())
+"""Functions that round once, but of complex numbers more than once, and not everywhere alike."""
 
 SUMMING = frozenset(("alpha", "reduce", "accumulate"))
 """Keywords with which some of these multiply and add, or add what falls on one place."""
@@ -69,14 +73,16 @@ def ours(function: Callable[..., Result]) -> Callable[..., Result]:
 
 class RowWise(TorchFunctionMode):
     """For the library's code within, outside of functions that are `ours`. `replaced`: functions of torch that were computed in
-    another way. `unknown`: those that gave numbers and are not known to give a row the same bits in any batch. What TorchScript
-    has compiled is not seen."""
+    another way. `unknown`: those that gave numbers and are not known to give a row the same bits in any batch. With `is_proven`
+    one that comes later is refused: the model calls others than at load. What TorchScript has compiled is not seen."""
 
     def __init__(self) -> None:
         super().__init__()
         self.replaced: set[str] = set()
         self.unknown: set[str] = set()
+        self.is_proven = False
         self._safe: dict[Callable[..., Any], bool] = {}
+        self._has_complex = False
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -84,10 +90,19 @@ class RowWise(TorchFunctionMode):
         """Called in the place of every function of torch."""
         named = kwargs or {}
         if (safe := self._safe.get(function)) is None:
-            safe = self._safe[function] = function.__name__.strip("_") in SAFE
+            name = function.__name__.strip("_")
+            safe = self._safe[function] = name in SAFE and not (self._has_complex and name in PRODUCTS)
         if safe and (not named or SUMMING.isdisjoint(named)):
             return function(*args, **named)
         name = function.__name__ if _is_in_place(function) else function.__name__.strip("_")
+        if name == "view_as_complex" and not self._has_complex:
+            self._has_complex = True
+            self._safe.clear()
+        if name == "view_as_complex" or (name in SAFE and not _is_complex(args) and SUMMING.isdisjoint(named)):
+            return function(*args, **named)
+        if name in ("mul", "rmul") and _is_complex(args) and len(args) == 2 and not named:
+            self.replaced.add(name)
+            return complex_product(*args)
         if args and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
             result = self._another_way(name, function, args, named)
             if result is not None:
@@ -97,6 +112,9 @@ class RowWise(TorchFunctionMode):
         found = result if isinstance(result, (tuple, list)) else (result,)
         if any(isinstance(one, torch.Tensor) and (one.is_floating_point() or one.is_complex()) for one in found):
             self.unknown.add(name)
+            if self.is_proven:
+                got = f"{name}, which it did not call at load and which is not known to go row by row"
+                raise refusal("exact numerics", "the model's functions", got, 'set numerics = "fast" for this model')
         return result
 
     @staticmethod
@@ -112,6 +130,20 @@ class RowWise(TorchFunctionMode):
 
 def _is_in_place(function: Callable[..., Any]) -> bool:
     return function.__name__.endswith("_") and not function.__name__.startswith("_")
+
+
+def _is_complex(values: Iterable[Any]) -> bool:
+    return any(isinstance(value, torch.Tensor) and value.is_complex() for value in values)
+
+
+def complex_product(a: Any, b: Any) -> torch.Tensor:
+    """a * b of tensors that broadcast, or numbers, one of them complex, in real operations that each round once."""
+    (a, ai), (b, bi) = (_parts(a), _parts(b))
+    return torch.complex(a * b - ai * bi, a * bi + ai * b)
+
+
+def _parts(x: Any) -> tuple[Any, Any]:
+    return (x, 0.0) if isinstance(x, torch.Tensor) and not x.is_complex() else (x.real, x.imag)
 
 
 def _has_tensors(values: Iterable[Any]) -> bool:

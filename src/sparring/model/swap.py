@@ -14,7 +14,17 @@ from transformers.pytorch_utils import Conv1D
 
 from sparring.errors import refusal
 from sparring.model.experts import RowExperts, RowRouter, gates_of
-from sparring.model.layers import RotaryTable, RotaryTables, RowConv1D, RowGelu, RowLinear, RowNorm, RowSilu, WideNorm
+from sparring.model.layers import (
+    RotaryPhases,
+    RotaryTable,
+    RotaryTables,
+    RowConv1D,
+    RowGelu,
+    RowLinear,
+    RowNorm,
+    RowSilu,
+    WideNorm,
+)
 from sparring.model.library import text_model
 
 
@@ -141,7 +151,7 @@ def _rotary(path: str, rotary: nn.Module, max_positions: int, exact: bool) -> nn
     if not isinstance(kind, dict):
         found = rotary(torch.empty(0, device=where[2]), torch.zeros(1, 1, dtype=torch.int64, device=where[2]))
         if not isinstance(found, tuple):
-            return None  # complex numbers
+            return RotaryPhases(rotary, *where)
         table = RotaryTable(rotary, *where)
         table.config = rotary.config  # Granite looks there
         return table

@@ -21,6 +21,14 @@ _SIGMOID_ROUTER = {
     "norm_topk_prob": True,
     "routed_scaling_factor": 1.5,
 }
+_LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}
 _DELTA_RULE = {
     "head_dim": 16,
     "linear_key_head_dim": 16,
@@ -80,15 +88,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "cohere2": {**_LOCAL_AND_GLOBAL, "logit_scale": 0.25},
     "qwen2_moe": {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 40, **_EXPERTS},
     "glm4_moe": {"head_dim": 16, **_SIGMOID_ROUTER},
-    "deepseek_v3": {
-        "num_key_value_heads": 4,
-        "q_lora_rank": 20,
-        "kv_lora_rank": 24,
-        "qk_nope_head_dim": 16,
-        "qk_rope_head_dim": 8,
-        "v_head_dim": 12,
-        **_SIGMOID_ROUTER,
-    },
+    "deepseek_v3": {**_LATENT, **_SIGMOID_ROUTER},
+    "deepseek_v2": {**_LATENT, "head_dim": 8, **_SIGMOID_ROUTER, "n_group": 1, "topk_method": "greedy"},
     "gpt_oss": {
         **_LOCAL_AND_GLOBAL,
         **_EXPERTS,

@@ -90,6 +90,20 @@ def test_kernels_that_cannot_be_built_are_not_the_models_fault(tmp_path):
     assert ended.returncode == 1 and "exit status 1" in ended.stderr and "choose another model" not in ended.stderr
 
 
+def test_too_little_memory_is_not_the_checkpoints_fault(tmp_path):
+    path = tiny_model("cohere", tmp_path, hidden_size=256, intermediate_size=40_000)
+    code = (
+        "import re, resource\n"
+        "from sparring.model.load import load\n"
+        f"load({str(tiny_model('cohere', tmp_path / 'small'))!r})\n"
+        "used = int(re.search(r'VmSize:\\s+(\\d+)', open('/proc/self/status').read())[1]) << 10\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (260 << 20),) * 2)\n"
+        f"load({str(path)!r})\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1 and "expected memory for it" in ended.stderr, ended.stderr[-500:]
+
+
 def test_head_that_does_more_than_a_matrix_product_is_refused(tmp_path):
     tiny_model("modernbert-decoder", tmp_path)
     with pytest.raises(BadInput, match="ModernBertDecoderForCausalLM does more"):

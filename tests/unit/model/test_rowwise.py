@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from sparring.errors import BadInput
 from sparring.model.kernels import ops
 from sparring.model.layers import RowLinear
 from sparring.model.rowwise import RowWise, ours
@@ -31,9 +32,19 @@ OF_ONE = {
     "rsqrt": lambda x: torch.rsqrt(x * x + 0.1),
     "division": lambda x: 1.0 / (1.0 + x * x),
 }
+
+
+def turned(x):
+    """As DeepSeek-V2 turns its heads, by numbers that are not of length 1."""
+    pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * torch.view_as_complex(torch.linspace(-1.0, 1.0, x.shape[-1]).view(-1, 2))).flatten(-2).to(x.dtype)
+
+
 OF_ROWS = {
+    "turn": turned,
     "sum": lambda x: x.sum(-1, keepdim=True),
     "sum in the middle": lambda x: x.view(len(x), 4, -1).sum(dim=1),
+    "turn by one": lambda x: torch.view_as_real(0.3 * torch.view_as_complex(x.float().view(len(x), -1, 2)) * (1 + 2j)).flatten(-2).to(x.dtype),
     "mean": lambda x: x.mean(dim=-1, keepdim=True),
     "mean of squares": lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6),
     "softmax": lambda x: torch.softmax(x, dim=-1),
@@ -89,7 +100,7 @@ def test_a_row_is_the_same_alone_and_among_others(name, width, dtype):
         torch.testing.assert_close(expected.double(), function(x.double()).double(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["sigmoid", "gelu", "mean of squares", "softmax", "sum in the middle", "linear"])
+@pytest.mark.parametrize("name", ["sigmoid", "gelu", "mean of squares", "softmax", "sum in the middle", "linear", "turn"])
 def test_gradients_are_those_of_the_function(name):
     function = {**OF_ONE, **OF_ROWS}[name]
     x, exact = random(9, 300).requires_grad_(), random(9, 300).double().requires_grad_()
@@ -109,10 +120,19 @@ def test_what_nobody_knows_is_noted():
         torch.einsum("abc,acd->abd", a, b)
         a.sum()
         a.cumsum(-1)
-        torch.view_as_complex(a[..., :4].contiguous().view(3, 4, 2, 2)) * 1j
+        torch.view_as_complex(a[..., :4].contiguous().view(3, 4, 2, 2)) / 1j
         torch.pow(a.abs(), a)
         functional.linear(a.double(), b[0].t().double())
-    assert mode.unknown == {"bmm", "matmul", "einsum", "sum", "cumsum", "view_as_complex", "pow", "linear"}
+    assert mode.unknown == {"bmm", "matmul", "einsum", "sum", "cumsum", "div", "pow", "linear"}
+
+
+def test_what_nobody_knew_at_load_is_refused_later():
+    mode = RowWise()
+    mode.is_proven = True
+    a = random(3, 4)
+    with mode, pytest.raises(BadInput, match='got cumsum, which it did not call at load .*numerics = "fast"'):
+        torch.sigmoid(a).sum(-1)
+        a.cumsum(-1)
 
 
 def test_what_is_safe_otherwise_is_not_where_it_adds_up():
