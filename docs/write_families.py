@@ -67,8 +67,7 @@ def outcome(kind: str, numerics: str, folder: str) -> str:
 def reason(message: str) -> str:
     """What came, of a refusal."""
     said = re.sub(r"\s+", " ", message).rsplit("; ", 1)[0]
-    got = said if "with keys, as its config says" in said else said.split(", got ", 1)[-1]
-    return got.split("(e.g.")[0].replace("|", "\\|")[:160]
+    return said.split(", got ", 1)[-1].split("(e.g.")[0].replace("|", "\\|")[:160]
 
 
 def tried(kind: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ def add(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "export",
         help="write a checkpoint as a plain Hugging Face folder",
-        description="Copy a checkpoint, with its tokenizer, to a folder that AutoModelForCausalLM and AutoTokenizer load.",
+        description="Copy a checkpoint, with its tokenizer, to a folder that the transformers library loads.",
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="a Hugging Face folder, or the folder of a run")
     parser.add_argument("out", metavar="OUT", type=Path, help="the folder to write; must not exist")

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 LARGE_PAGE = 2 << 20
@@ -29,8 +29,9 @@ def room(num_bytes: int) -> Iterator[None]:
         for _ in range(helpers):
             command = [sys.executable, "-I", "-S", __file__, str(num_bytes // helpers)]
             nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            helper = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, **nowhere))
-            stack.callback(helper.kill)
+            with suppress(OSError):  # no process more: it goes without
+                helper = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, **nowhere))
+                stack.callback(helper.kill)
         yield
 
 
@@ -40,18 +41,20 @@ def free() -> int:
         lines = FREE.read_text(encoding="ascii").splitlines()
         found = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
         for group in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
-            found += left_in(GROUPS / group.rpartition(":")[2].lstrip("/"))
+            _, controllers, path = group.split(":", 2)
+            found += left_in(GROUPS / controllers / path.lstrip("/"))
     except (OSError, ValueError):
         return 0
     return min(found, default=0)
 
 
 def left_in(group: Path) -> list[int]:
-    """What the group and those around it may still have, where they are bounded."""
+    """What the group and those around it may still have, where they are bounded; of either version of groups."""
     found = []
     for place in (group, *group.parents):
-        if (place / "memory.max").is_file() and (most := (place / "memory.max").read_text().strip()) != "max":
-            found.append(int(most) - int((place / "memory.current").read_text()))
+        for bound, use in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            if (place / bound).is_file() and (most := (place / bound).read_text().strip()) != "max":
+                found.append(int(most) - int((place / use).read_text()))
     return found
 
 

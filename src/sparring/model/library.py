@@ -25,13 +25,14 @@ class Senses:
     """The parts of a model that sees or hears too with which it does, by name; of other models none."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._module, text, head = module, text_model(module), module.get_output_embeddings()
+        self._module, text = module, text_model(module)
+        kept = {text, module.get_output_embeddings(), getattr(module, "score", None)}
         self._paths: list[str] = []
         bases = {"": module, f"{module.base_model_prefix}.": module.base_model}
         for prefix, parent in bases.items() if text is not module.base_model else ():
             parts = {name: {*part.modules()} for name, part in parent.named_children()}
             parts |= {name: set() for name, _ in parent.named_parameters(recurse=False)}
-            self._paths += [f"{prefix}{name}" for name, inside in parts.items() if not inside & {text, head}]
+            self._paths += [f"{prefix}{name}" for name, inside in parts.items() if not inside & kept]
 
     def __contains__(self, name: str) -> bool:
         """Whether a parameter or buffer of the model is of these parts."""

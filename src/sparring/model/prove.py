@@ -90,19 +90,23 @@ def _short_windows(module: nn.Module) -> Iterator[None]:
 
 
 def _find_logits(model: CausalModel, row: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Set `logit_scale` and `logit_cap`. One name in configs means a factor here and a divisor there, and a model that sees may
-    leave out the cap of the one for text in it."""
+    """Set `logit_scale`, and `logit_cap` to None where no logits fit under it. One name in configs means a factor here and a
+    divisor there, and a model that sees may leave out the cap of the one for text in it."""
     if model.is_scalar:
         return
     text, scales = model.config.get_text_config(), [1.0]
     for name in ("logit_scale", "logits_scaling", "lm_head_multiplier"):
         value = getattr(text, name, None)
         scales += [float(value), 1.0 / float(value)] if value else []
-    choices = [(scale, cap) for cap in dict.fromkeys((model.logit_cap, None)) for scale in scales]
-    distances = []
-    for model.logit_scale, model.logit_cap in choices:
-        distances.append(_distance(_outputs(model, [row]), wanted))
-    model.logit_scale, model.logit_cap = choices[distances.index(min(distances))]
+    for model.logit_cap in dict.fromkeys((model.logit_cap, None)):
+        found = []
+        for model.logit_scale in scales:
+            found.append(_outputs(model, [row]))
+        distances = [_distance(one, wanted) for one in found]
+        best = distances.index(min(distances))
+        model.logit_scale = scales[best]
+        if _close(model, found[best], wanted):
+            return
 
 
 def _outputs(model: CausalModel, rows: list[torch.Tensor], attention: Packed | None = None) -> torch.Tensor:

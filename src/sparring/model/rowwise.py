@@ -98,9 +98,11 @@ class RowWise(TorchFunctionMode):
         if name == "view_as_complex" and not self._has_complex:
             self._has_complex = True
             self._safe.clear()
-        if name == "view_as_complex" or (name in SAFE and not _is_complex(args) and SUMMING.isdisjoint(named)):
+        is_complex = self._has_complex and _is_complex((*args, *named.values()))
+        known = function.__name__.strip("_") in SAFE and not is_complex and SUMMING.isdisjoint(named)
+        if known or name == "view_as_complex":
             return function(*args, **named)
-        if name in ("mul", "rmul") and _is_complex(args) and len(args) == 2 and not named:
+        if name in ("mul", "rmul") and is_complex and len(args) == 2 and not named:
             self.replaced.add(name)
             return complex_product(*args)
         if args and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():

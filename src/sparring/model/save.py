@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from functools import reduce
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from sparring.model.library import Senses, class_of, text_model
 
+SCALAR = "ForSequenceClassification"
 COPIED = (".json", ".jinja", ".txt", ".model", ".py")
 
 
@@ -43,7 +45,8 @@ def save(model_state: Mapping[str, torch.Tensor], source_path: str | Path, out_p
     config["dtype"] = str(dtype).removeprefix("torch.")
     if "score.weight" in model_state:  # a scalar head
         names = config.get("architectures") or []
-        config["architectures"] = [name.replace("ForCausalLM", "ForSequenceClassification") for name in names]
+        kinds = ("ForCausalLM", "ForConditionalGeneration")
+        config["architectures"] = [reduce(lambda name, kind: name.replace(kind, SCALAR), kinds, name) for name in names]
         config["id2label"], config["label2id"] = {"0": "LABEL_0"}, {"LABEL_0": 0}
     (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in {**model_state, **_senses(source, dtype)}.items()}
@@ -54,12 +57,13 @@ def save(model_state: Mapping[str, torch.Tensor], source_path: str | Path, out_p
 
 
 def _senses(source: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """What `Senses` are in the checkpoint of a model that has any."""
+    """What `Senses` are in the checkpoint of a model that has any. In the files' own dtype it is mapped, not read as a whole."""
     if text_model(empty := skeleton(source)) is empty.base_model:
         return {}
-    module = class_of(empty.config).from_pretrained(source, dtype=dtype)
+    module = class_of(empty.config).from_pretrained(source, dtype="auto")
     senses = Senses(module)
-    return {name: tensor for name, tensor in module.state_dict().items() if name in senses}
+    found = {name: tensor for name, tensor in module.state_dict().items() if name in senses}
+    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in found.items()}
 
 
 def skeleton(source: str | Path) -> transformers.PreTrainedModel:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from sparring.errors import BadInput, boundary
 from sparring.model.attention import IMPLEMENTATION
 from sparring.model.causal import CausalModel
 from sparring.model.decoder import DENSE
+from sparring.model.library import class_of
 from sparring.model.load import DTYPES, load, read_config, refuse_incomplete, served
 from sparring.model.peft import base_of
 
@@ -46,9 +47,8 @@ def check_servable(path: str | Path, *, dtype: str, device: str, numerics: str, 
     if config.model_type in DENSE:
         _check_headers(where, config, files)
     with boundary(BadInput, where, "a config that the library makes a model of", "repair it or take another"):
-        module = transformers.AutoModelForCausalLM.from_config(
-            _shortened(config), dtype=DTYPES[dtype], attn_implementation=IMPLEMENTATION
-        )
+        short = _shortened(config)
+        module = class_of(short).from_config(short, dtype=DTYPES[dtype], attn_implementation=IMPLEMENTATION)
     return served(module.to(device), where, numerics=numerics)
 
 
@@ -56,7 +56,7 @@ def _check_headers(where: str, config: Any, files: list[Path]) -> None:
     from safetensors import safe_open
 
     with torch.device("meta"), boundary(BadInput, where, "a config that the library makes a model of", "repair it"):
-        module = transformers.AutoModelForCausalLM.from_config(config)
+        module = class_of(config).from_config(config)
     expected = {name: list(parameter.shape) for name, parameter in module.named_parameters()}  # a tied weight once
     found: dict[str, list[int]] = {}
     with boundary(BadInput, where, "safetensors files", "copy or download the checkpoint again"):
@@ -70,11 +70,35 @@ def _check_headers(where: str, config: Any, files: list[Path]) -> None:
 def _shortened(config: Any) -> Any:
     """The same architecture with two layers, or one of every kind, and few token ids."""
     text = config.get_text_config()
-    kinds = getattr(text, "layer_types", None) or ()
-    text.num_hidden_layers = min(text.num_hidden_layers, max(2, len(set(kinds))))
-    if kinds:
-        text.layer_types = [*dict.fromkeys(kinds), *kinds][: text.num_hidden_layers]
-    text.vocab_size = min(text.vocab_size, 512)
+    if "per_layer_config" in (fields := text.to_dict()):
+        short = type(text).from_dict(_with_few_layers(fields))
+        if text is config:
+            config = short
+        else:
+            config.text_config = short
+        text = short
+    else:
+        kinds = getattr(text, "layer_types", None) or ()
+        text.num_hidden_layers = min(text.num_hidden_layers, max(2, len(set(kinds))))
+        if kinds:
+            text.layer_types = [*dict.fromkeys(kinds), *kinds][: text.num_hidden_layers]
+    for name in ("vocab_size", "vocab_size_per_layer_input"):
+        if isinstance(getattr(text, name, None), int):
+            setattr(text, name, min(getattr(text, name), 512))
     if getattr(text, "pad_token_id", None) is not None:
         text.pad_token_id = 0  # one of the few; not every config takes none
     return config
+
+
+def _with_few_layers(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a config whose layers differ by their number: the first layer of each kind, and, where the last ones read the
+    keys of others, the first of each kind of these."""
+    kinds = fields["layer_types"]
+    own = len(kinds) - (fields.get("num_kv_shared_layers") or 0)
+    halves = ((0, kinds[:own]), (own, kinds[own:]))
+    parts = [[begin + part.index(kind) for kind in dict.fromkeys(part)] for begin, part in halves]
+    chosen = [layer for part in parts for layer in sorted(part)]
+    each = {int(layer): value for layer, value in fields["per_layer_config"].items()}
+    few = {new: each[old] for new, old in enumerate(chosen) if old in each}
+    counts = {"num_hidden_layers": len(chosen), "num_kv_shared_layers": len(parts[1])}
+    return {**fields, **counts, "layer_types": [kinds[layer] for layer in chosen], "per_layer_config": few}

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from sparring.engine.config import EngineConfig
-from sparring.errors import refusal
+from sparring.errors import BadInput, boundary, refusal
 from sparring.model.config import DType, InitConfig
 from sparring.model.hub import base_folder
 
@@ -90,6 +90,7 @@ def folder_shape(folder: Path) -> Shape:
     # latent keys and values are kept as the heads read them
     latent = sum(_most(config, (f"qk_{part}_head_dim",)) for part in ("nope", "rope")) if config.get("kv_lora_rank") else 0
     kv_heads = [(heads, latent)] if latent else _kv_heads(config, found["num_layers"], heads, width)
+    shares = bool(config.get("num_kv_shared_layers"))
     mlp = config.get("intermediate_size") or config.get("n_inner") or 4 * width
     shared += mlp if config.get("enable_moe_block") else 0
     try:
@@ -104,7 +105,7 @@ def folder_shape(folder: Path) -> Shape:
             head_dim=max(size for _, size in kv_heads),
             intermediate_size=2 * mlp if config.get("use_double_wide_mlp") else mlp,
             input_size=config.get("hidden_size_per_layer_input") or 0,
-            kv_size=sum(count * _stored(size) for count, size in kv_heads) if len(set(kv_heads)) > 1 else 0,
+            kv_size=sum(count * _stored(size) for count, size in kv_heads) if len(set(kv_heads)) > 1 or shares else 0,
         )
     except ValueError as error:
         raise refusal(str(file), "sizes that fit together", str(error), "check the model's path") from error
@@ -134,14 +135,14 @@ def _kv_heads(config: Mapping[str, Any], num_layers: int, heads: int, width: int
     """
     usual = config.get("num_key_value_heads") or heads, config.get("head_dim") or width // heads
     kinds = config.get("layer_types") or [None] * num_layers
-    alike = config.get("num_global_key_value_heads") if config.get("attention_k_eq_v") else None
+    alike = config.get("num_global_key_value_heads") if config.get("attention_k_eq_v", True) else None
     by_kind = {"full_attention": (alike or usual[0], config.get("global_head_dim") or usual[1])}
     if config.get("model_type") == "mimo_v2_flash":
         by_kind = {"sliding_attention": (2 * usual[0], usual[1])}
-    found = []
+    each, found = {int(layer): own for layer, own in (config.get("per_layer_config") or {}).items()}, []
     for layer in range(max(1, num_layers - (config.get("num_kv_shared_layers") or 0))):
         count, size = by_kind.get(kinds[layer], usual)
-        own = (config.get("per_layer_config") or {}).get(str(layer), {})
+        own = each.get(layer, {})
         found.append((own.get("num_key_value_heads", count), own.get("head_dim", size)))
     return found
 
@@ -154,7 +155,15 @@ def _config(file: Path) -> Mapping[str, Any]:
         raise refusal(str(file), "a model's config", str(error), "repair the checkpoint") from error
     if not isinstance(whole, dict):
         raise refusal(str(file), "a JSON object", type(whole).__name__, "repair the checkpoint")
-    return whole.get("text_config") or whole
+    return _text_of(file, whole["text_config"]) if whole.get("text_config") else whole
+
+
+def _text_of(file: Path, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What such a file says of the language model, and what it leaves to the library to know, as those of Gemma 3 do."""
+    from transformers import AutoConfig
+
+    with boundary(BadInput, str(file), "a config that the library knows", "check the model's path"):
+        return {**AutoConfig.from_pretrained(file.parent).get_text_config().to_dict(), **fields}
 
 
 def _size(config: Mapping[str, Any], keys: tuple[str, ...], file: Path) -> int:

@@ -72,12 +72,9 @@ FEATURES: dict[str, dict[str, Any]] = {
         "v_head_dim": 12,
         "mlp_layer_types": ["dense", "sparse"],
     },
-    "qwen2_5_vl": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2]}},
-    "qwen3_vl": {
-        "head_dim": 16,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]},
-    },
-    "glm4v": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2]}},
+    "qwen2_5_vl": {},
+    "qwen3_vl": {},
+    "glm4v": {},
     "phi3": {"sliding_window": 24},
     "glm4": {"head_dim": 16, "attention_bias": True},
     "gpt2": {"num_key_value_heads": 4, "n_inner": 72},
@@ -122,6 +119,20 @@ FEATURES: dict[str, dict[str, Any]] = {
     },
 }
 """By family, settings under which what is special about it shows in a few dozen tokens."""
+
+def _axes(*sections: int, **settings: int) -> dict[str, Any]:
+    """Rotary frequencies for time, height and width, which are one in text."""
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [*sections]}, **settings}
+
+
+TEXT = {
+    "qwen2_5_vl_text": _axes(2, 2, 2),
+    "qwen3_vl_text": _axes(4, 2, 2, head_dim=16),
+    "glm4v_text": _axes(2, 2, 2),
+    "glm4v_moe_text": _axes(1, 1, 1),
+    "glm_ocr_text": _axes(2, 2, 2),
+}
+"""The same of what computes text in a model that also sees."""
 
 EYES = {
     "hidden_size": 32,
@@ -191,7 +202,7 @@ def _module(family: str, tied: bool, settings: dict[str, Any]) -> Any:
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
-    shape |= {**FEATURES.get(text.model_type, {}), **FEATURES.get(family, {}), **settings}
+    shape |= {**FEATURES.get(text.model_type, {}), **TEXT.get(text.model_type, {}), **settings}
     if text is default:
         config = AutoConfig.for_model(family, **shape)
     else:

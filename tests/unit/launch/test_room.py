@@ -76,6 +76,9 @@ def test_groups_bound_what_is_free(tmp_path):
         (group / "memory.max").write_text(f"{most}\n")
         (group / "memory.current").write_text(f"{current}\n")
     assert left_in(inner) == [700]
+    (inner / "memory.limit_in_bytes").write_text("50\n")  # of the first version
+    (inner / "memory.usage_in_bytes").write_text("20\n")
+    assert left_in(inner) == [30, 700]
 
 
 def test_an_engine_is_started_from_a_folder_and_refused_without_one(tmp_path):
@@ -88,7 +91,9 @@ def test_an_engine_is_started_from_a_folder_and_refused_without_one(tmp_path):
         return answer
 
     assert len(asyncio.run(ask()).tokens) == 3
+    config = tmp_path / "model" / "config.json"
+    config.write_text(config.read_text().replace('"qwen3"', '"no such kind"'))
     before = children()
-    with pytest.raises(BadInput, match="nowhere"):
-        start_engine(tmp_path / "nowhere", **options)
+    with pytest.raises(BadInput, match="no such kind"):
+        start_engine(tmp_path / "model", **options)
     assert children() == before

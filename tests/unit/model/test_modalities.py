@@ -49,3 +49,26 @@ def test_text_is_served_and_what_is_saved_is_whole(kind, tmp_path):
 def test_adapters_are_for_text(tmp_path):
     model = load(tiny_model("gemma3", tmp_path))
     assert {name.split(".")[1] for name in linears_of(model.module)} == {"language_model"}
+
+
+def test_a_scalar_head_is_kept_trained_and_saved(tmp_path):
+    source = tiny_model("gemma3", tmp_path / "source")
+    model = load(source, head="new scalar")
+    hidden = model.hidden(TOKENS, torch.arange(30), Packed.of([30]))
+    model.values(hidden).sum().backward()
+    head = model.parameters()["score.weight"]
+    assert head.grad is not None and head.grad.abs().sum() > 0
+    with torch.no_grad():
+        head.normal_(generator=torch.Generator().manual_seed(1))
+    model.refresh()
+    saved = save(model.state(), source, tmp_path / "saved")
+    assert AutoConfig.from_pretrained(saved).architectures == ["Gemma3ForSequenceClassification"]
+    again = load(saved, head="scalar")
+    assert torch.equal(again.values(again.hidden(TOKENS, torch.arange(30), Packed.of([30]))), model.values(hidden))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_cap_that_hardly_bends_is_kept(seed, tmp_path):
+    """Noise must not choose what function is computed."""
+    tiny_model("gemma2", tmp_path, seed=seed, final_logit_softcapping=300.0)
+    assert load(tmp_path, dtype="bfloat16").logit_cap == 300.0

@@ -147,6 +147,16 @@ def test_what_is_safe_otherwise_is_not_where_it_adds_up():
     assert mode.unknown == {"add", "sigmoid_", "silu", "index_put_"}
 
 
+def test_real_numbers_beside_complex_ones_are_what_they_were():
+    a = random(3, 4)
+    with RowWise() as mode:
+        z = torch.view_as_complex(a.view(3, 2, 2))
+        a.clone().mul_(2.0).div_(3.0), a * a, a.square(), torch.mul(input=a, other=a)
+        assert mode.unknown == set()
+        torch.mul(input=z, other=z)
+    assert mode.unknown == {"mul"}
+
+
 def test_what_gives_no_numbers_of_a_row_is_not():
     a = random(3, 4)
     with RowWise() as mode:

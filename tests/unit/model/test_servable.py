@@ -29,7 +29,7 @@ def rewrite(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> No
 
 
 @sizes
-@pytest.mark.parametrize("family", ["qwen3", "llama", "phi3", "gemma3_text", "gpt_oss"])
+@pytest.mark.parametrize("family", ["qwen3", "llama", "phi3", "gemma3_text", "gpt_oss", "gemma4_text", "gemma4", "qwen3_vl"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_whole_checkpoint_passes(tmp_path: Path, small_bytes: int, family: str, tied: bool) -> None:
     path = tiny_model(family, tmp_path, tied=tied)
@@ -95,3 +95,11 @@ def test_attention_in_chunks(tmp_path: Path, small_bytes: int) -> None:
     for numerics in ("exact", "fast"):
         with pytest.raises(BadInput, match="got a qwen3 model, with chunked_attention layers; choose a model without them"):
             checked(path, small_bytes, numerics)
+
+
+def test_layers_that_differ_by_their_number_keep_what_is_theirs(tmp_path: Path) -> None:
+    """One of each kind, and one of each kind of those that read the keys of others."""
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 4
+    path = tiny_model("gemma4_text", tmp_path, num_hidden_layers=12, layer_types=kinds, num_kv_shared_layers=6)
+    model = check_servable(path, dtype="float32", device="cpu", numerics="exact", small_bytes=0)
+    assert {layer: tuple(one) for layer, one in model.kv_heads.items()} == {0: (2, 16, 0), 1: (2, 24, 1), 2: (2, 16, 0), 3: (2, 24, 1)}
