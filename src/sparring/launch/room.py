@@ -24,7 +24,7 @@ GROUPS = Path("/sys/fs/cgroup")
 def room(num_bytes: int) -> Iterator[None]:
     """Within, helpers ask for so much memory, on all cores but one; behind it, what came is free for this process. Nothing is
     asked where there is not twice as much, or where this cannot be known: other systems than Linux."""
-    helpers = min(MOST_HELPERS, len(os.sched_getaffinity(0)) - 1) if 0 < 2 * num_bytes <= free() else 0
+    helpers = min(MOST_HELPERS, cores() - 1) if 0 < 2 * num_bytes <= free() else 0
     with ExitStack() as stack:
         for _ in range(helpers):
             command = [sys.executable, "-I", "-S", __file__, str(num_bytes // helpers)]
@@ -40,12 +40,31 @@ def free() -> int:
     try:
         lines = FREE.read_text(encoding="ascii").splitlines()
         found = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
-        for group in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
-            _, controllers, path = group.split(":", 2)
-            found += left_in(GROUPS / controllers / path.lstrip("/"))
+        found += [left for group in _groups() for left in left_in(group)]
     except (OSError, ValueError):
         return 0
     return min(found, default=0)
+
+
+def cores() -> int:
+    """Processors that this process may use, within its group's quota; at least 1, also where the system does not say."""
+    try:
+        shares = [share for group in _groups() for share in shares_in(group)]
+        return max(1, int(min([len(os.sched_getaffinity(0)), *shares])))
+    except (OSError, ValueError):
+        return 1
+
+
+def _groups() -> list[Path]:
+    lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()]
+    return [GROUPS / controllers / path.lstrip("/") for _, controllers, path in lines]
+
+
+def shares_in(group: Path) -> list[float]:
+    """Processors that the group and those around it may use, where they are bounded."""
+    files = [place / "cpu.max" for place in (group, *group.parents)]
+    bounds = [file.read_text().split() for file in files if file.is_file()]
+    return [int(quota) / int(period) for quota, period in bounds if quota != "max"]
 
 
 def left_in(group: Path) -> list[int]:

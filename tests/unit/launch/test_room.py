@@ -12,7 +12,7 @@ from sparring.engine.config import EngineConfig
 from sparring.errors import BadInput
 from sparring.generation import GenerateRequest, Sampling
 from sparring.launch import room as room_module
-from sparring.launch.room import free, left_in, room
+from sparring.launch.room import cores, free, left_in, room, shares_in
 from sparring.launch.start import start_engine, weight_bytes
 from sparring.testing.tiny_models import tiny_model
 
@@ -27,7 +27,7 @@ def test_helpers_are_there_within_and_gone_behind():
     before = children()
     with room(64 * MIB):
         helpers = set(children()) - set(before)
-        assert len(helpers) == min(room_module.MOST_HELPERS, len(os.sched_getaffinity(0)) - 1)
+        assert len(helpers) == min(room_module.MOST_HELPERS, cores() - 1)
     assert children() == before
     with pytest.raises(ZeroDivisionError), room(64 * MIB):
         raise ZeroDivisionError
@@ -79,6 +79,15 @@ def test_groups_bound_what_is_free(tmp_path):
     (inner / "memory.limit_in_bytes").write_text("50\n")  # of the first version
     (inner / "memory.usage_in_bytes").write_text("20\n")
     assert left_in(inner) == [30, 700]
+
+
+def test_quotas_bound_the_cores(tmp_path):
+    inner = tmp_path / "outer" / "inner"
+    inner.mkdir(parents=True)
+    (inner / "cpu.max").write_text("max 100000\n")
+    (inner.parent / "cpu.max").write_text("150000 100000\n")
+    assert shares_in(inner) == [1.5]
+    assert 1 <= cores() <= len(os.sched_getaffinity(0))
 
 
 def test_an_engine_is_started_from_a_folder_and_refused_without_one(tmp_path):
