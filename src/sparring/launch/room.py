@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-LARGE_PAGE = 2 << 20
 MOST_HELPERS = 8
 FREE = Path("/proc/meminfo")
 GROUPS = Path("/sys/fs/cgroup")
@@ -78,11 +77,11 @@ def left_in(group: Path) -> list[int]:
 
 
 def _write(num_bytes: int) -> None:
-    """Write so many bytes, one in each large page, and keep them until the standard input ends."""
+    """Write so many bytes, one in each page, and keep them until the standard input ends."""
     Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")  # the first to go where memory is short
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
-    for place in range(0, num_bytes, LARGE_PAGE):
+    for place in range(0, num_bytes, mmap.PAGESIZE):
         memory[place] = 1
     os.read(0, 1)
 
