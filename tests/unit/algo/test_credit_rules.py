@@ -82,6 +82,25 @@ def test_equal_rewards_without_a_difference_give_exact_zeros_or_leave(name):
     assert group is None or all(value == 0.0 for member in group for value in member)
 
 
+def test_what_the_last_turn_earned_is_the_outcome_of_turn_level():
+    """MT-GRPO (arXiv 2505.11821, version 1, section 4.2) takes from the reward what turns before the last earned, and no more."""
+    high = 0.75**0.5  # (1 - 1/2) / sqrt(1/3): half of four are 1
+    earned = [[0.0, 1.0], [0.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
+    two_turns = simple_group([1.0, 0.0, 1.0, 0.0], turns=(1, 1), per_turn=earned)
+    expected = [pytest.approx([sign * high] * 2, rel=1e-5) for sign in (1, -1, 1, -1)]
+    assert advantages("turn_level", [two_turns]) == [expected]
+    one_turn = simple_group([1.0, 0.0, 1.0, 0.0], per_turn=[[1.0], [0.0], [1.0], [0.0]])
+    assert advantages("turn_level", [one_turn]) == [[pytest.approx([sign * high], rel=1e-5) for sign in (1, -1, 1, -1)]]
+
+
+def test_what_a_reward_model_says_of_the_last_turn_counts_in_turn_level():
+    """It adds to the reward as well as to the turn. The world gave 0 to both, so outcomes are 0.25 and 0.75."""
+    group = simple_group([1.25, 0.75], turns=(1, 1), per_turn=[[1.0, 0.25], [0.0, 0.75]])
+    low = -(0.5**0.5)
+    expected = [pytest.approx([0.0, low], abs=1e-5), pytest.approx([0.0, -low], abs=1e-5)]
+    assert advantages("turn_level", [group]) == [expected]
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_groups_too_small_to_compare_are_refused_by_name_before_the_run(name):
     least = rule(name).least_members

@@ -17,7 +17,8 @@ class TurnLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """MT-GRPO: a turn is compared with the same turn of its siblings, and the outcome with theirs.
 
         A^T_i,k = (r_i,k - mean_i(r_i,k)) / (std_i(r_i,k) + epsilon)       over the members that have a turn k before their last
-        A^O_i   = (o_i - mean(o)) / (std(o) + epsilon)                     o: what the turns leave of the reward
+        o_i     = reward_i - sum_{k < K} r_i,k                             what the last turn K earned is part of the outcome
+        A^O_i   = (o_i - mean(o)) / (std(o) + epsilon)
         A_i,k   = A^T_i,k + outcome_weight * A^O_i                         before the last turn
         A_i,K   = A^O_i                                                    in the last turn
 
@@ -46,7 +47,7 @@ class TurnLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if len(role) < 2:
             return None
         turns = [m.per_turn() for m in role]
-        outcomes = standardised([m.reward - sum(of) for m, of in zip(role, turns, strict=True)], epsilon=self.epsilon)
+        outcomes = standardised([m.reward - sum(of[:-1]) for m, of in zip(role, turns, strict=True)], epsilon=self.epsilon)
         values = [[self.outcome_weight * o] * (len(of) - 1) + [o] * bool(of) for o, of in zip(outcomes, turns, strict=True)]
         for k in range(max(map(len, turns)) - 1):
             reached = [number for number, of in enumerate(turns) if k < len(of) - 1]

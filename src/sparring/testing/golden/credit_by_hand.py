@@ -89,7 +89,7 @@ EXAMPLES: Mapping[str, dict[str, Any]] = {
     "rloo": _case([simple_group([1.0, 0.0, 0.0])], [[1.0, -0.5, -0.5]]),
     "topr": _case([simple_group([1.0, 0.0])], [[0.75, -0.25]], baseline=0.25),
     "turn_level": _case(
-        [simple_group([1.0, 2.0], turns=(1, 1), per_turn=[[1.0, 0.0], [0.0, 0.0]])],
+        [simple_group([1.0, 2.0], turns=(1, 1), per_turn=[[1.0, 0.0], [0.0, 2.0]])],
         [[[_ROOT / 2, -_ROOT], [-_ROOT / 2, _ROOT]]],
         outcome_weight=0.5,
         epsilon=EPSILON,

@@ -149,8 +149,9 @@ def gigpo(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
 
 
 def turn_level(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
-    """Two members of two turns; first turns earn 1 and 0, outcomes beside them are 0 and 2, outcome_weight 0.5. Both pairs are
-    (1, -1) / sqrt(2) up to their sign: first turns (1 - 0.5) / sqrt(2) and its negative, last turns -1 / sqrt(2), 1 / sqrt(2).
+    """Two members of two turns; first turns earn 1 and 0, last turns 0 and 2, nothing beside them, outcome_weight 0.5. Both
+    pairs are (1, -1) / sqrt(2) up to their sign: first turns (1 - 0.5) / sqrt(2) and its negative, last turns -1 / sqrt(2),
+    1 / sqrt(2).
     """
     epsilon = settings.get("epsilon", 1e-6)
     credited: Credited = []
@@ -159,7 +160,7 @@ def turn_level(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
         if len(members) < 2:
             credited.append(None)
             continue
-        outcome = _normal(np.array([total(m) - sum(m["per_turn"]) for m in members]), True, epsilon)
+        outcome = _normal(np.array([total(m) - sum(m["per_turn"][:-1]) for m in members]), True, epsilon)
         of = []
         for m, o in zip(members, outcome, strict=True):
             a = np.full(len(m["turns"]), o)
