@@ -1,0 +1,343 @@
+"""The whole trainer against the loop that one writes by hand: groups with rewards in, losses, gradient norms and weights out.
+
+Ours: flatten, credit, assemble, micro-batches, `LocalTrainer`. The other: a plain `transformers` model, one forward for each
+rollout, the papers' losses, `clip_grad_norm_`, `torch.optim.AdamW`. Conversations of several turns at temperature 0.7, recorded
+under other probabilities than the policy's, each update trained twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from sparring.algo.annotate.forwarded import Forwarded
+from sparring.algo.config import AlgoConfig, named
+from sparring.algo.credit.load import load_credit
+from sparring.algo.loss.policy import PolicyLoss
+from sparring.batch.batches import Plan, assemble
+from sparring.batch.flatten import flatten
+from sparring.generation import Runs, Sampling
+from sparring.model.config import InitConfig
+from sparring.model.create import create
+from sparring.model.load import load
+from sparring.train.config import TrainConfig
+from sparring.train.trainer import LocalTrainer
+from sparring.types import Group, Outcome, Rollout, Score, Segment, Task, Trajectory
+
+VOCABULARY, TEMPERATURE, LONGEST = 96, 0.7, 11
+UPDATES, PASSES = 3, 2
+TRAIN = TrainConfig(learning_rate=2e-3, weight_decay=0.1, schedule="cosine", warmup_steps=2, min_ratio=0.1, beta2=0.99)
+REWARDS = ((1.0, 0.0, 0.5), (0.0, 0.0, 1.0), (1.0, 1.0, 1.0))
+"""Of the groups of an update; the last tells nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """What is compared: `[algo]`, and its loss in the terms of `hand_loss`."""
+
+    algo: Mapping[str, Any]
+    low: float
+    high: float
+    aggregation: str
+    divide: bool = True
+    flat_groups_count: bool = True
+    sequence: bool = False
+    anchored: bool = False
+    kl: float = 0.0
+    entropy: float = 0.0
+    clip: float = 2.0
+
+
+ALGORITHMS = {
+    "grpo": Algorithm(
+        algo={"preset": "grpo", "zero_variance_filter": False}, low=0.2, high=0.2, aggregation="of sequences"
+    ),
+    "dapo": Algorithm(
+        algo={"preset": "dapo", "zero_variance_filter": True},
+        low=0.2,
+        high=0.28,
+        aggregation="of tokens",
+        flat_groups_count=False,
+    ),
+    "dr_grpo": Algorithm(
+        algo={"preset": "dr_grpo", "zero_variance_filter": False, "max_tokens": LONGEST},
+        low=0.2,
+        high=0.2,
+        aggregation="over a constant",
+        divide=False,
+        clip=0.5,
+    ),
+    "gspo": Algorithm(
+        algo={"preset": "gspo", "zero_variance_filter": False, "gate": {"low": 0.1, "high": 0.12}},
+        low=0.1,
+        high=0.12,
+        aggregation="of sequences",
+        sequence=True,
+    ),
+    "anchored": Algorithm(
+        algo={
+            "anchor": "proximal",
+            "correction": "tis",
+            "gate": {"name": "clip", "low": 0.2, "high": 0.28},
+            "kl": {"coefficient": 0.05, "estimator": "k3"},
+            "entropy_bonus": 0.01,
+            "zero_variance_filter": False,
+        },
+        low=0.2,
+        high=0.28,
+        aggregation="of tokens",
+        anchored=True,
+        kl=0.05,
+        entropy=0.01,
+    ),
+}
+
+
+# What both are given.
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A policy and the reference that it is kept near."""
+    shape: dict[str, Any] = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
+    init = InitConfig(**shape, intermediate_size=48, max_positions=64, initializer_range=0.3)
+    policy, reference = (tmp_path_factory.mktemp("model") / name for name in ("policy", "reference"))
+    create(init, VOCABULARY, policy, 0, eos_token_id=1, pad_token_id=0)
+    model, draw = plain(policy), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=draw)
+    model.save_pretrained(reference)
+    return policy, reference
+
+
+@pytest.fixture(scope="module")
+def updates(folders: tuple[Path, Path]) -> list[list[Group]]:
+    """Per update its groups, recorded under probabilities near the first weights'."""
+    draw, model = np.random.default_rng(7), plain(folders[0])
+    return [[group(draw, model, 10 * update + g, REWARDS[g]) for g in range(len(REWARDS))] for update in range(UPDATES)]
+
+
+def group(draw: np.random.Generator, model: Any, number: int, rewards: Sequence[float]) -> Group:
+    """Rollouts of one prompt: a reply, a tool's answer, and so on, one to three replies."""
+    task = Task(id=f"t{number}", env="e", messages=())
+    prompt, rollouts = words(draw, 4), []
+    for index in range(len(rewards)):
+        parts = [prompt]
+        for turn in range(int(draw.integers(1, 4))):
+            parts += [words(draw, int(draw.integers(1, 4)))] * bool(turn) + [words(draw, int(draw.integers(1, 6)))]
+        with torch.no_grad():
+            logprobs, _ = judged(model, [token for part in parts for token in part])
+        # good rollouts have become rarer and bad ones likelier: advantages alone would add up to a loss of nearly nothing
+        noise, segments, start = draw.normal(0.6 * (rewards[index] - 0.5), 0.35, size=len(logprobs)), [], 0
+        for at, tokens in enumerate(parts):
+            own, stop = at % 2 == 1, start + len(tokens)
+            recorded = (
+                tuple(min(0.0, float(logprobs[t - 1] + noise[t - 1])) for t in range(start, stop)) if own else None
+            )
+            sampled = {"model": "policy", "logprobs": recorded, "versions": Runs.of(0, len(tokens))} if own else {}
+            segments.append(
+                Segment(
+                    index=at,
+                    parent=at - 1 if at else None,
+                    source="policy" if own else "tool" if at else "prompt",
+                    tokens=tokens,
+                    sampling=Sampling(temperature=TEMPERATURE) if own else None,
+                    **sampled,
+                )
+            )
+            start = stop
+        name = f"{number}/{index}"
+        done = Outcome(kind="completed", reason="answered")
+        trajectory = Trajectory(id=name, task=task.id, role="policy", segments=tuple(segments), outcome=done)
+        rollouts.append(
+            Rollout(id=name, task=task, index=index, attempt=0, purpose="train", trajectories=(trajectory,))
+        )
+    scores = tuple(Score(reward=reward) for reward in rewards)
+    return Group(id=str(number), index=number, task=task, rollouts=tuple(rollouts), scores=scores)
+
+
+def words(draw: np.random.Generator, count: int) -> tuple[int, ...]:
+    return tuple(draw.integers(2, VOCABULARY, count).tolist())
+
+
+# The loop by hand.
+
+
+def plain(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def judged(model: Any, tokens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities of all tokens but the first, and entropies, of what is sampled from at the temperature."""
+    logits = model(torch.tensor([list(tokens)])).logits[0, :-1].double() / TEMPERATURE
+    of_all = torch.log_softmax(logits, dim=-1)
+    entropies = -(of_all.exp() * of_all).sum(-1)
+    return of_all.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0], entropies
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversation:
+    """A rollout as the loop by hand knows it: its tokens, which of them are the policy's, how likely these were."""
+
+    tokens: list[int]
+    places: torch.Tensor
+    recorded: torch.Tensor
+    advantage: float
+    flat: bool
+
+
+def conversations(groups: Sequence[Group], algorithm: Algorithm) -> list[Conversation]:
+    found = []
+    for of in groups:
+        rewards = np.array([score.reward for score in of.scores], float)
+        deviation = math.sqrt(((rewards - rewards.mean()) ** 2).sum() / (len(rewards) - 1)) + 1e-6
+        for rollout, reward in zip(of.rollouts, rewards, strict=True):
+            tokens, places, recorded = [], [], []
+            for segment in rollout.trajectories[0].segments:
+                if segment.logprobs is not None:
+                    places += range(len(tokens) - 1, len(tokens) - 1 + len(segment.tokens))
+                    recorded += segment.logprobs
+                tokens += segment.tokens
+            found.append(
+                Conversation(
+                    tokens=tokens,
+                    places=torch.tensor(places),
+                    recorded=torch.tensor(recorded, dtype=torch.float64),
+                    advantage=float(reward - rewards.mean()) / (deviation if algorithm.divide else 1.0),
+                    flat=bool(rewards.min() == rewards.max()),
+                )
+            )
+    return [one for one in found if algorithm.flat_groups_count or not one.flat]
+
+
+def hand_loss(
+    model: Any, rows: Sequence[tuple[Conversation, torch.Tensor, torch.Tensor]], algorithm: Algorithm
+) -> torch.Tensor:
+    """Of conversations, each with the log-probabilities of its replies before the update and under the reference."""
+    every = sum(len(one.places) for one, _, _ in rows)
+    total = torch.zeros((), dtype=torch.float64)
+    for one, before, reference in rows:
+        now, entropy = (values[one.places] for values in judged(model, one.tokens))
+        moved = now - (before if algorithm.anchored else one.recorded)
+        ratio = (moved.mean() if algorithm.sequence else moved).exp()
+        bound = ratio.clamp(1 - algorithm.low, 1 + algorithm.high)
+        gain = torch.minimum(ratio * one.advantage, bound * one.advantage)
+        if algorithm.anchored:
+            gain = gain * (before - one.recorded).exp().clamp(max=2.0)
+        apart = reference - now
+        gain = gain - algorithm.kl * (apart.exp() - 1 - apart) + algorithm.entropy * entropy
+        of_tokens = gain.expand(len(one.places))
+        if algorithm.aggregation == "of sequences":
+            total = total - of_tokens.mean() / len(rows)
+        elif algorithm.aggregation == "of tokens":
+            total = total - of_tokens.sum() / every
+        else:
+            total = total - of_tokens.sum() / (len(rows) * LONGEST)
+    return total
+
+
+def hand_rate(step: int) -> float:
+    """Up in two steps, then down along a cosine to a tenth."""
+    if step < 2:
+        return (0.5, 1.0)[step] * 2e-3
+    return 2e-3 * (0.1 + 0.9 * (1 + math.cos(math.pi * (step - 2) / 4)) / 2)
+
+
+def by_hand(
+    folders: tuple[Path, Path], updates: Sequence[Sequence[Group]], algorithm: Algorithm
+) -> tuple[list[Any], Any]:
+    """(loss, gradient norm, learning rate) of each optimiser step, and the model."""
+    model, reference = (plain(folder) for folder in folders)
+    parameters = list(model.parameters())
+    matrices, vectors = ([p for p in parameters if (p.ndim > 1) == wide] for wide in (True, False))
+    optimiser = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
+        betas=(0.9, 0.99),
+        eps=1e-8,
+    )
+    steps: list[Any] = []
+    for groups in updates:
+        of = conversations(groups, algorithm)
+        with torch.no_grad():
+            rows = [(one, *(judged(m, one.tokens)[0][one.places] for m in (model, reference))) for one in of]
+        for _ in range(PASSES):
+            rate = hand_rate(len(steps))
+            for settings in optimiser.param_groups:
+                settings["lr"] = rate
+            loss = hand_loss(model, rows, algorithm)
+            optimiser.zero_grad()
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(parameters, algorithm.clip)
+            optimiser.step()
+            steps.append((loss.item(), norm.item(), rate))
+    return steps, model
+
+
+# Ours.
+
+
+def ours(
+    folders: tuple[Path, Path], updates: Sequence[Sequence[Group]], algorithm: Algorithm, budget: int
+) -> tuple[list[Any], Any, float]:
+    """The same of our trainer, and how many of its tokens a gate stopped."""
+    config = msgspec.convert(named(algorithm.algo), AlgoConfig)
+    train = msgspec.structs.replace(TRAIN, token_budget=budget, gradient_clip=algorithm.clip)
+    model, credit = load(folders[0]), load_credit(config, seed=0)
+    plan = Plan(passes=PASSES, idle_tokens=config.needs_idle_tokens)
+    steps: list[Any] = []
+    stopped = 0.0
+
+    async def run() -> None:
+        nonlocal stopped
+        trainer = LocalTrainer(model, train, [PolicyLoss(config)], name="policy", total_steps=UPDATES * PASSES)
+        other = LocalTrainer(load(folders[1]), train, [], name="reference", total_steps=1)
+        annotators = [Forwarded(trainer.forward, "proximal")] if config.needs_proximal else []
+        annotators += [Forwarded(other.forward, "reference")] if config.needs_reference else []
+        try:
+            for number, groups in enumerate(updates, 1):
+                rows = [row for of in groups for row in flatten(of, "policy")]
+                for annotator in annotators:
+                    rows = list(await annotator.annotate(rows))
+                for batch in assemble(groups, rows, credit=credit, model="policy", step=number, plan=plan):
+                    found = await trainer.forward_backward(batch)
+                    done = await trainer.step(ends_update=batch.ends_update)
+                    steps.append((found["loss_policy"], done.metrics["grad_norm"], done.metrics["learning_rate"]))
+                    stopped += found["clip_fraction"]
+                    assert (found["micro_batches"] > 2) == (budget < 100)  # what fits is computed in two halves
+        finally:
+            await trainer.close()
+            await other.close()
+
+    asyncio.run(run())
+    return steps, model.module, stopped
+
+
+@pytest.mark.parametrize("budget", [16, 10_000])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_losses_gradient_norms_and_weights_are_those_of_a_loop_by_hand(
+    name: str, budget: int, folders: tuple[Path, Path], updates: list[list[Group]]
+) -> None:
+    algorithm = ALGORITHMS[name]
+    expected, theirs = by_hand(folders, updates, algorithm)
+    found, mine, stopped = ours(folders, updates, algorithm, budget)
+    losses, norms, rates = (list(column) for column in zip(*expected, strict=True))
+    assert [loss for loss, _, _ in found] == pytest.approx(losses, rel=1e-5)
+    assert [norm for _, norm, _ in found] == pytest.approx(norms, rel=1e-4)
+    assert [rate for _, _, rate in found] == pytest.approx(rates, rel=1e-12)
+    assert stopped > 0, "no ratio reached a bound"
+    assert max(norms) > algorithm.clip
+    before = plain(folders[0]).state_dict()
+    moved = max(float((p - before[n]).abs().max()) for n, p in theirs.state_dict().items())
+    apart = max(float((p - mine.state_dict()[n]).abs().max()) for n, p in theirs.state_dict().items())
+    assert moved > 1e-3 and apart < 1e-2 * moved
