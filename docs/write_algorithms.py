@@ -50,6 +50,39 @@ random cases. `python -m sparring.testing.golden.dump` prints the vectors as JSO
 *This page is written by `docs/write_algorithms.py` from the code.*
 """
 
+HELD = """## Held against others
+
+A reference that we wrote ourselves shares what we misread. So the algorithms are also held against code and sums that are not ours:
+
+| what | against | command |
+| --- | --- | --- |
+| every advantage estimator and policy loss that verl registers, every aggregation, KL estimate, importance weight and rejection \
+that it knows by a name, its critic's loss and its adaptive coefficient: values and gradients to 1e-6, float64, several turns | \
+verl 0.9.1 in a process of its own | `make test-peers` |
+| preference losses: batch, loss, gradients | TRL's trainers | `make test-trl` |
+| the whole trainer, from groups with rewards to weights: losses to 1e-5, gradient norms to 1e-4, relative; `grpo`, `dapo`, \
+`dr_grpo`, `gspo`, and a proximal anchor with `tis`, k3 and an entropy bonus | a plain `transformers` model and \
+`torch.optim.AdamW`, one forward for each rollout | `pytest tests/parity/test_plain_loop.py` |
+| `turn_level`, `gigpo`, `process`, `hierarchical`, `rae`, `topr`, `vespo`, `m2po` | the exact mean of the gradient over all that a \
+bandit of two turns can give | `pytest tests/parity/test_enumerated_bandit.py` |
+
+A name of verl that has no counterpart stands in a list with the reason (`APART` in `tests/peers`): `grpo_passk`, `dro`, the
+aggregation `token-sum` and the estimate `full`. A newer verl with a name that is neither compared nor listed fails the tests. Where \
+both sides agree only up to a known factor or in a part of their settings, the case says so:
+
+- verl divides by deviations over n - 1 tokens (`gae`, `reinforce_plus_plus`, `reinforce_plus_plus_baseline`; over all tokens also \
+in `gdpo`), ours over n (in `gdpo` over rollouts, as its equation has it);
+- `dppo_tv`, `dppo_kl` and `gpg` write the same gradient as weight * log pi, so their values are those of our gradient times log pi;
+- `clip_cov` draws at random: compared where all candidates are chosen and no ratio of the others is clipped;
+- `gpg` counts rewards that are not 0 where the paper counts groups that differ: compared where these are equally many;
+- `optimal_token_baseline` counts a tool's tokens as places: compared over single turns, `tir_optimal_token_baseline` over several;
+- which tokens are rejected is compared, not what the others are divided by.
+
+Of the enumerated rules most have their expected gradient in closed form: `gigpo` (without division), `hierarchical`, `rae`, `topr`, \
+`vespo`, `turn_level` in groups of two, `process` with one rollout, `m2po` without a bound. `process` in larger groups and the masks \
+of `m2po` have none: there the equation itself is summed over all that can happen.
+"""
+
 SECTIONS: tuple[tuple[str, str, tuple[type[msgspec.Struct], ...]], ...] = (
     (
         "Credit",
@@ -96,7 +129,7 @@ SECTIONS: tuple[tuple[str, str, tuple[type[msgspec.Struct], ...]], ...] = (
 def page() -> str:
     """The whole page."""
     sections = [line for section in SECTIONS for line in _section(*section)]
-    return "\n".join([HEAD, *sections, *_corrections(), *_aggregations(), *_presets()])
+    return "\n".join([HEAD, *sections, *_corrections(), *_aggregations(), *_presets(), HELD])
 
 
 def _section(title: str, lead: str, kinds: tuple[type[msgspec.Struct], ...]) -> Iterator[str]:
