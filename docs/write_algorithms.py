@@ -67,12 +67,13 @@ verl 0.9.1 in a process of its own | `make test-peers` |
 bandit of two turns can give | `pytest tests/parity/test_enumerated_bandit.py` |
 
 A name of verl that has no counterpart stands in a list with the reason (`APART` in `tests/peers`): `grpo_passk`, `dro`, the
-aggregation `token-sum` and the estimate `full`. A newer verl with a name that is neither compared nor listed fails the tests. Where \
+aggregation `token-sum` and the estimate `full`. The suffix `+` of an estimate (its value with k2's gradient) has none either. A newer verl with a name that is neither compared nor listed fails the tests. Where \
 both sides agree only up to a known factor or in a part of their settings, the case says so:
 
 - verl divides by deviations over n - 1 tokens (`gae`, `reinforce_plus_plus`, `reinforce_plus_plus_baseline`; over all tokens also \
 in `gdpo`), ours over n (in `gdpo` over rollouts, as its equation has it);
-- `dppo_tv`, `dppo_kl` and `gpg` write the same gradient as weight * log pi, so their values are those of our gradient times log pi;
+- `dppo_tv`, `dppo_kl` and `gpg` write the same gradient as weight * log pi, so their values are those of our gradient times log pi; \
+verl's further bound on the ratio of the former two is set out of reach;
 - `clip_cov` draws at random: compared where all candidates are chosen and no ratio of the others is clipped;
 - `gpg` counts rewards that are not 0 where the paper counts groups that differ: compared where these are equally many;
 - `optimal_token_baseline` counts a tool's tokens as places: compared over single turns, `tir_optimal_token_baseline` over several;
