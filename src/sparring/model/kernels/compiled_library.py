@@ -35,6 +35,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "linear_bf16": (_P, _P, _P, _P, _T, _I, _I, _I, _T),
     "pack_split": (_P, _P, _I, _I, _T),
     "pack_split_transposed": (_P, _P, _I, _I, _T),
+    "pack_bf16_transposed": (_P, _P, _I, _I, _T),
+    "transpose_bf16": (_P, _P, _I, _I, _T),
     "linear_split": (_P, _P, _P, _P, _I, _I, _I, _T),
     "weight_gradient_split": (_P, _P, _P, _I, _I, _I, _T),
     "route": (_P, _P, _P, _I, _I, _I, _T, _T),
@@ -44,6 +46,9 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "sample": (*[_P] * 11, _I, _I, _T),
 }
 _TYPED_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "input_gradient": (_P, _I, _P, _P, *[_I] * 3, _T, _T),
+    "weight_gradient": (_P, _I, _P, _P, *[_I] * 3, _T, _T),
+    "sum_rows": (_P, _I, _P, _I, _I, _T),
     "rms_norm": (_P, _P, _P, _I, _I, _F, _T),
     "rms_norm_backward": (*[_P] * 5, _I, _I, _F, _T),
     "silu_mul": (_P, _P, _P, _I, _T),

@@ -21,7 +21,6 @@ from sparring.model.kernels.form import AttentionForm
 from sparring.model.kernels.kept import KeptRows
 from sparring.model.kernels.memory import zeros
 from sparring.model.kernels.pages import PagedRows
-from sparring.model.kernels.torch_path import product
 
 PANEL = 64
 PLANES = 3
@@ -119,20 +118,54 @@ class CompiledPath:
         self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, needs: tuple[bool, bool]
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Gradients of x[N, K] and weight[M, K], where they are needed, from that of y[N, M]; all of one dtype."""
-        if not self._tiles or x.dtype is not torch.float32 or not len(x):
-            return product(grad, weight) if needs[0] else None, product(grad.t(), x) if needs[1] else None
-        grad, weight, threads = grad.contiguous(), weight.contiguous(), torch.get_num_threads()
-        (num_rows, depth), outputs = x.shape, weight.shape[0]
+        x, weight = x.contiguous(), weight.contiguous()
+        if self._tiles and len(x):
+            return self._linear_backward_on_tiles(x, weight, grad.contiguous(), needs)
+        grad = grad if grad.stride(1) == 1 else grad.contiguous()
+        sizes = (len(x), *weight.shape, self._pairs, torch.get_num_threads())
         dx = dw = None
         if needs[0]:
-            panels = torch.empty(-(-depth // PANEL), *_tile_panel(outputs, PLANES), dtype=torch.bfloat16)
-            self._f["pack_split_transposed"](weight.data_ptr(), panels.data_ptr(), outputs, depth, threads)
-            dx = self.linear(grad, panels, None, depth, torch.float32)
+            dx = torch.empty_like(x)
+            call = self._t["input_gradient"][x.dtype]
+            call(grad.data_ptr(), grad.stride(0), weight.data_ptr(), dx.data_ptr(), *sizes)
         if needs[1]:
+            dw = torch.empty_like(weight)
+            call = self._t["weight_gradient"][x.dtype]
+            call(grad.data_ptr(), grad.stride(0), x.data_ptr(), dw.data_ptr(), *sizes)
+        return dx, dw
+
+    def _linear_backward_on_tiles(
+        self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, needs: tuple[bool, bool]
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The same of contiguous tensors. Those of bfloat16 are products like any other, with a transpose in the place of x or W."""
+        (num_rows, depth), outputs, threads = x.shape, weight.shape[0], torch.get_num_threads()
+        dx = dw = None
+        if needs[0]:
+            dx = self.linear(grad, self._transposed_panels(weight), None, depth, x.dtype)
+        if needs[1] and x.dtype is torch.bfloat16:
+            turned = torch.empty(outputs, num_rows, dtype=torch.bfloat16)
+            self._f["transpose_bf16"](grad.data_ptr(), turned.data_ptr(), num_rows, outputs, threads)
+            dw = self.linear(turned, self._transposed_panels(x), None, depth, x.dtype)
+        elif needs[1]:
             dw = torch.empty(outputs, depth)
             call = self._f["weight_gradient_split"]
             call(x.data_ptr(), grad.data_ptr(), dw.data_ptr(), num_rows, outputs, depth, threads)
         return dx, dw
+
+    def _transposed_panels(self, matrix: torch.Tensor) -> torch.Tensor:
+        """matrix[M, K] -> what `pack` makes of its transpose, on tiles."""
+        narrow, (rows, columns) = matrix.dtype is torch.bfloat16, matrix.shape
+        panels = torch.empty(-(-columns // PANEL), *_tile_panel(rows, 1 if narrow else PLANES), dtype=torch.bfloat16)
+        call = self._f["pack_bf16_transposed" if narrow else "pack_split_transposed"]
+        call(matrix.data_ptr(), panels.data_ptr(), rows, columns, torch.get_num_threads())
+        return panels
+
+    def sum_rows(self, grad: torch.Tensor) -> torch.Tensor:
+        """Sums [M] float32 of the columns of grad[N, M]."""
+        grad = grad if grad.stride(1) == 1 else grad.contiguous()
+        total = torch.empty(grad.shape[1])
+        self._t["sum_rows"][grad.dtype](grad.data_ptr(), grad.stride(0), total.data_ptr(), *grad.shape, torch.get_num_threads())
+        return total
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x[N, D] -> [N, D]."""

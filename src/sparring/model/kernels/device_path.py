@@ -63,6 +63,10 @@ class DevicePath:
         """Gradients of x[N, K] and weight[M, K], where they are needed."""
         return self._plain.linear_backward(x, weight, grad, needs)
 
+    def sum_rows(self, grad: torch.Tensor) -> torch.Tensor:
+        """Sums [M] float32 of the columns of grad[N, M]."""
+        return self._plain.sum_rows(grad)
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x[N, D] -> [N, D]."""
         return self._rows.add_rms_norm(x, None, weight, eps)[1]

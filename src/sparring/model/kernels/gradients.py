@@ -62,7 +62,7 @@ class _Behind(Function):
 
 
 class Linear(Function):
-    """y = x W^T + b. The gradients are plain matrix products: they need to be right and repeatable, not row-invariant."""
+    """y = x W^T + b. Which rows are together decides the bits of a weight's gradient, and nothing else (`threads`)."""
 
     @staticmethod
     def forward(
@@ -81,14 +81,18 @@ class Linear(Function):
         x, *weights = ctx.saved_tensors
         if ctx.total is not None:
             dx = ctx.total.add(ctx.path, x, *weights, grad)
-            return dx, grad.sum(0) if ctx.needs_input_grad[1] else None, None, None, None, None, None
+            return dx, _of_bias(ctx, grad), None, None, None, None, None
         needs = (ctx.needs_input_grad[0], any(ctx.needs_input_grad[6:]))
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         grad = grad.to(x.dtype)
         dx, dw = ctx.path.linear_backward(x, weight, grad, needs)
-        db = grad.sum(0) if ctx.needs_input_grad[1] else None
+        db = _of_bias(ctx, grad)
         each = [None] * len(weights) if dw is None else dw.split([w.shape[0] for w in weights])
         return dx, db, None, None, None, None, *each
+
+
+def _of_bias(ctx: Any, grad: torch.Tensor) -> torch.Tensor | None:
+    return ctx.path.sum_rows(grad).to(grad.dtype) if ctx.needs_input_grad[1] else None
 
 
 class RmsNorm(Function):
@@ -261,8 +265,8 @@ class AttentionPacked(Function):
         grads = ctx.path.attention_packed_backward((*saved, out, logsumexp), grad.contiguous(), ctx.form)
         of_sinks = None
         if sinks is not None and ctx.needs_input_grad[3]:
-            weights = torch.exp(sinks - logsumexp)
-            of_sinks = -(weights * (grad.float() * out.float()).sum(-1)).sum(0)
+            weights = torch.exp((sinks - logsumexp).double()).float()
+            of_sinks = -ctx.path.sum_rows(weights * (grad.float() * out.float()).sum(-1))
         return *grads, of_sinks, None, None, None
 
 

@@ -109,6 +109,17 @@ struct LayAcross {
     }
 };
 
+// The same of bfloat16, which have one plane.
+static inline void pair_row(const bf16 *x, int64_t width, int64_t rows, int64_t row, int64_t column, bf16 *out) {
+    alignas(64) bf16 lines[2][DEPTH] = {};
+    for (int64_t i = 0; i < 2 && row + i < rows && column < width; i++)
+        memcpy(lines[i], x + (row + i) * width + column, smaller(DEPTH, width - column) * sizeof(bf16));
+    for (int64_t i = 0; i < DEPTH; i += LANES) {
+        auto wide = [&](int line) { return _mm512_cvtepu16_epi32(_mm256_load_si256((const __m256i *)(lines[line] + i))); };
+        _mm512_storeu_si512(out + 2 * i, _mm512_or_si512(wide(0), _mm512_slli_epi32(wide(1), 16)));
+    }
+}
+
 template <class Lay> static void lay_all(Lay &lay) {
     while (lay.left()) lay();
 }
@@ -261,6 +272,29 @@ void sparring_pack_split_transposed(const float *weight, bf16 *panels, int64_t M
     });
 }
 
+// weight [M, K] -> panels of its transpose [K, M], for the gradient of x; of x [N, K], for that of the weight.
+void sparring_pack_bf16_transposed(const bf16 *weight, bf16 *panels, int64_t M, int64_t K, int threads) {
+    int64_t blocks = blocks_of(M, DEPTH);
+    parallel_for(blocks_of(K, PANEL), threads, [=](int64_t panel) {
+        for (int64_t k = panel * PANEL; k < (panel + 1) * PANEL; k += DEPTH)
+            for (int64_t m = 0; m < blocks * DEPTH; m += 2)
+                pair_row(weight, K, M, m, k, panels + (k / DEPTH * blocks + m / DEPTH) * HALF_BLOCK + m % DEPTH * DEPTH);
+    });
+}
+
+// x [N, M] -> its transpose [M, N].
+void sparring_transpose_bf16(const bf16 *x, bf16 *out, int64_t N, int64_t M, int threads) {
+    parallel_for(blocks_of(M, LANES), threads, [=](int64_t task) {
+        int64_t column = task * LANES, columns = smaller(LANES, M - column);
+        for (int64_t n = 0; n < N; n += LANES) {
+            v16 turned[LANES];
+            for (int64_t i = 0; i < LANES; i++) turned[i] = n + i < N ? load_tail(x + (n + i) * M + column, columns) : splat(0.0f);
+            transpose(turned);
+            for (int64_t i = 0; i < columns; i++) store_tail(out + (column + i) * N + n, N - n, turned[i]);
+        }
+    });
+}
+
 // x [N, K] -> y [N, M], both float32.
 void sparring_linear_split(const float *x, const bf16 *panels, const float *bias, float *y, int64_t N, int64_t M, int64_t K,
                            int threads) {
@@ -274,6 +308,8 @@ void sparring_weight_gradient_split(const float *x, const float *dy, float *dw, 
 #else
 void sparring_pack_split(const float *, bf16 *, int64_t, int64_t, int) {}
 void sparring_pack_split_transposed(const float *, bf16 *, int64_t, int64_t, int) {}
+void sparring_pack_bf16_transposed(const bf16 *, bf16 *, int64_t, int64_t, int) {}
+void sparring_transpose_bf16(const bf16 *, bf16 *, int64_t, int64_t, int) {}
 void sparring_linear_split(const float *, const bf16 *, const float *, float *, int64_t, int64_t, int64_t, int) {}
 void sparring_weight_gradient_split(const float *, const float *, float *, int64_t, int64_t, int64_t, int) {}
 #endif

@@ -17,14 +17,13 @@ import torch
 from sparring.model.kernels.form import AttentionForm
 from sparring.model.kernels.kept import KeptRows
 from sparring.model.kernels.pages import PagedRows
+from sparring.model.kernels.threads import one_thread, sum_rows
 
 NAME = "exact-torch"
 ROWS = 16
 COLUMNS = 64
 KEYS = 16
 VOCABULARY = 1024
-FEW_ROWS = 12
-"""Below, torch divides a float32 product of 5 to 7 or 9 to 11 rows among its threads in a way that changes bits."""
 
 
 def _lanes(x: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
@@ -84,8 +83,13 @@ class TorchPath:
     def linear_backward(
         self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, needs: tuple[bool, bool]
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Gradients of x[N, K] and weight[M, K], where they are needed."""
-        return product(grad, weight) if needs[0] else None, product(grad.t(), x) if needs[1] else None
+        """Gradients of x[N, K] and weight[M, K], where they are needed, from that of y[N, M]."""
+        with one_thread():
+            return grad @ weight if needs[0] else None, grad.t() @ x if needs[1] else None
+
+    def sum_rows(self, grad: torch.Tensor) -> torch.Tensor:
+        """Sums [M] float32 of the columns of grad[N, M]."""
+        return sum_rows(grad)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x[N, D] -> [N, D]."""
@@ -98,7 +102,7 @@ class TorchPath:
         inverse, wide, g = self._inverse_rms(x, eps), x.float(), grad.float()
         pull = ((weight.float() * g) * wide).sum(-1, keepdim=True) / x.shape[-1]
         dx = inverse * (weight.float() * g) - wide * inverse**3 * pull
-        return dx.to(x.dtype), (g * wide * inverse).sum(0).to(weight.dtype)
+        return dx.to(x.dtype), sum_rows(g * wide * inverse).to(weight.dtype)
 
     @staticmethod
     def _inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
@@ -203,7 +207,8 @@ class TorchPath:
         dq, dk, dv = (torch.zeros(t.shape) for t in (q, k, v))
         for own, path in _sequences(cu_seqlens, shared):
             piece = [t.float().transpose(0, 1) for t in (q[own], k[path], v[path], out[own], grad[own])]
-            parts = _attend_backward(piece, logsumexp[own].t(), form)
+            with one_thread():
+                parts = _attend_backward(piece, logsumexp[own].t(), form)
             dq[own], of_keys, of_values = (part.transpose(0, 1) for part in parts)
             dk.index_add_(0, path, of_keys)
             dv.index_add_(0, path, of_values)
@@ -299,7 +304,7 @@ class TorchPath:
         logits, targets, temperature, entropy, maximum, log_sum = saved
         inverse = (1.0 / torch.where(temperature == 0, 1.0, temperature)).unsqueeze(1)
         log_p = logits * inverse - (maximum + log_sum).unsqueeze(1)
-        p = torch.exp(log_p)
+        p = _elementwise_exp(log_p)
         grad = -p * grad_logprob.unsqueeze(1)
         grad.scatter_add_(1, targets.unsqueeze(1), grad_logprob.unsqueeze(1))
         if grad_entropy is not None:
@@ -480,11 +485,3 @@ def uniform(seed: int, position: int) -> float:
         counter = [(b >> 32) ^ counter[1] ^ key[0], b & mask, (a >> 32) ^ counter[3] ^ key[1], a & mask]
         key = [(key[0] + 0x9E3779B9) & mask, (key[1] + 0xBB67AE85) & mask]
     return ((counter[0] >> 8) + 0.5) / 2**24
-
-
-def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a[N, M], b[M, K] -> [N, K], not row by row; where the rows are few, the same bits with any number of threads."""
-    count = len(a)
-    if count >= FEW_ROWS or count % 8 == 0 or a.dtype is not torch.float32:
-        return a @ b
-    return (torch.nn.functional.pad(a, (0, 0, 0, -count % 8)) @ b)[:count]
