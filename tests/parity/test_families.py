@@ -233,6 +233,38 @@ def test_pages_pieces_and_threads_change_no_bit(family, dtype, path_of):
         assert torch.equal(found, expected), f"{count} threads, {chunk} tokens a piece"
 
 
+SUMMED_BY_THE_LIBRARY = ("gpt2", "cohere2", "deepseek_v3", "gemma4_text")
+"""With layer norms, with weights and keys that are multiplied with or copied to many rows."""
+
+
+def gradients_do_not_depend_on_threads(path, dtype):
+    model, threads, copies = load(path, dtype=dtype), torch.get_num_threads(), 5
+    tokens, lengths = torch.cat(rows() * copies), list(LENGTHS) * copies
+    hidden = model.hidden(tokens, torch.cat([torch.arange(length) for length in lengths]), Packed.of(lengths))
+    slope = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(2)).to(hidden.dtype)
+    parameters = {name: parameter for name, parameter in model.parameters().items() if parameter.requires_grad}
+    names, trained, expected = list(parameters), list(parameters.values()), None
+    for count in (1, 2, 3, 4):
+        torch.set_num_threads(count)
+        found = torch.autograd.grad(hidden, trained, slope, retain_graph=True, allow_unused=True)
+        torch.set_num_threads(threads)
+        expected = expected or found
+        for name, a, b in zip(names, found, expected, strict=True):
+            assert a is b is None or torch.equal(a, b), f"{name}: {count} threads"
+
+
+@pytest.mark.parametrize("family", SUMMED_BY_THE_LIBRARY)
+def test_gradients_do_not_depend_on_the_number_of_threads(family, path_of):
+    gradients_do_not_depend_on_threads(path_of(family), "float32")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_of_no_family_do(family, dtype, path_of):
+    gradients_do_not_depend_on_threads(path_of(family), dtype)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_engine_samples_with_the_trainers_probabilities(family, dtype, path_of):

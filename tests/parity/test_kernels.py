@@ -186,21 +186,6 @@ def test_bfloat16_is_as_close_as_torch() -> None:
     assert error(ops.attention_packed(q, k, v, offsets(), PLAIN), exact) <= 1.1 * error(attention(q, k, v), exact)
 
 
-@pytest.mark.parametrize("name", ("attention 48", "rms_norm", "linear"))
-def test_gradients_do_not_depend_on_the_thread_count(name: str, path: str) -> None:
-    """Those of matrix products only on tiles: elsewhere they are torch's."""
-    if name == "linear" and path != "exact-tiles":
-        return
-    ours, _, inputs = CASES[name]
-    found, threads = [], torch.get_num_threads()
-    for count in (1, 3):
-        torch.set_num_threads(count)
-        mine = [t.clone().requires_grad_() for t in inputs]
-        found.append(torch.autograd.grad(ours(*mine).sum(), mine))
-    torch.set_num_threads(threads)
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-
-
 def test_products_of_many_rows_and_of_joined_weights(path: str) -> None:
     """Enough rows that a weight's gradient is summed in several blocks, two weights behind one product, odd sizes."""
     shapes = ((1500, 70), (50, 70), (97, 70))

@@ -201,7 +201,9 @@ def _forward(mix: Any, layer: int, hidden_states: torch.Tensor, **options: Any) 
         if slots is not None:
             carried = layout.states.read(layer, slots) if begun else Carried()
         with layout.adapters.told(apart):
-            output = mix(hidden_states[0][rows], cache_params=carried)
+            # not hidden_states[0][rows]: torch adds the gradients of a row that several sequences share as threads come
+            inputs = hidden_states[0].index_select(0, rows.flatten()).unflatten(0, rows.shape)
+            output = mix(inputs, cache_params=carried)
         if carried is not None:
             layout.states.write(layer, slots, carried)
         outputs.append(output[:, known:].flatten(0, 1))

@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from sparring.errors import refusal
-from sparring.model.kernels import ops
+from sparring.model.kernels import gradients, ops
 
 Result = TypeVar("Result")
 
@@ -38,8 +38,6 @@ SAFE = frozenset(
     "masked_fill nan_to_num "
     # exact in any order
     "max min amax amin topk sort argsort kthvalue "
-    # each row its own, by one thread, in one order
-    "layer_norm native_layer_norm "
     # moved and looked up
     "get set getitem setitem view view_as reshape reshape_as transpose swapaxes movedim permute contiguous t expand expand_as "
     "repeat repeat_interleave tile unsqueeze squeeze flatten unflatten split split_with_sizes tensor_split chunk cat concat "
@@ -55,6 +53,12 @@ SAFE = frozenset(
 
 PRODUCTS = frozenset("mul rmul imul multiply div rdiv idiv truediv rtruediv itruediv true_divide divide square".split())
 """Functions that round once, but of complex numbers more than once, and not everywhere alike."""
+
+SPREADING = frozenset("add radd sub rsub mul rmul div rdiv rtruediv truediv true_divide".split())
+"""Functions of two operands, one of which may be a weight for many rows."""
+
+COPYING = frozenset("expand expand_as broadcast_to".split())
+"""Functions that give one value many places."""
 
 SUMMING = frozenset(("alpha", "reduce", "accumulate"))
 """Keywords with which some of these multiply and add, or add what falls on one place."""
@@ -93,7 +97,7 @@ class RowWise(TorchFunctionMode):
             name = function.__name__.strip("_")
             safe = self._safe[function] = name in SAFE and not (self._has_complex and name in PRODUCTS)
         if safe and (not named or SUMMING.isdisjoint(named)):
-            return function(*args, **named)
+            return spread(function, args, named) if torch.is_grad_enabled() else function(*args, **named)
         name = function.__name__ if _is_in_place(function) else function.__name__.strip("_")
         if name == "view_as_complex" and not self._has_complex:
             self._has_complex = True
@@ -210,6 +214,39 @@ def _rms_norm(
     return (wide if weight is None else wide * weight).to(x.dtype)
 
 
+def spread(function: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+    """function(*args, **named); where it repeats a weight for many rows, the gradient of the weight is added up in an order
+    of ours: see `kernels.threads`."""
+    name = function.__name__.strip("_")
+    if name in COPYING and isinstance(args[0], torch.Tensor) and args[0].requires_grad:
+        return gradients.Spread.apply(args[0], function(*args, **named).shape)
+    if name in SPREADING and len(args) == 2 and all(isinstance(one, torch.Tensor) for one in args):
+        a, b = args
+        if a.shape != b.shape and (a.requires_grad or b.requires_grad):
+            shape = torch.broadcast_shapes(a.shape, b.shape)
+            args = tuple(gradients.Spread.apply(one, shape) if _repeats_rows(one, shape) else one for one in args)
+    return function(*args, **named)
+
+
+def _repeats_rows(x: torch.Tensor, shape: torch.Size) -> bool:
+    """Whether x has gradients and is repeated, not only along the last dimension: what stands in one row is its own."""
+    sizes = (1,) * (len(shape) - x.dim()) + tuple(x.shape)
+    return x.requires_grad and any(size < whole for size, whole in zip(sizes[:-1], shape[:-1], strict=True))
+
+
+def _layer_norm(
+    x: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+) -> torch.Tensor | None:
+    """torch's: each row its own, by one thread, in one order."""
+    if len(normalized_shape) != 1:
+        return None
+    return gradients.LayerNorm.apply(x, weight, bias, eps)
+
+
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor | None:
     """A small weight that is no module's, such as a router's: packed for this one call."""
     if x.dtype is not weight.dtype or x.dtype not in (torch.float32, torch.bfloat16) or weight.dim() != 2 or not x.numel():
@@ -219,6 +256,7 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
 
 
 REPLACED: dict[str, Callable[..., torch.Tensor | None]] = {
-    **{"sum": _sum, "mean": _mean, "softmax": _softmax, "rms_norm": _rms_norm, "linear": _linear},
+    **{"sum": _sum, "mean": _mean, "softmax": _softmax, "rms_norm": _rms_norm, "layer_norm": _layer_norm},
+    "linear": _linear,
 }
 """Functions with row-invariant ones in their place; these give None for what they do not compute."""

@@ -137,7 +137,7 @@ class CompiledPath:
     def _linear_backward_on_tiles(
         self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, needs: tuple[bool, bool]
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """The same of contiguous tensors. Those of bfloat16 are products like any other, with a transpose in the place of x or W."""
+        """The same of contiguous tensors. In bfloat16 both are products like any other, of transposes."""
         (num_rows, depth), outputs, threads = x.shape, weight.shape[0], torch.get_num_threads()
         dx = dw = None
         if needs[0]:
@@ -164,7 +164,8 @@ class CompiledPath:
         """Sums [M] float32 of the columns of grad[N, M]."""
         grad = grad if grad.stride(1) == 1 else grad.contiguous()
         total = torch.empty(grad.shape[1])
-        self._t["sum_rows"][grad.dtype](grad.data_ptr(), grad.stride(0), total.data_ptr(), *grad.shape, torch.get_num_threads())
+        call = self._t["sum_rows"][grad.dtype]
+        call(grad.data_ptr(), grad.stride(0), total.data_ptr(), *grad.shape, torch.get_num_threads())
         return total
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

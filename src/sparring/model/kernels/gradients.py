@@ -9,6 +9,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from sparring.model.kernels.form import AttentionForm
+from sparring.model.kernels.threads import sum_rows
 
 SLAB = 8192
 """Outputs of a `Linear` whose gradients are computed at once where that of its weight is added up."""
@@ -112,6 +113,48 @@ class RmsNorm(Function):
         x, weight = ctx.saved_tensors
         dx, dw = ctx.path.rms_norm_backward(x, weight, grad.contiguous(), ctx.eps)
         return dx, dw, None, None
+
+
+class LayerNorm(Function):
+    """torch's own, whose backward adds up the gradients of its parameters thread by thread."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: Any, bias: Any, eps: float) -> torch.Tensor:
+        """x[..., D], weight[D] and bias[D], or None -> [..., D]."""
+        y, mean, inverse = torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
+        ctx.save_for_backward(x, weight, bias, mean, inverse)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        """Gradients of x, weight and bias."""
+        x, weight, bias, mean, inverse = ctx.saved_tensors
+        width, only_dx = x.shape[-1:], [True, False, False]
+        dx = torch.ops.aten.native_layer_norm_backward(grad, x, width, mean, inverse, weight, bias, only_dx)[0]
+        pulled = (grad.float(), grad.float() * (x.float() - mean) * inverse)
+        of_bias, of_weight = (sum_rows(part.reshape(-1, *width)) for part in pulled)
+        return dx, *(None if t is None else of.to(t.dtype) for t, of in ((weight, of_weight), (bias, of_bias))), None
+
+
+class Spread(Function):
+    """A tensor repeated to a larger shape, as torch does where the shapes of two operands differ."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """A view of `shape`."""
+        ctx.shape = x.shape
+        return x.expand(shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        """Gradient of x: the sum over its copies."""
+        whole = (1,) * (grad.dim() - len(ctx.shape)) + tuple(ctx.shape)
+        copies = [d for d, size in enumerate(whole) if size != grad.shape[d]]
+        others = [d for d, size in enumerate(whole) if size == grad.shape[d]]
+        rows = grad.permute(*copies, *others).flatten(0, len(copies) - 1) if copies else grad.unsqueeze(0)
+        return sum_rows(rows.reshape(len(rows), -1)).to(grad.dtype).view(ctx.shape), None
 
 
 class SiluMul(Function):

@@ -2,7 +2,7 @@
 //
 // An element is a sum of partial sums, one for each block of 128 consecutive terms, each an ascending chain of fused multiply-adds
 // from zero; the blocks are added in order. Threads take elements apart and never a sum: no bit depends on how many there are, nor
-// does the gradient of a row on other rows. Where the processor multiplies pairs of bfloat16, all of that may count pairs.
+// does the gradient of a row hang on other rows. Where the processor multiplies pairs of bfloat16, all of that may count pairs.
 #include "linear.h"
 
 namespace sparring {
