@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from sparring.errors import refusal
+from sparring.model.kernels.threads import one_thread
 from sparring.train.config import TrainConfig
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -66,7 +67,8 @@ class Optimiser:
             The global gradient norm before clipping. Where it is not finite, nothing was updated.
         """
         gradients = [master.grad for master in self._masters.values() if master.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
+        with one_thread():
+            norm = torch.nn.utils.get_total_norm(gradients)
         if torch.isfinite(norm):
             if self._clip and norm > self._clip:
                 torch._foreach_mul_(gradients, self._clip / norm)

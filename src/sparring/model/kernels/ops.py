@@ -1,7 +1,8 @@
 """Row-invariant operations: the bits of an output row depend on that row's inputs alone.
 
 Not on the number of rows, the neighbours, the threads, the packing, nor on size and place of the pages. The trainer's
-forward and the engine call the same functions here, which is why their log-probabilities agree to the bit.
+forward and the engine call the same functions here, which is why their log-probabilities agree to the bit. Gradients do not
+depend on the threads either (`threads`); those of weights are sums over rows, and depend on which rows are together.
 
 Five paths, each with bits of its own: "exact-tiles" (compiled, matrix products on AMX tiles), "exact-pairs" (compiled, those of
 bfloat16 by pairs), "exact-kernels" (compiled, on every processor the same) and "exact-torch" (no compiler: slower) on the CPU,

@@ -6,7 +6,7 @@ order when there are other threads. Here, whatever computes:
 - The compiled kernels give a thread whole elements of a gradient, each an ordered sum that nobody divides
   (`linear_backward.cpp`, products on tiles); or cut the rows into parts of fixed sizes, whose sums are added in order
   (`rows.cpp`, `rows_fused.cpp`, `attention_backward.cpp`, the weights of float32 products on tiles).
-- torch's matrix products in gradients are computed by one thread (`one_thread`).
+- torch's matrix products in gradients, and the norm that they are clipped by, are computed by one thread (`one_thread`).
 - torch's sums over rows are additions of whole tensors, element by element (`sum_rows`).
 - Everything else of torch's in a backward pass computes elements or rows alone, or adds rows in the order of their indices
   (embeddings, `index_select`).
