@@ -28,6 +28,10 @@ class LimitReached(PolicyFailure):
         self.reason = reason
 
 
+class SpoiltFile(PolicyFailure, OSError):
+    """What the policy left in its box cannot be read or written as a file: a pipe, a folder, one without the right to it."""
+
+
 class InfraError(SparringError):
     """The machinery failed, not the policy. Retried within a budget; never becomes a reward."""
 

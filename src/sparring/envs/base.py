@@ -87,6 +87,11 @@ class Env:
     def check(self, task: Task) -> None:
         """Refuse a task that `reward` could not score (`BadInput`), before anything starts."""
 
+    async def prove(self, task: Task, box: Sandbox) -> bool:
+        """Refuse a task of a file whose own right answer `reward` would not call right (`BadInput`): `sparring check` asks this of
+        every task of a world with a box. False (the default) where the task has no such answer, or it is not known how to look."""
+        return False
+
     def reward(self, completion: str, task: Task) -> Any:
         """The final answer's worth: a float, a bool, a `Score`, or None for not scored. May be `async`."""
         raise NotImplementedError(f"{type(self).__name__} needs a method reward(self, completion, task)")

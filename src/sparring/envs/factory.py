@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
@@ -9,7 +11,8 @@ from typing import Any
 from sparring.envs.base import Env, Expert
 from sparring.envs.config import EnvConfig
 from sparring.envs.splits import Splits, Stream, derived_seed, listed, order, prompt_key, unknown_split
-from sparring.errors import BadInput, EnvError, boundary, refusal
+from sparring.errors import BadInput, EnvError, SparringError, boundary, refusal
+from sparring.protocols import Boxes
 from sparring.types import Message, Task
 
 Rows = Sequence[Mapping[str, Any]]
@@ -73,6 +76,37 @@ class WorldFactory:
     def expert(self, task: Task) -> Expert | None:
         """The world's own demonstration."""
         return self._probe.expert(task)
+
+    async def prove(self, boxes: Boxes) -> tuple[int, int]:
+        """Score the right answers that the rows of the files have themselves, as many at once as there are CPUs.
+
+        Returns:
+            how many rows have one, and how many rows there are.
+
+        Raises:
+            BadInput: a row's own answer is not right.
+            SandboxError: a box failed.
+        """
+        rows = [*self._train, *self._eval] if self._config.data and self._probe.needs_box else []
+        waiting, proven = iter(rows), 0
+
+        async def worker() -> None:
+            nonlocal proven
+            for task in waiting:
+                assert task.box is not None, "a world with needs_box gives its tasks a box"
+                box = await boxes.take(task.box)
+                try:
+                    proven += await self._probe.prove(task, box)
+                finally:
+                    await box.close()
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(len(os.sched_getaffinity(0))):
+                    group.create_task(worker())
+        except* SparringError as errors:
+            raise errors.exceptions[0] from None
+        return proven, len(rows)
 
     def _generated(self, seed: int) -> Splits:
         def draw(split: str, index: int, attempt: int) -> Task:

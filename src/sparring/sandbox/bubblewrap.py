@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sparring.errors import SandboxError, refusal
+from sparring.errors import SandboxError, SpoiltFile, refusal
 from sparring.protocols import ExecResult, Sandbox
 from sparring.sandbox.config import SandboxConfig
 from sparring.sandbox.server import Server
@@ -28,7 +28,8 @@ class BubblewrapBoxes:
         cpus = len(os.sched_getaffinity(0))
         self._config = config
         self._servers = [Server(config) for _ in range(config.servers or cpus)]
-        self._slots = asyncio.Semaphore(config.concurrency or 2 * cpus)
+        self.slots = asyncio.Semaphore(config.concurrency or 2 * cpus)
+        self.grace_s = config.grace_s
         self._taken = 0
         self._open: weakref.WeakSet[BubblewrapBox] = weakref.WeakSet()
         self._closed = False
@@ -48,9 +49,18 @@ class BubblewrapBoxes:
             return OffBox()
         if self._closed:
             raise SandboxError("sandbox: the pool is closed")
+        return self.made(spec)
+
+    def made(self, spec: BoxSpec, joined: tuple[int, ...] = ()) -> BubblewrapBox:
+        """A box of the next server.
+
+        Args:
+            spec: its limits.
+            joined: the pipe ends that its first command gets; they are the box's to close.
+        """
         server = self._servers[self._taken % len(self._servers)]
         self._taken += 1
-        box = BubblewrapBox(spec, server, self._slots, self._config.grace_s)
+        box = BubblewrapBox(self, spec, server, joined)
         self._open.add(box)
         return box
 
@@ -69,50 +79,111 @@ class BubblewrapBox:
     `output_bytes` of the spec holds for stdout and for stderr each, so that what is kept never depends on how the two interleave.
     """
 
-    def __init__(self, spec: BoxSpec, server: Server, slots: asyncio.Semaphore, grace_s: float) -> None:
+    def __init__(self, pool: BubblewrapBoxes, spec: BoxSpec, server: Server, joined: tuple[int, ...] = ()) -> None:
+        self._pool = pool
         self._spec = spec
         self._server = server
-        self._slots = slots
-        self._grace_s = grace_s
+        self._joined = joined
         self._turn = asyncio.Lock()
         self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._sizes: tuple[int, int] | None = None
         self._requests = 0
+        self._used = False
         self._over: str | None = None
 
     async def exec(self, argv: Sequence[str], *, stdin: str = "", timeout_s: float | None = None) -> ExecResult:
         """Run a program with /box as its folder. 126 and 127 as in a shell, 128 + n for one that signal n ended."""
+        self._used = True
         body = stdin.encode("utf-8", "surrogatepass")
         return _result(*await self._command({"op": "exec", "argv": list(argv)}, body, timeout_s))
 
     async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
         """Run code as `python3 -c` would, in a fork of a warm interpreter."""
+        self._used = True
         return _result(*await self._command({"op": "python"}, code.encode("utf-8", "surrogatepass"), timeout_s))
 
-    async def read(self, path: str) -> bytes:
-        """A file of the box; relative paths start at /box.
+    async def fresh(self) -> Sandbox:
+        """Another box of the same spec, in which nothing has run. The caller closes it.
 
         Raises:
-            OSError: as open(2) in the box says: FileNotFoundError, IsADirectoryError, PermissionError, ...
+            SandboxError: this one has failed, or it or the pool is closed.
+        """
+        self._check_open()
+        return await self._pool.take(self._spec)
+
+    async def converse(self, code: str, other: str) -> ExecResult:
+        """Run two programs at once, each in a fresh box of its own, joined by two pipes: what one writes to file descriptor 201,
+        the other reads from 200. `other` has the time limit of the spec, `code` twice as long; when `code` ends, `other` is
+        ended. The two count as one command, for as a rule one of them waits.
+
+        Returns:
+            what `code` did.
+
+        Raises:
+            SandboxError: a box failed and `code` with it, or this box is closed.
+        """
+        self._check_open()
+        (questions, ask), (answers, answer) = os.pipe(), os.pipe()
+        asking = self._pool.made(self._spec, (answers, ask))
+        answering = self._pool.made(self._spec, (questions, answer))
+        limit_s = self._spec.timeout_s
+        beside: asyncio.Task[ExecResult] | None = None
+        try:
+            async with self._pool.slots:
+                beside = asyncio.create_task(answering.run_alone(other, limit_s))
+                result = await asking.run_alone(code, 2 * limit_s)
+                if result.exit_code:  # whose failure it is, the other box knows
+                    answering.cancel()
+                    await beside
+                return result
+        finally:
+            if beside is not None:
+                beside.cancel()
+                await asyncio.gather(beside, return_exceptions=True)
+            await asking.close()
+            await answering.close()
+
+    async def run_alone(self, code: str, limit_s: float) -> ExecResult:
+        """`python` for who already holds the slot, and a box that nobody else uses."""
+        try:
+            return _result(*await self._turned({"op": "python"}, code.encode("utf-8", "surrogatepass"), limit_s))
+        finally:
+            self._let_go()  # where no box was made, the other one would wait for an answer
+
+    def cancel(self) -> None:
+        """End the command that runs; it answers as one that was killed. Nothing happens where none does."""
+        if self._connection is not None:
+            _send(self._connection[1], {"op": "cancel"})
+
+    async def read(self, path: str) -> bytes:
+        """A file of the box; relative paths start at /box. Only plain files are read, and nothing is waited for.
+
+        Raises:
+            FileNotFoundError: there is none.
+            SpoiltFile: a command of this box has left something else there (a pipe, a folder), or closed it.
+            OSError: as open(2) says, in a box in which no command has run.
             SandboxError: the box failed.
         """
         header, body = await self._command({"op": "read", "path": path}, b"", FILE_TIMEOUT_S, self._spec.disk_bytes)
-        _raise_for(header, path)
+        _raise_for(header, path, self._used)
         return body[: header["stdout"]]
 
     async def write(self, path: str, data: bytes) -> None:
         """Write a file of the box, making its folders.
 
         Raises:
-            OSError: as the box says, for example no space left.
+            SpoiltFile: a command of this box is in the way: something else than a file stands there, the folder is closed, the
+                disk is full.
+            OSError: as the box says, where no command can be the reason: a read-only place, or none has run.
             SandboxError: the box failed.
         """
         header, _ = await self._command({"op": "write", "path": path}, data, FILE_TIMEOUT_S)
-        _raise_for(header, path)
+        _raise_for(header, path, self._used)
 
     async def close(self) -> None:
         """End every process of the box and forget its files."""
         self._over = self._over or "the box is closed"
+        self._let_go()
         if self._connection is not None:
             self._connection[1].close()
             self._connection = None
@@ -121,36 +192,51 @@ class BubblewrapBox:
         self, request: dict[str, Any], body: bytes, timeout_s: float | None, output_bytes: int | None = None
     ) -> tuple[Mapping[str, Any], bytes]:
         limit_s = self._spec.timeout_s if timeout_s is None else timeout_s
-        async with self._turn, self._slots:
-            self._requests += 1
-            request |= {
-                "id": self._requests,
-                "timeout": limit_s,
-                "output": self._spec.output_bytes if output_bytes is None else output_bytes,
-            }
-            try:
-                writer = await self._open()
-                _send(writer, request, body)
-                async with asyncio.timeout(limit_s + self._grace_s):
-                    return await self._answer(request["id"])
-            except asyncio.CancelledError:
-                if self._connection is not None:
-                    _send(self._connection[1], {"op": "cancel"})
-                raise
-            except TimeoutError as error:
-                raise await self._broken(f"no answer {self._grace_s} s after the command's time limit") from error
-            except (asyncio.IncompleteReadError, OSError) as error:
-                raise await self._broken(f"its process has ended{self._server.last_words()}") from error
+        async with self._turn, self._pool.slots:
+            return await self._turned(request, body, limit_s, output_bytes)
 
-    async def _open(self) -> asyncio.StreamWriter:
+    async def _turned(
+        self, request: dict[str, Any], body: bytes, limit_s: float, output_bytes: int | None = None
+    ) -> tuple[Mapping[str, Any], bytes]:
+        """The command, whose turn it is."""
+        self._requests += 1
+        request |= {
+            "id": self._requests,
+            "timeout": limit_s,
+            "output": self._spec.output_bytes if output_bytes is None else output_bytes,
+        }
+        try:
+            writer = await self._open()
+            _send(writer, request, body)
+            async with asyncio.timeout(limit_s + self._pool.grace_s):
+                return await self._answer(request["id"])
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        except TimeoutError as error:
+            raise await self._broken(f"no answer {self._pool.grace_s} s after the command's time limit") from error
+        except (asyncio.IncompleteReadError, OSError) as error:
+            raise await self._broken(f"its process has ended{self._server.last_words()}") from error
+
+    def _check_open(self) -> None:
         if self._over is not None:
             raise SandboxError(f"sandbox: {self._over}")
+
+    async def _open(self) -> asyncio.StreamWriter:
+        self._check_open()
         if self._connection is None:
-            self._connection = await asyncio.open_connection(sock=await self._server.connect())
+            self._connection = await asyncio.open_connection(sock=await self._server.connect(self._joined))
+            self._let_go()
             spec = self._spec
             limits = {"memory": spec.memory_bytes, "disk": spec.disk_bytes, "processes": spec.processes}
             _send(self._connection[1], limits)
         return self._connection[1]
+
+    def _let_go(self) -> None:
+        """Close the pipe ends: the box has its own."""
+        for file in self._joined:
+            os.close(file)
+        self._joined = ()
 
     async def _answer(self, request_id: int) -> tuple[Mapping[str, Any], bytes]:
         """The answer to this request, past those of cancelled ones. Where it is cancelled itself, nothing read is lost."""
@@ -182,6 +268,14 @@ class OffBox:
         return ExecResult(exit_code=1, stdout="", stderr="error: the tool host is switched off\n", wall_s=0.0)
 
     async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
+        """Exit code 1 and an error text."""
+        return await self.exec(())
+
+    async def fresh(self) -> Sandbox:
+        """Another that is off."""
+        return OffBox()
+
+    async def converse(self, code: str, other: str) -> ExecResult:
         """Exit code 1 and an error text."""
         return await self.exec(())
 
@@ -223,8 +317,26 @@ def _text(data: bytes, *, cut: bool) -> str:
     return codecs.getincrementaldecoder("utf-8")("replace").decode(data, final=not cut)
 
 
-def _raise_for(header: Mapping[str, Any], path: str) -> None:
+class SpoiltByFolder(SpoiltFile, IsADirectoryError):
+    """A folder stands in the file's place."""
+
+
+class SpoiltByMode(SpoiltFile, PermissionError):
+    """The file, or a folder on the way, is closed."""
+
+
+SPOILT: Mapping[int, type[SpoiltFile]] = {
+    errno.EISDIR: SpoiltByFolder,
+    errno.EACCES: SpoiltByMode,
+    errno.EPERM: SpoiltByMode,
+    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST, errno.ENXIO, errno.ELOOP, errno.ENOSPC), SpoiltFile),
+}
+"""What a command that was there before can have brought about. ENXIO: a pipe, a socket or a device; EEXIST: something stands
+where a folder is to be made. A file that is not there, and a place that nobody can write to, say nothing about it."""
+
+
+def _raise_for(header: Mapping[str, Any], path: str, used: bool) -> None:
     if header["timed_out"]:
         raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT), path)
-    if header["exit"]:
-        raise OSError(header["exit"], os.strerror(header["exit"]), path)
+    if number := header["exit"]:
+        raise (SPOILT.get(number, OSError) if used else OSError)(number, os.strerror(number), path)

@@ -13,6 +13,7 @@ Wire form, both ways: two little-endian uint32 (bytes of header, bytes of body),
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import json
 import math
@@ -21,6 +22,7 @@ import select
 import signal
 import site
 import socket
+import stat
 import struct
 import sys
 import threading
@@ -30,6 +32,7 @@ import types
 
 from sparring.sandbox.confine import address_space_bytes, fork_isolated, furnish, narrow
 
+ASKED, ANSWERED = 200, 201  # where the first command of a joined box reads what the other one writes, and writes itself
 OUT_OF_MEMORY = signal.SIGRTMAX  # how a command tells its box that a MemoryError reached the top; nothing else sends it
 NO_MEMORY = -1
 POLL_S = 0.02
@@ -126,10 +129,21 @@ def _run_program(argv: list[str]) -> int:
         return 126 if isinstance(error, (PermissionError, ValueError)) else 127
 
 
+def _plain(path: str, flags: int) -> int:
+    """Open a file for `open`, never waiting: what is no plain file (a pipe, a socket, a device, a folder) is refused at once."""
+    file = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    kind = os.fstat(file).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(file)
+        number = errno.EISDIR if stat.S_ISDIR(kind) else errno.ENXIO
+        raise OSError(number, os.strerror(number), path)
+    return file
+
+
 def _run_read(path: str) -> int:
     """Copy a file to stdout. The status is the errno, so that the parent can raise what open(2) said."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_plain) as file:
             while piece := file.read(1 << 16):
                 sys.stdout.buffer.write(piece)
     except OSError as error:
@@ -141,7 +155,7 @@ def _run_write(path: str) -> int:
     """Copy stdin to a file, making its folders."""
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        with open(path, "wb") as file:
+        with open(path, "wb", opener=_plain) as file:
             while piece := sys.stdin.buffer.read(1 << 16):
                 file.write(piece)
     except OSError as error:
@@ -159,7 +173,8 @@ def command(request: dict, body: bytes, limits: dict, pipes: tuple[int, int, int
         signal.signal(signal.SIGINT, signal.default_int_handler)
         narrow(limits["address"], math.ceil(request["timeout"] * CPUS) + 2)
         os.write(armed, b"!")
-        os.closerange(3, 1 << 16)
+        os.closerange(3, ASKED)
+        os.closerange(ANSWERED + 1, 1 << 16)
         gc.enable()
         if request["op"] == "python":
             status = _run_python(body)
@@ -233,7 +248,7 @@ class Run:
                     running, by_itself = False, True
                 elif file == self.feed:
                     self._write_stdin(poll)
-                elif not self._read_output(file):
+                elif self._read_output(file) is False:
                     poll.unregister(file)
             if running and left <= 0:
                 self.timed_out, running = True, False
@@ -256,11 +271,12 @@ class Run:
             os.close(self.feed)
             self.feed = -1
 
-    def _read_output(self, file: int) -> bool:
+    def _read_output(self, file: int) -> bool | None:
+        """Keep the next piece. False at the end of the pipe, None where it is empty."""
         try:
             piece = os.read(file, 1 << 16)
         except BlockingIOError:
-            return True
+            return None
         kept = self.output[file]
         room = self.output_bytes - len(kept)
         kept += piece[:room]
@@ -288,7 +304,7 @@ class Run:
                 break
         for file in (self.stdout, self.stderr):
             while self._read_output(file):
-                pass
+                pass  # up to what is there: a pipe that the command sent over a socket of its own may stay open for long
         if by_itself and not os.read(self.armed, 1):
             raise RuntimeError("the command could not be confined: " + self.output[self.stderr].decode("utf-8", "replace"))
         for file in (self.feed, self.stdout, self.stderr, self.armed, self.exited):
@@ -327,9 +343,12 @@ def resident_bytes() -> int:
     return sum(max(0, value - base) for value in resident.values())
 
 
-def box(connection: socket.socket) -> None:
-    """Serve one box until its socket closes. Never returns."""
+def box(connection: socket.socket, joined: list) -> None:
+    """Serve one box until its socket closes. Its first command gets what joins it to another box. Never returns."""
     try:
+        for target, file in zip((ASKED, ANSWERED), joined):
+            os.dup2(file, target)
+            os.close(file)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # pid 1 is deaf to signals from inside only where it has no handler
         limits, _ = receive(connection)
@@ -340,6 +359,9 @@ def box(connection: socket.socket) -> None:
             if request["op"] == "cancel":
                 continue  # it came after the command had ended
             run = Run(request, body, limits)
+            while joined:
+                joined.pop()
+                os.close(ASKED + len(joined))
             run.watch(connection)
             send(connection, run.result(), bytes(run.output[run.stdout] + run.output[run.stderr]))
     except BaseException as error:
@@ -372,10 +394,10 @@ def serve() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # boxes are reaped by the kernel
     warm_up()
     while True:
-        byte, files, _, _ = socket.recv_fds(control, 1, 1)
+        byte, files, _, _ = socket.recv_fds(control, 1, 3)
         if not byte:
             os._exit(0)
-        connection = socket.socket(fileno=files[0])
+        connection, joined = socket.socket(fileno=files[0]), files[1:]
         try:
             pid = fork_isolated()
         except OSError as error:
@@ -383,5 +405,7 @@ def serve() -> None:
         else:
             if pid == 0:
                 control.close()
-                box(connection)
+                box(connection, joined)
+        for file in joined:
+            os.close(file)
         connection.close()

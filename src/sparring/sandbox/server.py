@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def command_line(config: SandboxConfig) -> list[str]:
     if os.access(SETARCH, os.X_OK):
         arguments += [SETARCH, "-R"]
     arguments += [python, "-s", "-S", "-B", "-c", BOOT]
-    for name in ("confine", "inside"):
+    for name in ("confine", "stand_ins", "inside"):
         arguments += [f"sparring.sandbox.{name}", Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")]
     return arguments
 
@@ -100,8 +101,11 @@ class Server:
         """Process id of bubblewrap, None before the first box."""
         return None if self._process is None else self._process.pid
 
-    async def connect(self) -> socket.socket:
+    async def connect(self, joined: Sequence[int] = ()) -> socket.socket:
         """Have a box made and return the parent's end of its socket; starts the server where none is alive.
+
+        Args:
+            joined: the two pipe ends that join the box's first command to another box's: to read and to write.
 
         Raises:
             SandboxError: bubblewrap could not be started.
@@ -111,10 +115,10 @@ class Server:
             if self._process is None or self._process.poll() is not None:
                 self._start()
             try:
-                await self._hand_over(theirs)
+                await self._hand_over([theirs.fileno(), *joined])
             except OSError:  # it died just now
                 self._start()
-                await self._hand_over(theirs)
+                await self._hand_over([theirs.fileno(), *joined])
         except OSError as error:
             ours.close()
             raise SandboxError(f"sandbox: the fork server takes no boxes: {error}{self.last_words()}") from error
@@ -122,11 +126,11 @@ class Server:
             theirs.close()
         return ours
 
-    async def _hand_over(self, connection: socket.socket) -> None:
+    async def _hand_over(self, files: list[int]) -> None:
         assert self._control is not None
         while True:
             try:
-                socket.send_fds(self._control, [b"b"], [connection.fileno()])
+                socket.send_fds(self._control, [b"b"], files)
                 return
             except BlockingIOError:  # it is still starting and its queue is full
                 await asyncio.sleep(0.005)

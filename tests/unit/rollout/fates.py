@@ -101,6 +101,12 @@ class EmptyBox:
     async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
         raise SandboxError("nothing runs here")
 
+    async def fresh(self) -> EmptyBox:
+        raise SandboxError("nothing runs here")
+
+    async def converse(self, code: str, other: str) -> ExecResult:
+        raise SandboxError("nothing runs here")
+
     async def read(self, path: str) -> bytes:
         raise SandboxError("nothing is here")
 

@@ -1,11 +1,17 @@
-"""A part that runs the answer, a Python program, against the row's tests in the task's box.
+"""A part that runs the answer, a Python program, against the row's tests, in boxes that the answer has not been in.
 
 What the program does to itself (a wrong output, an exception, a limit of its box) fails the test. What the box does is a
 `SandboxError`.
+
+A test of assert statements runs in a process and a box of its own. There the program's functions are stand-ins, which send a
+call to the program's process and get plain data back (`sandbox/stand_ins.py`): nothing of the answer's runs beside its judge.
+A row with `shared = true` has both in one process, where the program can forge the verdict.
 """
 
 from __future__ import annotations
 
+import ast
+import builtins
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +19,7 @@ from typing import Any
 from sparring.envs.rubrics.config import Code
 from sparring.envs.rubrics.text import found
 from sparring.errors import refusal
-from sparring.protocols import Sandbox
+from sparring.protocols import ExecResult, Sandbox
 from sparring.types import Task
 
 FENCED = r"(?s)```(?:python|py)?[ \t]*\n(.*?)```"
@@ -24,7 +30,12 @@ sys.stdin = io.TextIOWrapper(io.BytesIO({stdin!r}), encoding="utf-8")
 exec(compile({program!r}, "answer.py", "exec"), {{"__name__": "__main__"}})
 """
 
-ASSERTION = """
+BORROW = "from sparring.sandbox.stand_ins import borrow\nborrow({test!r})"
+LEND = "from sparring.sandbox.stand_ins import lend\nlend({program!r})"
+PASSED = "passed\n"
+"""What `borrow` says of a test that came to its end."""
+
+SHARED = """
 import os, sys
 def run():
     said = sys.stdout
@@ -40,45 +51,70 @@ os._exit(0)
 
 
 class ProgramTests:
-    """Runs the tests one after another, each as a command of its own."""
+    """Runs the tests one after another, each in boxes of its own, so that none finds what another has left."""
 
     def __init__(self, config: Code) -> None:
         self._config = config
 
     def check(self, task: Task) -> None:
-        """The row has tests, and none whose right output the box would cut.
+        """The row has tests, each of which asks something of the answer, and none whose right output the box would cut.
 
         Raises:
             BadInput: it has not.
         """
-        column = self._config.column
-        if not _tests(task.data.get(column)):
-            got = repr(task.data.get(column))[:80]
+        column, given = self._config.column, task.data.get(self._config.column)
+        if not _tests(given):
+            got = repr(given)[:80]
             raise refusal(f"column {column}", "a list of {stdin, stdout}, or assert statements", got, "correct the row")
-        if task.box is None:
-            return
-        for test in _tests(task.data[column]):
-            size = 0 if isinstance(test, str) else len(test["stdout"].encode())
-            if size > task.box.output_bytes:
+        if not isinstance(task.data.get("shared", False), bool):
+            got = repr(task.data["shared"])[:80]
+            do = "rename the column, or say whether tests and answer share a process"
+            raise refusal("column shared", "true or false", got, do)
+        for test in _tests(given):
+            if isinstance(test, str):
+                _check_asserts(test, f"column {column}", _shared(task))
+            elif task.box is not None and (size := len(test["stdout"].encode())) > task.box.output_bytes:
                 raise refusal("env.box.output_bytes", f"at least {size}, a test's output", str(task.box.output_bytes), "raise it")
 
     async def value(self, completion: str, task: Task, box: Sandbox | None) -> float:
-        """The share of tests that pass, or 1 only where all do.
+        """The share of tests that pass, or 1 only where all do. Nothing runs in `box` itself: it stands for its pool.
 
         Raises:
-            SandboxError: the box failed.
+            SandboxError: a box failed.
         """
         if box is None:
             raise LookupError("tests need a box: an Env with a Code part sets needs_box")
-        program = found(self._config.find or FENCED, completion)
-        program = completion if program is None else program
-        tests, passed = _tests(task.data[self._config.column]), 0
+        program, tests, passed = self._program(completion), _tests(task.data[self._config.column]), 0
         for test in tests:
-            good = await (_asserts(program, test, box) if isinstance(test, str) else _answers(program, test, box))
+            good = not await _failure(program, test, _shared(task), box)
             if not good and not self._config.partial:
                 return 0.0
             passed += good
         return passed / len(tests)
+
+    async def prove(self, task: Task, box: Sandbox) -> bool:
+        """The row's own right program passes its tests. False where the row has none.
+
+        Raises:
+            BadInput: it fails one.
+            SandboxError: a box failed.
+        """
+        column = self._config.reference
+        reference = task.data.get(column) if column else None
+        if not isinstance(reference, str) or not reference.strip():
+            return False
+        program = self._program(reference)
+        for number, test in enumerate(_tests(task.data[self._config.column]), 1):
+            if why := await _failure(program, test, _shared(task), box):
+                do = "correct the row, name the column of its right program (reference), or set reference to none"
+                if isinstance(test, str) and not _shared(task):
+                    do += "; tests that need more of the program than plain data need shared = true in the row"
+                raise refusal(f"column {column}", "a program that passes the row's tests", f"test {number}: {why}", do)
+        return True
+
+    def _program(self, completion: str) -> str:
+        program = found(self._config.find or FENCED, completion)
+        return completion if program is None else program
 
 
 def _tests(given: Any) -> list[Any]:
@@ -93,20 +129,70 @@ def _is_test(given: Any) -> bool:
     return isinstance(given, Mapping) and isinstance(given.get("stdout"), str) and isinstance(given.get("stdin", ""), str)
 
 
-async def _answers(program: str, test: Mapping[str, str], box: Sandbox) -> bool:
-    """Whether the program says what it should to an input; blanks at the ends of lines and of the whole do not count."""
-    stdin = test.get("stdin", "").encode("utf-8", "surrogatepass")
-    done = await box.python(CASE.format(stdin=stdin, program=program))
+def _shared(task: Task) -> bool:
+    """Whether the row has its tests run in the process of the answer."""
+    return bool(task.data.get("shared", False))
+
+
+def _check_asserts(test: str, where: str, shared: bool) -> None:
+    """The test is Python, and uses a name that only the answer can give it: a test of builtins passes without one.
+
+    Raises:
+        BadInput: it is not, or does not.
+    """
+    try:
+        tree = ast.parse(test)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise refusal(where, "Python", f"{error} in {test[:80]!r}", "correct the row") from error
+    loaded, own = set(), set(vars(builtins))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            (loaded if isinstance(node.ctx, ast.Load) else own).add(node.id)
+        elif isinstance(node, ast.arg):
+            own.add(node.arg)
+        elif isinstance(node, ast.alias):
+            own.add((node.asname or node.name).split(".")[0])
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            own.add(node.name)
+    if not shared and loaded <= own:
+        expected = "a test that calls a function of the answer, whose names are never those of Python's builtins"
+        raise refusal(where, expected, repr(test)[:80], "call one, rename it, or set shared = true in the row")
+
+
+async def _failure(program: str, test: str | Mapping[str, str], shared: bool, box: Sandbox) -> str:
+    """Why the program fails the test, in a line; empty where it passes."""
+    if isinstance(test, str) and not shared:
+        done = await box.converse(BORROW.format(test=test), LEND.format(program=program))
+        return "" if done.exit_code == 0 and done.stdout == PASSED else _last_words(done)
+    fresh = await box.fresh()
+    try:
+        if isinstance(test, str):
+            return await _shared_failure(program, test, fresh)
+        stdin = test.get("stdin", "").encode("utf-8", "surrogatepass")
+        done = await fresh.python(CASE.format(stdin=stdin, program=program))
+    finally:
+        await fresh.close()
     sound = done.exit_code == 0 and not (done.timed_out or done.out_of_memory or done.truncated)
-    return sound and _lines(done.stdout) == _lines(test["stdout"])
+    if sound and _lines(done.stdout) == _lines(test["stdout"]):
+        return ""
+    return f"it printed {done.stdout[:80]!r}" if sound else _last_words(done)
 
 
-async def _asserts(program: str, test: str, box: Sandbox) -> bool:
-    """Whether the assertions were reached and hold. A secret says so, because a program can end with status 0 at any time; one
-    that searches the interpreter's frames for it could still find it."""
+async def _shared_failure(program: str, test: str, box: Sandbox) -> str:
+    """A secret says that the assertions were reached and hold, because a program can end with status 0 at any time. One that
+    searches the interpreter's frames for it can still find it, and there are shorter ways."""
     passed = secrets.token_hex(16)
-    done = await box.python(ASSERTION.format(program=program, test=test, passed=passed.encode()))
-    return done.stderr.endswith(passed)
+    done = await box.python(SHARED.format(program=program, test=test, passed=passed.encode()))
+    return "" if done.stderr.endswith(passed) else _last_words(done)
+
+
+def _last_words(done: ExecResult) -> str:
+    """Why a command did not do what it should have."""
+    for flag, words in (("timed_out", "timed out"), ("out_of_memory", "out of memory"), ("truncated", "too much output")):
+        if getattr(done, flag):
+            return words
+    lines = done.stderr.strip().splitlines()
+    return lines[-1].strip()[:200] if lines else f"it ended with status {done.exit_code}"
 
 
 def _lines(text: str) -> list[str]:

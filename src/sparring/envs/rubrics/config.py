@@ -145,7 +145,12 @@ class Code(PartConfig, frozen=True, kw_only=True, tag="code"):
 
     column: str = "tests"
     """A column with tests: a list of `{stdin, stdout}`, of which each is a run of the program; or Python with assert statements,
-    as one text or a list of them, of which each is run behind the program."""
+    as one text or a list of them, of which each is run in a process of its own that calls the program's functions. A row whose
+    column `shared` is true has them run in the program's process, where they can be forged: see docs/limits.md."""
+
+    reference: str = "answer"
+    """A column with a right program: `sparring check` runs it against the row's tests and refuses a row that it fails. A row
+    without the column is not run; empty: none is."""
 
     find: str = ""
     """The program in the answer: the last match, its first group if it has one; empty: the last fenced block. An answer without

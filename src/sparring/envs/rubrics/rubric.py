@@ -99,6 +99,23 @@ class Rubric:
                 except BadInput as error:
                     raise BadInput(f"task {task.id}, env.rubric.{name}: {error}") from error
 
+    async def prove(self, task: Task, box: Sandbox) -> bool:
+        """The row's own right program passes its tests, in every part that runs one. False where the row has none.
+
+        Raises:
+            BadInput: it fails a test.
+            SandboxError: a box failed.
+        """
+        proven = False
+        for name in self._of(task):
+            check = self._checks.get(name)
+            if isinstance(check, ProgramTests):
+                try:
+                    proven |= await check.prove(task, box)
+                except BadInput as error:
+                    raise BadInput(f"task {task.id}, env.rubric.{name}: {error}") from error
+        return proven
+
     async def score(self, completion: str, task: Task, box: Sandbox | None = None) -> Score:
         """What an answer is worth. An empty one is worth 0, and nobody is asked. The reward is None, not scored, where all is
         left to the comparison of the group.

@@ -6,6 +6,7 @@ from sparring.envs.base import Env
 from sparring.envs.rubrics.relative import RelativeScorer
 from sparring.envs.rubrics.rubric import Rubric
 from sparring.envs.tools.python import PythonTool
+from sparring.protocols import Sandbox
 from sparring.types import Score, Task
 
 
@@ -27,6 +28,14 @@ class RubricWorld(Env):
         self._rubric.check(task)
         if self._relative is not None:
             self._relative.check(task)
+
+    async def prove(self, task: Task, box: Sandbox) -> bool:
+        """The row's own right program passes its tests. False where it has none.
+
+        Raises:
+            BadInput: it fails one.
+        """
+        return await self._rubric.prove(task, box)
 
     async def reward(self, completion: str, task: Task) -> Score:
         """The rubric's score."""

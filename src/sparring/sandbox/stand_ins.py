@@ -1,0 +1,279 @@
+"""Functions of one process, called from another that trusts nothing of it: `lend` and `borrow`, the two ends of a conversation.
+
+    borrower    runs code in which the lender's functions are stand-ins; sends a call, waits for its answer
+    lender      runs a program; answers calls to what the program has defined
+
+Both run inside boxes (`inside` starts them), so this is standard library only, for Python >= 3.9. Only plain data crosses:
+None, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, and of an exception the name of a built-in class.
+A value of a subclass arrives as its base, so nothing that arrives can run code of the lender's: not by `==`, not by a method.
+
+Wire form, both ways: a little-endian uint32 (bytes), then JSON in UTF-8. What JSON has, but for objects, stands for itself; all
+else is a list whose first element says what it is (`_write`). A call carries a word drawn by lot, which its answer repeats.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import struct
+import sys
+import traceback
+import types
+
+ASKED, ANSWERED = 200, 201  # as `inside` has them
+LARGEST = 1 << 23
+"""Bytes of one message."""
+DEEPEST = 100
+"""Levels of a value inside values."""
+CONSTANT = 1 << 16
+"""Bytes of one constant of the program, as JSON; larger ones do not cross."""
+PLAIN_INT = 1 << 63
+"""From here on an int is written in hexadecimal: Python bounds decimal digits."""
+PASSED = "passed\n"
+"""What a borrower whose code came to its end writes to stdout."""
+
+NOT_RAISED_AS_THEMSELVES = {"StopIteration", "StopAsyncIteration", "GeneratorExit"}
+"""In the borrower's code these would end a loop (`all(map(f, cases))`) and not the code: they arrive as RuntimeError, as they
+leave a generator (PEP 479)."""
+ERRORS = {
+    name: kind
+    for name, kind in vars(builtins).items()
+    if isinstance(kind, type) and issubclass(kind, BaseException) and name not in NOT_RAISED_AS_THEMSELVES
+}
+MODULES = (
+    "bisect cmath collections copy datetime decimal fractions functools heapq itertools json math operator re string"
+).split()
+"""Modules that the borrower's code finds without importing them: many tests count on the program for that."""
+SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+
+
+class Uncrossable(Exception):
+    """A value that is no plain data, or too large or too deep. Its text says of what type."""
+
+
+class Broken(Exception):
+    """The other end has ended, or does not keep to the wire form."""
+
+
+# ---- values ----
+
+
+def _write(value: object, depth: int = 0) -> object:
+    """The value as JSON has it. It is read by its base's own methods, and arrives as its base."""
+    kind = type(value)
+    if value is None or kind is bool:
+        return value
+    if depth > DEEPEST:
+        raise Uncrossable("a value more than %d levels deep" % DEEPEST)
+    if isinstance(value, int):
+        whole = int.__pos__(value)
+        return whole if -PLAIN_INT < whole < PLAIN_INT else ["int", hex(whole)]
+    if isinstance(value, float):
+        return float.__pos__(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, bytes):
+        return ["bytes", bytes.hex(value)]
+    if isinstance(value, complex):
+        number = complex.__pos__(value)
+        return ["complex", number.real, number.imag]
+    for name, base in SEQUENCES.items():
+        if isinstance(value, base):
+            return [name, *[_write(item, depth + 1) for item in base.__iter__(value)]]
+    if isinstance(value, dict):
+        return ["dict", *[_write(part, depth + 1) for pair in dict.items(value) for part in pair]]
+    raise Uncrossable("a value of type %s" % kind.__name__)
+
+
+def _read(given: object) -> object:
+    """The value of what `_write` made. Whatever else it is given, it raises."""
+    if not isinstance(given, list):
+        if isinstance(given, dict):
+            raise Broken("an object of JSON, which no value is written as")
+        return given
+    name, items = given[0], given[1:]
+    if name in SEQUENCES:
+        return SEQUENCES[name](map(_read, items))
+    if name == "dict":
+        parts = list(map(_read, items))
+        if len(parts) % 2:
+            raise Broken("a dict without its last value")
+        return dict(zip(parts[::2], parts[1::2]))
+    (text, *more) = items
+    if name == "int" and not more:
+        return int(text, 16)
+    if name == "bytes" and not more:
+        return bytes.fromhex(text)
+    if name == "complex" and len(more) == 1 and type(text) is type(more[0]) is float:
+        return complex(text, more[0])
+    raise Broken("no kind of value")
+
+
+def _send(file: int, message: list) -> None:
+    """Write one message whole."""
+    try:
+        text = json.dumps(message, ensure_ascii=False, check_circular=False).encode("utf-8", "surrogatepass")
+    except RecursionError:
+        raise Uncrossable("a value that is too deep") from None
+    if len(text) > LARGEST:
+        raise Uncrossable("a value of more than %d bytes" % LARGEST)
+    rest = memoryview(struct.pack("<I", len(text)) + text)
+    try:
+        while rest:
+            rest = rest[os.write(file, rest) :]
+    except OSError as error:
+        raise Broken("the other end has ended") from error
+
+
+def _receive(file: int) -> list:
+    """Read one message: a list with something in it."""
+    (size,) = struct.unpack("<I", _exactly(file, 4))
+    if size > LARGEST:
+        raise Broken("a message of more than %d bytes" % LARGEST)
+    try:
+        message = json.loads(_exactly(file, size).decode("utf-8", "surrogatepass"))
+    except (ValueError, RecursionError):
+        raise Broken("a message that is no JSON") from None
+    if not isinstance(message, list) or not message:
+        raise Broken("a message that is no list")
+    return message
+
+
+def _exactly(file: int, count: int) -> bytes:
+    pieces = []
+    while count:
+        piece = os.read(file, min(count, 1 << 20))
+        if not piece:
+            raise Broken("the other end has ended")
+        pieces.append(piece)
+        count -= len(piece)
+    return b"".join(pieces)
+
+
+# ---- the lender ----
+
+
+def lend(program: str) -> None:
+    """Run a program, whose output nobody reads, and answer calls to its functions until the borrower ends."""
+    sys.setrecursionlimit(sys.getrecursionlimit() + 8)  # our frames are not the program's
+    sys.stdout = open(os.devnull, "w")
+    scope = {"__name__": "__main__"}
+    exec(compile(program, "answer.py", "exec"), scope)
+    names, constants = [], []
+    for name, value in scope.items():
+        if callable(value):
+            names.append(name)
+        elif not name.startswith("__"):
+            try:
+                written = _write(value)
+                if len(json.dumps(written)) <= CONSTANT:
+                    constants.append([name, written])
+            except (Uncrossable, ValueError, RecursionError):
+                pass  # the borrower's code finds no such name
+    _send(ANSWERED, [names, constants])
+    while True:
+        try:
+            word, name, given, named = _receive(ASKED)
+        except Broken:
+            return  # the borrower is done
+        try:
+            _send(ANSWERED, [word, *_answer(scope[name], _read(given), _read(named))])
+        except Uncrossable as error:
+            _send(ANSWERED, [word, "uncrossable", str(error)])
+
+
+class _Call:
+    """A call of the program's: what is to be answered, however it ends."""
+
+    def __init__(self) -> None:
+        self.said: list = []
+
+    def __enter__(self) -> _Call:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, Uncrossable):
+            self.said = ["uncrossable", str(error)]
+        elif error is not None:
+            names = (base.__name__ for base in type(error).__mro__ if base.__module__ == "builtins")
+            self.said = ["error", next((name for name in names if name in ERRORS), "RuntimeError")]
+        return True
+
+
+def _answer(function: object, given: list, named: dict) -> list:
+    with _Call() as call:
+        call.said = ["value", _write(function(*given, **named))]
+    return call.said
+
+
+# ---- the borrower ----
+
+
+def borrow(code: str) -> None:
+    """Run code in which the lender's functions are stand-ins and its constants are copies. Writes `PASSED` and exits with status
+    0 where it came to its end; where it raised, the traceback goes to stderr, as ever.
+
+    A builtin, a name with two underscores before it, and whatever `code` itself defines are never the lender's.
+    """
+    out, sys.stdout = os.dup(1), open(os.devnull, "w")
+    scope = {name: sys.modules[name] for name in MODULES}
+    try:
+        names, constants = _receive(ASKED)
+        for name in names:
+            scope.update(_stand_in(name) if _may_be_lent(name) else {})
+        for name, value in constants:
+            scope.update({name: _read(value)} if _may_be_lent(name) and name not in MODULES else {})
+    except (Broken, ValueError, TypeError, LookupError, RecursionError) as error:
+        _fail("the program did not run to its end: %s" % error)
+    scope["__name__"] = "__main__"
+    exec(compile(code, "test.py", "exec"), scope)
+    os.write(out, PASSED.encode())
+    os._exit(0)
+
+
+def _may_be_lent(name: object) -> bool:
+    return type(name) is str and not name.startswith("__") and not hasattr(builtins, name)
+
+
+def _stand_in(name: str) -> dict:
+    def stand_in(*given: object, **named: object) -> object:
+        word = os.urandom(8).hex()
+        try:
+            _send(ANSWERED, [word, name, _write(list(given)), _write(named)])
+        except Uncrossable as error:
+            _fail("an argument of %s cannot cross: %s" % (name, error))
+        except Broken as error:
+            _fail("%s has no process to run in: %s" % (name, error))
+        try:
+            said, kind, value = _receive(ASKED)
+            if said != word:
+                raise Broken("an answer to no question")
+            if kind == "value":
+                return _read(value)
+            error = ERRORS[value] if kind == "error" else None
+        except (Broken, ValueError, TypeError, LookupError, RecursionError) as error:
+            _fail("%s was not answered: %s" % (name, error))
+        if error is None:
+            _fail("the result of %s cannot cross: %s" % (name, value))
+        raise _made(error)
+
+    stand_in.__name__ = stand_in.__qualname__ = name
+    return {name: stand_in}
+
+
+def _made(kind: type) -> BaseException:
+    try:
+        return kind.__new__(kind)  # without the arguments that some want
+    except TypeError:
+        return Exception() if issubclass(kind, Exception) else BaseException()
+
+
+def _fail(why: str) -> None:
+    """End the process: a test could catch an exception and go on."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != "test.py":
+        frame = frame.f_back
+    sys.stderr.write("%s%s\n" % ("" if frame is None else "line %d: " % frame.f_lineno, why))
+    sys.stderr.flush()
+    os._exit(1)

@@ -1,0 +1,109 @@
+"""What a command leaves behind to spoil what comes after it: it holds nothing up, and is the policy's failure."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import pytest
+
+from sparring.envs.base import Env
+from sparring.errors import PolicyFailure, SpoiltFile
+from sparring.rollout.episode import GuardedEnv
+from sparring.sandbox.bubblewrap import BubblewrapBoxes
+from sparring.types import BoxSpec, Outcome, Task, Trajectory
+
+SPEC = BoxSpec(timeout_s=5.0)
+PARKED = """
+import os, socket
+os.write(1, b'said ' * 10)
+for _ in range(30):
+    a, b = socket.socketpair()
+    socket.send_fds(a, [b'x'], [1, 2, a.fileno(), b.fileno()])
+    a.close(), b.close()
+os._exit(3)
+"""
+LEFT = {
+    "a pipe": ("import os; os.mkfifo('answer.txt')", errno.ENXIO),
+    "a link to a pipe": ("import os; os.mkfifo('pipe'); os.symlink('pipe', 'answer.txt')", errno.ENXIO),
+    "a link to a device": ("import os; os.symlink('/dev/null', 'answer.txt')", errno.ENXIO),
+    "a socket": ("import socket; socket.socket(socket.AF_UNIX).bind('answer.txt')", errno.ENXIO),
+    "a folder": ("import os; os.mkdir('answer.txt')", errno.EISDIR),
+    "a link to itself": ("import os; os.symlink('answer.txt', 'answer.txt')", errno.ELOOP),
+    "a closed file": ("import os; open('answer.txt', 'w'); os.chmod('answer.txt', 0)", errno.EACCES),
+}
+
+
+class Reads(Env):
+    """A world whose verdict lies in a file that the policy was to write."""
+
+    def generate(self, random: Any) -> dict[str, Any]:
+        return {"prompt": "Write answer.txt."}
+
+    async def reward(self, completion: str, task: Task) -> float:
+        assert self.box is not None
+        return float(await self.box.read("answer.txt") == b"42")
+
+
+def test_output_that_is_parked_in_sockets_holds_no_box_up(bench: Any) -> None:
+    """Sockets in flight in a ring keep the pipe open until the kernel looks for them. What was written before is not lost."""
+
+    async def work(boxes: BubblewrapBoxes) -> Any:
+        box = await boxes.take(SPEC)
+        return await box.python(PARKED), await box.python("print(1)")
+
+    result, after = bench.run(work)
+    assert (result.exit_code, result.stdout, result.timed_out) == (3, "said " * 10, False)
+    assert after.stdout == "1\n"
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_what_was_left_in_a_file_s_place_is_the_policy_s(bench: Any, left: str) -> None:
+    code, number = LEFT[left]
+
+    async def work(boxes: BubblewrapBoxes) -> None:
+        box = await boxes.take(SPEC)
+        await box.python(code)
+        for attempt in (box.read("answer.txt"), box.write("answer.txt", b"tests")):
+            with pytest.raises(SpoiltFile) as spoilt:
+                await attempt
+            assert spoilt.value.errno == number
+        env = GuardedEnv(Reads)
+        await env.open(Task(id="t", env="e", messages=(), box=SPEC), box)
+        outcome = Outcome(kind="completed", reason="answered")
+        with pytest.raises(PolicyFailure):
+            await env.score(Trajectory(id="r", task="t", role="policy", segments=(), outcome=outcome))
+        assert (await box.python("print('serves on')")).stdout == "serves on\n"
+
+    bench.run(work)
+
+
+def test_a_closed_folder_and_a_full_disk_are_the_policy_s(bench: Any) -> None:
+    async def work(boxes: BubblewrapBoxes) -> None:
+        box = await boxes.take(SPEC)
+        await box.python("import os; open('file', 'w'); os.chmod('/box', 0o500)")
+        for path, kind in (("tests.py", PermissionError), ("file/tests.py", OSError), ("sub/tests.py", PermissionError)):
+            with pytest.raises(SpoiltFile) as spoilt:
+                await box.write(path, b"tests")
+            assert isinstance(spoilt.value, kind)
+        full = await boxes.take(BoxSpec(timeout_s=5.0, disk_bytes=1 << 20))
+        await full.python("open('all', 'wb').write(bytes(1 << 20))")
+        with pytest.raises(SpoiltFile, match="No space left"):
+            await full.write("tests.py", b"tests")
+
+    bench.run(work)
+
+
+def test_what_no_command_can_have_done_is_the_caller_s(bench: Any) -> None:
+    async def work(boxes: BubblewrapBoxes) -> None:
+        box = await boxes.take(SPEC)
+        with pytest.raises(IsADirectoryError) as folder:
+            await box.read("/box")
+        await box.python("1")
+        with pytest.raises(FileNotFoundError) as missing:
+            await box.read("missing")
+        with pytest.raises(OSError, match="Read-only") as closed:
+            await box.write("/usr/new", b"x")
+        assert not any(isinstance(error.value, PolicyFailure) for error in (folder, missing, closed))
+
+    bench.run(work)
