@@ -93,7 +93,8 @@ class EnvFactory(Protocol):
 
     `tasks(split, seed)` is an endless (train) or finite (eval) deterministic stream; no eval prompt occurs in train.
     `expert(task)` is the scripted demonstration as replies, each a function of the messages so far; None where a
-    world has no expert. `scorer` is the second pass over its groups, None where rewards stand by themselves.
+    world has no expert. `scorer` is the second pass over its groups, None where rewards stand by themselves. `prove` scores the
+    right answers that rows of a file have themselves: how many have one, of how many; BadInput for one that is not right.
     """
 
     name: str
@@ -102,6 +103,7 @@ class EnvFactory(Protocol):
     def make(self) -> Env: ...
     def tasks(self, split: str, seed: int) -> TaskSource: ...
     def expert(self, task: Task) -> Callable[[Sequence[Message]], Message] | None: ...
+    async def prove(self, boxes: Boxes) -> tuple[int, int]: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sparring.errors import SandboxError
 from sparring.protocols import Boxes
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
@@ -179,6 +180,76 @@ def test_read_and_write_raise_what_the_file_system_says(bench: Bench) -> None:
         assert (await box.python("print('fine')")).stdout == "fine\n"
 
     bench(work)
+
+
+def test_a_fresh_box_has_the_limits_of_its_own_and_nothing_else(bench: Bench) -> None:
+    async def work(boxes: Boxes) -> Any:
+        box = await boxes.take(BoxSpec(timeout_s=20.0, output_bytes=10))
+        await box.write("kept", b"here")
+        fresh = await box.fresh()
+        told = await fresh.python("import os; print(os.listdir('.'), 'x' * 100)")
+        await fresh.close()
+        still = await box.read("kept")
+        await box.close()
+        with pytest.raises(SandboxError, match="closed"):
+            await box.fresh()
+        with pytest.raises(SandboxError, match="closed"):
+            await box.converse("1", "1")
+        return told, still
+
+    told, still = bench(work)
+    assert (told.stdout, told.truncated, still) == ("[] xxxxxxx", True, b"here")
+
+
+TALKS = "import os\nsay = lambda text: os.write(201, text)\nheard = lambda: os.read(200, 100)\n"
+
+
+@pytest.mark.parametrize(
+    ("asks", "answers", "said"),
+    [
+        ("say(b'hello'); print(heard())", "say(heard() + b', too')", "b'hello, too'\n"),
+        ("print(heard(), os.listdir('.'))", "open('mine', 'w'); say(b'x')", "b'x' []\n"),
+        ("print(heard())", "os.kill(os.getpid(), 9)", "b''\n"),
+        ("print(heard())", "os.close(201)\nwhile True: pass", "b''\n"),
+        ("print('done')", "while True: pass", "done\n"),
+        ("print(*[n for n in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{n}')])", "heard()", "0 1 2 200 201\n"),
+        ("os.execvp('python3', ['python3', '-c', 'import os; print(os.read(200, 9))'])", "say(b'x')", "b'x'\n"),
+    ],
+)
+def test_two_programs_converse(bench: Bench, asks: str, answers: str, said: str) -> None:
+    """Each in a box of its own; the second ends with the first, and what it has said is not lost."""
+
+    async def work(boxes: Boxes) -> Any:
+        box = await boxes.take(SPEC)
+        result = await box.converse(TALKS + asks, TALKS + answers)
+        await box.close()
+        return result
+
+    result = bench(work)
+    assert (result.stdout, result.exit_code, result.stderr) == (said, 0, "")
+
+
+def test_a_conversation_has_a_time_limit(bench: Bench) -> None:
+    async def work(boxes: Boxes) -> Any:
+        box = await boxes.take(BoxSpec(timeout_s=0.3))
+        silent = await box.converse(TALKS + "print(heard())", "while True: pass")
+        endless = await box.converse("while True: pass", "1")
+        return silent, endless, await box.python("print(1)", timeout_s=20.0)
+
+    silent, endless, after = bench(work)
+    assert (silent.stdout, silent.timed_out) == ("b''\n", False), "the other's time was over first"
+    assert (endless.timed_out, after.stdout) == (True, "1\n")
+
+
+def test_many_conversations_at_once(bench: Bench) -> None:
+    """More than there are places: two that wait for each other take one."""
+
+    async def work(boxes: Boxes) -> list[str]:
+        box = await boxes.take(SPEC)
+        asked = (box.converse(TALKS + f"say(b'{n}'); print(heard())", TALKS + "say(heard() * 2)") for n in range(24))
+        return [result.stdout for result in await asyncio.gather(*asked)]
+
+    assert bench(work) == [f"b'{n}{n}'\n" for n in range(24)]
 
 
 def test_two_boxes_at_once_answer_their_own_callers(bench: Bench) -> None:

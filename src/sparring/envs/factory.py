@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
@@ -10,8 +9,9 @@ from typing import Any
 
 from sparring.envs.base import Env, Expert
 from sparring.envs.config import EnvConfig
+from sparring.envs.rubrics.judges import together
 from sparring.envs.splits import Splits, Stream, derived_seed, listed, order, prompt_key, unknown_split
-from sparring.errors import BadInput, EnvError, SparringError, boundary, refusal
+from sparring.errors import BadInput, EnvError, boundary, refusal
 from sparring.protocols import Boxes
 from sparring.types import Message, Task
 
@@ -100,12 +100,7 @@ class WorldFactory:
                 finally:
                     await box.close()
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(len(os.sched_getaffinity(0))):
-                    group.create_task(worker())
-        except* SparringError as errors:
-            raise errors.exceptions[0] from None
+        await together([worker() for _ in os.sched_getaffinity(0)])
         return proven, len(rows)
 
     def _generated(self, seed: int) -> Splits:

@@ -40,6 +40,7 @@ from sparring.envs.schema import env_args
 from sparring.envs.splits import Splits, Stream, derived_seed
 from sparring.envs.tools.python import PythonTool
 from sparring.errors import BadInput, EnvError, boundary, refusal
+from sparring.protocols import Boxes
 from sparring.types import Message, Score, Task
 
 SEEDED_AT_CREATION = frozenset({"acre", "composite", "gsm_symbolic", "list_functions", "survo"})
@@ -165,6 +166,10 @@ class ReasoningGym:
                 share=self._config.held_out_share,
             )
         return self._splits[seed].stream(split)
+
+    async def prove(self, boxes: Boxes) -> tuple[int, int]:
+        """No row, for there is no file."""
+        return 0, 0
 
     def expert(self, task: Task) -> Expert | None:
         """The scripted demonstration: one tool call, then its output as the answer, or the answer at once; None where there is

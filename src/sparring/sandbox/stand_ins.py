@@ -196,8 +196,8 @@ class _Call:
         if isinstance(error, Uncrossable):
             self.said = ["uncrossable", str(error)]
         elif error is not None:
-            names = (base.__name__ for base in type(error).__mro__ if base.__module__ == "builtins")
-            self.said = ["error", next((name for name in names if name in ERRORS), "RuntimeError")]
+            name = next(base.__name__ for base in type(error).__mro__ if base.__module__ == "builtins")
+            self.said = ["error", name if name in ERRORS else "RuntimeError"]
         return True
 
 

@@ -80,6 +80,9 @@ async def check(context: Context) -> list[str]:
     if task.box is not None:
         check_sandbox(config.sandbox)
         facts.append(f"sandbox: {config.sandbox.bwrap} isolates a command on this machine")
+        proven, rows = await context.factory.prove(context.boxes) if config.sandbox.enabled else (0, 0)
+        if proven:
+            facts.append(f"env: {proven} of {rows} rows have a right program, which passes their tests")
     found, held, shown = await _world(context, task)
     about, compared = check_compared(context)
     shown += compared
