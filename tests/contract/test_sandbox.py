@@ -212,7 +212,11 @@ TALKS = "import os\nsay = lambda text: os.write(201, text)\nheard = lambda: os.r
         ("print(heard())", "os.kill(os.getpid(), 9)", "b''\n"),
         ("print(heard())", "os.close(201)\nwhile True: pass", "b''\n"),
         ("print('done')", "while True: pass", "done\n"),
-        ("print(*[n for n in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{n}')])", "heard()", "0 1 2 200 201\n"),
+        (
+            "print(*[n for n in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{n}')])",
+            "heard()",
+            "0 1 2 200 201\n",
+        ),
         ("os.execvp('python3', ['python3', '-c', 'import os; print(os.read(200, 9))'])", "say(b'x')", "b'x'\n"),
     ],
 )

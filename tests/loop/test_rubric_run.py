@@ -171,3 +171,18 @@ def test_more_samples_ask_the_judge_nothing_that_it_has_said(
         server.stop()
     assert 1 <= counts[0] == counts[1] <= 3
     assert "6 rollouts, 2 of each task" in capsys.readouterr().out
+
+
+def test_rows_whose_own_right_program_fails_are_refused(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And those that pass are counted."""
+    text = recipe.read_text()
+    rubric = text[text.index("[env.rubric.right]") : text.index("[env.limits]")]
+    recipe.write_text(text.replace(rubric, '[env.rubric.right]\nkind = "code"\n\n'))
+    rows = [{"prompt": f"Add {n}.", "answer": f"def add(x): return x + {n}", "tests": f"assert add(2) == {n + 2}"} for n in range(20)]
+    for last, status, said in (("", 0, "20 of 20 rows"), (" + 1", 2, "19, env.rubric.right: column answer: expected a program that")):
+        rows[18]["answer"] = f"def add(x): return x + 18{last}"
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        settings = ("run.stages=['rl', 'eval']", "eval.tasks=2", "eval.no_tool_tasks=0")
+        assert main(["check", str(recipe), *words(*settings)]) == status
+        printed = capsys.readouterr()
+        assert said in printed.out + printed.err

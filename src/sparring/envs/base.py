@@ -88,8 +88,8 @@ class Env:
         """Refuse a task that `reward` could not score (`BadInput`), before anything starts."""
 
     async def prove(self, task: Task, box: Sandbox) -> bool:
-        """Refuse a task of a file whose own right answer `reward` would not call right (`BadInput`): `sparring check` asks this of
-        every task of a world with a box. False (the default) where the task has no such answer, or it is not known how to look."""
+        """Refuse a task of a file whose own right answer `reward` would not call right (`BadInput`): `sparring check` asks this
+        of every task of a world with a box. False (the default) where the task has no such answer."""
         return False
 
     def reward(self, completion: str, task: Task) -> Any:
