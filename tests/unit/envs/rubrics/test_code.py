@@ -88,15 +88,22 @@ def test_a_broken_box_is_no_reward(runner: asyncio.Runner, boxes: BubblewrapBoxe
 
 EXACT = """
 import math
-VALUES = [None, True, 1, 1.0, -0.0, 1e300, 5e-324, math.inf, -math.inf, 2 ** 63, -(2 ** 63), 3 ** 8999, 1 + 2j, "", "ž🐎\\ud800", "\\ud83d\\ude00",
+VALUES = [None, True, 1, 1.0, -0.0, 1e300, 5e-324, math.inf, -math.inf,
+    2 ** 63, -(2 ** 63), 3 ** 8999, 1 + 2j, "", "ž🐎\\ud800", "\\ud83d\\ude00",
     b"", bytes(range(256)), [], (), {}, set(), frozenset({1}), [1, [2, (3, {4})]], {1: "a", "1": "b", (1, 2): None, None: [True]},
     {1, "a", (1,), frozenset({2})}, "int", ["int", "0x1"], list(range(9999)), [[[[[[]]]]]], ["dict"], ("list", 1)]
 same = lambda a, b: type(a) is type(b) and repr(a) == repr(b)
 for value in VALUES:
     assert same(echo(value), value) and same(echo(named=value), value), value
-assert math.isnan(echo(math.nan)) and echo(3 ** 99999) == 3 ** 99999 and CONSTANT == {"of": (1, 2)} and double(3) == 6 and gcd(4, 6) == 2
+assert math.isnan(echo(math.nan)) and echo(3 ** 99999) == 3 ** 99999
+assert CONSTANT == {"of": (1, 2)} and double(3) == 6 and gcd(4, 6) == 2
 """
-ECHO = "from math import gcd\nCONSTANT = {'of': (1, 2)}\ndef double(x): return 2 * x\ndef echo(x=None, named=None): return named if x is None else x"
+ECHO = """
+from math import gcd
+CONSTANT = {'of': (1, 2)}
+def double(x): return 2 * x
+def echo(x=None, named=None): return named if x is None else x
+"""
 BASES = """
 import collections, enum
 class Level(enum.IntEnum): LOW = 1
@@ -143,11 +150,15 @@ LIVE = {
     "def made(f): return f(1)": "assert made(lambda x: x) == 1",
     "def made(a): a.append(1)": "a = []\nmade(a)\nassert a == [1]",
     "class made:\n    def __init__(self, n): self.n = n": "assert made(3).n == 3",
-    "def made(): print('said')": "import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()) as s: made()\nassert s.getvalue() == 'said\\n'",
+    "def made(): print('said')": (
+        "import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()) as s: made()\nassert s.getvalue() == 'said\\n'"
+    ),
 }
 
 
-@pytest.mark.parametrize(("program", "test"), [(ECHO, EXACT), (BASES, BASE_TESTS), (FAILS, RAISED)], ids=["exact", "bases", "raised"])
+@pytest.mark.parametrize(
+    ("program", "test"), [(ECHO, EXACT), (BASES, BASE_TESTS), (FAILS, RAISED)], ids=["exact", "bases", "raised"]
+)
 def test_plain_data_crosses_as_it_is(runner: asyncio.Runner, boxes: BubblewrapBoxes, program: str, test: str) -> None:
     assert runner.run(failure(boxes, program, test)) == ""
 
