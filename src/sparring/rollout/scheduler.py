@@ -15,7 +15,7 @@ from sparring.rollout.metrics import length_bias, measure
 from sparring.rollout.runner import Finished, RolloutRunner, failure_of
 from sparring.rollout.seeds import rollout_seed
 from sparring.rollout.window import Window
-from sparring.types import Failure, Group, Outcome, Rollout, Score, Task
+from sparring.types import Failure, Group, Outcome, Purpose, Rollout, Score, Task
 
 T = TypeVar("T")
 
@@ -66,6 +66,7 @@ class Scheduler:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._states: dict[int, dict[str, Any]] = {}
         self._observed = 0
+        self._fresh = True
         self._dead: asyncio.Future[None] | None = None
         self._metrics = Metrics()
 
@@ -123,6 +124,9 @@ class Scheduler:
     def restore(self, state: Mapping[str, Any], recorded: Iterable[Group] = ()) -> None:
         """Go on where `state` was taken: exactly the groups after it are admitted again.
 
+        A state that does not say `fresh_seeds` was written when a task had the same random numbers whenever it came: a run that
+        was begun so keeps them, or its second half would not be that of the run uninterrupted.
+
         Args:
             state: of `state`.
             recorded: the stage's groups. Those that the source was shown between its snapshot and the end of the step (there
@@ -131,6 +135,7 @@ class Scheduler:
         self._window.resume(state["step"])
         self._source.restore(state["source"])
         self._observed = state["observed"]
+        self._fresh = state.get("fresh_seeds", False)
         for group in recorded if self._observed < state["first_group"] else ():
             if self._observed <= group.index < state["first_group"]:
                 self._source.observe(group)
@@ -142,6 +147,7 @@ class Scheduler:
             "step": first_group // self._window.groups_per_step,
             "first_group": first_group,
             "observed": self._observed,
+            "fresh_seeds": self._fresh,
             "source": copy.deepcopy(dict(self._source.state())),
         }
 
@@ -188,7 +194,7 @@ class Scheduler:
                 task,
                 rollout_id=f"{self._stage}/{index}/{place}",
                 index=place,
-                seed=rollout_seed(self._run_seed, "train", task, place),
+                seed=self._seed("train", task, index, place),
             )
         finally:
             self._slots.release()
@@ -200,11 +206,16 @@ class Scheduler:
                 task,
                 rollout_id=f"{self._stage}/{index}/baseline",
                 index=self._runner.config.group_size,
-                seed=rollout_seed(self._run_seed, "baseline", task, 0),
+                seed=self._seed("baseline", task, index, 0),
                 purpose="baseline",
             )
         finally:
             self._slots.release()
+
+    def _seed(self, purpose: Purpose, task: Task, index: int, place: int) -> int:
+        """Of the rollout in `place` of group `index`."""
+        group = f"{self._stage}/{index}" if self._fresh else None
+        return rollout_seed(self._run_seed, purpose, task, place, group)
 
     async def _group(
         self, task: Task, index: int, version: int, rollouts: Sequence[asyncio.Task[Finished]]

@@ -24,6 +24,8 @@ from sparring.tasks.files import messages_of
 from sparring.types import Task
 
 FILE = "traces.jsonl"
+FRESH = "collect/fresh_seeds"
+"""The store's key of whether a task that comes again has other random numbers."""
 
 
 async def run(context: Context) -> dict[str, Any]:
@@ -45,6 +47,8 @@ async def run(context: Context) -> dict[str, Any]:
     source = context.factory.tasks("train", context.config.run.seed)
     tasks = [task for task in (source.next() for _ in range(config.tasks)) if task is not None]
     context.sink.start("collect", len(tasks))
+    if context.store.get(FRESH) is None:  # what was begun before tasks had fresh seeds goes on without them
+        context.store.put(FRESH, all(context.store.get(f"collect/{index}") is None for index in range(len(tasks))))
     async with AsyncExitStack() as stack:
         teachers = sorted(set(config.by_domain.values()))
         asked = {name: await stack.enter_async_context(_teacher(context, name)) for name in teachers}
@@ -95,9 +99,11 @@ async def _task(
 async def _rolled_out(
     context: Context, runner: RolloutRunner, gate: asyncio.Semaphore, index: int, task: Task
 ) -> Sequence[Finished]:
+    group = f"collect/{index}" if context.store.get(FRESH) else None
+
     async def attempt(number: int) -> Finished:
         async with gate:
-            seed = rollout_seed(context.config.run.seed, "train", task, number)
+            seed = rollout_seed(context.config.run.seed, "train", task, number, group)
             return await runner.run(task, rollout_id=f"collect/{index}/{number}", index=number, seed=seed)
 
     return await asyncio.gather(*(attempt(number) for number in range(context.config.collect.attempts)))
