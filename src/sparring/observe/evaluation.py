@@ -158,14 +158,14 @@ def compare(before: Evaluation, after: Evaluation) -> Comparison:
     changes: dict[str, Estimate] = {}
     solved, rewards = _both(before, after, _solved), _both(before, after, _reward)
     if solved[0]:
-        changes["success"] = paired_difference(*solved)
+        changes["success"] = paired_difference(*solved, _samples(before, after))
     if rewards[0]:
         changes["reward"] = paired_mean_difference(*rewards)
     for sign, one, found in (("@", pass_at_k, before.pass_at), ("^", pass_hat_k, before.pass_hat)):
         for k in sorted(map(int, found)):
             pair = _both(before, after, lambda task, one=one, k=k: _passes(task, k, one))
             if pair[0]:
-                changes[f"pass{sign}{k}"] = paired_difference(*pair)
+                changes[f"pass{sign}{k}"] = paired_difference(*pair, _samples(before, after, k))
     if not changes:
         raise _nothing_in_common(before, after)
     scored = _scored(before), _scored(after)
@@ -217,6 +217,13 @@ def _both(
     pairs = [(figure(before.tasks[name]), figure(after.tasks[name])) for name in names]
     known = [(b, a) for b, a in pairs if b is not None and a is not None]
     return [b for b, _ in known], [a for _, a in known]
+
+
+def _samples(before: Evaluation, after: Evaluation, k: int = 1) -> float:
+    """How often the tasks that both know were tried `k` samples at a time, where one has fewer as often as that."""
+    names = before.tasks.keys() & after.tasks.keys()
+    counts = (min(len(before.tasks[name].solved), len(after.tasks[name].solved)) for name in names)
+    return sum(count / k for count in counts if count >= k)
 
 
 def _solved(task: TaskResult) -> float | None:

@@ -7,6 +7,7 @@ library only.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -110,16 +111,22 @@ def mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
     return Estimate(value=value, standard_error=error, interval=(value - half, value + half), tasks=tasks)
 
 
-def paired_difference(before: Sequence[float], after: Sequence[float], confidence: float = 0.95) -> Estimate:
+def paired_difference(
+    before: Sequence[float], after: Sequence[float], samples: float | None = None, confidence: float = 0.95
+) -> Estimate:
     """The change of a rate over the same tasks: the mean of what changed per task (Miller 2024, paired differences).
 
-    The interval is Agresti and Min's (2005): two tasks are added, in whose four cells (both, neither, gained, lost) stands 1/2
-    each, so that it has a width, and its coverage, also where few or no tasks changed. With one sample per task it is theirs;
-    with several, changes are fractions, and the added tasks make it a little wider than it had to be.
+    The interval is Student's over tasks and two samples more, in whose four cells (both, neither, gained, lost) stands 1/2 each
+    (Agresti and Min 2005, who add two pairs to pairs of one sample). So it has a width, and its coverage, also where few or no
+    tasks changed. A task is worth m samples, by the design effect (Kish 1965, Survey Sampling): what the variance of a change
+    would be with one sample of each task, over what it is. So the two samples are 2/m of a task, whose change has the
+    variance of a mean of m, 1/(2m). Where the samples of every task agree, m is 1, however many there are.
 
     Args:
         before: a number from 0 to 1 per task.
         after: of the same tasks in the same order.
+        samples: independent trials behind the numbers of either side if tasks made no difference, which m times the number of
+            tasks does not exceed; None where each task has one.
         confidence: coverage.
 
     Raises:
@@ -127,11 +134,16 @@ def paired_difference(before: Sequence[float], after: Sequence[float], confidenc
     """
     changes = _changes(before, after)
     tasks, change = len(changes), math.fsum(changes) / len(changes)
-    centre = math.fsum(changes) / (tasks + 2)
-    spread = (math.fsum(d * d for d in changes) + 1.0) / (tasks + 2) - centre * centre
-    half = _normal(confidence) * math.sqrt(spread / (tasks + 2))
-    interval = (max(-1.0, centre - half), min(1.0, centre + half))
     error = _standard_error(changes, change) if tasks > 1 else None
+    spread = tasks * (error or 0.0) ** 2
+    within = math.fsum(x * (1.0 - x) for x in (*before, *after)) / tasks
+    most = 1.0 if samples is None else max(1.0, samples / tasks)
+    worth = min(most, 1.0 + within / spread if spread > 0.0 else most if within > 0.0 else 1.0)
+    count = tasks + 2.0 / worth
+    centre = math.fsum(changes) / count
+    variance = (math.fsum(d * d for d in changes) + worth**-2) / count - centre * centre
+    half = _student(confidence, max(1, tasks - 1)) * math.sqrt(variance / (count - 1.0))
+    interval = (max(-1.0, centre - half), min(1.0, centre + half))
     return Estimate(value=change, standard_error=error, interval=interval, tasks=tasks)
 
 
@@ -139,7 +151,7 @@ def paired_ratio(before: Sequence[float], after: Sequence[float], confidence: fl
     """What share of a rate is left over the same tasks: the second mean over the first.
 
     The interval is that of the logarithm by the delta method, from what a task adds to either mean, over the tasks and the two
-    that `paired_difference` adds: so it has a width where few or no tasks changed, and an end where the first rate is 0.
+    that Agresti and Min (2005) add: so it has a width where few or no tasks changed, and an end where the first rate is 0.
 
     Args:
         before: a number from 0 to 1 per task.
@@ -197,6 +209,7 @@ def _normal(confidence: float) -> float:
     return NormalDist().inv_cdf(0.5 + confidence / 2)
 
 
+@functools.cache
 def _student(confidence: float, freedom: int) -> float:
     """Two-sided quantile of Student's t: by bisection, for many degrees of freedom by its expansion in 1/freedom (Abramowitz and
     Stegun 26.7.5)."""

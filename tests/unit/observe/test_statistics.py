@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,11 +61,11 @@ def test_nothing_is_known_from_nothing() -> None:
 
 
 def test_a_paired_difference_by_hand() -> None:
-    # 40 both, 30 gained, 6 lost, 24 neither: difference 24 / 100; with half a success added to each cell
+    # 40 both, 30 gained, 6 lost, 24 neither: difference 24 / 100; with half a success added to each cell, 102 tasks
     before = [True] * 40 + [False] * 30 + [True] * 6 + [False] * 24
     after = [True] * 40 + [True] * 30 + [False] * 6 + [False] * 24
     found = paired_difference(before, after)
-    half = 1.959964 * math.sqrt((30.5 + 6.5) - 24**2 / 102) / 102
+    half = 1.984217 * math.sqrt(((30.5 + 6.5) / 102 - (24 / 102) ** 2) / 101)  # Student's 97.5 % point of 99 degrees
     assert found.value == 0.24 and found.interval == pytest.approx((24 / 102 - half, 24 / 102 + half), abs=1e-6)
 
 
@@ -232,16 +233,77 @@ def test_a_paired_difference_covers_with_several_samples() -> None:
             p = draw.betavariate(1.0, 1.0)
             before.append(sum(draw.random() < p for _ in range(4)) / 4)
             after.append(sum(draw.random() < 0.9 * p + 0.1 for _ in range(4)) / 4)
-        low, high = paired_difference(before, after).interval
+        low, high = paired_difference(before, after, 240).interval
         covered += low <= 0.05 <= high  # E(0.9 p + 0.1 - p) at E p = 1/2
     assert 935 <= covered <= 985
     widths = [end - begin for begin, end in (rate(before, 240).interval, rate(after, 240).interval)]
     assert high - low < 0.8 * math.hypot(*widths)
 
 
-def test_nothing_changed_is_not_certain() -> None:
-    found = paired_difference([1.0] * 30, [1.0] * 30)
+@pytest.mark.parametrize("samples", [None, 30, 240])
+def test_nothing_changed_is_not_certain(samples: int | None) -> None:
+    """However many samples each task had: nothing shows whether they would have agreed anyway."""
+    found = paired_difference([1.0] * 30, [1.0] * 30, samples)
     assert found.value == 0.0 and found.interval[0] < -0.03 and found.interval[1] > 0.03
+    assert paired_difference([0.5] * 30, [0.5] * 30, samples).interval[1] > 0.008  # not a point either
+
+
+def test_a_paired_difference_of_several_samples_by_hand() -> None:
+    # changes 1/2, 0, 0, 1/4: mean 3/16, variance 11/192; with one sample of each task another 1/4 + 3/16 within
+    before, after = [0.5, 1.0, 0.0, 0.5], [1.0, 1.0, 0.0, 0.75]
+    within = (2 * 0.25 + 0.1875) / 4
+    worth = 1 + within * 192 / 11
+    assert worth == 4.0 and 1 < worth < 8
+    count = 4 + 2 / worth
+    variance = (0.3125 + 1 / worth**2) / count - (0.75 / count) ** 2
+    half = 3.182446 * math.sqrt(variance / (count - 1))  # Student's 97.5 % point of 3 degrees
+    found = paired_difference(before, after, 32)
+    assert found.interval == pytest.approx((0.75 / count - half, 0.75 / count + half), abs=1e-6)
+    assert paired_difference(before, after, 8).interval != found.interval  # 2 samples are worth no more than 2
+
+
+SHAPES = {  # how a task's two chances are drawn, and the mean change
+    "equal chances, evenly spread": (lambda draw, n: (p := draw.beta(1, 1, n), p), 0.0),
+    "equal chances, most near the ends": (lambda draw, n: (p := draw.beta(0.5, 0.5, n), p), 0.0),
+    "equal chances, near the middle": (lambda draw, n: (p := draw.beta(2, 2, n), p), 0.0),
+    "equal chances, near 1": (lambda draw, n: (p := draw.beta(8, 1, n), p), 0.0),
+    "even odds": (lambda draw, n: (np.full(n, 0.5), np.full(n, 0.5)), 0.0),
+    "one in ten": (lambda draw, n: (np.full(n, 0.1), np.full(n, 0.1)), 0.0),
+    "a little better": (lambda draw, n: (p := draw.beta(1, 1, n), 0.9 * p + 0.1), 0.05),
+    "much better": (lambda draw, n: (p := draw.beta(1, 1, n), 0.6 * p + 0.4), 0.2),
+    "from one in ten to three": (lambda draw, n: (np.full(n, 0.1), np.full(n, 0.3)), 0.2),
+    "of different hardness to both": (lambda draw, n: (draw.beta(1, 1, n), draw.beta(2, 1, n)), 1 / 6),
+    "solved or not, one in five turns": (lambda draw, n: (p := draw.integers(0, 2, n), np.abs(p - (draw.random(n) < 0.2))), 0.0),
+}
+DESIGNS = [(tasks, samples) for tasks in (10, 20, 50) for samples in (1, 8)]
+
+
+def paired_coverage(shape: str, tasks: int, samples: int, evaluations: int) -> tuple[float, float]:
+    """The share of intervals that have the mean change inside, and how wide they are as a multiple of Student's, where it has one."""
+    chances, truth = SHAPES[shape]
+    draw = np.random.default_rng([tasks, samples, *shape.encode()])
+    covered, width, students = 0, 0.0, 0.0
+    for _ in range(evaluations):
+        before, after = ((draw.binomial(samples, p) / samples).tolist() for p in chances(draw, tasks))
+        low, high = paired_difference(before, after, tasks * samples).interval
+        covered += low <= truth <= high
+        if (student := paired_mean_difference(before, after).interval) is not None:
+            width, students = width + high - low, students + student[1] - student[0]
+    return covered / evaluations, width / students
+
+
+@pytest.mark.parametrize(("tasks", "samples"), DESIGNS)
+def test_a_paired_difference_covers_and_is_no_wider_than_it_must_be(tasks: int, samples: int) -> None:
+    covered, width = paired_coverage("equal chances, evenly spread", tasks, samples, 1000)
+    assert covered >= 0.94 and width <= 1.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("tasks", "samples"), DESIGNS)
+def test_a_paired_difference_covers_whatever_the_chances(shape: str, tasks: int, samples: int) -> None:
+    covered, width = paired_coverage(shape, tasks, samples, 10_000)
+    assert covered >= 0.94 and width <= 1.1
 
 
 def test_of_equal_numbers_no_interval_is_known() -> None:
