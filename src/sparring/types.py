@@ -95,7 +95,9 @@ class Task:
     """One piece of work: which world, how it opens, what scores it.
 
     `id` is unique in a run and stable between runs. `seed` makes everything random about the task repeatable.
-    `tag` names the mixture component (for a reasoning-gym task, the dataset) that reports are split by.
+    `tag` names the mixture component (for a reasoning-gym task, the dataset) that reports are split by. `key` is what tells the
+    task from others where its prompt does not, as in a game with one prompt and many seeds: tasks of one key are the same task,
+    none is trained on where another is held out. Empty: the prompt's text tells it.
     """
 
     id: str
@@ -106,6 +108,7 @@ class Task:
     box: BoxSpec | None = None
     seed: int = 0
     tag: str = ""
+    key: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -241,7 +241,7 @@ def test_a_chat_that_asks_for_a_held_out_task(
     rows = [[QUESTION, ANSWER], CHATS[chat](f" {held_out_prompts[4]}\n")]
     data.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
     message = refused(f"sft.data={data}")
-    expected = "expected a prompt that no training stream holds"
+    expected = "expected a task that no training stream holds"
     assert message == f"held-out task Sums/eval/4: {expected}, got {data}, row 2; take that row out of the file"
     file = tmp_path / "pairs.jsonl"
     pairs = [{"prompt": text, "chosen": "2", "rejected": "3"} for text in (QUESTION["content"], held_out_prompts[0])]
@@ -300,7 +300,7 @@ def test_a_world_that_never_ends(refused: Callable[..., str], tmp_path: Path) ->
         "    async def step(self, reply):\n        return Observation(messages=(Message(role='user', content='go on'),))\n"
     )
     message = refused(f"env.name={world}:Endless")
-    assert message.startswith("task Endless/demonstration/0: expected an expert that is rewarded, got reward 0.0; ")
+    assert message.startswith("task Endless/demonstration/0: expected an expert that succeeds, or earns more than an empty answer, got reward 0.0 ")
 
 
 @pytest.mark.parametrize("verb", ["check", "run"])

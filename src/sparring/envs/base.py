@@ -84,6 +84,11 @@ class Env:
         """What the model is asked; `task.data["prompt"]` by default."""
         return task.data["prompt"]
 
+    def key(self, task: Task) -> str | None:
+        """What tells the task from others where its prompt does not: a game with one prompt and many seeds returns the seed.
+        Tasks of one key are the same, and are held out together. None (the default): the prompt tells it."""
+        return None
+
     def check(self, task: Task) -> None:
         """Refuse a task that `reward` could not score (`BadInput`), before anything starts."""
 

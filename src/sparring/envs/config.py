@@ -89,9 +89,13 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     domain: str = "domain"
     """What the row is about: which parts of a rubric it is for, and what reports are split by."""
 
+    key: str = ""
+    """What tells the row's task from others where its prompt does not: rows of one key are the same task, and are held out
+    together. Empty: the prompt tells it."""
+
     def mapping(self) -> Mapping[str, str]:
-        """Our name -> the file's name."""
-        return msgspec.structs.asdict(self)
+        """Our name -> the file's name, of all that have one."""
+        return {ours: theirs for ours, theirs in msgspec.structs.asdict(self).items() if theirs}
 
 
 class EnvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ from typing import Any
 from sparring.envs.base import Env, Expert
 from sparring.envs.config import EnvConfig
 from sparring.envs.rubrics.judges import together
-from sparring.envs.splits import Splits, Stream, derived_seed, listed, order, prompt_key, unknown_split
+from sparring.envs.splits import Splits, Stream, derived_seed, identity, listed, order, unknown_split
 from sparring.errors import BadInput, EnvError, boundary, refusal
 from sparring.protocols import Boxes
 from sparring.types import Message, Task
@@ -56,10 +56,10 @@ class WorldFactory:
         return self._make()
 
     def tasks(self, split: str, seed: int) -> Stream:
-        """`train` (endless), `eval` or `demonstration` (finite): a function of the seed; no eval prompt occurs in another.
+        """`train` (endless), `eval` or `demonstration` (finite): a function of the seed; no eval task occurs in another.
 
         Raises:
-            BadInput: no such split, or too few different prompts.
+            BadInput: no such split, or too few different tasks.
         """
         if not self._config.data:
             if seed not in self._splits:
@@ -136,7 +136,16 @@ class WorldFactory:
             box=box,
             seed=seed,
             tag=str(data.get("tag", data.get("domain", ""))),
+            key=self._key(task),
         )
+
+    def _key(self, task: Task) -> str:
+        """What the world, or a column of its file, tells the task by; "" where that is its prompt."""
+        if self._config.columns.key:
+            return str(task.data["key"])
+        with boundary(BadInput, f"task {task.id}", f"a key from {self.name}.key", "correct the environment or its data"):
+            key = self._probe.key(task)
+        return "" if key is None else str(key)
 
     def _from_files(self, read_rows: ReadRows) -> tuple[list[Task], list[Task]]:
         config = self._config
@@ -145,8 +154,8 @@ class WorldFactory:
             held_out = self._from_rows(read_rows(config.eval_data, config.columns.mapping()), "eval", config.eval_data)
         else:
             held_out = self._hold_out(tasks)
-        kept = {prompt_key(task) for task in held_out}
-        train = [task for task in tasks if prompt_key(task) not in kept]
+        kept = {identity(task) for task in held_out}
+        train = [task for task in tasks if identity(task) not in kept]
         if not train or not held_out:
             raise refusal(
                 "env.data", "prompts for training and others for evaluation", f"{len(train)} and {len(held_out)}", "add rows"
@@ -157,6 +166,9 @@ class WorldFactory:
         tasks: dict[str, Task] = {}
         for row in rows:
             data = {key: value for key, value in row.items() if key != "messages"}
+            column = self._config.columns.key
+            if column and data.get("key") in (None, ""):
+                raise refusal(f"{path}, row {row['id']}", f"a key in column {column!r}", "none", "add it, or unset columns.key")
             id = f"{self.name}/{split}/{row['id']}"
             if id in tasks:
                 raise refusal(path, "rows with ids of their own", f"{row['id']!r} twice", "correct the id column")
@@ -164,17 +176,18 @@ class WorldFactory:
         return list(tasks.values())
 
     def _hold_out(self, tasks: Sequence[Task]) -> list[Task]:
-        """Distinct prompts in the order of their hash: the same ones however the file is sorted, and for every seed."""
-        distinct = list({prompt_key(task): task for task in reversed(tasks)}.values())
+        """Distinct tasks in the order of their hash: the same ones however the file is sorted, and for every seed."""
+        distinct = list({identity(task): task for task in reversed(tasks)}.values())
         if not distinct:
             raise refusal(self._config.data, "prompts for training and others for evaluation", "none", "add rows")
         count = self._config.held_out or min(DEFAULT_HELD_OUT, max(1, len(distinct) // 5))
         if count >= len(distinct):
+            what = "keys" if self._config.columns.key else "prompts"
             way = "lower it" if self._config.held_out else "add rows, or give eval_data: one prompt cannot be both"
             raise refusal(
-                "env.held_out", f"fewer than the {len(distinct)} different prompts of env.data", str(count), way
+                "env.held_out", f"fewer than the {len(distinct)} different {what} of env.data", str(count), way
             )
-        return sorted(distinct, key=lambda task: derived_seed("held out", prompt_key(task)))[:count]
+        return sorted(distinct, key=lambda task: derived_seed("held out", identity(task)))[:count]
 
     def _shuffled(self, seed: int, index: int) -> Task:
         """Epoch after epoch, each in an order of its own."""

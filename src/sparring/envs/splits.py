@@ -1,4 +1,4 @@
-"""Streams of tasks that are pure functions of (seed, index), and splits whose prompts never meet."""
+"""Streams of tasks that are pure functions of (seed, index), and splits that no task is in two of."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparring.errors import refusal
 from sparring.types import Task
 
 MAX_TRIES = 1000
-"""Draws for one place of a stream before the world's prompts are called too few."""
+"""Draws for one place of a stream before the world's tasks are called too few."""
 
 Draw = Callable[[str, int, int], Task | None]
 """(split, index, attempt) -> task; another attempt is another draw for the same place. None: this draw is unusable."""
@@ -29,8 +29,11 @@ def order(seed: int, epoch: int, count: int) -> tuple[int, ...]:
     return tuple(sorted(range(count), key=lambda place: derived_seed(seed, epoch, place)))
 
 
-def prompt_key(task: Task) -> str:
-    """What makes two prompts the same: the conversation's words, without case and spacing."""
+def identity(task: Task) -> str:
+    """What makes two tasks the same: the world's own key, else the words of the prompt, without case and spacing. No key is equal
+    to any text: it begins with a separator, which is a space in a text."""
+    if task.key:
+        return f"\x1f{task.key}"
     return normalised(" ".join(message.content for message in task.messages))
 
 
@@ -40,13 +43,13 @@ def normalised(text: str) -> str:
 
 
 def can_be_held_out(task: Task, share: float) -> bool:
-    """Whether its prompt belongs to the `share` of all prompts that is never trained on; this depends on the prompt alone."""
-    return xxhash.xxh3_64_intdigest(prompt_key(task).encode()) < share * 2**64
+    """Whether it belongs to the `share` of all tasks that is never trained on; this depends on its identity alone."""
+    return xxhash.xxh3_64_intdigest(identity(task).encode()) < share * 2**64
 
 
 def overlap(eval_tasks: Iterable[Task], train_tasks: Iterable[Task]) -> set[str]:
-    """The prompt texts (normalised) that occur in both; empty is what it must be."""
-    return {prompt_key(t) for t in eval_tasks} & {prompt_key(t) for t in train_tasks}
+    """The identities of tasks that occur in both; empty is what it must be."""
+    return {identity(t) for t in eval_tasks} & {identity(t) for t in train_tasks}
 
 
 class Stream:
@@ -85,14 +88,14 @@ def listed(tasks: list[Task]) -> Stream:
 
 
 class Splits:
-    """The three streams of a generated world for one seed: eval is drawn first, the others skip its prompts.
+    """The three streams of a generated world for one seed: eval is drawn first, the others skip its tasks.
 
     Args:
         world: its name, for errors.
         draw: makes a task.
         held_out: distinct tasks in the eval stream.
         demonstrations: distinct tasks in the demonstration stream.
-        share: of all prompts, how many can be held out, and are then in no other stream of any seed; 0 lets the draws decide.
+        share: of all tasks, how many can be held out, and are then in no other stream of any seed; 0 lets the draws decide.
     """
 
     def __init__(self, world: str, draw: Draw, *, held_out: int, demonstrations: int, share: float = 0.0) -> None:
@@ -101,13 +104,13 @@ class Splits:
         self._share = share
         self._demonstrations = demonstrations
         self._eval = self._distinct("eval", held_out, set())
-        self._held_out = {prompt_key(task) for task in self._eval}
+        self._held_out = {identity(task) for task in self._eval}
 
     def stream(self, split: str) -> Stream:
         """The stream of `train` (endless), `eval` or `demonstration` (finite).
 
         Raises:
-            BadInput: no such split, or the world has too few different prompts.
+            BadInput: no such split, or the world has too few different tasks.
         """
         if split == "train":
             return Stream(lambda index: self._fresh(split, index, self._held_out))
@@ -121,20 +124,22 @@ class Splits:
         tasks = []
         for index in range(count):
             tasks.append(self._fresh(split, index, taken))
-            taken.add(prompt_key(tasks[-1]))
+            taken.add(identity(tasks[-1]))
         return tasks
 
     def _fresh(self, split: str, index: int, taken: set[str]) -> Task:
         task = None
         for attempt in range(MAX_TRIES):
             task = self._draw(split, index, attempt)
-            if task is not None and prompt_key(task) not in taken and self._belongs(task, split):
+            if task is not None and identity(task) not in taken and self._belongs(task, split):
                 return task
+        what = "key" if task and task.key else "prompt"
         raise refusal(
             f"env {self._world}",
-            f"a new prompt for the {split} split at task {index}{f' of {task.tag}' if task and task.tag else ''}",
-            f"{MAX_TRIES} draws that all repeat prompts already taken",
-            "lower held_out and demonstrations, or give the world more variety",
+            f"a new {what} for the {split} split at task {index}{f' of {task.tag}' if task and task.tag else ''}",
+            f"{MAX_TRIES} draws that all repeat {what}s already taken",
+            "lower held_out and demonstrations, or give the world more variety; where its tasks differ and their prompts do not, "
+            "give it a method key(self, task)",
         )
 
 

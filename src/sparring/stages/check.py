@@ -36,7 +36,7 @@ from sparring.stages.served import check_served
 from sparring.stages.shape import Shape, folder_shape
 from sparring.stages.teachers import check_collect, check_distill, check_teachers_answer
 from sparring.stages.unseen import check_unseen_files
-from sparring.types import Message, Task
+from sparring.types import Message, Score, Task
 
 GIB = 1 << 30
 
@@ -212,7 +212,7 @@ def _held_out(context: Context) -> list[str]:
 
 
 async def _world(context: Context, task: Task) -> tuple[list[str], list[Conversation], list[Conversation]]:
-    """Open one world of each kind of task; its expert must be rewarded and an empty answer must not.
+    """Open one world of each kind of task; an empty answer must not be rewarded, and its expert must succeed or earn more.
 
     Returns:
         What was found, the conversations that were held, and those to imitate, of which some may be read from `[sft] data`.
@@ -230,11 +230,14 @@ async def _world(context: Context, task: Task) -> tuple[list[str], list[Conversa
     for example in _one_of_each(context):
         async with _blamed(example):
             conversation = await demonstrate(context, example)
-        if conversation.score is None or not conversation.score.reward:
-            got = f"reward {conversation.score.reward if conversation.score else None}"
-            raise refusal(f"task {example.id}", "an expert that is rewarded", got, "correct expert or scorer")
-        held += [await _empty(context, example), conversation]
-        facts.append(f"env: {example.tag or example.env}: expert {conversation.score.reward:g}, empty answer 0")
+        silent = await _empty(context, example)
+        earned, nothing = _earned(conversation), _earned(silent) or 0.0
+        if conversation.score is None or earned is None or not (earned > nothing or _told_apart(conversation.score)):
+            expected = "an expert that succeeds, or earns more than an empty answer"
+            got = f"reward {earned} and {nothing:g} for an empty answer"
+            raise refusal(f"task {example.id}", expected, got, "correct expert or scorer")
+        held += [silent, conversation]
+        facts.append(f"env: {example.tag or example.env}: expert {earned:g}, empty answer {nothing:g}")
         shown.append(conversation)
     return facts, held, shown
 
@@ -272,11 +275,21 @@ def _one_of_each(context: Context) -> Sequence[Task]:
     return list(first.values())
 
 
+def _earned(conversation: Conversation) -> float | None:
+    return None if conversation.score is None else conversation.score.reward
+
+
+def _told_apart(score: Score) -> bool:
+    """Whether a reward of 0 or less may be right: the world calls it a success, as a draw of a zero-sum game, or pays its roles
+    each for itself, so that all together earn nothing."""
+    return score.success is True or score.per_role is not None
+
+
 async def _empty(context: Context, task: Task) -> Conversation:
     async with _blamed(task):
         silent = await converse(context, task, lambda messages: Message(role="assistant", content=""))
-    if silent.score is not None and silent.score.reward:
-        got = f"{silent.score.reward:g}"
+    if (_earned(silent) or 0.0) > 0:  # less than nothing is a penalty, and right
+        got = f"{_earned(silent):g}"
         raise refusal(f"task {task.id}", "no reward for an empty answer", got, "correct the scorer: it can be gamed")
     return silent
 

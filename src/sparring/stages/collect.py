@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, NamedTuple
 
 from sparring.algo.annotate.domain import teacher_of
+from sparring.envs.splits import identity
 from sparring.errors import BadInput, refusal
 from sparring.harness.chat import ChatHarness
 from sparring.record.recorder import Recorder
@@ -124,7 +125,7 @@ def _kept(task: Task, finished: Sequence[Finished], heard: Heard, least: float, 
         "unfinished": sum(each.score is not None and each.rollout.outcome.kind != "completed" for each in finished),
     }
     prompt = "\n".join(message.content for message in task.messages)
-    return {"prompt": prompt, "traces": traces[:most], **counts}
+    return {"prompt": prompt, "identity": identity(task), "traces": traces[:most], **counts}
 
 
 def _said(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

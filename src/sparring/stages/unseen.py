@@ -1,4 +1,4 @@
-"""No held-out prompt is trained on: neither from a file, nor demonstrated, nor rolled out."""
+"""No held-out task is trained on: neither from a file, nor demonstrated, nor rolled out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import xxhash
 
 from sparring.config import RunConfig, load
-from sparring.envs.splits import normalised, prompt_key
+from sparring.envs.splits import identity, normalised
 from sparring.errors import BadInput, refusal
 from sparring.stages.context import Context
 from sparring.stages.demonstrate import given_data
@@ -23,13 +23,13 @@ SHOWN = "prompts shown"
 
 
 def check_unseen(context: Context, tasks: Sequence[Task]) -> None:
-    """Prove that no held-out prompt text was trained on in this run, nor in those that it says it comes after.
+    """Prove that no held-out task was trained on in this run, nor in those that it says it comes after.
 
     Raises:
         BadInput: one was.
     """
     check_unseen_files(context, tasks)
-    texts = {prompt_key(task): task.id for task in tasks}
+    texts = {identity(task): task.id for task in tasks}
     note_shown(context, texts)
     digests = {_digest(text): text for text in texts}
     for recipe, shown in _shown_earlier(context.config):
@@ -39,11 +39,11 @@ def check_unseen(context: Context, tasks: Sequence[Task]) -> None:
 
 
 def note_shown(context: Context, held: Mapping[str, str]) -> None:
-    """Note for the runs that come after this one which prompts were trained on, by digest, here and in the runs before.
+    """Note for the runs that come after this one which tasks were trained on, by digest, here and in the runs before.
 
     Args:
         context: of a run that has trained all that it trains.
-        held: the normalised texts of held-out prompts, and whose they are.
+        held: the identities of held-out tasks, and which they are.
 
     Raises:
         BadInput: one of these was trained on here.
@@ -57,15 +57,18 @@ def note_shown(context: Context, held: Mapping[str, str]) -> None:
 
 
 def _shown(context: Context) -> Iterator[tuple[str, str]]:
-    """The normalised text of every prompt that this run was shown, and whose it is."""
+    """The identity of every task that this run was shown, and which it is."""
     for index in range((context.done("collect") or {}).get("tasks", 0)):
-        prompt = context.store.get(f"collect/{index}")["prompt"]
-        yield normalised(prompt), f"the prompt of a trace, {prompt[:60]!r}"
+        found = context.store.get(f"collect/{index}")
+        told = found.get("identity") or normalised(found["prompt"])
+        yield told, f"the task of a trace, {found['prompt'][:60]!r}"
     for stage in ("rl", "distill"):
-        yield from ((prompt_key(group.task), f"the prompt of {group.task.id}") for group in context.store.groups(stage=stage))
+        yield from ((identity(group.task), group.task.id) for group in context.store.groups(stage=stage))
+    if context.done("sft") is None or given_data(context) is not None:
+        return
     source = context.factory.tasks("demonstration", context.config.run.seed)
-    while context.done("sft") is not None and given_data(context) is None and (task := source.next()) is not None:
-        yield prompt_key(task), f"the prompt of {task.id}"
+    while (task := source.next()) is not None:
+        yield identity(task), task.id
 
 
 def _shown_earlier(config: RunConfig) -> Iterator[tuple[str, set[int]]]:
@@ -88,14 +91,16 @@ def _digest(text: str) -> int:
 
 def check_unseen_files(context: Context, tasks: Sequence[Task]) -> None:
     """The same of `[sft] data` and `[preference] data`, which are there before anything runs. A row asks for a held-out task
-    where its prompt is that task's, or where one of its user's messages is the last of that task and of no other.
+    where its prompt is that task's, or where one of its user's messages is the last of that task and of no other. Of a task that
+    has a key of its own no text tells anything, so no row asks for it.
 
     Raises:
         BadInput: a row does.
     """
-    last = Counter(_last(task) for task in tasks)
-    texts = {text: task.id for task in tasks if last[text := _last(task)] == 1 and text}
-    texts |= {prompt_key(task): task.id for task in tasks}
+    told = [task for task in tasks if not task.key]
+    last = Counter(_last(task) for task in told)
+    texts = {text: task.id for task in told if last[text := _last(task)] == 1 and text}
+    texts |= {identity(task): task.id for task in told}
     for where, asked in _asked(context):
         for text in asked:
             if text in texts:
@@ -134,4 +139,4 @@ def _text(messages: Sequence[Message]) -> str:
 
 
 def _trained_on(task: str, got: str, do: str = "change the splits of the environment") -> BadInput:
-    return refusal(f"held-out task {task}", "a prompt that no training stream holds", got, do)
+    return refusal(f"held-out task {task}", "a task that no training stream holds", got, do)

@@ -1,8 +1,10 @@
-"""Held-out prompts that are told by their text: the same in every stream of every seed and setting."""
+"""Held-out tasks that are told by their text, or by a key of the world's own: the same in every stream of every seed and setting."""
+
+from dataclasses import replace
 
 import pytest
 
-from sparring.envs.splits import Splits, can_be_held_out, prompt_key
+from sparring.envs.splits import Splits, can_be_held_out, derived_seed, identity
 from sparring.errors import BadInput
 from sparring.types import Message, Task
 
@@ -20,7 +22,7 @@ def world(seed: int, *, first: int = 0, prompts: int = 400) -> Splits:
 def prompts(splits: Splits, split: str, count: int) -> set[str]:
     stream = splits.stream(split)
     tasks = [stream.next() for _ in range(count)]
-    return {prompt_key(task) for task in tasks if task is not None}
+    return {identity(task) for task in tasks if task is not None}
 
 
 def test_what_one_run_holds_out_no_other_trains_on() -> None:
@@ -39,3 +41,40 @@ def test_the_share_is_of_all_prompts() -> None:
 def test_too_few_prompts_in_the_share_are_refused() -> None:
     with pytest.raises(BadInput, match="eval split"):
         world(1, prompts=20)
+
+
+def game(seed: int, *, share: float = 0.0, seeds: int = 1000) -> Splits:
+    """One prompt and many seeds, which the prompt does not tell."""
+
+    def draw(split: str, index: int, attempt: int) -> Task:
+        number = derived_seed(seed, split, index, attempt) % seeds
+        return Task(id=f"{split}/{index}", env="game", messages=(Message(role="user", content="Your move."),), key=str(number))
+
+    return Splits("game", draw, held_out=200, demonstrations=100, share=share)
+
+
+def test_a_game_of_one_prompt_is_split_by_its_key() -> None:
+    held, shown = prompts(game(1), "eval", 200), prompts(game(1), "demonstration", 100)
+    assert len(held) == 200 and len(shown) == 100
+    assert not held & (shown | prompts(game(1), "train", 2000))
+
+
+def test_a_share_of_all_keys_keeps_seeds_of_a_run_apart() -> None:
+    held = prompts(game(1, share=0.3), "eval", 200)
+    assert held and not held & prompts(game(2, share=0.3), "train", 2000)
+
+
+def test_too_few_keys_are_refused_and_so_are_prompts_that_tell_nothing() -> None:
+    with pytest.raises(BadInput, match="a new key for the eval split at task .*, got 1000 draws that all repeat keys"):
+        game(1, seeds=150)
+
+    def silent(split: str, index: int, attempt: int) -> Task:
+        return Task(id=f"{split}/{index}", env="game", messages=(Message(role="user", content="Your move."),))
+
+    with pytest.raises(BadInput, match="a new prompt for the eval split at task 1, .* give it a method key"):
+        Splits("game", silent, held_out=2, demonstrations=0)
+
+
+def test_a_key_is_equal_to_no_text() -> None:
+    text = Task(id="a", env="x", messages=(Message(role="user", content="\x1f7"),))
+    assert identity(text) == "7" and identity(replace(text, key="7")) not in ("7", "\x1f7".strip())
