@@ -8,6 +8,7 @@ from itertools import compress, pairwise
 
 import xxhash
 
+from sparring.batch.annotations import agreed
 from sparring.batch.critic import without_advantage
 from sparring.batch.denominators import denominators
 from sparring.batch.flatten import flatten, sampled_tokens
@@ -65,7 +66,7 @@ async def batches(
         plan: how an update is made of its groups.
 
     Raises:
-        SparringError: an annotator or the credit lost or doubled a token (law 7).
+        SparringError: an annotator or the credit lost or doubled a token (law 7), or annotated some rows and others not.
     """
     if groups_per_step < 1:
         raise ValueError(f"groups_per_step must be at least 1, got {groups_per_step}")
@@ -103,7 +104,7 @@ def assemble(
     often it is passed.
 
     Raises:
-        SparringError: the account does not balance.
+        SparringError: the account does not balance, or rows of one batch carry different annotations.
     """
     of_group = [[row for row in samples if row.group == group.id] for group in groups]
     warming = step <= plan.warmup_steps
@@ -127,6 +128,7 @@ def assemble(
 
 def _batch(step: int, model: str, rows: Sequence[Sample], totals: Mapping[str, float]) -> Batch:
     """One optimiser step within an update."""
+    agreed(rows)
     return Batch(step=step, model=model, rows=tuple(rows), denominators=totals, publish=False, ends_update=False)
 
 

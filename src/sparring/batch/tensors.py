@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from sparring.batch.annotations import agreed
 from sparring.batch.prefixes import Layout, lay_out
 from sparring.types import Sample
 
@@ -71,7 +72,7 @@ class MicroBatch:
     teachers: Mapping[str, torch.Tensor]
     """Per teacher that a row names, which of the M tokens are of its rows: [M] bool."""
     annotations: Mapping[str, torch.Tensor]
-    """Per annotation that every row carries, [M] float32."""
+    """Per annotation of the rows, which all carry the same, [M] float32."""
     denominators: Mapping[str, float]
     """Per term, over the whole update."""
     group: torch.Tensor
@@ -87,9 +88,12 @@ def micro_batch(
     advantage stay.
 
     Rows without a weighted token are left out; all may be (then N = B = M = 0).
+
+    Raises:
+        SparringError: the rows carry different annotations.
     """
     terms = sorted(denominators)
-    names = sorted(set.intersection(*(set(row.annotations) for row in rows))) if rows else []
+    names = agreed(rows)
     flat = _Flat(rows)
     weights = _weights(flat, terms)
     marked = weights.any(axis=0)

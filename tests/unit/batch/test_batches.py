@@ -229,6 +229,19 @@ def test_groups_are_recorded_and_samples_annotated():
     assert batch.rows[0].annotations["reference"] == (1.0, 2.0, 3.0, 4.0)
 
 
+class Forgetful(Reference):
+    """It leaves one row out."""
+
+    async def annotate(self, samples):
+        return [samples[0], *await super().annotate(samples[1:])]
+
+
+def test_a_batch_of_which_some_rows_are_annotated_is_refused():
+    said = "row a-1#0: expected the annotations of row a-0#0 of the same batch, none, got reference; "
+    with pytest.raises(SparringError, match=said):
+        collect([make_group("a", [1.0, 0.0])], steps=[1], annotators=[Forgetful()])
+
+
 def test_an_update_of_several_optimiser_steps_passes_every_token_as_often_as_it_says():
     groups = [make_group(f"g{n}", [1.0, 0.0, 4.0, 0.0], index=n) for n in range(4)]
     [(whole, _)] = collect(groups, steps=[1], groups_per_step=4)

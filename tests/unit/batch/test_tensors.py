@@ -8,7 +8,7 @@ import torch
 from sparring.batch.demonstration import demonstration, demonstration_batch
 from sparring.batch.denominators import denominators
 from sparring.batch.tensors import micro_batch
-from sparring.errors import BadInput
+from sparring.errors import BadInput, SparringError
 from sparring.generation import KeptSets
 from sparring.types import Sample
 
@@ -97,6 +97,16 @@ def test_tokens_without_advantage_are_not_computed():
     assert micro.targets.tolist() == [2] and micro.tokens.tolist() == [1]
     assert micro.denominators == {"policy": 2.0}
     assert micro.annotations["reference"].tolist() == [-1.0]
+
+
+def test_rows_that_carry_different_annotations_are_refused():
+    """A column that some rows lack has no values for them; to leave it out would change what the others are trained on."""
+    told = replace(EXAMPLE, annotations={"proximal": (0.0,) * 7, "reference": (0.0,) * 7})
+    silent = replace(EXAMPLE, id="y#0", annotations={"reference": (0.0,) * 7})
+    said = "row y#0: expected the annotations of row x#0 of the same batch, proximal, reference, got reference; annotate every row"
+    with pytest.raises(SparringError, match=said):
+        micro_batch([told, told, silent], {"policy": 9.0})
+    assert sorted(micro_batch([told, told], {"policy": 6.0}).annotations) == ["proximal", "reference"]
 
 
 def test_rows_without_weight_give_empty_tensors():

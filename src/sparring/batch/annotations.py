@@ -1,0 +1,33 @@
+"""What the rows of one batch carry beside their tokens: all of them the same, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sparring.errors import SparringError
+from sparring.types import Sample
+
+
+def agreed(rows: Sequence[Sample]) -> list[str]:
+    """The names of the annotations of `rows`, in order.
+
+    A loss reads a column of values per annotation. Were a row without one left to itself, the column would have to go, and the
+    other rows with it: without `proximal`, say, every ratio of the batch would be 1 and nothing be clipped.
+
+    Raises:
+        SparringError: two rows carry different ones.
+    """
+    if not rows:
+        return []
+    first = rows[0]
+    for row in rows:
+        if row.annotations.keys() != first.annotations.keys():
+            raise SparringError(
+                f"row {row.id}: expected the annotations of row {first.id} of the same batch, {_named(first)}, got {_named(row)}; "
+                "annotate every row of a batch alike, with zeros where there is nothing to say"
+            )
+    return sorted(first.annotations)
+
+
+def _named(row: Sample) -> str:
+    return ", ".join(sorted(row.annotations)) or "none"
