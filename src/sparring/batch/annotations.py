@@ -11,8 +11,8 @@ from sparring.types import Sample
 def agreed(rows: Sequence[Sample]) -> list[str]:
     """The names of the annotations of `rows`, in order.
 
-    A loss reads a column of values per annotation. Were a row without one left to itself, the column would have to go, and the
-    other rows with it: without `proximal`, say, every ratio of the batch would be 1 and nothing be clipped.
+    A loss reads a column of values per annotation. A column that one row lacks would be missing for all: without `proximal`,
+    say, every ratio of the batch would be 1 and nothing be clipped.
 
     Raises:
         SparringError: two rows carry different ones.
@@ -23,8 +23,8 @@ def agreed(rows: Sequence[Sample]) -> list[str]:
     for row in rows:
         if row.annotations.keys() != first.annotations.keys():
             raise SparringError(
-                f"row {row.id}: expected the annotations of row {first.id} of the same batch, {_named(first)}, got {_named(row)}; "
-                "annotate every row of a batch alike, with zeros where there is nothing to say"
+                f"row {row.id}: expected the annotations of row {first.id} of the same batch, {_named(first)}, "
+                f"got {_named(row)}; annotate every row of a batch alike, with zeros where there is nothing to say"
             )
     return sorted(first.annotations)
 

@@ -168,7 +168,8 @@ class WorldFactory:
             data = {key: value for key, value in row.items() if key != "messages"}
             column = self._config.columns.key
             if column and data.get("key") in (None, ""):
-                raise refusal(f"{path}, row {row['id']}", f"a key in column {column!r}", "none", "add it, or unset columns.key")
+                do = "add it, or unset columns.key"
+                raise refusal(f"{path}, row {row['id']}", f"a key in column {column!r}", "none", do)
             id = f"{self.name}/{split}/{row['id']}"
             if id in tasks:
                 raise refusal(path, "rows with ids of their own", f"{row['id']!r} twice", "correct the id column")

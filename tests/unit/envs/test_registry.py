@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sparring.envs.config import BoxConfig, EnvConfig, LimitsConfig
+from sparring.envs.config import BoxConfig, Columns, EnvConfig, LimitsConfig
 from sparring.envs.registry import load_env
 from sparring.envs.splits import overlap
 from sparring.errors import BadInput
@@ -172,13 +172,13 @@ def test_rows_of_one_prompt_are_told_apart_by_a_column(tmp_path: Path) -> None:
     rows = [{"prompt": "Your move.", "answer": str(i), "key": "no key", "board": i % 20} for i in range(40)]
     with pytest.raises(BadInput, match="expected fewer than the 1 different prompts"):
         load_env(reward_config(tmp_path, rows), read_rows)
-    factory = load_env(reward_config(tmp_path, rows, columns={"key": "board"}), read_rows)
+    factory = load_env(reward_config(tmp_path, rows, columns=Columns(key="board")), read_rows)
     held_out, train = drain(factory.tasks("eval", 0)), factory.tasks("train", 0)
     shown = [train.next() for _ in range(32)]
     assert len({t.key for t in held_out}) == len(held_out) == 4 and overlap(held_out, shown) == set()
     assert {t.key for t in [*held_out, *shown]} == set(map(str, range(20)))
     with pytest.raises(BadInput, match="data.jsonl, row 2: expected a key in column 'board', got none; "):
-        load_env(reward_config(tmp_path, [rows[0], {"prompt": "a", "answer": "1"}], columns={"key": "board"}), read_rows)
+        load_env(reward_config(tmp_path, [rows[0], {"prompt": "a", "answer": "1"}], columns=Columns(key="board")), read_rows)
 
 
 @pytest.mark.parametrize(
