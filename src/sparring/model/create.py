@@ -40,23 +40,8 @@ def create(
     Returns:
         The folder.
     """
-    config = transformers.Qwen3Config(
-        vocab_size=vocab_size,
-        hidden_size=init.hidden_size,
-        num_hidden_layers=init.num_layers,
-        num_attention_heads=init.num_heads,
-        num_key_value_heads=init.num_kv_heads,
-        head_dim=init.head_dim,
-        intermediate_size=init.intermediate_size,
-        max_position_embeddings=init.max_positions,
-        tie_word_embeddings=init.tie_embeddings,
-        rope_parameters={"rope_type": "default", "rope_theta": init.rope_theta},
-        initializer_range=init.initializer_range,
-        eos_token_id=eos_token_id,
-        pad_token_id=pad_token_id,
-        bos_token_id=bos_token_id,
-        dtype="float32",
-    )
+    config = config_of(init, vocab_size)
+    config.eos_token_id, config.pad_token_id, config.bos_token_id = eos_token_id, pad_token_id, bos_token_id
     with torch.device("meta"):
         module = transformers.Qwen3ForCausalLM(config)
     module.to_empty(device="cpu")
@@ -72,3 +57,21 @@ def create(
     out.mkdir(parents=True, exist_ok=True)
     module.save_pretrained(out)
     return out
+
+
+def config_of(init: InitConfig, vocab_size: int) -> transformers.Qwen3Config:
+    """The library's config of this shape with so many token ids, float32."""
+    return transformers.Qwen3Config(
+        vocab_size=vocab_size,
+        hidden_size=init.hidden_size,
+        num_hidden_layers=init.num_layers,
+        num_attention_heads=init.num_heads,
+        num_key_value_heads=init.num_kv_heads,
+        head_dim=init.head_dim,
+        intermediate_size=init.intermediate_size,
+        max_position_embeddings=init.max_positions,
+        tie_word_embeddings=init.tie_embeddings,
+        rope_parameters={"rope_type": "default", "rope_theta": init.rope_theta},
+        initializer_range=init.initializer_range,
+        dtype="float32",
+    )

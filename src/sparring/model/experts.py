@@ -87,11 +87,11 @@ class RowExperts(nn.Module):
     def forward(self, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
         """x[N, D], chosen[N, k] experts, their shares[N, k] -> [N, D]."""
         training, adds = torch.is_grad_enabled(), self.adapted is not None and self.adapted.adds
-        if self.is_plain and not (adds or training) and ops.path_name(x.device) in COMPILED:
+        if self.is_plain and not (adds or training or x.is_meta) and ops.path_name(x.device) in COMPILED:
             return ops.mixture(x, *self.stacks, chosen.int(), shares.float())
         count, per_row = chosen.shape
         of_pair, order = chosen.flatten().sort(stable=True)
-        loads = torch.bincount(of_pair, minlength=len(self.gate_up_proj))
+        loads = _loads(of_pair, len(self.gate_up_proj))
         numbers = order // per_row
         adapted = self.adapted(numbers.split(loads.tolist())) if adds else None
         rows = x.index_select(0, numbers)
@@ -158,6 +158,13 @@ class RowExperts(nn.Module):
         """What is derived from other values than the parameters have; nothing before the first use."""
         pairs = zip(self._stacks, self._weights(values), strict=False)
         return [change for stack, weights in pairs for change in stack.changes(weights)]
+
+
+def _loads(of_pair: torch.Tensor, experts: int) -> torch.Tensor:
+    """How many of the pairs [P] are of each expert [E]; as even as can be where nobody knows, on torch's meta device."""
+    if of_pair.is_meta:
+        return torch.tensor([len(of_pair) * (e + 1) // experts - len(of_pair) * e // experts for e in range(experts)])
+    return torch.bincount(of_pair, minlength=experts)
 
 
 def gates_of(experts: nn.Module) -> list[Gate]:

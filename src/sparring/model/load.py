@@ -20,7 +20,7 @@ from sparring.model.kernels import ops
 from sparring.model.library import Senses, class_of
 from sparring.model.lora import Adapter
 from sparring.model.peft import base_of, is_adapter, read
-from sparring.model.prove import prove
+from sparring.model.prove import observe, prove
 from sparring.model.recurrent import split
 from sparring.model.swap import swap
 
@@ -126,7 +126,8 @@ def _is_error(record: logging.LogRecord) -> bool:
 
 
 def served(module: nn.Module, where: str, *, numerics: str, gradient_checkpointing: bool = False) -> CausalModel:
-    """The library's module with our parts in it, proven where our own tests do not know it.
+    """The library's module with our parts in it, proven where our own tests do not know it. On torch's meta device nothing can be
+    proven: the model has the parts that a proven one would have.
 
     Raises:
         BadInput: it cannot run with these numerics. `where` names it.
@@ -138,7 +139,7 @@ def served(module: nn.Module, where: str, *, numerics: str, gradient_checkpointi
     # without compiled kernels the library's layers are the faster ones
     device = _device_of(module)
     path_name = ops.path_name(device)
-    swapped = exact or (device == "cpu" and path_name != "exact-torch")
+    swapped = exact or (device in ("cpu", "meta") and path_name != "exact-torch")
     with boundary(BadInput, where, "a causal LM that calls the library's interfaces", "choose another model"):
         ours = swapped and swap(module, max_positions, exact=exact)
         with boundary(BadInput, where, "recurrent layers that go on from a cache of states", "choose another model"):
@@ -151,8 +152,11 @@ def served(module: nn.Module, where: str, *, numerics: str, gradient_checkpointi
             path_name=path_name if exact else "fast",
             max_positions=max_positions,
         )
-        if not lean:
+        if not lean and device == "meta":
+            observe(model)
+        elif not lean:
             prove(model, where, exact=exact)
+        if not lean:
             Senses(module).leave()
     return model
 

@@ -42,9 +42,7 @@ def prove(model: CausalModel, where: str, *, exact: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randint(model.vocab_size, (length,), generator=generator).to(model.device) for length in lengths]
     with _short_windows(model.module):
-        observed = Observed(Packed.of(lengths[:1]).cu_seqlens.to(model.device))
-        _outputs(model, rows[:1], observed)
-        model.kv_heads = observed.heads
+        observe(model)
         wanted = _library_outputs(model, rows[-1])
         _find_logits(model, rows[-1], wanted)
         alone = [_outputs(model, [row]) for row in rows]
@@ -73,6 +71,16 @@ def prove(model: CausalModel, where: str, *, exact: bool) -> None:
     expected = "a model whose rows do not depend on the batch"
     got = f"{name}, whose logits {'may' if unknown else 'do'}{culprit}"
     raise refusal(where, expected, got, 'set numerics = "fast" for this model')
+
+
+def observe(model: CausalModel) -> None:
+    """Find the model's `kv_heads` by one forward of a few tokens, which on torch's meta device have no values."""
+    count = min(LENGTHS[0], model.max_positions)
+    on_device = "cpu" if model.device.type == "meta" else model.device  # where what says how tokens lie can be read
+    observed = Observed(Packed.of([count]).cu_seqlens.to(on_device))
+    tokens = torch.zeros(count, dtype=torch.int64, device=model.device)
+    model.hidden(tokens, torch.arange(count, device=model.device), observed)
+    model.kv_heads = observed.heads
 
 
 @contextmanager
@@ -109,11 +117,10 @@ def _find_logits(model: CausalModel, row: torch.Tensor, wanted: torch.Tensor) ->
             return
 
 
-def _outputs(model: CausalModel, rows: list[torch.Tensor], attention: Packed | None = None) -> torch.Tensor:
+def _outputs(model: CausalModel, rows: list[torch.Tensor]) -> torch.Tensor:
     """Logits; under a scalar head, which may be zero yet, what it reads."""
     positions = torch.cat([torch.arange(len(row), device=model.device) for row in rows])
-    attention = attention or Packed.of([len(row) for row in rows]).to(model.device)
-    hidden = model.hidden(torch.cat(rows), positions, attention)
+    hidden = model.hidden(torch.cat(rows), positions, Packed.of([len(row) for row in rows]).to(model.device))
     return hidden if model.is_scalar else model.logits(hidden)
 
 

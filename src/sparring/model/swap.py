@@ -32,7 +32,8 @@ def swap(module: nn.Module, max_positions: int, *, exact: bool) -> bool:
     """Replace linear layers, norms, activations, rotary embeddings, routers and experts in place; parameters keep their names.
 
     A part is recognised by what it computes, not by its class alone: it is replaced only by one of ours that gives the same
-    values on random input. What is left computes as the library does, within `RowWise`.
+    values on random input. What is left computes as the library does, within `RowWise`. On torch's meta device, where nothing has
+    values, each is taken for the first of ours.
 
     Args:
         module: a Hugging Face causal LM.
@@ -95,6 +96,9 @@ def _norm(norm: nn.Module) -> nn.Module | None:
 
 
 def _router(router: nn.Module) -> RowRouter | None:
+    if router.weight.is_meta:
+        knows_more = {name for name, _ in [*router.named_parameters(), *router.named_buffers()]} - {"weight", "bias"}
+        return None if knows_more else RowRouter(router, renormalise=True)
     # in float32: theirs rounds its logits to bfloat16, and a row with nearly equal ones may then have other experts than ours
     theirs = copy.deepcopy(router).float()
     weight = theirs.weight
@@ -123,6 +127,8 @@ def _alike(theirs: nn.Module, ours: Sequence[nn.Module], x: torch.Tensor) -> nn.
 
 def _closest(expected: torch.Tensor, found: Sequence[torch.Tensor], dtype: torch.dtype) -> int | None:
     """Which of `found` is meant: the first of the closest, unless none is close."""
+    if expected.is_meta:
+        return 0
     scale = float(expected.detach().float().abs().mean())
     errors = [float((one.detach().float() - expected.detach().float()).abs().mean()) for one in found]
     tolerance = 1e-5 if dtype == torch.float32 else 1e-2
@@ -131,6 +137,8 @@ def _closest(expected: torch.Tensor, found: Sequence[torch.Tensor], dtype: torch
 
 
 def _random(*shape: int, like: torch.Tensor) -> torch.Tensor:
+    if like.is_meta:
+        return like.new_empty(shape)
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(like)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import msgspec
 
 from sparring.engine.config import EngineConfig
 from sparring.errors import EnvError, refusal
+from sparring.model.outline import Outline
 from sparring.rollout.window import check_window
 from sparring.sandbox.check import check_sandbox
 from sparring.stages.against import check_against
@@ -26,14 +27,14 @@ from sparring.stages.imitated import check_imitation
 from sparring.stages.implicit import check_implicit
 from sparring.stages.judged import check_judges
 from sparring.stages.lora import check_lora
-from sparring.stages.memory import Held, shapes_of
+from sparring.stages.memory import Held, in_words, resident, shapes_of
 from sparring.stages.online import check_online
 from sparring.stages.reference import check_reference
 from sparring.stages.rewarded import check_reward_model
 from sparring.stages.rl import ANNOTATIONS, correction_chosen
 from sparring.stages.servable import check_model
 from sparring.stages.served import check_served
-from sparring.stages.shape import Shape, folder_shape
+from sparring.stages.shape import folder_shape
 from sparring.stages.teachers import check_collect, check_distill, check_teachers_answer
 from sparring.stages.unseen import check_unseen_files
 from sparring.types import Message, Score, Task
@@ -52,10 +53,11 @@ async def check(context: Context) -> list[str]:
     """
     config = context.config
     facts = _stages(context)
-    shape = _shape(context)
+    shapes = shapes_of(config, context.given())
+    shape = _shape(context, shapes[POLICY])
     facts += check_lora(context) + check_critic(context) + check_implicit(context)
     facts += check_reward_model(context, context.given()) + check_collect(context) + check_distill(context)
-    facts += _memory(context, shape) + _engine(context, shape)
+    facts += _memory(context, shapes) + _engine(context, shape)
     _sampling(context)
     facts += check_served(context)
     if "rl" in config.run.stages:
@@ -118,7 +120,7 @@ def _sampling(context: Context) -> None:
         raise refusal("rollout.min_p", "below 1 while the run trains", "1.0", "lower it: greedy rollouts are equal")
 
 
-def _engine(context: Context, shape: Shape) -> list[str]:
+def _engine(context: Context, shape: Outline) -> list[str]:
     """Nothing is asked of another engine than our own that it cannot do, or that whoever serves it decides; and vLLM is there."""
     engine, rollout = context.config.engine, context.config.rollout
     if engine.kind == "native":
@@ -140,7 +142,7 @@ def _engine(context: Context, shape: Shape) -> list[str]:
     return _vllm(context, shape) if engine.kind == "vllm" else []
 
 
-def _vllm(context: Context, shape: Shape) -> list[str]:
+def _vllm(context: Context, shape: Outline) -> list[str]:
     """vLLM is there, and keeps and samples as the recipe says."""
     from sparring.engine.adapters.vllm_server import find_vllm
     from sparring.engine.adapters.vllm_wire import WHOLE_VOCABULARY, truncates
@@ -154,31 +156,25 @@ def _vllm(context: Context, shape: Shape) -> list[str]:
     return [f"engine: {find_vllm(engine)} has vLLM"]
 
 
-def _shape(context: Context) -> Shape:
-    """The sizes of the policy, from its checkpoint or from `[models.policy.init]`."""
-    spec, given = context.config.models[POLICY], context.given()
+def _shape(context: Context, policy: Outline) -> Outline:
+    """The sizes of the policy, whose checkpoint, where it has one, has weights."""
+    given = context.given()
     if given is not None:
-        return folder_shape(given)
-    assert spec.init is not None, "a model has a path or an init"
-    return Shape.of(spec.init)
+        folder_shape(given)
+    return policy
 
 
-def _memory(context: Context, shape: Shape) -> list[str]:
-    """What the run holds at the most is there, in memory and on disk."""
-    config, held = context.config, Held.of(context.config, shapes_of(context.config, shape))
+def _memory(context: Context, shapes: Mapping[str, Outline]) -> list[str]:
+    """What the run holds at the most is there, in memory and on disk; a run with `memory = "warn"` is told that it is not."""
+    config, held = context.config, Held.of(context.config, shapes, resident())
     here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    warnings = []
     if config.run.device == "cpu" and held.total > here:
-        parts = {
-            "weights and optimiser": held.trainer,
-            "engines' and packed weights": held.engine + held.packed,
-            "an update": held.update,
-            "engines' caches": held.cache,
-            "activations": held.activations,
-        }
-        shares = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items())
-        expected = f"{held.total / GIB:.1f} GiB in stage {held.stage} ({shares})"
         do = "lower train.token_budget, engine.kv_bytes or engine.offload_bytes, or take a smaller model"
-        raise refusal("memory", expected, f"{here / GIB:.1f} GiB on this machine", do)
+        got = f"{here / GIB:.1f} GiB on this machine"
+        if config.run.memory == "refuse":
+            raise refusal("memory", in_words(held), got, f'{do}; run.memory = "warn" goes on all the same')
+        warnings.append(f"memory: warning: expected {in_words(held)}, got {got}; {do}")
     free = shutil.disk_usage(context.folder).free
     disk = ((held.trained + held.learner) * 12 + held.averaged * 4) * (config.train.keep_last + 1) * 2
     if disk > free:
@@ -187,7 +183,7 @@ def _memory(context: Context, shape: Shape) -> list[str]:
         )
     millions = held.parameters / 1e6
     about = f"memory: about {held.total / GIB:.2f} GiB of {here / GIB:.0f} GiB"
-    return [f"{about} for {millions:.2f} million parameters, most of it in stage {held.stage}"]
+    return [f"{about} for {millions:.2f} million parameters, most of it in stage {held.stage}", *warnings]
 
 
 def _held_out(context: Context) -> list[str]:

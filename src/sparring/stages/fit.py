@@ -10,11 +10,12 @@ from pathlib import Path
 from sparring.errors import BadInput, refusal
 from sparring.generation import GenerateRequest, Sampling
 from sparring.model.hub import local_folder
+from sparring.model.outline import Outline
 from sparring.protocols import Renderer
 from sparring.stages.context import POLICY, Context
 from sparring.stages.demonstrate import Conversation, rendered
 from sparring.stages.init import trained_tokenizer
-from sparring.stages.shape import Shape, context_room
+from sparring.stages.shape import context_room
 from sparring.types import Task
 
 SOME = 200
@@ -23,7 +24,7 @@ SOME = 200
 
 def check_rendering(
     context: Context,
-    shape: Shape,
+    shape: Outline,
     tasks: Sequence[Task],
     shown: Sequence[Conversation],
     held: Sequence[Conversation] = (),
@@ -72,7 +73,7 @@ def check_rendering(
     return facts
 
 
-def _sampling(context: Context, shape: Shape, renderer: Renderer) -> list[str]:
+def _sampling(context: Context, shape: Outline, renderer: Renderer) -> list[str]:
     """The engine takes what `[rollout]` says about sampling, and what is text there compiles.
 
     Raises:
@@ -108,7 +109,7 @@ def _compiles(held: Sequence[Conversation], renderer: Renderer) -> None:
 
 
 @contextmanager
-def _renderer(context: Context, shape: Shape, shown: Sequence[Conversation]) -> Iterator[Renderer]:
+def _renderer(context: Context, shape: Outline, shown: Sequence[Conversation]) -> Iterator[Renderer]:
     from sparring.render.train_tokenizer import MIN_VOCAB_SIZE
 
     given = context.given()
@@ -126,6 +127,6 @@ def _renderer(context: Context, shape: Shape, shown: Sequence[Conversation]) -> 
         yield context.renderer(Path(folder))
 
 
-def _too_long(where: str, shape: Shape, got: str) -> Exception:
+def _too_long(where: str, shape: Outline, got: str) -> Exception:
     expected = f"fewer tokens than the {shape.max_positions} positions of the model"
     return refusal(where, expected, got, "shorten it, raise models.policy.init.max_positions, or take another model")

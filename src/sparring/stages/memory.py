@@ -1,41 +1,49 @@
-"""How much memory a run holds at the most, from its recipe and the sizes of its models alone."""
+"""How much memory a run holds at the most: its recipe, and its models without values (`model.outline`), say it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from sparring.config import RunConfig
 from sparring.engine.config import EngineConfig
 from sparring.envs.rubrics.config import judging
 from sparring.model.hub import local_folder
+from sparring.model.outline import Outline, Size, fresh_outline, outline
 from sparring.stages.config import CriticConfig, ImplicitConfig
 from sparring.stages.context import LIVE, POLICY
 from sparring.stages.reference import AVERAGE, is_averaging, is_held, reference_model
-from sparring.stages.shape import Shape, folder_shape, token_bytes
 
-NUMBER_BYTES = 4
-"""Everything is counted in float32."""
+if TYPE_CHECKING:
+    from sparring.train.config import TrainConfig
 
-PANEL, JOINED = 64, 3
-"""Kernels multiply by so many outputs of a weight at once, and join up to so many layers."""
+FLOAT = 4
+"""Bytes of the numbers that an optimiser keeps, whatever the model computes in."""
+LANES, SMALLEST_LANE = 2, 256
+"""Into so many a trainer on a CPU cuts a micro-batch that has so many tokens for each; see `train.trainer`, `batch.packing`."""
+LATER = 160 << 20
+"""Of libraries that a run imports after it was checked, and of its own record."""
 
 TRAINING = ("sft", "preference", "reward_model", *LIVE)
 SERVING = (*LIVE, "eval")
 PLAYING = ("init", "collect", "sft", *SERVING)
 """Stages in which the world is played, whose judges answer until the stage ends."""
+SCALAR = " (scalar)"
+"""Added to the name of a model that has a scalar head."""
 
 
 class Held(NamedTuple):
-    """What a run on one machine holds in the stage that holds most: models are closed when their stage ends. First how many
+    """Peak memory of a run on one machine, in the stage that holds most: models are closed when their stage ends. First how many
     parameters the policy has, how many of them (or of an adapter) are trained, how many a learner has that is trained beside it,
     a critic or an implicit reward model, of how many a moving average is kept; then bytes.
 
-    trainer: weights (and adapters), of what is trained gradients and AdamW's three, the learner's too, and models that are only
-    asked, such as a reference. engine: weights of engines, the policy's, teachers' and judges'. packed: what the kernels of all
-    these read in the place of the weights. update: what is trained once as it was published and, staged beside the engine's, once
-    as weights and once packed. cache: keys and values here and in host memory, and recurrent states. activations: of a
-    micro-batch.
+    process: what the process holds before it has a model. weights: of trainers, engines and models that are only asked. packed:
+    what the products of all these read in the place of weights. optimiser: AdamW's moments, float32 masters of weights of another
+    dtype, and averages. step: what a trainer's micro-batches and gradients take, and what is published, at the most at once.
+    update: weights that are staged beside an engine's, packed too. cache: keys and values here and in host memory, and recurrent
+    states. sampling: what a step of generation computes.
     """
 
     stage: str
@@ -43,12 +51,14 @@ class Held(NamedTuple):
     trained: int
     learner: int
     averaged: int
-    trainer: int
-    engine: int
+    process: int
+    weights: int
     packed: int
+    optimiser: int
+    step: int
     update: int
     cache: int
-    activations: int
+    sampling: int
 
     @property
     def total(self) -> int:
@@ -56,57 +66,129 @@ class Held(NamedTuple):
         return sum(self[5:])
 
     @staticmethod
-    def of(config: RunConfig, shapes: Mapping[str, Shape]) -> Held:
-        """A bound: all that a stage has at once, the head apart from the embedding. `shapes` are those of `shapes_of`."""
-        every = [_held(config, shapes, stage) for stage in config.run.stages]
-        return max(every, key=lambda held: held.total, default=_held(config, shapes, "none"))
+    def of(config: RunConfig, shapes: Mapping[str, Outline], process: int = 0) -> Held:
+        """The estimate. `shapes` are those of `shapes_of`; `process`: see above."""
+        every = [_held(config, shapes, stage, process) for stage in config.run.stages]
+        return max(every, key=lambda held: held.total, default=_held(config, shapes, "none", process))
 
 
-def shapes_of(config: RunConfig, policy: Shape) -> dict[str, Shape]:
-    """The sizes of every model that is computed in this process, by its name in `[models]`: of the policy, and of those with a
-    checkpoint of their own. What has none is as large as the policy.
+def resident() -> int:
+    """Bytes of memory that this process has now; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def shapes_of(config: RunConfig, given: Path | None) -> dict[str, Outline]:
+    """Every model that is computed in this process, by its name in `[models]`: the policy, which begins as the folder `given` or
+    afresh, and those with a checkpoint of their own. What has none is as large as the policy. One with a scalar head is under its
+    name and `SCALAR`.
 
     Raises:
-        BadInput: there is no such checkpoint.
+        BadInput: there is no such checkpoint, or the library makes no model of it.
     """
-    names = {name for stage in config.run.stages for kind in _asked(config, stage) for name in kind}
-    if (learner := _learner(config)) is not None:
-        names.add(learner.model)
-    paths = {name: config.models[name].path for name in names - {POLICY} if name in config.models}
-    return {POLICY: policy, **{name: folder_shape(local_folder(path)) for name, path in paths.items() if path is not None}}
+    frozen, engines = (sorted({one for stage in config.run.stages for one in _asked(config, stage)[kind]}) for kind in (0, 1))
+    scalar = {name for name in (config.rl.reward_model,) if name} | ({POLICY} if "reward_model" in config.run.stages else set())
+    learner = _learner(config)
+    if isinstance(learner, CriticConfig):
+        scalar.add(learner.model)
+    names = {POLICY, *frozen, *engines, *([learner.model] if learner else [])}
+    found = {}
+    for name in sorted(names | scalar):
+        for is_scalar in {name in scalar, False} if name == POLICY else {name in scalar}:
+            found[name + SCALAR * is_scalar] = _outline(config, name, given, scalar=is_scalar)
+    return found
 
 
-def _held(config: RunConfig, shapes: Mapping[str, Shape], stage: str) -> Held:
-    policy = shapes[POLICY]
-    parameters, (adapters, packed_adapters) = _parameters(policy), _adapters(config, policy)
-    section = _learner(config)
-    learner = 0 if section is None else _parameters(shapes.get(section.model, policy))
-    trained, whole = adapters or parameters, parameters + adapters
+def _outline(config: RunConfig, name: str, given: Path | None, *, scalar: bool) -> Outline:
+    own = name in config.models and name != POLICY and config.models[name].path is not None
+    spec = config.models[name] if own else config.models[POLICY]
+    settings = {
+        "dtype": spec.dtype,
+        "numerics": spec.numerics,
+        "scalar": scalar,
+        "lora": None if own or scalar else spec.lora,
+        "gradient_checkpointing": spec.gradient_checkpointing,
+    }
+    folder = local_folder(str(spec.path)) if own else given
+    if folder is None:
+        assert spec.init is not None, "a model has a path or an init"
+        return fresh_outline(spec.init, **settings)
+    return outline(folder, **settings)
+
+
+def _held(config: RunConfig, shapes: Mapping[str, Outline], stage: str, process: int) -> Held:
+    def model(name: str) -> Outline:
+        return shapes.get(name) or shapes.get(name + SCALAR) or shapes[POLICY]
+
+    policy, section = shapes[POLICY], _learner(config)
+    heads = (SCALAR, "") if isinstance(section, CriticConfig) else ("",)
+    known = [shapes[section.model + head] for head in heads if section.model + head in shapes] if section else []
+    learner = next(iter(known), policy) if section else None
+    trained = shapes.get(POLICY + SCALAR, policy) if stage == "reward_model" else policy
     averaging = [name for name in config.run.stages if name in LIVE and is_averaging(config, name)]
-    averaged = trained if averaging else 0
+    averaged = _numbers(policy) if averaging else 0
     # of a float32 model the average is the weights of a model that is only asked
-    beside = averaged if stage in averaging and config.models[POLICY].dtype != "float32" else 0
-    training, serving, learning = (stage in TRAINING) * whole, (stage in SERVING) * whole, (stage == "rl") * learner
-    frozen, engines = _asked(config, stage)
-    only_asked = sum(_parameters(shapes[name]) if name in shapes and name != POLICY else whole for name in frozen)
-    others = sum(_parameters(shapes.get(name, policy)) for name in engines)
-    copies = (stage in TRAINING) + (stage in SERVING) + sum(name not in shapes or name == POLICY for name in frozen)
-    padding = copies * (packed_adapters - adapters)
-    written = 0 if training or serving or others else whole  # init and export hold what they write
-    per_token = policy.num_layers * (12 * policy.hidden_size + 4 * policy.intermediate_size) + 2 * policy.vocab_size
+    beside = averaged * FLOAT if stage in averaging and policy.model.dtype.itemsize != FLOAT else 0
+    frozen, others = _asked(config, stage)
+    trainers = [trained] if stage in TRAINING else []
+    trainers += [learner] if stage == "rl" and learner is not None else []
+    serving = [POLICY] if stage in SERVING and config.engine.kind != "openai" else []
+    engines = [*serving, *others]
+    every = [*trainers, *map(model, [*frozen, *engines])]
+    every += [] if trainers or engines else [policy]  # init and export hold what they write
+    steps = [_step(config, one, config.train) for one in trainers]
+    staged, packed = (part if stage in LIVE and serving else Size() for part in policy.staged())
+    published = Size.of(one.nbytes for one in trained.trained) if trainers else Size()
+    # what a thread has freed it keeps for itself, but not what is so large that the system gets it back
+    kept = sum(step.kept for step in steps) if steps and steps[0].kept > published.kept else published.kept
+    step, update = kept + max((step.returned for step in steps), default=0), staged.kept + packed.kept
+    in_update = kept + published.returned
+    larger = in_update + staged.total + packed.total > step + update
     return Held(
         stage=stage,
-        parameters=parameters,
-        trained=trained,
-        learner=learner,
+        parameters=policy.parameters,
+        trained=_numbers(policy),
+        learner=0 if learner is None else learner.parameters,
         averaged=averaged,
-        trainer=(training + bool(training) * 3 * trained + only_asked + beside + 4 * learning + written) * NUMBER_BYTES,
-        engine=(serving + others) * NUMBER_BYTES,
-        packed=(training + serving + only_asked + others + learning + padding) * NUMBER_BYTES,
-        update=(stage in LIVE) * (2 * trained + (packed_adapters or trained)) * NUMBER_BYTES,
-        cache=sum(_cache(config, shapes, name) for name in [*([POLICY] if serving else []), *engines]),
-        activations=bool(training) * config.train.token_budget * per_token * NUMBER_BYTES,
+        process=process + LATER * (process > 0),
+        weights=sum(one.weights.total + one.tables for one in every),
+        packed=sum(one.packed.total for one in every) if trainers or engines or frozen else 0,
+        optimiser=sum(_optimiser(one) for one in trainers) + beside,
+        step=in_update if larger else step,
+        update=staged.total + packed.total if larger else update,
+        cache=sum(_cache(config, model(name), name) for name in engines),
+        sampling=sum(_sampling(config, model(name), name) for name in engines),
     )
+
+
+def _numbers(model: Outline) -> int:
+    return sum(one.numel() for one in model.trained)
+
+
+def _optimiser(model: Outline) -> int:
+    """Two moments, and a master of what is not float32 itself."""
+    return sum((2 + (one.dtype.itemsize != FLOAT)) * one.numel() * FLOAT for one in model.trained)
+
+
+def _step(config: RunConfig, model: Outline, train: TrainConfig) -> Size:
+    """Of a micro-batch, cut into lanes as the trainer cuts it, beside the gradients that are added up in float32 already. Lanes
+    are computed side by side, or, by one thread, one after the other; what the first gave stays."""
+    tokens = min(train.token_budget, MOST_TOKENS)
+    lanes = LANES if tokens >= LANES * SMALLEST_LANE else 1
+    one = model.micro_batch(-(-tokens // lanes))
+    if tokens < train.token_budget:  # what it needs beyond its gradients grows with the tokens
+        one = one.times(-(-train.token_budget // tokens))
+    added = Size.of(one.numel() * FLOAT for one in model.trained)
+    if config.run.threads == 1 and lanes > 1:
+        first = Size.of(one.nbytes for one in model.trained).times(lanes - 1)
+        return added.plus(first, one)
+    return added.plus(one.times(lanes))
+
+
+MOST_TOKENS = 1 << 17
+"""Of a micro-batch that is computed without values; beyond it sizes are multiplied."""
 
 
 def _learner(config: RunConfig) -> CriticConfig | ImplicitConfig | None:
@@ -134,38 +216,39 @@ def _asked(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
     return frozen, [name for name in engines if name not in config.models or config.models[name].served is None]
 
 
-def _parameters(shape: Shape) -> int:
-    """Of matrices, as if every layer had the largest of what any has."""
-    width, attention = shape.hidden_size, (2 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    router = shape.num_experts + 1 if shape.num_experts else 0  # and a gate of what all rows go through
-    per_layer = max(attention, shape.delta_size) + router + 3 * shape.mlp_size
-    inputs = shape.num_layers * shape.input_size * (shape.vocab_size + 3 * width)
-    return (shape.num_layers * per_layer + 2 * shape.vocab_size + shape.num_positions) * width + inputs
+def _engine(config: RunConfig, name: str) -> EngineConfig:
+    """`[engine]` is the policy's; others have its settings where it is a native engine's."""
+    return config.engine if name == POLICY or config.engine.kind == "native" else EngineConfig()
 
 
-def _adapters(config: RunConfig, shape: Shape) -> tuple[int, int]:
-    """Numbers of an adapter, as it is and packed: A has `rank` rows of a linear layer's inputs, B as many columns of its outputs,
-    for each linear layer and for two matrices of each expert. Packed, A has a multiple of `PANEL` rows, and B columns for up to
-    `JOINED` layers of one product."""
-    lora = config.models[POLICY].lora
-    if lora is None:
-        return 0, 0
-    width, mlp = shape.hidden_size, shape.intermediate_size
-    mixer = max((shape.num_heads + shape.num_kv_heads) * shape.head_dim, -(-shape.delta_size // 2))
-    inputs, outputs = 6 * width + mixer + mlp, 2 * width + mixer + 2 * mlp
-    if shape.input_size:  # a gate into each layer and a way back, and the layer's share of one matrix for all
-        inputs, outputs = inputs + 2 * width + shape.input_size, outputs + width + 2 * shape.input_size
-    of_experts = shape.num_experts * width if lora.target_parameters else 0
-    stacked = shape.experts_size if lora.target_parameters else 0
-    inputs, rows = inputs + of_experts + stacked, outputs + of_experts + 2 * stacked
-    packed = -(-lora.rank // PANEL) * PANEL * inputs + lora.rank * (rows + (JOINED - 1) * outputs)
-    return shape.num_layers * lora.rank * (inputs + rows), shape.num_layers * packed
+def _cache(config: RunConfig, model: Outline, name: str) -> int:
+    """Of one engine: pages here and in host memory, of which one more is the probe's, and slots of recurrent states."""
+    from sparring.engine.sizes import Sizes
+    from sparring.model.recurrent import state_bytes
+
+    sizes = Sizes.of(model.model, _engine(config, name))
+    states = (sizes.num_states + 1) * state_bytes(model.model.recurrent) if model.model.recurrent else 0
+    return (sizes.num_pages + 1 + sizes.host_pages) * sizes.page_bytes + states
 
 
-def _cache(config: RunConfig, shapes: Mapping[str, Shape], name: str) -> int:
-    """Of one engine. `[engine]` is the policy's; others have its settings where it is a native engine's."""
-    engine = config.engine if name == POLICY or config.engine.kind == "native" else EngineConfig()
-    shape, spec = shapes.get(name, shapes[POLICY]), config.models.get(name, config.models[POLICY])
-    here = engine.kv_tokens * token_bytes(shape, spec.dtype) or engine.kv_bytes
-    states = 0 if shape.num_attending == shape.num_layers else engine.kv_bytes
-    return here + states + (engine.offload_bytes if engine.kv_across_turns == "offload" else 0)
+def _sampling(config: RunConfig, model: Outline, name: str) -> int:
+    """Of one engine's step over as many tokens as it takes, where so many fit."""
+    engine = _engine(config, name)
+    tokens = min(engine.max_batch_tokens, engine.cache_tokens(model.token_bytes(config.models.get(name, config.models[POLICY]).dtype)))
+    return model.step(tokens, min(tokens, engine.max_running)).total
+
+
+def in_words(held: Held) -> str:
+    """The total and its parts."""
+    gib = 1 << 30
+    parts: Sequence[tuple[str, int]] = (
+        ("weights", held.weights),
+        ("packed weights", held.packed),
+        ("optimiser", held.optimiser),
+        ("gradients and activations", held.step),
+        ("an update", held.update),
+        ("engines' caches", held.cache),
+        ("the rest", held.process + held.sampling),
+    )
+    shares = ", ".join(f"{name} {size / gib:.1f}" for name, size in parts if size)
+    return f"{held.total / gib:.1f} GiB in stage {held.stage} ({shares})"

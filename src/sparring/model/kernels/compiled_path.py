@@ -48,16 +48,20 @@ class CompiledPath:
         if any(len(part) % PANEL for part in parts[:-1]):
             parts = [torch.cat(parts)]
         depth, dtype, threads = parts[0].shape[1], parts[0].dtype, torch.get_num_threads()
-        kind, panel = self._layout(depth, dtype)
+        kind, _ = self._layout(depth, dtype)
         if storage is None:
-            kept = torch.float32 if kind == "pack_f32" else torch.bfloat16
-            storage = zeros((sum(-(-len(part) // PANEL) for part in parts), *panel), kept)
+            storage = zeros(*self.packed([len(part) for part in parts], depth, dtype))
         begin = 0
         for part in parts:
             rows = part.contiguous()
             self._f[kind](rows.data_ptr(), storage[begin:].data_ptr(), len(rows), depth, threads)
             begin += len(rows) // PANEL
         return storage
+
+    def packed(self, counts: Sequence[int], depth: int, dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and dtype of what `pack` makes of weights[counts[i], depth] of `dtype`."""
+        kind, panel = self._layout(depth, dtype)
+        return (-(-sum(counts) // PANEL), *panel), torch.float32 if kind == "pack_f32" else torch.bfloat16
 
     def _layout(self, depth: int, dtype: torch.dtype) -> tuple[str, tuple[int, ...]]:
         """The function that packs [M, depth], and the shape of a panel."""

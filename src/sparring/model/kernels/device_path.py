@@ -51,6 +51,10 @@ class DevicePath:
         parts = [weight.detach() for weight in weights]
         return torch.cat(parts) if storage is None else torch.cat(parts, out=storage)
 
+    def packed(self, counts: Sequence[int], depth: int, dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and dtype of what `pack` makes of weights[counts[i], depth] of `dtype`."""
+        return (sum(counts), depth), dtype
+
     def linear(
         self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int, dtype: torch.dtype
     ) -> torch.Tensor:

@@ -8,9 +8,10 @@ from sparring.errors import refusal
 from sparring.model.kernels.compiled_library import COMPILED
 from sparring.model.kernels.compiled_path import CompiledPath, compiled_path
 from sparring.model.kernels.device_path import DevicePath, is_interpreted
+from sparring.model.kernels.meta_path import MetaPath
 from sparring.model.kernels.torch_path import TorchPath
 
-Path = CompiledPath | TorchPath | DevicePath
+Path = CompiledPath | TorchPath | DevicePath | MetaPath
 
 _path: Path | None = None
 _device_path: DevicePath | None = None
@@ -24,9 +25,16 @@ def current() -> Path:
     return _path
 
 
+_meta_path = MetaPath(current)
+
+
 def path_of(x: torch.Tensor) -> Path:
-    """Of the device on which `x` lies."""
-    return current() if x.device.type == "cpu" else _on_device()
+    """Of the device on which `x` lies; what lies on none, torch's meta device, is as large as on the CPU."""
+    return _path_on(x.device.type)
+
+
+def _path_on(kind: str) -> Path:
+    return current() if kind == "cpu" else _meta_path if kind == "meta" else _on_device()
 
 
 def _on_device() -> DevicePath:
@@ -38,7 +46,7 @@ def _on_device() -> DevicePath:
 
 def path_name(device: torch.device | str = "cpu") -> str:
     """The path in use on a device: one of `path_names` on the CPU, "exact-device" on a GPU."""
-    return (current() if torch.device(device).type == "cpu" else _on_device()).name
+    return _path_on(torch.device(device).type).name
 
 
 def transposes_keys(device: torch.device | str = "cpu") -> bool:

@@ -63,10 +63,15 @@ class TorchPath:
         """
         counts = [len(weight) for weight in weights]
         if storage is None:
-            storage = torch.zeros(weights[0].shape[1], -(-sum(counts) // COLUMNS) * COLUMNS)
+            shape, dtype = self.packed(counts, weights[0].shape[1], weights[0].dtype)
+            storage = torch.zeros(shape, dtype=dtype)
         for weight, columns in zip(weights, storage[:, : sum(counts)].split(counts, 1), strict=True):
             columns.copy_(weight.detach().t())
         return storage
+
+    def packed(self, counts: Sequence[int], depth: int, dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and dtype of what `pack` makes of weights[counts[i], depth] of `dtype`."""
+        return (depth, -(-sum(counts) // COLUMNS) * COLUMNS), torch.float32
 
     def linear(
         self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int, dtype: torch.dtype

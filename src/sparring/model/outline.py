@@ -1,0 +1,296 @@
+"""A model without values, on torch's meta device: made of the same parts as a real one, it says how much memory that takes.
+
+Whatever holds numbers is counted as what it is: parameters of their dtype, a tied one once; what the products read in the place
+of weights, as the path in use packs it; tables; and what a micro-batch allocates on its way forward and back.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from sparring.errors import BadInput, boundary
+from sparring.model.attention import IMPLEMENTATION, Packed
+from sparring.model.causal import CausalModel
+from sparring.model.config import InitConfig, LoraConfig
+from sparring.model.create import config_of
+from sparring.model.experts import RowExperts
+from sparring.model.head import token_quantities
+from sparring.model.kernels.memory import LARGE
+from sparring.model.kernels.pages import token_bytes
+from sparring.model.layers import Product, RowLinear
+from sparring.model.library import class_of
+from sparring.model.load import DTYPES, read_config, served
+from sparring.model.lora import SCALE, A, Adapter, B
+from sparring.model.targets import targeted, targets_of
+
+OWN_MAPPING = 32 << 20
+"""Bytes from which on the C library gives a tensor's memory back to the system when it is freed; it may keep smaller ones for the
+thread that had them (M_MMAP_THRESHOLD, at its most on 64 bits)."""
+
+
+class Size(NamedTuple):
+    """Bytes of tensors: of those that a thread keeps for its next ones when they are freed, and of those that the system gets
+    back at once."""
+
+    kept: int = 0
+    returned: int = 0
+
+    @property
+    def total(self) -> int:
+        """All."""
+        return self.kept + self.returned
+
+    def plus(self, *others: Size) -> Size:
+        """There at once."""
+        return Size(*(sum(parts) for parts in zip(self, *others, strict=True)))
+
+    def times(self, count: int) -> Size:
+        """So often."""
+        return Size(self.kept * count, self.returned * count)
+
+    @staticmethod
+    def of(sizes: Iterable[int], own_mapping: int = OWN_MAPPING) -> Size:
+        """Of tensors with these numbers of bytes."""
+        every = list(sizes)
+        returned = sum(size for size in every if size >= own_mapping)
+        return Size(sum(every) - returned, returned)
+
+
+class Outline:
+    """The sizes of a model.
+
+    Args:
+        model: on the meta device; with the adapter that it has everywhere, if any.
+    """
+
+    def __init__(self, model: CausalModel) -> None:
+        self.model = model
+        self.vocab_size, self.max_positions, self.kv_heads = model.vocab_size, model.max_positions, model.kv_heads
+
+    @property
+    def parameters(self) -> int:
+        """Numbers, a tied weight once."""
+        return sum(one.numel() for one in self.model.state().values())
+
+    def token_bytes(self, dtype: str) -> int:
+        """Size of one token's keys and values, over all layers that attend."""
+        return token_bytes(self.kv_heads, DTYPES[dtype])
+
+    @property
+    def trained(self) -> list[torch.Tensor]:
+        """What a trainer trains: the adapter's factors where there is one, else all parameters."""
+        everywhere = self.model.adapters.everywhere
+        if everywhere is not None:
+            return list(everywhere.parameters().values())
+        return [one for one in self.model.parameters().values() if isinstance(one, nn.Parameter)]
+
+    @property
+    def weights(self) -> Size:
+        """What lies in files, and an adapter."""
+        return Size.of(one.nbytes for one in [*self.model.state().values(), *self._factors()])
+
+    @property
+    def packed(self) -> Size:
+        """What the products read in the place of weights and factors."""
+        return Size.of((one.nbytes for one in [*self._storages(), *self._packed_factors()]), LARGE)
+
+    @property
+    def tables(self) -> int:
+        """Such as rotary cosines."""
+        kept = self.model.parameters().values()
+        return sum(one.nbytes for one in self.model.module.buffers() if not any(one is other for other in kept))
+
+    def staged(self) -> tuple[Size, Size]:
+        """What an update brings: weights, or an adapter's factors, and the same packed."""
+        if self.model.adapters.everywhere is None:
+            return self.weights, self.packed
+        return Size.of(one.nbytes for one in self._factors()), Size.of((one.nbytes for one in self._packed_factors()), LARGE)
+
+    def micro_batch(self, tokens: int) -> Size:
+        """What a micro-batch of so many tokens, all of them trained, has at the most at once: what the backward pass needs, and
+        the gradients.
+
+        Raises:
+            BadInput: the model cannot be computed without values.
+        """
+        where = f"{type(self.model.module).__name__} without values"
+        with boundary(BadInput, where, "a forward and a backward pass", "report it"), _trainable(self), Unread(), Live() as live:
+            hidden = self._hidden(tokens)
+            needs = frozenset({"value"} if self.model.is_scalar else {"logprob", "entropy"})
+            targets, heat = (torch.empty(tokens, dtype=kind, device="meta") for kind in (torch.int64, torch.float32))
+            found = token_quantities(self.model, hidden, targets, heat, needs)
+            torch.autograd.grad(sum(one.sum() for one in found.values()), self.trained, allow_unused=True)
+        return live.peak
+
+    def step(self, tokens: int, sampled: int) -> Size:
+        """What a step of generation over so many tokens, of which some are followed by a new one, has at the most at once.
+
+        Raises:
+            BadInput: the model cannot be computed without values.
+        """
+        where = f"{type(self.model.module).__name__} without values"
+        with boundary(BadInput, where, "a forward pass", "report it"), torch.no_grad(), Unread(), Live() as live:
+            rows = self._hidden(tokens)[:sampled]
+            if not self.model.is_scalar:
+                self.model.logits(rows)
+        return live.peak
+
+    def _hidden(self, tokens: int) -> torch.Tensor:
+        ids, places = (torch.empty(tokens, dtype=torch.int64, device="meta") for _ in range(2))
+        return self.model.hidden(ids, places, Packed.of([tokens]), places)
+
+    def _factors(self) -> list[torch.Tensor]:
+        everywhere = self.model.adapters.everywhere
+        return [] if everywhere is None else list(everywhere.parameters().values())
+
+    def _storages(self) -> Iterator[torch.Tensor]:
+        parts, decoder = self.model.parts, self.model.decoder
+        joined = {part for product in (() if decoder is None else decoder.joined) for part in product.parts}
+        for part in parts:
+            if isinstance(part, RowExperts):
+                yield from (stack.storage for stack in part.stacks)
+            elif isinstance(part, Product):
+                yield part.packed.storage
+            elif isinstance(part, RowLinear) and part not in joined:
+                yield part.product.packed.storage
+
+    def _packed_factors(self) -> Iterator[torch.Tensor]:
+        everywhere = self.model.adapters.everywhere
+        for delta in () if everywhere is None else everywhere.deltas.values():
+            yield from (one.storage for one in (delta.a, delta.b) if one is not None)
+
+
+@contextmanager
+def _trainable(outline: Outline) -> Iterator[None]:
+    """What is trained, and that alone, takes gradients, as in a trainer."""
+    outline.model.module.requires_grad_(False)
+    for one in outline.trained:
+        one.requires_grad_(True)
+    yield
+
+
+@lru_cache(maxsize=32)
+def outline(
+    folder: Path,
+    *,
+    dtype: str = "float32",
+    numerics: str = "exact",
+    scalar: bool = False,
+    lora: LoraConfig | None = None,
+    gradient_checkpointing: bool = False,
+) -> Outline:
+    """Of the checkpoint in `folder`, or an adapter's base; see `outline_of`.
+
+    Raises:
+        BadInput: there is no config, or none that the library makes a model of.
+    """
+    return outline_of(read_config(str(folder), numerics), str(folder), dtype, numerics, scalar, lora, gradient_checkpointing)
+
+
+def fresh_outline(init: InitConfig, **settings: Any) -> Outline:
+    """Of a fresh model; settings as in `outline_of`."""
+    return outline_of(config_of(init, init.vocab_size), "models.policy.init", **settings)
+
+
+def outline_of(
+    config: Any,
+    where: str,
+    dtype: str = "float32",
+    numerics: str = "exact",
+    scalar: bool = False,
+    lora: LoraConfig | None = None,
+    gradient_checkpointing: bool = False,
+) -> Outline:
+    """The model that `load` would make of this config.
+
+    Args:
+        config: the library's.
+        where: names it in refusals.
+        dtype: as for `load`.
+        numerics: as for `load`.
+        scalar: with a scalar head.
+        lora: the adapter that it has everywhere.
+        gradient_checkpointing: as for `load`.
+
+    Raises:
+        BadInput: the library makes no model of it, or it cannot have such an adapter.
+    """
+    config = copy.deepcopy(config)
+    kind = class_of(config)
+    if scalar:
+        kind, config.num_labels = transformers.AutoModelForSequenceClassification, 1
+    with torch.device("meta"), boundary(BadInput, where, "a config that the library makes a model of", "repair it"):
+        module = kind.from_config(config, dtype=DTYPES[dtype], attn_implementation=IMPLEMENTATION)
+    with Unread():
+        model = served(module, where, numerics=numerics, gradient_checkpointing=gradient_checkpointing)
+    if lora is not None:
+        targets, state = targets_of(module), {SCALE: torch.tensor(lora.scale, dtype=torch.float64)}
+        for name in targeted(module, lora.target_modules, lora.target_parameters):
+            *experts, outputs, inputs = targets[name].shape
+            state[f"{name}.{A}"] = torch.empty(*experts, lora.rank, inputs, device="meta")
+            state[f"{name}.{B}"] = torch.empty(*experts, outputs, lora.rank, device="meta")
+        model.adapters.everywhere = model.adapters.fit(Adapter(state, model.dtype, model.device))
+    return Outline(model)
+
+
+class Unread(TorchDispatchMode):
+    """For models that look at values, of which each is 0, and for what torch refuses without them though it computes it with them:
+    grouped products of float32."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Called in the place of every operation of torch."""
+        if function is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            return 0
+        if function is torch.ops.aten._grouped_mm.default and args[0].is_meta:
+            a, b = args[:2]
+            groups = [] if a.dim() != b.dim() else [(kwargs or {}).get("offs", args[2] if len(args) > 2 else a).shape[0]]
+            return a.new_empty([*groups, a.shape[0], b.shape[-1]])
+        return function(*args, **(kwargs or {}))
+
+
+class Live(TorchDispatchMode):
+    """Counts what tensors that are made within take while they live; `peak`: the most of each kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now, self._most = [0, 0], [0, 0]
+        self._known: set[int] = set()
+
+    @property
+    def peak(self) -> Size:
+        """At any time: of those that a thread keeps, and of those that the system gets back."""
+        return Size(*self._most)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Called in the place of every operation of torch."""
+        result = function(*args, **(kwargs or {}))
+        for one in tree_leaves(result):
+            if isinstance(one, torch.Tensor):
+                self._note(one.untyped_storage())
+        return result
+
+    def _note(self, storage: Any) -> None:
+        if (key := storage._cdata) in self._known:
+            return
+        size = storage.nbytes()
+        kind = int(size >= OWN_MAPPING)
+        self._known.add(key)
+        self._now[kind] += size
+        self._most[kind] = max(self._most[kind], self._now[kind])
+        weakref.finalize(storage, self._forget, key, kind, size)
+
+    def _forget(self, key: int, kind: int, size: int) -> None:
+        self._known.discard(key)
+        self._now[kind] -= size
