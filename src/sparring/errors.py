@@ -118,6 +118,30 @@ class boundary:
             raise self._error(f"{where}: expected {expected}, got {got}; {do}" if expected else f"{where}: {got}") from cause
 
 
+class naming_memory:
+    """Where memory ran out in the body of `with naming_memory(told)`, say what had been told of it before.
+
+    Raises:
+        InfraError: memory ran out, and what had been told.
+    """
+
+    __slots__ = ("_told",)
+
+    def __init__(self, told: str) -> None:
+        self._told = told
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, cause: BaseException | None, trace: object) -> None:
+        error = cause
+        while error is not None:
+            if isinstance(error, Exception) and _is_short_of_memory(error):
+                got = f"{type(cause).__name__}: {cause}"
+                raise InfraError(f"memory ran out: {got}; before it began, the run was told: {self._told}") from cause
+            error = error.__cause__ or error.__context__
+
+
 def _is_short_of_memory(cause: Exception) -> bool:
     """Python's own error, the system's, or torch's, which has no class on a CPU."""
     return isinstance(cause, MemoryError) or any(text in str(cause) for text in ("allocate memory", "out of memory"))

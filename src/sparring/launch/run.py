@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sparring.config import RunConfig, dump, load, resolve
-from sparring.errors import refusal
+from sparring.errors import naming_memory, refusal
 from sparring.launch.block import block
 from sparring.observe.progress import progress
 from sparring.observe.sinks.load import check_sinks, load_sinks
 from sparring.observe.sinks.sink import Fanout
 from sparring.stages.against import remember_others
-from sparring.stages.context import Context
+from sparring.stages.context import TOLD, Context
 from sparring.stages.summary import write_summary
 from sparring.stages.unseen import SHOWN, note_shown
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 CONFIG = "config.toml"
 STORE = "store.sqlite"
+UNDER_WAY = "memory/under_way"
+"""Under this key of the store, while stages run, what was said of the run's memory."""
 
 
 def run_recipe(config: RunConfig) -> Path:
@@ -82,13 +84,33 @@ async def _run(config: RunConfig) -> Path:
                 context.sink.event("check", fact)
         _claim(context.folder, config)  # not before: a run that was refused may be corrected and started again
         remember_others(context)
-        for stage in config.run.stages:
-            if context.done(stage) is None:
-                await _stage(context, stage)
+        with _telling_memory(context):
+            for stage in config.run.stages:
+                if context.done(stage) is None:
+                    await _stage(context, stage)
         if context.store.get(SHOWN) is None:  # an evaluation has noted it
             note_shown(context, {})
         write_summary(context)
         return context.folder
+
+
+@contextmanager
+def _telling_memory(context: Context) -> Iterator[None]:
+    """While stages run, the store holds what was said of the run's memory: where memory runs out, the error says it again. A
+    process that ends without an error was killed, by the kernel, it may be, and the next one says it.
+
+    Raises:
+        InfraError: memory ran out.
+    """
+    told = context.store.get(TOLD)
+    if (before := context.store.get(UNDER_WAY)) is not None:
+        context.sink.event("run", f"the process before this one was killed; before it began, it was told: {before}")
+    context.store.put(UNDER_WAY, told)
+    try:
+        with naming_memory(str(told)):
+            yield
+    finally:
+        context.store.put(UNDER_WAY, None)
 
 
 async def _stage(context: Context, name: str) -> None:
@@ -221,8 +243,8 @@ def _compare(folder: Path, config: RunConfig) -> None:
 
 
 def _differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """Which keys differ, as `path (old -> new)`. How progress is shown does not count."""
-    if path == "observe":
+    """Which keys differ, as `path (old -> new)`. How progress is shown and whether memory is refused do not count."""
+    if path in ("observe", "run.memory"):
         return []
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         keys = sorted(old.keys() | new.keys())

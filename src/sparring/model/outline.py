@@ -246,8 +246,8 @@ def outline_of(
 
 
 class Unread(TorchDispatchMode):
-    """For models that look at values, of which each is 0, and for what torch refuses without them though it computes it with them:
-    grouped products of float32."""
+    """For models that look at values, of which each is 0, and for what torch refuses without them though it computes it with
+    them: grouped products of float32."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Called in the place of every operation of torch."""

@@ -18,7 +18,7 @@ from sparring.sandbox.check import check_sandbox
 from sparring.stages.against import check_against
 from sparring.stages.beside import check_beside
 from sparring.stages.compared import check_compared
-from sparring.stages.context import ORDER, POLICY, Context
+from sparring.stages.context import ORDER, POLICY, TOLD, Context
 from sparring.stages.critic import check_critic
 from sparring.stages.demonstrate import Conversation, converse, demonstrate, given_conversations
 from sparring.stages.eval import held_out
@@ -183,7 +183,9 @@ def _memory(context: Context, shapes: Mapping[str, Outline]) -> list[str]:
         )
     millions = held.parameters / 1e6
     about = f"memory: about {held.total / GIB:.2f} GiB of {here / GIB:.0f} GiB"
-    return [f"{about} for {millions:.2f} million parameters, most of it in stage {held.stage}", *warnings]
+    facts = [f"{about} for {millions:.2f} million parameters, most of it in stage {held.stage}", *warnings]
+    context.store.put(TOLD, facts[-1])
+    return facts
 
 
 def _held_out(context: Context) -> list[str]:

@@ -47,8 +47,8 @@ class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """CPU threads of the trainer and of the engine each; 0 takes every core."""
 
     memory: Literal["refuse", "warn"] = "refuse"
-    """What is done with a run that is said to need more memory than the machine has. warn: it is begun all the same; where it ends
-    for want of memory, it says again what it had been told."""
+    """What is done with a run that is said to need more memory than the machine has. warn: it is begun all the same; where it
+    ends for want of memory, it says again what it had been told."""
 
     cluster: Literal["inline"] = "inline"
     """Which process runs where."""

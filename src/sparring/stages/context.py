@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from sparring.protocols import Renderer
 
 POLICY = "policy"
+TOLD = "memory"
+"""Under this key of the store, what was last said of the run's memory."""
 ORDER = ("init", "collect", "sft", "preference", "reward_model", "rl", "distill", "eval", "export")
 LIVE = ("rl", "distill")
 """Stages that train what they sample, and so publish what they train."""

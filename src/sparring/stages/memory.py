@@ -234,7 +234,8 @@ def _cache(config: RunConfig, model: Outline, name: str) -> int:
 def _sampling(config: RunConfig, model: Outline, name: str) -> int:
     """Of one engine's step over as many tokens as it takes, where so many fit."""
     engine = _engine(config, name)
-    tokens = min(engine.max_batch_tokens, engine.cache_tokens(model.token_bytes(config.models.get(name, config.models[POLICY]).dtype)))
+    dtype = config.models.get(name, config.models[POLICY]).dtype
+    tokens = min(engine.max_batch_tokens, engine.cache_tokens(model.token_bytes(dtype)))
     return model.step(tokens, min(tokens, engine.max_running)).total
 
 

@@ -1,11 +1,6 @@
 """What `sparring check` says a run holds, against what models, trainers and engines really hold."""
 
 import json
-import os
-import resource
-import signal
-import subprocess
-import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +14,7 @@ from sparring.model.config import InitConfig, LoraConfig
 from sparring.model.kernels import ops, pages
 from sparring.model.load import load
 from sparring.model.outline import Outline, Size, fresh_outline, outline
-from sparring.stages.memory import Held, resident, shapes_of
+from sparring.stages.memory import Held, shapes_of
 from sparring.stages.shape import context_room, folder_shape
 from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import FEATURES, tiny_model

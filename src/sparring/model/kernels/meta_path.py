@@ -47,8 +47,8 @@ class MetaPath:
         self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, needs: tuple[bool, bool]
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Gradients of x[N, K] and weight[M, K], where they are needed."""
-        dx, dw = (one.new_empty(one.shape, dtype=x.dtype) if needed else None for one, needed in zip((x, weight), needs, strict=True))
-        return dx, dw
+        dx = x.new_empty(x.shape) if needs[0] else None
+        return dx, weight.new_empty(weight.shape, dtype=x.dtype) if needs[1] else None
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x[N, D] -> [N, D]."""
