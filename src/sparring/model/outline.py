@@ -276,8 +276,9 @@ class Live(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Called in the place of every operation of torch."""
         result = function(*args, **(kwargs or {}))
+        given = {one.untyped_storage()._cdata for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)}
         for one in tree_leaves(result):
-            if isinstance(one, torch.Tensor):
+            if isinstance(one, torch.Tensor) and one.untyped_storage()._cdata not in given:  # a view takes nothing
                 self._note(one.untyped_storage())
         return result
 

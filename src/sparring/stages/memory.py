@@ -23,6 +23,9 @@ FLOAT = 4
 """Bytes of the numbers that an optimiser keeps, whatever the model computes in."""
 LANES, SMALLEST_LANE = 2, 256
 """Into so many a trainer on a CPU cuts a micro-batch that has so many tokens for each; see `train.trainer`, `batch.packing`."""
+SCATTERED = 1.3
+"""What a trainer's threads keep of freed memory, in pieces too small for the next tensor, over what they use at the most: measured
+by `benchmarks/memory.py`."""
 LATER = 160 << 20
 """Of libraries that a run imports after it was checked, and of its own record."""
 
@@ -183,8 +186,10 @@ def _step(config: RunConfig, model: Outline, train: TrainConfig) -> Size:
     added = Size.of(one.numel() * FLOAT for one in model.trained)
     if config.run.threads == 1 and lanes > 1:
         first = Size.of(one.nbytes for one in model.trained).times(lanes - 1)
-        return added.plus(first, one)
-    return added.plus(one.times(lanes))
+        found = added.plus(first, one)
+    else:
+        found = added.plus(one.times(lanes))
+    return Size(int(SCATTERED * found.kept), found.returned)
 
 
 MOST_TOKENS = 1 << 17

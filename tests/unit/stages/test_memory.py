@@ -14,7 +14,7 @@ from sparring.model.config import InitConfig, LoraConfig
 from sparring.model.kernels import ops, pages
 from sparring.model.load import load
 from sparring.model.outline import Outline, Size, fresh_outline, outline
-from sparring.stages.memory import Held, shapes_of
+from sparring.stages.memory import SCATTERED, Held, shapes_of
 from sparring.stages.shape import context_room, folder_shape
 from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import FEATURES, tiny_model
@@ -90,11 +90,11 @@ def test_the_stage_that_holds_most_counts() -> None:
 def test_gradients_are_there_once_added_up_and_once_for_each_lane() -> None:
     """Beside what the backward pass needs."""
     config, one = held_config(("sft",)), POLICY.micro_batch(64)
-    assert held("sft").step == POLICY.weights.total + one.total, "64 tokens are not cut"
+    assert held("sft").step == int(SCATTERED * (POLICY.weights.total + one.total)), "64 tokens are not cut"
     wide = msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, token_budget=512))
-    assert Held.of(wide, {"policy": POLICY}).step == POLICY.weights.total + 2 * POLICY.micro_batch(256).total
+    assert Held.of(wide, {"policy": POLICY}).step == int(SCATTERED * (POLICY.weights.total + 2 * POLICY.micro_batch(256).total))
     alone = msgspec.structs.replace(wide, run=msgspec.structs.replace(wide.run, threads=1))
-    assert Held.of(alone, {"policy": POLICY}).step == 2 * POLICY.weights.total + POLICY.micro_batch(256).total
+    assert Held.of(alone, {"policy": POLICY}).step == int(SCATTERED * (2 * POLICY.weights.total + POLICY.micro_batch(256).total))
 
 
 def test_a_reference_and_a_reward_model_are_there_too() -> None:
