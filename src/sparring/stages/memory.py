@@ -24,8 +24,8 @@ FLOAT = 4
 LANES, SMALLEST_LANE = 2, 256
 """Into so many a trainer on a CPU cuts a micro-batch that has so many tokens for each; see `train.trainer`, `batch.packing`."""
 SCATTERED = 1.3
-"""What a trainer's threads keep of freed memory, in pieces too small for the next tensor, over what they use at the most: measured
-by `benchmarks/memory.py`."""
+"""What a trainer's threads keep of freed memory, in pieces too small for the next tensor, over what they use at the most:
+measured by `benchmarks/memory.py`."""
 LATER = 160 << 20
 """Of libraries that a run imports after it was checked, and of its own record."""
 
