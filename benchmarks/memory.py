@@ -64,7 +64,6 @@ CASES: dict[str, tuple[tuple[str, dict[str, Any]], str, dict[str, Any]]] = {
     "sft": (GPT2, "float32", {"stages": ["sft"]}),
     "sft checkpointing": (GEMMA3_270M, "bfloat16", {"stages": ["sft"], "policy": {"gradient_checkpointing": True}}),
     "preference": (PYTHIA_160M, "bfloat16", {"stages": ["preference"]}),
-    "eval": (SMOLLM2_360M, "float32", {"stages": ["eval"]}),
 }
 LARGE = {"rl 0.6B": (QWEN3_600M, "bfloat16", {"policy": {"gradient_checkpointing": True}, "train": {"token_budget": 768}})}
 
@@ -134,11 +133,8 @@ def recipe(folder: Path, name: str, dtype: str, asked: dict[str, Any]) -> Path:
         "rl": asked.get("rl", RL),
         "sft": {"steps": 2, "rows_per_step": 16, "data": str(folder / "talks.jsonl")},
         "preference": {"steps": 2, "rows_per_step": 8, "data": str(folder / "pairs.jsonl")},
-        "eval": {"tasks": 64, "checkpoints": [], "no_tool_tasks": 0},
         **{section: asked[section] for section in ("algo", "distill") if section in asked},
     }
-    if "eval" not in document["run"]["stages"]:
-        del document["eval"]
     path = folder / "recipe.toml"
     path.write_text(tomli_w.dumps(document))
     return path

@@ -228,6 +228,8 @@ def outline_of(
         BadInput: the library makes no model of it, or it cannot have such an adapter.
     """
     config = copy.deepcopy(config)
+    if getattr(config.get_text_config(), "pad_token_id", None) is not None:
+        config.get_text_config().pad_token_id = 0  # whether ids fit the embedding is told elsewhere
     kind = class_of(config)
     if scalar:
         kind, config.num_labels = transformers.AutoModelForSequenceClassification, 1

@@ -53,8 +53,10 @@ async def check(context: Context) -> list[str]:
     """
     config = context.config
     facts = _stages(context)
+    if context.given() is not None:
+        folder_shape(context.given())
     shapes = shapes_of(config, context.given())
-    shape = _shape(context, shapes[POLICY])
+    shape = shapes[POLICY]
     facts += check_lora(context) + check_critic(context) + check_implicit(context)
     facts += check_reward_model(context, context.given()) + check_collect(context) + check_distill(context)
     facts += _memory(context, shapes) + _engine(context, shape)
@@ -154,14 +156,6 @@ def _vllm(context: Context, shape: Outline) -> list[str]:
         expected = f"one beside top_p and min_p with vLLM, whose kept tokens are known as the likeliest of {shape.vocab_size}"
         raise refusal("rollout.top_k", expected, "0", "set it, or truncate nothing")
     return [f"engine: {find_vllm(engine)} has vLLM"]
-
-
-def _shape(context: Context, policy: Outline) -> Outline:
-    """The sizes of the policy, whose checkpoint, where it has one, has weights."""
-    given = context.given()
-    if given is not None:
-        folder_shape(given)
-    return policy
 
 
 def _memory(context: Context, shapes: Mapping[str, Outline]) -> list[str]:

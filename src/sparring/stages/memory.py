@@ -23,9 +23,11 @@ FLOAT = 4
 """Bytes of the numbers that an optimiser keeps, whatever the model computes in."""
 LANES, SMALLEST_LANE = 2, 256
 """Into so many a trainer on a CPU cuts a micro-batch that has so many tokens for each; see `train.trainer`, `batch.packing`."""
-SCATTERED = 1.3
+SCATTERED = 1.2
 """What a trainer's threads keep of freed memory, in pieces too small for the next tensor, over what they use at the most:
 measured by `benchmarks/memory.py`."""
+UNCOUNTED = 0.08
+"""Share of all that is counted, for what is not: pieces that the C library keeps, and copies on the way; measured likewise."""
 LATER = 160 << 20
 """Of libraries that a run imports after it was checked, and of its own record."""
 
@@ -46,7 +48,7 @@ class Held(NamedTuple):
     what the products of all these read in the place of weights. optimiser: AdamW's moments, float32 masters of weights of another
     dtype, and averages. step: what a trainer's micro-batches and gradients take, and what is published, at the most at once.
     update: weights that are staged beside an engine's, packed too. cache: keys and values here and in host memory, and recurrent
-    states. sampling: what a step of generation computes.
+    states. sampling: what a step of generation computes. uncounted: an allowance where `process` is known.
     """
 
     stage: str
@@ -62,6 +64,7 @@ class Held(NamedTuple):
     update: int
     cache: int
     sampling: int
+    uncounted: int
 
     @property
     def total(self) -> int:
@@ -149,7 +152,7 @@ def _held(config: RunConfig, shapes: Mapping[str, Outline], stage: str, process:
     step, update = kept + max((step.returned for step in steps), default=0), staged.kept + packed.kept
     in_update = kept + published.returned
     larger = in_update + staged.total + packed.total > step + update
-    return Held(
+    found = Held(
         stage=stage,
         parameters=policy.parameters,
         trained=_numbers(policy),
@@ -163,7 +166,9 @@ def _held(config: RunConfig, shapes: Mapping[str, Outline], stage: str, process:
         update=staged.total + packed.total if larger else update,
         cache=sum(_cache(config, model(name), name) for name in engines),
         sampling=sum(_sampling(config, model(name), name) for name in engines),
+        uncounted=0,
     )
+    return found._replace(uncounted=int(UNCOUNTED * found.total) if process else 0)
 
 
 def _numbers(model: Outline) -> int:
@@ -254,7 +259,7 @@ def in_words(held: Held) -> str:
         ("gradients and activations", held.step),
         ("an update", held.update),
         ("engines' caches", held.cache),
-        ("the rest", held.process + held.sampling),
+        ("the rest", held.process + held.sampling + held.uncounted),
     )
     shares = ", ".join(f"{name} {size / gib:.1f}" for name, size in parts if size)
     return f"{held.total / gib:.1f} GiB in stage {held.stage} ({shares})"

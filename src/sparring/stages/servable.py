@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from sparring.errors import refusal
-from sparring.model.config import InitConfig
+from sparring.model.outline import Outline
 from sparring.model.hub import base_folder
 from sparring.stages.context import POLICY, Context
 
@@ -16,7 +16,7 @@ LAYERS = 2
 """A fresh model's layers are all alike, so that two prove them all."""
 
 
-def check_model(context: Context, shape: InitConfig) -> list[str]:
+def check_model(context: Context, shape: Outline) -> list[str]:
     """Load the policy as every stage will, or make one of the configured shape.
 
     Args:
@@ -40,7 +40,8 @@ def check_model(context: Context, shape: InitConfig) -> list[str]:
         if given is not None:
             _check_ids(base_folder(given), shape)
         else:
-            create(msgspec.structs.replace(shape, num_layers=min(shape.num_layers, LAYERS)), shape.vocab_size, folder, 0)
+            assert spec.init is not None, "a model has a path or an init"
+            create(msgspec.structs.replace(spec.init, num_layers=min(spec.init.num_layers, LAYERS)), shape.vocab_size, folder, 0)
         model = check_servable(
             given or Path(folder), dtype=spec.dtype, device=context.config.run.device, numerics=spec.numerics
         )
@@ -51,7 +52,7 @@ def check_model(context: Context, shape: InitConfig) -> list[str]:
     return [f"model: {type(model.module).__name__} in {spec.dtype} runs on {model.path_name}"]
 
 
-def _check_ids(folder: Path, shape: InitConfig) -> None:
+def _check_ids(folder: Path, shape: Outline) -> None:
     """Every token of the tokenizer has a row in the embedding."""
     from tokenizers import Tokenizer
 
