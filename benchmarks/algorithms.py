@@ -25,21 +25,23 @@ LEAST = 0.6
 ACTIVE = (0.01, 0.30)
 """Where an algorithm's own term lies if it acts and does not stifle: a share of what is trained."""
 NARROW = 'algo.gate={name="clip",low=0.1,high=0.1}'
+FILTER = "algo.zero_variance_filter=true"
 CRITIC = 'rl.critic={train={learning_rate=1e-3}}'
 ALGORITHMS: dict[str, tuple[list[str], str]] = {
     "ppo": (["algo.preset=ppo", CRITIC, NARROW], "clip_fraction"),
-    "grpo": (["algo.preset=grpo"], "clip_fraction"),
+    "grpo": (["algo.preset=grpo", FILTER], "clip_fraction"),
     "rloo": (["algo.preset=dapo", "algo.credit=rloo"], "clip_fraction"),
     "reinforce++": (["algo.preset=reinforce_plus_plus", NARROW], "clip_fraction"),
-    "gspo": (["algo.preset=gspo", 'algo.gate={name="clip",low=0.006,high=0.008}'], "clip_fraction"),
-    "cispo": (["algo.preset=cispo", 'algo.gate={name="cispo",high=0.03}', "rl.train.learning_rate=1e-4"], "clip_fraction"),
+    "gspo": (["algo.preset=gspo", 'algo.gate={name="clip",low=0.006,high=0.008}', FILTER], "clip_fraction"),
+    "cispo": (["algo.preset=cispo", 'algo.gate={name="cispo",high=0.03}', "rl.train.learning_rate=1e-4", FILTER], "clip_fraction"),
     "dapo": (["algo.preset=dapo"], "clip_fraction"),
     "dpo": (['rl.preference={name="dpo",beta=0.1}'], "reward_margin"),
 }
 """Settings of each, and the metric of its own term. RLOO's paper has one optimiser step an update and no gate; here are twelve, so
 it has DAPO's. GSPO's bounds are for replies of thousands of tokens, these have about sixty. Half the usual 0.2, and CISPO's
 upper bound of 0.03, are for steps as small as these: after twelve of them most ratios are still within a few percent of 1. CISPO
-stops no token: at the others' learning rate two of five seeds wrote longer and longer until nothing was right."""
+stops no token: at the others' learning rate two of five seeds wrote longer and longer until nothing was right. What compares the
+members of a group has DAPO's filter, so that steps are of one size whichever is tried."""
 SHOWN = (1, 2, 3, 4, 6, 8, 12, 16, 20)
 """Updates at which the curves are printed; the JSON has them all."""
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}

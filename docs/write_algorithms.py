@@ -18,31 +18,38 @@ from typing import Any
 import msgspec
 
 from sparring.algo import aggregation
-from sparring.algo.correction import rule as correction
-from sparring.algo.correction.rule import PRESETS as CORRECTIONS
+from sparring.algo.config import AlgoConfig
+from sparring.algo.correction.presets import PRESETS as CORRECTIONS
 from sparring.algo.correction.rule import Correction
 from sparring.algo.credit.rules import CreditRule
+from sparring.algo.facts import Facts, Preset
 from sparring.algo.filter.difficulty import Difficulty
 from sparring.algo.gate.rules import GateRule
 from sparring.algo.kl import Kl
 from sparring.algo.loss.preference.config import PreferenceLoss
-from sparring.algo.presets import ALGORITHMS, SOURCES
+from sparring.algo.presets import PRESETS
 from sparring.algo.ratio.rules import RatioRule
 from sparring.algo.right_answers import RightAnswers
 from sparring.algo.shaping.kl_reward import KlReward
 from sparring.algo.shaping.rules import ShapingRule
 from sparring.stages.config import BradleyTerryConfig, DistillConfig, ImplicitConfig, StepsConfig, TurnsConfig
+from sparring.stages.sources import FACTS
 
 PAGE = Path(__file__).with_name("algorithms.md")
 CONFIGURATION: Mapping[str, Any] = runpy.run_path(str(Path(__file__).with_name("write_configuration.py")))
 
 HEAD = """# Algorithms
 
-An algorithm is chosen part by part, each by name. A part is one small file whose docstring is what stands here: what it does, its
-formula, the paper, when to use it, and its settings. A name alone takes the defaults; with settings it is a table:
+An algorithm is chosen part by part, each by name; a [preset](#algorithms-by-name) chooses all of them. A part is one small file whose
+docstring is what stands here: what it does, its formula, the paper, when to use it, and its settings. A name alone takes the
+defaults; with settings it is a table:
 
     [algo]
     credit = {name = "pass_at_k", k = 8}
+
+Beside each stands what it was held against: the paper or whose code (*From*), where each default is from, and what the source does in
+another way (*Differs*; where there is no such line we know of nothing). "ours" is a default that nobody else's text gives; "off"
+one at which a setting does nothing. A preset differs in what its parts differ in, too.
 
 Every name has golden vectors (`sparring.testing.golden`): an independent NumPy reference in float64, an example worked by hand and
 random cases. `python -m sparring.testing.golden.dump` prints the vectors as JSON, one per line, for any framework.
@@ -130,21 +137,36 @@ SECTIONS: tuple[tuple[str, str, tuple[type[msgspec.Struct], ...]], ...] = (
 def page() -> str:
     """The whole page."""
     sections = [line for section in SECTIONS for line in _section(*section)]
-    return "\n".join([HEAD, *sections, *_corrections(), *_aggregations(), *_presets(), HELD])
+    return "\n".join([HEAD, *_presets(), *sections, *_corrections(), *_aggregations(), *_defaults(), HELD])
 
 
 def _section(title: str, lead: str, kinds: tuple[type[msgspec.Struct], ...]) -> Iterator[str]:
     yield f"## {title}\n\n{lead}\n"
     for kind in sorted(kinds, key=_name):
         yield f"### `{_name(kind)}`\n\n{inspect.getdoc(kind)}\n"
+        yield from _origin(facts(kind))
         yield from _settings(kind)
 
 
+def facts(kind: type[msgspec.Struct]) -> Facts:
+    """Where a rule is from."""
+    return FACTS[kind] if kind in FACTS else vars(kind)["facts"]
+
+
+def _origin(of: Facts | Preset) -> Iterator[str]:
+    """Where something is from, and what its source does in another way."""
+    yield f"*From*: {of.source}.\n"
+    if len(of.differences) == 1:
+        yield f"*Differs*: {of.differences[0]}\n"
+    elif of.differences:
+        yield "\n".join(["*Differs*:\n", *(f"- {one}" for one in of.differences), ""])
+
+
 def _corrections() -> Iterator[str]:
-    yield "## Corrections by name\n\n| name | what it sets |\n| --- | --- |"
-    for name, settings in CORRECTIONS.items():
-        yield f"| `{name}` | {_setting(settings)} |"
-    yield f"\n{_literal(correction, 'PRESETS')}\n"
+    yield "## Corrections by name\n\n| name | what it sets | from | differs |\n| --- | --- | --- | --- |"
+    for name, one in CORRECTIONS.items():
+        yield f"| `{name}` | {'<br>'.join(_lines(one.sets)) or 'nothing'} | {one.source} | {' '.join(one.differences)} |"
+    yield ""
 
 
 def _aggregations() -> Iterator[str]:
@@ -152,16 +174,20 @@ def _aggregations() -> Iterator[str]:
 
 
 def _presets() -> Iterator[str]:
-    yield "## Algorithms by name\n\n`[algo] preset` fills in what the recipe does not say.\n\n| preset | what it sets | from |"
-    yield "| --- | --- | --- |"
-    for name, settings in ALGORITHMS.items():
-        yield f"| `{name}` | {_setting(settings)} | {SOURCES[name]} |"
+    yield "## Algorithms by name\n\n`[algo] preset` fills in what the recipe does not say. What a preset does not set is the"
+    yield "[default](#defaults-of-algo).\n"
+    for name, one in PRESETS.items():
+        yield f"### preset `{name}`\n\n{', '.join(_lines(one.sets))}\n"
+        yield from _origin(one)
+
+
+def _defaults() -> Iterator[str]:
+    yield "## Defaults of `[algo]`\n\nWhat each key means stands in [the configuration](configuration.md).\n"
+    yield from _origin(facts(AlgoConfig))
+    yield "| key | from |\n| --- | --- |"
+    for name, source in facts(AlgoConfig).defaults.items():
+        yield f"| `{name}` | {source} |"
     yield ""
-
-
-def _setting(settings: Mapping[str, Any]) -> str:
-    """Settings as they stand in a recipe."""
-    return "<br>".join(_lines(settings)) or "nothing"
 
 
 def _lines(settings: Mapping[str, Any]) -> Iterator[str]:
@@ -184,9 +210,10 @@ def _settings(kind: type[msgspec.Struct]) -> Iterator[str]:
     fields = msgspec.structs.fields(kind)
     if fields:
         docs = CONFIGURATION["_field_docs"](kind)
-        yield "| setting | type | default | |\n| --- | --- | --- | --- |"
+        yield "| setting | type | default | from | |\n| --- | --- | --- | --- | --- |"
         for field in fields:
-            cells = CONFIGURATION["_type"](field.type), CONFIGURATION["_default"](field), docs[field.name]
+            source = facts(kind).defaults.get(field.name, "")
+            cells = CONFIGURATION["_type"](field.type), CONFIGURATION["_default"](field), source, docs[field.name]
             yield f"| `{field.name}` | {' | '.join(cells)} |"
         yield ""
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Mapping, Set
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from sparring.algo.aggregation import Aggregation
-from sparring.algo.correction.rule import PRESETS as CORRECTIONS
+from sparring.algo.correction.presets import CORRECTIONS
 from sparring.algo.correction.rule import Correction
 from sparring.algo.credit.gdpo import Gdpo
 from sparring.algo.credit.maxrl import MaxRl
 from sparring.algo.credit.rules import (
     BLIND_TO_TOKENS,
-    COMPARING,
     OF_ONE_GROUP,
     READS,
     CreditRule,
@@ -24,6 +23,7 @@ from sparring.algo.credit.rules import (
     refuse_annotations,
     refuse_group_size,
 )
+from sparring.algo.facts import Facts
 from sparring.algo.filter.difficulty import Difficulty
 from sparring.algo.gate.rules import Clip, ClipCov, GateRule, Geometric, KlCov, KlMask, M2po, Topr, TvMask, Vespo
 from sparring.algo.kl import Kl
@@ -32,6 +32,7 @@ from sparring.algo.ratio.rules import ProductRatio, RatioRule, TokenRatio
 from sparring.algo.right_answers import RightAnswers
 from sparring.algo.shaping.kl_reward import KlReward
 from sparring.algo.shaping.rules import ShapingRule
+from sparring.algo.shaping.stop_properly import StopProperly
 from sparring.algo.tokens import StepGate, Unit
 from sparring.errors import refusal
 
@@ -66,6 +67,35 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     names.
     """
 
+    facts: ClassVar[Facts] = Facts(
+        source="the parts, each with a source of its own",
+        defaults={
+            "preset": "off",
+            "credit": "arXiv 2402.03300",
+            "ratio": "arXiv 1707.06347",
+            "gate": "arXiv 2503.14476",
+            "anchor": "ours: with an exact engine what was recorded is what the trainer computes",
+            "correction": "ours: see `auto`",
+            "aggregation": "DAPO's code (verl's token-mean)",
+            "max_tokens": "ours; Dr. GRPO takes the largest length of an answer",
+            "kl": "arXiv 2503.14476, section 2.3: none",
+            "entropy_bonus": "off",
+            "top_entropy": "off",
+            "right_answers": "off",
+            "shaping": "off",
+            "kl_reward": "off",
+            "difficulty": "off",
+            "zero_variance_filter": "off: equation 3 of arXiv 2402.03300 divides by all; DAPO's presets set it",
+            "control": "off",
+        },
+        differences=(
+            (
+                "Without a preset the default is DAPO's clip and token mean with GRPO's credit, without DAPO's "
+                "filter and its overlong punishment."
+            ),
+        ),
+    )
+
     preset: str = ""
     """An algorithm by its name, such as "gspo": it fills in every key that is not given here."""
 
@@ -90,7 +120,7 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """What each token counts."""
 
     max_tokens: int = 0
-    """The constant length of aggregation "constant"; 0 takes `rollout.max_turn_tokens`."""
+    """The constant length of aggregation "constant", which alone reads it; 0 takes `rollout.max_turn_tokens`."""
 
     kl: Kl = Kl()
     """A penalty for leaving a reference."""
@@ -114,9 +144,9 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     difficulty: Difficulty | None = None
     """Train only groups of which this share of rollouts succeeded."""
 
-    zero_variance_filter: bool | None = None
-    """Leave out groups whose rewards are all equal, so that the mean is over signal only (DAPO). None: where such a group says
-    nothing to the credit rule."""
+    zero_variance_filter: bool = False
+    """Leave out groups whose rewards are all equal, or all alike to the credit rule, so that the mean is over the others (DAPO).
+    Without it they count in the denominator, and are not computed unless something beside the advantage moves their tokens."""
 
     control: Literal["none", "shuffled"] = "none"
     """`shuffled` permutes the rewards over all rollouts of an update: an experiment's control, which must learn nothing."""
@@ -132,6 +162,9 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             )
         if self.max_tokens < 0 or not self.entropy_bonus >= 0:
             raise ValueError("max_tokens and entropy_bonus must be 0 or more")
+        if self.max_tokens and self.aggregation != "constant":
+            why = 'which "constant" alone reads'
+            raise ValueError(f'max_tokens must be 0 beside aggregation = "{self.aggregation}", {why}, got {self.max_tokens}')
         if not 0 < self.top_entropy <= 1:
             raise ValueError(f"top_entropy must lie above 0 and at most at 1, got {self.top_entropy}")
         if self.kl.target is not None and self.kl_reward is not None and self.kl_reward.target is not None:
@@ -152,12 +185,6 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def correction_rule(self) -> Correction:
         """The correction; of an unresolved config none."""
         return Correction() if isinstance(self.correction, str) else self.correction
-
-    @property
-    def filters_flat_groups(self) -> bool:
-        """Whether groups of equal rewards are left out. With a price in the reward they are not equal."""
-        says_nothing = isinstance(self.credit, COMPARING) and self.kl_reward is None
-        return says_nothing if self.zero_variance_filter is None else self.zero_variance_filter
 
     @property
     def sees_one_group(self) -> bool:
@@ -204,12 +231,24 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def needs_survey(self) -> bool:
         """Whether a token's part in the loss depends on all tokens of its optimiser step."""
-        return isinstance(self.gate, StepGate) or self.top_entropy < 1 or self.correction_rule.normalise
+        return isinstance(self.gate, StepGate) or self._looks_at_the_step
 
     @property
     def needs_idle_tokens(self) -> bool:
-        """Whether tokens of no advantage have a part in the gradient, or in that of others."""
-        return bool(self.kl.coefficient or self.entropy_bonus or self.unit != "token" or self.needs_survey)
+        """Whether tokens of no advantage have a part in the gradient, or in that of others of their row."""
+        return self.needs_idle_rows or self.unit != "token" or self.needs_survey
+
+    @property
+    def needs_idle_rows(self) -> bool:
+        """Whether rows without any advantage have a part in the gradient, or in that of other rows; else nobody computes them."""
+        whole_step = isinstance(self.gate, StepGate) and not isinstance(self.gate, M2po)  # which looks at moves away alone
+        return bool(self.kl.coefficient or self.entropy_bonus or whole_step or self._looks_at_the_step)
+
+    @property
+    def _looks_at_the_step(self) -> bool:
+        """Whether something beside the gate depends on all tokens of the optimiser step."""
+        rule = self.correction_rule
+        return self.top_entropy < 1 or rule.normalise or rule.denominator == "kept"
 
     def check(self, group_size: int, annotations: Set[str]) -> None:
         """Refuse a credit rule that could not work in a stage with groups of this size which writes these annotations.
@@ -220,8 +259,8 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         refuse_group_size(self.credit, group_size)
         refuse_annotations(self.credit, annotations)
         self._check_rewards()
-        if group_size < 2 and self.filters_flat_groups:
-            got, do = "a filter that drops every group of one", "leave zero_variance_filter out, or raise rollout.group_size"
+        if group_size < 2 and self.zero_variance_filter:
+            got, do = "a filter that drops every group of one", "write zero_variance_filter = false, or raise rollout.group_size"
             raise refusal("algo.zero_variance_filter", "groups that can differ", got, do)
 
     def _check_rewards(self) -> None:
@@ -232,6 +271,9 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if isinstance(self.credit, MaxRl) and (self.shaping or self.kl_reward is not None):
             got, do = "shaping or kl_reward, which may make them negative", "leave these out, or choose another credit"
             raise refusal("algo.credit", "rewards of at least 0 for 'maxrl'", got, do)
+        if any(isinstance(rule, StopProperly) for rule in self.shaping[1:]):
+            got, do = "it behind another, which may make them negative", "write it first"
+            raise refusal("algo.shaping stop_properly", "rewards of at least 0", got, do)
         if isinstance(self.credit, Gdpo):
             named_parts = [str(rule.__struct_config__.tag) for rule in self.shaping]
             unread = [name for name in named_parts if name not in self.credit.weights]
@@ -246,9 +288,13 @@ def named(algo: Any) -> Any:
     if not isinstance(algo, Mapping):
         return algo
     given = {key: _table(key, value) for key, value in algo.items()}
-    filled = {key: _table(key, value) for key, value in ALGORITHMS.get(str(given.get("preset", "")), {}).items()}
+    preset = str(given.get("preset", ""))
+    if preset:
+        _known("preset", preset, ALGORITHMS)
+    filled = {key: _table(key, value) for key, value in ALGORITHMS.get(preset, {}).items()}
     for key, value in given.items():
         base = filled.get(key)
+        _refuse_foreign_keys(key, value, base, preset)
         # a name stands for itself; a table changes what is there
         tables = isinstance(algo[key], Mapping) and isinstance(base, Mapping)
         filled[key] = {**base, **value} if tables and value.get("name", base.get("name")) == base.get("name") else value
@@ -272,6 +318,20 @@ def _with_name(key: str, value: Any) -> Any:
         return value
     name = value.get("name", RULES[key].__struct_config__.tag)
     return {**value, "name": _known(key, name, [rule.__struct_config__.tag for rule in RULES_BY_KEY[key]])}
+
+
+def _refuse_foreign_keys(key: str, value: Any, base: Any, preset: str) -> None:
+    """Refuse settings of a part that names no rule, where the rule that the preset or the default chose has no such settings."""
+    if key not in RULES or not isinstance(value, Mapping) or "name" in value:
+        return
+    chosen = base["name"] if isinstance(base, Mapping) else RULES[key].__struct_config__.tag
+    rule = next(rule for rule in RULES_BY_KEY[key] if rule.__struct_config__.tag == chosen)
+    known = [field.name for field in msgspec.structs.fields(rule)]
+    foreign = [name for name in value if name not in known]
+    if foreign:
+        rule_of = f"the {key} {chosen!r} of preset {preset!r}" if isinstance(base, Mapping) else f"the default {key} {chosen!r}"
+        what = f"a key of {rule_of}: {', '.join(sorted(known))}" if known else f"no key: {rule_of} has none"
+        raise msgspec.ValidationError(f"{what}, got {foreign[0]!r} - at `$.algo.{key}.{foreign[0]}`")
 
 
 def _refuse_whole_reward(price: Any) -> None:

@@ -1,151 +1,401 @@
-"""Algorithms by name: what each sets in `[algo]`."""
+"""Algorithms by name: what each sets in `[algo]`, where it is from, and what its source does in another way."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-ALGORITHMS: dict[str, dict[str, Any]] = {
-    "grpo": {"gate": {"name": "clip", "low": 0.2, "high": 0.2}, "aggregation": "sequence_mean"},
-    "dr_grpo": {
-        "credit": {"name": "grpo", "normalise": False},
-        "gate": {"name": "clip", "low": 0.2, "high": 0.2},
-        "aggregation": "constant",
-        "zero_variance_filter": False,
-    },
-    "dapo": {"gate": {"name": "clip", "low": 0.2, "high": 0.28}, "aggregation": "token_mean"},
-    "gspo": {"ratio": "sequence", "gate": {"name": "clip", "low": 3e-4, "high": 4e-4}, "aggregation": "sequence_mean"},
-    "gspo_token": {
-        "ratio": {"name": "sequence", "per_token": True},
-        "gate": {"name": "clip", "low": 3e-4, "high": 4e-4},
-        "aggregation": "sequence_mean",
-    },
-    "luspo": {"ratio": "sequence", "gate": {"name": "clip", "low": 0.002, "high": 0.0025}, "aggregation": "sequence_sum"},
-    "gmpo": {"gate": "geometric", "aggregation": "sequence_mean"},
-    "cispo": {"gate": "cispo", "aggregation": "token_mean"},
-    "sapo": {"gate": "sapo", "aggregation": "sequence_mean"},
-    "dppo": {
-        "credit": {"name": "grpo", "normalise": False},
-        "gate": "tv_mask",
-        "correction": "none",
-        "aggregation": "constant",
-    },
-    "dppo_kl": {
-        "credit": {"name": "grpo", "normalise": False},
-        "gate": "kl_mask",
-        "correction": "none",
-        "aggregation": "constant",
-    },
-    "clip_cov": {"gate": "clip_cov", "aggregation": "token_mean"},
-    "kl_cov": {"gate": "kl_cov", "aggregation": "token_mean"},
-    "vespo": {
-        "credit": {"name": "grpo", "normalise": False},
-        "ratio": "product",
-        "gate": "vespo",
-        "correction": "none",
-        "aggregation": "sequence_sum",
-    },
-    "m2po": {"gate": "m2po", "correction": "none", "aggregation": "token_mean"},
-    "intellect_2": {"gate": {"name": "dual_clip", "low": 0.2, "high": 0.2, "bound": 4.0}, "aggregation": "token_mean"},
-    "top_entropy": {"gate": {"name": "clip", "low": 0.2, "high": 0.28}, "aggregation": "token_mean", "top_entropy": 0.2},
-    "decoupled_ppo": {
-        "anchor": "proximal",
-        "correction": {"weight": "token", "high": 5.0},
-        "gate": {"name": "clip", "low": 0.2, "high": 0.2},
-        "aggregation": "token_mean",
-    },
-    "decoupled_ppo_loglinear": {
-        "anchor": "loglinear",
-        "correction": {"weight": "token", "high": 5.0},
-        "gate": {"name": "clip", "low": 0.2, "high": 0.2},
-        "aggregation": "token_mean",
-    },
-    "ppo": {
-        "credit": {"name": "gae", "lambda_policy": 0.95, "lambda_value": 0.95},
-        "gate": {"name": "clip", "low": 0.2, "high": 0.2},
-        "aggregation": "token_mean",
-    },
-    "vapo": {
-        "credit": {"name": "gae", "lambda_value": 1.0, "length_alpha": 0.05},
-        "gate": {"name": "clip", "low": 0.2, "high": 0.28},
-        "aggregation": "token_mean",
-        "right_answers": {"coefficient": 0.1},
-    },
-    "prime": {
-        "credit": {"name": "prime", "beta": 0.05},
-        "gate": {"name": "clip", "low": 0.2, "high": 0.2},
-        "aggregation": "token_mean",
-        "difficulty": {"lowest": 0.2, "highest": 0.8, "inclusive": True},
-    },
-    "reinforce": {"credit": "reinforce", "gate": "none", "aggregation": "sequence_sum"},
-    "rloo": {"credit": "rloo", "gate": "none", "aggregation": "sequence_sum"},
-    "reinforce_plus_plus": {
-        "credit": "reinforce_plus_plus",
-        "gate": {"name": "clip", "low": 0.2, "high": 0.2},
-        "aggregation": "sequence_mean",
-    },
-    "reinforce_plus_plus_baseline": {
-        "credit": "reinforce_plus_plus_baseline",
-        "gate": {"name": "clip", "low": 0.2, "high": 0.2},
-        "aggregation": "sequence_mean",
-    },
-    "remax": {"credit": "remax", "gate": "none", "aggregation": "sequence_sum"},
-    "maxrl": {"credit": "maxrl", "gate": "none", "aggregation": "sequence_sum"},
-    "optimal_token_baseline": {"credit": "optimal_token_baseline", "gate": "none", "aggregation": "sequence_sum"},
-    "spiral": {"credit": "rae", "gate": "none", "aggregation": "sequence_sum"},
-    "opo": {"credit": "opo", "gate": "none", "aggregation": "token_mean"},
-    "gpg": {"credit": "gpg", "gate": "none", "aggregation": "token_mean"},
-    "gigpo": {"credit": "gigpo", "gate": {"name": "clip", "low": 0.2, "high": 0.2}, "aggregation": "sequence_mean"},
-    "mt_grpo": {"credit": "turn_level", "gate": {"name": "clip", "low": 0.2, "high": 0.2}, "aggregation": "sequence_mean"},
-    "grpo_process": {"credit": "process", "gate": {"name": "clip", "low": 0.2, "high": 0.2}, "aggregation": "sequence_mean"},
-    "raft": {"credit": "raft", "gate": "none", "aggregation": "sequence_sum"},
-    "raft_plus_plus": {
-        "credit": "raft_plus_plus",
-        "gate": {"name": "clip", "low": 0.2, "high": 0.2},
-        "aggregation": "sequence_mean",
-    },
-    "topr": {"credit": "topr", "ratio": "product", "gate": "topr", "correction": "none", "aggregation": "sequence_sum"},
-}
-"""What is not set here is the default, which the recipe may set. A paper that only says how to credit (pass_at_k; gdpo, whose
-parts the recipe must weigh) is no preset: its credit goes with any of these."""
+from sparring.algo.facts import Preset
 
-SOURCES: dict[str, str] = {
-    "grpo": "DeepSeekMath, arXiv 2402.03300",
-    "dr_grpo": "arXiv 2503.20783",
-    "dapo": "arXiv 2503.14476: clip-higher, token mean, filter",
-    "gspo": "arXiv 2507.18071, with its authors' bounds",
-    "gspo_token": "arXiv 2507.18071, equation 13: for advantages that differ within a sequence",
-    "luspo": "arXiv 2602.05261, equation 7, with its authors' bounds: GSPO's loss of a sequence times its length",
-    "gmpo": "arXiv 2507.20673, equation 4",
-    "cispo": "MiniMax-M1, arXiv 2506.13585",
-    "sapo": "arXiv 2511.20347, equations 5 and 6",
-    "dppo": "arXiv 2602.04879, equations 12 and 13 over a constant: binary total variation from what sampled",
-    "dppo_kl": "the same, equation 14: binary KL divergence",
-    "clip_cov": "arXiv 2505.22617, equations 10 to 12",
-    "kl_cov": "arXiv 2505.22617, equations 10, 13 and 14",
-    "vespo": "arXiv 2602.10693, equation 20; its authors' code divides by tokens instead of sequences",
-    "m2po": "arXiv 2510.01161, algorithm 1, equation 5",
-    "intellect_2": "arXiv 2505.07291: two-sided clip",
-    "top_entropy": "arXiv 2506.01939: DAPO on the fifth of the tokens with the highest entropy",
-    "decoupled_ppo": "AReaL, arXiv 2505.24298, equation 5, with its cap of 5",
-    "decoupled_ppo_loglinear": "the same, the proximal policy guessed from versions",
-    "ppo": "arXiv 1707.06347 with GAE, arXiv 1506.02438, with one lambda; takes `[rl.critic]`",
-    "vapo": "arXiv 2504.05118, section 4; takes `[rl.critic]`",
-    "prime": "arXiv 2502.01456, with its filter of prompts; takes `[rl.implicit]`",
-    "reinforce": "Williams 1992",
-    "rloo": "arXiv 2402.14740",
-    "reinforce_plus_plus": "arXiv 2501.03262, equations 1, 4 and 5; takes `[algo.kl_reward]`",
-    "reinforce_plus_plus_baseline": "arXiv 2501.03262, equations 1 and 6 to 8; takes `[algo.kl]` with k2",
-    "remax": "arXiv 2310.10505",
-    "maxrl": "arXiv 2602.02710, its estimator on policy",
-    "optimal_token_baseline": "arXiv 2602.07078, its estimator on policy",
-    "spiral": "arXiv 2506.24119: self-play, a baseline per role",
-    "opo": "arXiv 2505.23585",
-    "gpg": "arXiv 2504.02546",
-    "gigpo": "arXiv 2505.10978",
-    "mt_grpo": "arXiv 2505.11821, version 1: GRPO with turn-level advantages",
-    "grpo_process": "DeepSeekMath, arXiv 2402.03300, section 4.1.3: process supervision",
-    "raft": "arXiv 2304.06767: the likelihood of the best",
-    "raft_plus_plus": "arXiv 2504.11343",
-    "topr": "arXiv 2503.14286, equations 7 and 8; its authors' experiments divide by lengths",
+PRESETS: dict[str, Preset] = {
+    "grpo": Preset(
+        sets={"gate": {"name": "clip", "low": 0.2, "high": 0.2}, "aggregation": "sequence_mean"},
+        source="DeepSeekMath, arXiv 2402.03300, equation 3 and section 4.1.2",
+        differences=(
+            "No KL penalty: equation 3 subtracts 0.04 times the k3 estimate. Add kl = { coefficient = 0.04 }.",
+            "The clip range is PPO's 0.2, for which the paper gives no number.",
+        ),
+    ),
+    "dr_grpo": Preset(
+        sets={
+            "credit": {"name": "grpo", "normalise": False},
+            "gate": {"name": "clip", "low": 0.2, "high": 0.2},
+            "aggregation": "constant",
+        },
+        source="arXiv 2503.20783, section 3.2",
+        differences=(
+            (
+                "L is `rollout.max_turn_tokens` unless max_tokens says another: it bounds one turn, not a rollout of "
+                "many, and the size of a step changes with it. The authors' L is the largest length of an answer."
+            ),
+        ),
+    ),
+    "dapo": Preset(
+        sets={
+            "gate": {"name": "clip", "low": 0.2, "high": 0.28},
+            "aggregation": "token_mean",
+            "zero_variance_filter": True,
+        },
+        source="arXiv 2503.14476, equations 8, 10 and 11, with the bounds of section 4.1",
+        differences=(
+            "Flat groups are dropped; its authors sample others in their place, so that an update keeps its size.",
+            "A group is flat where all rewards are equal; the authors' code asks for equal accuracy.",
+            (
+                "The mean is over all tokens of the optimiser step, as in the authors' code, not per prompt as "
+                "equation 8 is printed."
+            ),
+            'The punishment of overlong answers (equation 13) is not set: add shaping = [{ name = "overlong" }].',
+        ),
+    ),
+    "gspo": Preset(
+        sets={
+            "ratio": "sequence",
+            "gate": {"name": "clip", "low": 0.0003, "high": 0.0004},
+            "aggregation": "sequence_mean",
+        },
+        source="arXiv 2507.18071, equations 5 to 7, with the bounds of section 5.1",
+        differences=(),
+    ),
+    "gspo_token": Preset(
+        sets={
+            "ratio": {"name": "sequence", "per_token": True},
+            "gate": {"name": "clip", "low": 0.0003, "high": 0.0004},
+            "aggregation": "sequence_mean",
+        },
+        source=(
+            "arXiv 2507.18071, equations 13 and 14, for advantages that differ within a sequence; bounds of section "
+            "5.1"
+        ),
+        differences=(),
+    ),
+    "luspo": Preset(
+        sets={
+            "ratio": "sequence",
+            "gate": {"name": "clip", "low": 0.002, "high": 0.0025},
+            "aggregation": "sequence_sum",
+        },
+        source="arXiv 2602.05261, equation 7, with its authors' bounds: GSPO's loss of a sequence times its length",
+        differences=(),
+    ),
+    "gmpo": Preset(
+        sets={"gate": "geometric", "aggregation": "sequence_mean"},
+        source="arXiv 2507.20673, equation 4",
+        differences=(),
+    ),
+    "cispo": Preset(
+        sets={"gate": "cispo", "aggregation": "token_mean"},
+        source="MiniMax-M1, arXiv 2506.13585, equations 4 and 5",
+        differences=(
+            (
+                "The mean is over all tokens of the optimiser step; equation 4 divides each prompt's answers by "
+                "their own tokens."
+            ),
+            "Its authors also filter flat groups and punish length as DAPO does; neither is set.",
+        ),
+    ),
+    "sapo": Preset(
+        sets={"gate": "sapo", "aggregation": "sequence_mean"},
+        source="arXiv 2511.20347, equations 5 and 6",
+        differences=(),
+    ),
+    "dppo": Preset(
+        sets={
+            "credit": {"name": "grpo", "normalise": False},
+            "gate": "tv_mask",
+            "correction": "none",
+            "aggregation": "constant",
+        },
+        source=(
+            "arXiv 2602.04879, equations 12 and 13, binary total variation from what sampled; advantages, "
+            "aggregation and bound of its recipe in verl (examples/dppo_trainer)"
+        ),
+        differences=(
+            (
+                "L is `rollout.max_turn_tokens` unless max_tokens says another; the authors' recipe takes the "
+                "largest length of an answer."
+            ),
+            "The ratio has no bound; the authors' larger runs bound it by 5.",
+        ),
+    ),
+    "dppo_kl": Preset(
+        sets={
+            "credit": {"name": "grpo", "normalise": False},
+            "gate": "kl_mask",
+            "correction": "none",
+            "aggregation": "constant",
+        },
+        source="arXiv 2602.04879, equations 12 and 14, binary KL divergence; the rest as `dppo`",
+        differences=(
+            (
+                "L is `rollout.max_turn_tokens` unless max_tokens says another; the authors' recipe takes the "
+                "largest length of an answer."
+            ),
+            "The ratio has no bound; the authors' larger runs bound it by 5.",
+        ),
+    ),
+    "clip_cov": Preset(
+        sets={"gate": "clip_cov", "aggregation": "token_mean"},
+        source="arXiv 2505.22617, equations 10 to 12, and its authors' code (verl, core_algos.py, `clip_cov`)",
+        differences=(
+            (
+                "Its authors' runs (verl, recipe/entropy) sample groups anew whose answers are all right or all "
+                "wrong: zero_variance_filter = true drops these."
+            ),
+        ),
+    ),
+    "kl_cov": Preset(
+        sets={"gate": "kl_cov", "aggregation": "token_mean"},
+        source="arXiv 2505.22617, equations 10, 13 and 14, and its authors' code (verl, core_algos.py, `kl_cov`)",
+        differences=(
+            (
+                "Its authors' runs (verl, recipe/entropy) sample groups anew whose answers are all right or all "
+                "wrong: zero_variance_filter = true drops these."
+            ),
+        ),
+    ),
+    "vespo": Preset(
+        sets={
+            "credit": {"name": "grpo", "normalise": False},
+            "ratio": "product",
+            "gate": "vespo",
+            "correction": "none",
+            "aggregation": "sequence_sum",
+        },
+        source="arXiv 2602.10693, equation 20",
+        differences=(
+            "Its authors' code divides by tokens instead of sequences: aggregation = \"token_mean\".",
+            (
+                "Its authors' recipe leaves verl's division of advantages by the group's deviation on: credit = { "
+                "normalise = true }."
+            ),
+        ),
+    ),
+    "m2po": Preset(
+        sets={"gate": "m2po", "correction": "none", "aggregation": "token_mean"},
+        source="arXiv 2510.01161, algorithm 1 and equation 5",
+        differences=(),
+    ),
+    "intellect_2": Preset(
+        sets={"gate": {"name": "dual_clip", "low": 0.2, "high": 0.2, "bound": 4.0}, "aggregation": "token_mean"},
+        source="arXiv 2505.07291: the two-sided clip",
+        differences=(
+            (
+                "Its run also has a KL penalty, an entropy bonus and a filter of flat groups that samples others in "
+                "their place; none is set."
+            ),
+        ),
+    ),
+    "top_entropy": Preset(
+        sets={
+            "gate": {"name": "clip", "low": 0.2, "high": 0.28},
+            "aggregation": "token_mean",
+            "top_entropy": 0.2,
+            "zero_variance_filter": True,
+        },
+        source="arXiv 2506.01939: DAPO on the fifth of the tokens with the highest entropy",
+        differences=(
+            "Flat groups are dropped; its authors sample others in their place, so that an update keeps its size.",
+            "The fifth is of a whole optimiser step; the authors' code takes that of each micro-batch.",
+        ),
+    ),
+    "decoupled_ppo": Preset(
+        sets={
+            "anchor": "proximal",
+            "correction": {"weight": "token", "bound": "mask", "high": 5.0},
+            "gate": {"name": "clip", "low": 0.2, "high": 0.2},
+            "aggregation": "token_mean",
+        },
+        source=(
+            "AReaL, arXiv 2505.24298, equation 5, and its code (areal/utils/functional.py, `ppo_actor_loss_fn`): a "
+            "token whose weight is above 5 is masked, and counts in the denominator"
+        ),
+        differences=(
+            "Advantages are GRPO's; the paper's are returns without a critic, normalised over the batch.",
+            (
+                "5 is the cap of the first releases' default (`behave_imp_weight_cap`, `token_mask`); later ones "
+                "have none unless it is asked for."
+            ),
+        ),
+    ),
+    "decoupled_ppo_loglinear": Preset(
+        sets={
+            "anchor": "loglinear",
+            "correction": {"weight": "token", "bound": "mask", "high": 5.0},
+            "gate": {"name": "clip", "low": 0.2, "high": 0.2},
+            "aggregation": "token_mean",
+        },
+        source=(
+            "as `decoupled_ppo`, with AReaL's `prox_logp_method = \"loglinear\"`: the proximal policy guessed from "
+            "versions"
+        ),
+        differences=(
+            "Advantages are GRPO's; the paper's are returns without a critic, normalised over the batch.",
+            (
+                "5 is the cap of the first releases' default (`behave_imp_weight_cap`, `token_mask`); later ones "
+                "have none unless it is asked for."
+            ),
+        ),
+    ),
+    "ppo": Preset(
+        sets={
+            "credit": {"name": "gae", "lambda_policy": 0.95, "lambda_value": 0.95},
+            "gate": {"name": "clip", "low": 0.2, "high": 0.2},
+            "aggregation": "token_mean",
+        },
+        source="arXiv 1707.06347, equation 7, with GAE, arXiv 1506.02438, and one lambda",
+        differences=(
+            "It takes `[rl.critic]`; no entropy bonus, which the paper's equation 9 has.",
+            (
+                "Advantages are whitened over the update's tokens, as common implementations do and the paper does "
+                "not say."
+            ),
+        ),
+    ),
+    "vapo": Preset(
+        sets={
+            "credit": {"name": "gae", "lambda_value": 1.0, "length_alpha": 0.05},
+            "gate": {"name": "clip", "low": 0.2, "high": 0.28},
+            "aggregation": "token_mean",
+            "right_answers": {"coefficient": 0.1},
+        },
+        source="arXiv 2504.05118, section 4",
+        differences=(
+            (
+                "It takes `[rl.critic]`, whose warmup_steps are the paper's value pretraining, and "
+                "`rollout.group_size` its group sampling."
+            ),
+        ),
+    ),
+    "prime": Preset(
+        sets={
+            "credit": {"name": "prime", "beta": 0.05},
+            "gate": {"name": "clip", "low": 0.2, "high": 0.2},
+            "aggregation": "token_mean",
+            "difficulty": {"lowest": 0.2, "highest": 0.8, "inclusive": True},
+        },
+        source="arXiv 2502.01456, equation 5, with its filter of prompts",
+        differences=(
+            "It takes `[rl.implicit]`.",
+            (
+                "Its authors' code also whitens the advantages over the batch, which fixes the size of a step, and "
+                "weighs leave-one-out differently: see the credit."
+            ),
+        ),
+    ),
+    "reinforce": Preset(
+        sets={"credit": "reinforce", "gate": "none", "aggregation": "sequence_sum"},
+        source="Williams 1992",
+        differences=("No baseline; the constant of the credit is 0.",),
+    ),
+    "rloo": Preset(
+        sets={"credit": "rloo", "gate": "none", "aggregation": "sequence_sum"},
+        source="arXiv 2402.14740, section 2.2",
+        differences=("The paper's reward holds a KL penalty for RLHF, which is not set: add kl_reward.",),
+    ),
+    "reinforce_plus_plus": Preset(
+        sets={
+            "credit": "reinforce_plus_plus",
+            "gate": {"name": "clip", "low": 0.2, "high": 0.2},
+            "aggregation": "sequence_mean",
+        },
+        source="arXiv 2501.03262, equations 1, 4 and 5",
+        differences=("The paper's reward holds a KL penalty for RLHF, which is not set: add kl_reward.",),
+    ),
+    "reinforce_plus_plus_baseline": Preset(
+        sets={
+            "credit": "reinforce_plus_plus_baseline",
+            "gate": {"name": "clip", "low": 0.2, "high": 0.2},
+            "aggregation": "sequence_mean",
+        },
+        source="arXiv 2501.03262, equations 1 and 6 to 8",
+        differences=(
+            "The paper's loss holds a k2 penalty (equation 8), which is not set: add kl with estimator = \"k2\".",
+        ),
+    ),
+    "remax": Preset(
+        sets={"credit": "remax", "gate": "none", "aggregation": "sequence_sum"},
+        source="arXiv 2310.10505, algorithm 1",
+        differences=("The paper's reward holds a KL penalty for RLHF, which is not set: add kl_reward.",),
+    ),
+    "maxrl": Preset(
+        sets={"credit": "maxrl", "gate": "none", "aggregation": "sequence_sum"},
+        source="arXiv 2602.02710, its estimator on policy",
+        differences=(),
+    ),
+    "optimal_token_baseline": Preset(
+        sets={"credit": "optimal_token_baseline", "gate": "none", "aggregation": "sequence_sum"},
+        source="arXiv 2602.07078, its estimator on policy",
+        differences=(),
+    ),
+    "spiral": Preset(
+        sets={"credit": "rae", "gate": "none", "aggregation": "sequence_sum"},
+        source="arXiv 2506.24119, algorithm 1: self-play, a baseline per role",
+        differences=(),
+    ),
+    "opo": Preset(
+        sets={"credit": "opo", "gate": "none", "aggregation": "token_mean"},
+        source="arXiv 2505.23585",
+        differences=(),
+    ),
+    "gpg": Preset(
+        sets={"credit": "gpg", "gate": "none", "aggregation": "token_mean"},
+        source="arXiv 2504.02546",
+        differences=(),
+    ),
+    "gigpo": Preset(
+        sets={"credit": "gigpo", "gate": {"name": "clip", "low": 0.2, "high": 0.2}, "aggregation": "sequence_mean"},
+        source="arXiv 2505.10978",
+        differences=("No KL penalty, which GRPO's objective has: add kl.",),
+    ),
+    "mt_grpo": Preset(
+        sets={
+            "credit": "turn_level",
+            "gate": {"name": "clip", "low": 0.2, "high": 0.2},
+            "aggregation": "sequence_mean",
+        },
+        source="arXiv 2505.11821, version 1, section 4.2: GRPO with turn-level advantages",
+        differences=("No KL penalty, which GRPO's objective has: add kl.",),
+    ),
+    "grpo_process": Preset(
+        sets={"credit": "process", "gate": {"name": "clip", "low": 0.2, "high": 0.2}, "aggregation": "sequence_mean"},
+        source="DeepSeekMath, arXiv 2402.03300, section 4.1.3: process supervision",
+        differences=(
+            "No KL penalty: equation 3 subtracts 0.04 times the k3 estimate. Add kl = { coefficient = 0.04 }.",
+        ),
+    ),
+    "raft": Preset(
+        sets={"credit": "raft", "gate": "none", "aggregation": "sequence_sum"},
+        source="arXiv 2304.06767, algorithm 1: the likelihood of the best",
+        differences=(
+            (
+                "The best of a group are trained as they come; the paper gathers them over prompts and fine-tunes on "
+                "these until it converges."
+            ),
+        ),
+    ),
+    "raft_plus_plus": Preset(
+        sets={
+            "credit": "raft_plus_plus",
+            "gate": {"name": "clip", "low": 0.2, "high": 0.2},
+            "aggregation": "sequence_mean",
+        },
+        source="arXiv 2504.11343, section 2",
+        differences=(),
+    ),
+    "topr": Preset(
+        sets={
+            "credit": "topr",
+            "ratio": "product",
+            "gate": "topr",
+            "correction": "none",
+            "aggregation": "sequence_sum",
+        },
+        source="arXiv 2503.14286, equations 7 and 8",
+        differences=("Its authors' experiments divide by lengths: aggregation = \"sequence_mean\".",),
+    ),
 }
-"""Where each is from."""
+"""What is not set here is the default, which the recipe may set. A paper that only says how to credit (pass_at_k; gdpo,
+whose parts the recipe must weigh) is no preset: its credit goes with any of these."""
+
+ALGORITHMS: Mapping[str, Mapping[str, Any]] = {name: preset.sets for name, preset in PRESETS.items()}
+"""What each sets."""

@@ -23,16 +23,16 @@ Rows = Callable[[Sequence[Sample]], list[Sample]]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """How an update is made of its groups: `passes` over their rows, each in `minibatches` optimiser steps. A trajectory is in
-    one of a pass, with all its branches. `seed` decides which; `stage` is what groups are recorded under; with `idle_tokens`
-    the policy's tokens of zero advantage are trained too, because something beside the advantage moves them. `learners` are the
-    models that learn of rollouts beside the policy, such as a critic: each batch of the policy follows one of theirs, of the
-    same rollouts. Through the first `warmup_steps` updates they alone learn."""
+    one of a pass, with all its branches. `seed` decides which; `stage` is what groups are recorded under; with `idle_rows`
+    the policy's rows without any advantage are trained too, because something beside the advantage moves their tokens.
+    `learners` are the models that learn of rollouts beside the policy, such as a critic: each batch of the policy follows one of
+    theirs, of the same rollouts. Through the first `warmup_steps` updates they alone learn."""
 
     stage: str = "rl"
     passes: int = 1
     minibatches: int = 1
     seed: int = 0
-    idle_tokens: bool = False
+    idle_rows: bool = False
     learners: Mapping[str, Rows] = field(default_factory=dict)
     warmup_steps: int = 0
 
@@ -93,10 +93,10 @@ def assemble(
     """The batches of one update: one, or `plan.passes` times `plan.minibatches`, each an optimiser step of its own.
 
     The denominator of a term is the sum of its weights over all rows of the batch (or what the credit says), tokens of zero
-    advantage included: DAPO's token mean (arXiv 2503.14476, equation 8, over the groups that dynamic sampling keeps). A row in
-    which only the policy term has weight and every advantage is exactly zero adds nothing to the gradient; unless the plan keeps
-    idle tokens it counts in the denominator and is left out of `rows`. An update whose groups were all filtered has one batch
-    without rows: the trainer then only advances its version.
+    advantage included, also those of groups in which every advantage is zero. A row in which only the policy term has weight and
+    every advantage is exactly zero adds nothing to the gradient; unless the plan keeps idle rows it counts in the denominator
+    and is left out of `rows`. An update of which no row is left has one batch without rows: the trainer then only advances its
+    version.
 
     While a critic warms up every advantage is zero and no batch of the policy has rows.
 
@@ -120,7 +120,7 @@ def assemble(
         for learner, rows_of in plan.learners.items():
             taught = rows_of(part)
             batches.append(_batch(step, learner, taught, denominators(taught)))
-        trained = [row for row in part if not warming and (plan.idle_tokens or _has_gradient(row))]
+        trained = [row for row in part if not warming and (plan.idle_rows or _has_gradient(row))]
         batches.append(_batch(step, model, trained, denominators(part, policy=credit.denominator(part))))
     last = replace(batches[-1], publish=True, ends_update=True, account=account, groups=tuple(group.id for group in groups))
     return [*batches[:-1], last]

@@ -77,6 +77,8 @@ class MicroBatch:
     """Per term, over the whole update."""
     group: torch.Tensor
     """[R] int64: rows of one group have one number, from 0."""
+    trajectory: torch.Tensor
+    """[R] int64: likewise the branches of one trajectory."""
     label: torch.Tensor
     """[R] float32: see `Sample.label`; 0 where there is none."""
 
@@ -137,6 +139,7 @@ def micro_batch(
         annotations={name: column(row.annotations[name] for row in rows) for name in names},
         denominators=dict(denominators),
         group=integers(_numbered([row.group for row in rows])),
+        trajectory=integers(_numbered([row.trajectory for row in rows])),
         label=torch.tensor([row.label or 0.0 for row in rows], dtype=torch.float32, device=device),
     )
 

@@ -70,7 +70,7 @@ def _plan(config: RunConfig) -> Plan:
         minibatches=config.rl.minibatches,
         passes=config.rl.passes,
         seed=config.run.seed,
-        idle_tokens=config.algo.needs_idle_tokens,
+        idle_rows=config.algo.needs_idle_rows,
         learners={role: rows for role, (section, rows) in learners.items() if section is not None},
         warmup_steps=0 if critic is None else critic.warmup_steps,
     )

@@ -7,6 +7,7 @@ import pytest
 
 from sparring.algo.config import AlgoConfig, named
 from sparring.algo.credit.load import load_credit
+from sparring.algo.presets import ALGORITHMS
 from sparring.errors import BadInput
 from sparring.testing.golden.groups import by_member, nouns, simple_group
 
@@ -23,30 +24,34 @@ def advantages(plain, algo):
 EQUAL = [simple_group([1.0, 1.0]), simple_group([1.0, 0.0])]
 
 
-@pytest.mark.parametrize(
-    ("credit", "filtered"),
-    [
-        ("grpo", True),
-        ("rloo", True),
-        ("reinforce_plus_plus", False),
-        ("reinforce", False),
-        ("raft_plus_plus", False),
-        ("gpg", False),
-    ],
-)
-def test_groups_of_equal_rewards_leave_where_they_say_nothing_to_the_rule(credit, filtered):
-    assert (advantages(EQUAL, config(credit=credit))[0] is None) == filtered
+@pytest.mark.parametrize("credit", ["grpo", "rloo", "maxrl", "opo", "reinforce_plus_plus", "reinforce", "raft_plus_plus", "gpg"])
+def test_groups_of_equal_rewards_leave_where_the_filter_is_on(credit):
+    assert advantages(EQUAL, config(credit=credit))[0] is not None
     assert advantages(EQUAL, config(credit=credit, zero_variance_filter=True))[0] is None
-    assert advantages(EQUAL, config(credit=credit, zero_variance_filter=False))[0] is not None
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_filter_is_on_in_the_presets_of_dapo_alone(name):
+    assert config(preset=name).zero_variance_filter == (name in ("dapo", "top_entropy"))
+    assert not config(preset=name, zero_variance_filter=False).zero_variance_filter
+
+
+@pytest.mark.parametrize("rewards", [[1.0] * 6, [0.0] * 6, [1.0] * 3 + [0.0] * 3, [0.9, 0.7, 0.6, 0.8, 0.0, 0.0]])
+def test_pass_at_k_takes_groups_for_flat_in_which_every_subset_has_the_same_value(rewards):
+    """Of six, three or fewer failures: every four hold a success."""
+    groups = [simple_group(rewards), simple_group([1.0, 0.0, 0.0, 0.0, 0.0, 0.0])]
+    kept = advantages(groups, config(credit="pass_at_k"))
+    assert kept[0] == [[0.0]] * 6 and kept[1][0] != [0.0]
+    assert advantages(groups, config(credit="pass_at_k", zero_variance_filter=True)) == [None, kept[1]]
 
 
 def test_equal_rewards_are_equal_role_by_role():
     """Players of a zero-sum game earn 1 and -1 in every rollout: nobody's reward differs from rollout to rollout."""
     members = [{**m, "role": role} for role, r in (("white", 1.0), ("black", -1.0)) for m in simple_group([r, r])["members"]]
     game = {**simple_group([]), "members": sorted(members, key=lambda m: m["rollout"])}
-    assert advantages([game], config(credit="rloo")) == [None]
+    assert advantages([game], config(credit="rloo", zero_variance_filter=True)) == [None]
     won = [{**m, "reward": -m["reward"]} if m["rollout"] else m for m in game["members"]]
-    assert advantages([{**game, "members": won}], config(credit="rloo")) == [[[2.0], [-2.0], [-2.0], [2.0]]]
+    assert advantages([{**game, "members": won}], config(credit="rloo", zero_variance_filter=True)) == [[[2.0], [-2.0], [-2.0], [2.0]]]
 
 
 def test_shaping_comes_before_credit_in_its_order_and_can_make_equal_rewards_differ():
@@ -137,7 +142,7 @@ def test_a_reference_is_asked_where_something_reads_it():
 
 def test_group_order_does_not_matter_to_what_stays():
     groups, samples = nouns(EQUAL)
-    credit = load_credit(config(), seed=0)
+    credit = load_credit(config(zero_variance_filter=True), seed=0)
     forwards, backwards = credit.credit(groups, samples), credit.credit(groups[::-1], samples[::-1])
     assert forwards == backwards[::-1] and [bool(rows) for rows in forwards] == [False, True]
     lost = replace(groups[0], rollouts=(), scores=())

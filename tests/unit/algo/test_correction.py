@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from sparring.algo.config import AlgoConfig
-from sparring.algo.correction.rule import PRESETS, Correction
+from sparring.algo.correction.presets import CORRECTIONS
+from sparring.algo.correction.rule import Correction
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.algo.tokens import PolicyTokens
 from sparring.batch.tensors import micro_batch
@@ -80,6 +81,16 @@ def test_units_and_bounds_by_hand(rule, expected):
     assert corrected.weights.tolist() == pytest.approx(expected, rel=1e-5)
 
 
+def test_seq_mask_tis_keeps_raw_ratios_where_the_geometric_mean_is_near_1():
+    """NeMo RL's: the mean of the first row is 0.9995, of the second 1.0392, of the third 0.4472."""
+    ratios = [1.35, 0.74, 1.2, 0.9, 4.0, 0.05]
+    corrected = Correction(**CORRECTIONS["seq_mask_tis"])(*tokens_of(ratios, rows=[0, 0, 1, 1, 2, 2]))
+    assert corrected.weights.tolist() == pytest.approx([1.35, 0.74, 0.0, 0.0, 0.0, 0.0], rel=1e-6)
+    assert corrected.metrics["correction_rejected"] == (4.0, 6.0) and corrected.metrics["correction_truncated"] == (0.0, 6.0)
+    high = Correction(**CORRECTIONS["seq_mask_tis"])(*tokens_of([1000.0, 1 / 1000.0]))
+    assert high.weights.tolist() == pytest.approx([1000.0, 0.001], rel=1e-4), "whatever they are"
+
+
 @pytest.mark.parametrize(
     ("rule", "rejected"),
     [
@@ -117,11 +128,11 @@ def test_the_loss_is_the_weighted_surrogate_in_float64_and_its_gradient_is_that_
     assert metrics["correction_truncated"] == (1.0, 4.0)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", CORRECTIONS)
 def test_at_equal_probabilities_nothing_changes_to_the_bit(name):
     old = (-1.3, -0.7, -2.9, -0.1)
     plain = loss_of(AlgoConfig(), old, old)
-    loss, gradient, metrics = loss_of(config_of(Correction(**PRESETS[name])), old, old)
+    loss, gradient, metrics = loss_of(config_of(Correction(**CORRECTIONS[name])), old, old)
     assert torch.equal(loss, plain[0]) and torch.equal(gradient, plain[1])
     assert (metrics["ratio"], metrics["approx_kl"], metrics["clip_fraction"]) == ((4.0, 4.0), (0.0, 4.0), (0.0, 4.0))
     assert metrics.get("correction_weight", (4.0, 4.0)) == (4.0, 4.0)

@@ -67,11 +67,11 @@ def test_unnormalised_advantages_are_only_centred():
 def test_a_group_without_variance_leaves_the_update_or_gets_exact_zeros():
     group = make_group("g", [0.1, 0.1, 0.1])
     rows = make_rows(group, [1, 1, 1])
-    assert list(load_credit(AlgoConfig(), seed=0).credit([group], [rows])) == [[]]
-    [kept] = load_credit(AlgoConfig(zero_variance_filter=False), seed=0).credit([group], [rows])
+    assert list(load_credit(AlgoConfig(zero_variance_filter=True), seed=0).credit([group], [rows])) == [[]]
+    [kept] = load_credit(AlgoConfig(), seed=0).credit([group], [rows])
     assert advantages(kept) == [0.0, 0.0, 0.0]
     alone = make_group("h", [1.0])
-    [kept] = load_credit(AlgoConfig(zero_variance_filter=False), seed=0).credit([alone], [make_rows(alone, [1])])
+    [kept] = load_credit(AlgoConfig(), seed=0).credit([alone], [make_rows(alone, [1])])
     assert advantages(kept) == [0.0]
 
 

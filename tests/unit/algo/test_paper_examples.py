@@ -56,9 +56,9 @@ def credited(rule, *groups):
 def test_defaults_are_the_authors():
     assert (Sapo().tau_positive, Sapo().tau_negative) == (1.0, 1.05)
     assert (Vespo().k_positive, Vespo().lambda_positive, Vespo().k_negative, Vespo().lambda_negative) == (2.0, 3.0, 3.0, 2.0)
-    assert (M2po().bound, TvMask().above, KlMask().above, Topr().bound) == (0.04, 0.2, 0.05, 1.0)
+    assert (M2po().bound, TvMask().above, KlMask().above, Topr().bound) == (0.04, 0.15, 0.05, 1.0)
     assert (Geometric().low, Geometric().high) == pytest.approx((exp(-0.4), exp(0.4)), rel=1e-5)
-    assert (ClipCov().share, ClipCov().low, ClipCov().high) == (2e-4, 1.0, 5.0)
+    assert (ClipCov().share, ClipCov().low, ClipCov().high, ClipCov().clip_low, ClipCov().clip_high) == (2e-4, 1.0, 5.0, 1.0, 1.0)
     assert (KlCov().share, KlCov().coefficient) == (2e-3, 1.0)
 
 
@@ -109,7 +109,7 @@ def test_gmpo():
 
 @pytest.mark.parametrize(
     ("settings", "likely_stays"),
-    [({"preset": "dppo"}, True), ({"preset": "dppo", "gate": {"above": 0.15}}, False), ({"preset": "dppo_kl"}, False)],
+    [({"preset": "dppo"}, False), ({"preset": "dppo", "gate": {"above": 0.2}}, True), ({"preset": "dppo_kl"}, False)],
 )
 def test_dppo(settings, likely_stays):
     """Section 4.2: from 0.0001 to 0.01 moves 0.0099 and has a KL divergence of 0.0095; from 0.99 to 0.8 moves 0.19 and has one of
@@ -139,6 +139,27 @@ def test_clip_cov():
     value, gradient = objective({"preset": "clip_cov", "gate": {"share": 0.5}}, COVARIANCES)
     assert value == pytest.approx((0.9 * 1 - 1.2 * 1) / 4, abs=1e-12)
     assert gradient[0] == pytest.approx([0.0, 0.9 / 4, -1.2 / 4, 0.0], abs=1e-12)
+
+
+def test_clip_cov_as_its_authors_code_has_it():
+    """Beside the paper: at least one token is chosen, PPO's clip decides the others, and what it decides is not drawn. The first
+    token's ratio of 2.1 is clipped at 2, so that the fourth is the one candidate with a covariance between 1 and 5."""
+    far = row("a", [log(2.1), log(0.9), log(1.2), log(0.8)], [2.0, 1.0, -1.0, -2.0], now=[-0.5, -1.5, -2.5, -3.5])
+    value, gradient = objective({"preset": "clip_cov"}, far)
+    assert value == pytest.approx((2.0 * 2 + 0.9 * 1 - 1.2 * 1) / 4, abs=1e-12)
+    assert gradient[0] == pytest.approx([0.0, 0.9 / 4, -1.2 / 4, 0.0], abs=1e-12)
+
+
+def test_kl_cov_charges_at_least_one():
+    value, _ = objective({"preset": "kl_cov"}, COVARIANCES)
+    assert value == pytest.approx((2.2 + 0.9 - 1.2 - 1.6 - abs(log(1.1))) / 4, abs=1e-12)
+
+
+def test_decoupled_ppo_masks_what_is_weighed_above_five():
+    """AReaL's `token_mask`: of weights 1, 4 and 8 the last is 0, and counts in the denominator."""
+    stale = {**row("a", [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]), "behaviour": [-1.0, -1.0 - log(4), -1.0 - log(8)]}
+    _, gradient = objective({"preset": "decoupled_ppo"}, stale)
+    assert gradient[0] == pytest.approx([1 / 3, 4 / 3, 0.0], rel=1e-6)
 
 
 def test_kl_cov():

@@ -8,8 +8,9 @@ import pytest
 from policy_cases import computed
 
 from sparring.algo.config import RULES_BY_KEY, AlgoConfig, named
-from sparring.algo.correction.rule import PRESETS, Correction
-from sparring.algo.presets import ALGORITHMS, SOURCES
+from sparring.algo.correction.presets import CORRECTIONS
+from sparring.algo.correction.rule import Correction
+from sparring.algo.presets import ALGORITHMS
 from sparring.testing.golden.policy import SETTINGS, draw
 
 TAGS = {key: [str(rule.__struct_config__.tag) for rule in of] for key, of in RULES_BY_KEY.items()}
@@ -24,8 +25,8 @@ def refusal_of(algo):
 
 
 ALL = [
-    {"ratio": {"name": ratio}, "gate": {"name": gate}, "correction": PRESETS[correction], "anchor": anchor}
-    for ratio, gate, correction in itertools.product(TAGS["ratio"], TAGS["gate"], PRESETS)
+    {"ratio": {"name": ratio}, "gate": {"name": gate}, "correction": CORRECTIONS[correction], "anchor": anchor}
+    for ratio, gate, correction in itertools.product(TAGS["ratio"], TAGS["gate"], CORRECTIONS)
     for anchor in ("behaviour", "proximal", "loglinear")
 ]
 SENSIBLE = [algo for algo in ALL if refusal_of(algo) is None]
@@ -52,7 +53,7 @@ def plain_at_equal_weights(algos):
 def test_at_equal_weights_every_part_is_plain_to_the_bit():
     assert len(SENSIBLE) > 300
     chosen = {str(algo[key]): algo for key in ("ratio", "gate", "correction", "anchor") for algo in SENSIBLE}
-    assert len(chosen) == len(TAGS["ratio"]) + len(TAGS["gate"]) + len(PRESETS) + 3
+    assert len(chosen) == len(TAGS["ratio"]) + len(TAGS["gate"]) + len(CORRECTIONS) + 3
     plain_at_equal_weights([*chosen.values(), *SENSIBLE[::11]])
 
 
@@ -67,20 +68,17 @@ def test_clip_cov_picks_tokens_at_any_ratio():
     count = sum(len(row["logprob"]) for row in rows)
     _, gradient, _, metrics = computed({"algo": algo, "rows": rows, "max_tokens": 7})
     assert metrics["clip_fraction"] == (int(0.1 * count), count)
+    fewest = {"gate": {"name": "clip_cov", "low": 0.1}}
+    assert computed({"algo": fewest, "rows": rows, "max_tokens": 7})[3]["clip_fraction"] == (1, count), "at least one"
     idle = sum(len(row["logprob"]) for row in rows if row["trajectory"] == "d")
     assert sum(x == 0 for row in gradient for x in row) in range(int(0.1 * count), int(0.1 * count) + idle + 1)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_preset_is_understood_and_has_a_source(name):
-    config = msgspec.convert(named({"preset": name}), AlgoConfig)
-    assert SOURCES[name] and config != AlgoConfig(preset=name) or name == "dapo"
+def test_a_preset_is_understood_and_sets_something(name):
+    assert msgspec.convert(named({"preset": name}), AlgoConfig) != AlgoConfig(preset=name)
     loss, gradient, _, _ = computed({"algo": ALGORITHMS[name], "rows": draw(1), "max_tokens": 7})
     assert np.isfinite(loss) and np.isfinite([x for row in gradient for x in row]).all()
-
-
-def test_every_source_is_of_a_preset():
-    assert set(SOURCES) == set(ALGORITHMS)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +99,17 @@ def test_every_source_is_of_a_preset():
         ({"correction": {"reject": "k2", "reject_below": -0.1}}, "reject_below is for k1 alone"),
         ({"correction": {"reject": "k2", "reject_unit": "token", "reject_by": "max"}}, "reject_by is for several tokens"),
         ({"correction": {"metrics_only": True}}, "metrics_only must have a weight or a divergence"),
+        ({"correction": {"weight": "token", "denominator": "kept"}}, "is about tokens that are taken out"),
+        ({"correction": {"reject": "k3", "denominator": "kept", "metrics_only": True}}, "is about tokens that are taken out"),
+        (
+            {"correction": {"weight": "token", "bound": "mask", "denominator": "kept", "normalise": True}},
+            'denominator must be "all" beside normalise',
+        ),
+        ({"correction": {"weight": "token", "bound": "none", "high": 5.0}}, 'high is a bound; with bound = "none"'),
+        ({"correction": {"weight": "token", "bound": "none", "low": 0.5}}, 'low is a bound of masks; with bound = "none"'),
+        ({"correction": {"bound": "none"}}, "bound is about weights"),
+        ({"gate": {"name": "clip_cov", "clip_low": 1.5}}, "clip_low must lie above 0"),
+        ({"credit": {"name": "rae", "decay": 0.0}}, "decay must be above 0, where every advantage is 0"),
         ({"correction": {"weight": "token", "normalise": True, "metrics_only": True}}, "normalise is for weights that are used"),
         ({"gate": {"name": "dual_clip", "bound": 1.0}}, "bound must be above 1 \\+ high"),
         ({"gate": {"name": "sapo", "tau_positive": 0.0}}, "tau_positive and tau_negative"),
@@ -132,3 +141,34 @@ def test_tokens_without_advantage_are_computed_where_others_look_at_them():
     ):
         assert msgspec.convert(named(algo), AlgoConfig).needs_idle_tokens, algo
     assert AlgoConfig(correction=Correction(weight="turn"), anchor="proximal").unit == "turn"
+
+
+@pytest.mark.parametrize(
+    ("algo", "needed"),
+    [
+        *(({"preset": name}, name in ("clip_cov", "kl_cov", "top_entropy")) for name in ALGORITHMS),
+        ({"correction": "mis"}, False),
+        ({"correction": "off_policy_mask"}, False),
+        ({"correction": "normalised_tis"}, True),
+        ({"correction": "k3_rejection"}, True),
+        ({"kl": {"coefficient": 0.1}}, True),
+        ({"entropy_bonus": 0.1}, True),
+    ],
+    ids=str,
+)
+def test_rows_without_advantage_are_computed_where_something_else_moves_them(algo, needed):
+    assert msgspec.convert(named(algo), AlgoConfig).needs_idle_rows == needed
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in ("clip_cov", "kl_cov", "top_entropy")])
+def test_a_row_without_advantage_changes_no_gradient_where_it_is_left_out(name):
+    rows = draw(2)
+    case = {"algo": {"preset": name}, "rows": rows, "max_tokens": 7}
+    idle = [number for number, row in enumerate(rows) if not any(row["advantage"])]
+    assert idle, "the case has one"
+    _, gradient, by_entropy, _ = computed(case)
+    assert all(x == 0.0 for number in idle for x in [*gradient[number], *by_entropy[number]])
+    others = [[number] for number in range(len(rows)) if number not in idle]
+    _, without, _, _ = computed(case, parts=others)
+    kept = [x for number, of in enumerate(gradient) if number not in idle for x in of]
+    assert [x for of in without for x in of] == pytest.approx(kept, rel=1e-12)

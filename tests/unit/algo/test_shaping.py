@@ -12,6 +12,7 @@ from sparring.algo.shaping.kl_reward import KlReward
 from sparring.algo.shaping.linear_length import LinearLength
 from sparring.algo.shaping.overlong import Overlong
 from sparring.algo.shaping.rules import ShapingRule
+from sparring.algo.shaping.stop_properly import StopProperly
 from sparring.errors import BadInput
 from sparring.testing.golden.groups import by_member, nouns, simple_group
 from sparring.types import Limits
@@ -22,6 +23,15 @@ def test_the_tasks_own_limit_is_the_default():
     group = replace(group, task=replace(group.task, limits=Limits(max_tokens=10)))
     [shaped] = Overlong(buffer=4).shape([group])
     assert [score.reward for score in shaped.scores] == [1.0, 0.0]
+
+
+def test_a_share_of_a_negative_reward_is_refused():
+    """To be cut off would pay: 0 instead of -1."""
+    [group], _ = nouns([simple_group([1.0, -1.0], cut=(False, True))])
+    with pytest.raises(BadInput, match="algo.shaping stop_properly: expected rewards of at least 0.*got -1.0 for.*choose the shaping"):
+        StopProperly().shape([group])
+    [fine], _ = nouns([simple_group([1.0, 0.5], cut=(False, True))])
+    assert [score.reward for score in StopProperly().shape([fine])[0].scores] == [1.0, 0.0]
 
 
 def test_what_is_added_belongs_to_the_end_of_a_rollout():

@@ -4,9 +4,10 @@ import asyncio
 import math
 from dataclasses import replace
 
+import msgspec
 import pytest
 
-from sparring.algo.config import AlgoConfig
+from sparring.algo.config import AlgoConfig, named
 from sparring.algo.credit.load import load_credit
 from sparring.algo.credit.pairs import Pairs
 from sparring.batch.batches import Plan, assemble, batches
@@ -169,6 +170,40 @@ def test_the_account_balances_over_failed_filtered_and_zero():
     assert [row.id for row in batch.rows] == ["mixed-0#0", "mixed-2#0"], "a row without advantage is not computed"
     assert batch.denominators == {"policy": 9.0}, "but its tokens count: the mean is over the groups that remain"
     assert batch.groups == ("mixed", "flat", "gone")
+
+
+@pytest.mark.parametrize("preset", ["grpo", "dr_grpo", "gspo", "rloo", "maxrl", "gmpo", "m2po", "opo", "vespo", "decoupled_ppo"])
+def test_a_flat_group_counts_in_the_denominator_and_is_not_computed(preset):
+    groups = [make_group("flat", [1.0] * 4), make_group("mixed", [1.0, 0.0, 0.0, 0.0]), make_group("hopeless", [0.0] * 4)]
+    algo = msgspec.convert(named({"preset": preset}), AlgoConfig)
+    trajectories = {"grpo": 12, "dr_grpo": 12, "gspo": 12, "rloo": 12, "maxrl": 12, "gmpo": 12, "vespo": 12}.get(preset)
+    assert _updated(groups, algo) == (["mixed-0#0", "mixed-1#0", "mixed-2#0", "mixed-3#0"], trajectories or 24)
+    filtered = msgspec.structs.replace(algo, zero_variance_filter=True)
+    assert _updated(groups, filtered)[1] == (trajectories or 24) / 3, "the steps of DAPO are larger"
+
+
+@pytest.mark.parametrize("more", [{"kl": {"coefficient": 0.1}}, {"entropy_bonus": 0.1}, {"gate": "kl_cov"}, {"correction": "k3_rejection"}])
+def test_a_flat_group_is_computed_where_something_beside_the_advantage_moves_it(more):
+    groups = [make_group("flat", [1.0, 1.0]), make_group("mixed", [1.0, 0.0])]
+    algo = msgspec.convert(named({"preset": "grpo", **more}), AlgoConfig)
+    assert _updated(groups, algo)[0] == ["flat-0#0", "flat-1#0", "mixed-0#0", "mixed-1#0"]
+
+
+def _updated(groups, algo):
+    """Which rows of an update are computed, and what the policy term is divided by."""
+    samples = [row for group in groups for row in flatten(group, "policy")]
+    plan = Plan(idle_rows=algo.needs_idle_rows)
+    [batch] = assemble(groups, samples, credit=load_credit(algo, seed=0, max_tokens=10), model="policy", step=1, plan=plan)
+    assert batch.account.balanced
+    return [row.id for row in batch.rows], pytest.approx(batch.denominators["policy"])
+
+
+def test_an_update_of_flat_groups_alone_has_no_rows_and_counts_its_tokens():
+    groups = [make_group("a", [1.0, 1.0]), make_group("b", [0.0, 0.0])]
+    samples = [row for group in groups for row in flatten(group, "policy")]
+    [batch] = assemble(groups, samples, credit=load_credit(AlgoConfig(), seed=0), model="policy", step=1)
+    assert (batch.rows, batch.denominators) == ((), {"policy": 8.0})
+    assert batch.account == TokenAccount(sampled=8, zero_advantage=8)
 
 
 def test_a_step_whose_groups_are_all_filtered_has_no_rows():

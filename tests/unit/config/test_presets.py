@@ -7,6 +7,7 @@ import pytest
 from sparring.algo.config import AlgoConfig
 from sparring.algo.credit.gae import Gae
 from sparring.algo.gate.clip import Clip
+from sparring.algo.gate.dual_clip import DualClip
 from sparring.config import from_data
 from sparring.errors import BadInput
 
@@ -22,7 +23,6 @@ def test_ppo_has_one_lambda_and_vapo_two_that_know_the_length() -> None:
     assert ppo.credit == Gae(lambda_policy=0.95, lambda_value=0.95) and ppo.gate == Clip(low=0.2, high=0.2)
     assert vapo.credit == Gae(lambda_value=1.0, length_alpha=0.05) and vapo.gate == Clip(low=0.2, high=0.28)
     assert ppo.aggregation == vapo.aggregation == "token_mean"
-    assert not ppo.filters_flat_groups, "a critic tells equal rollouts apart"
 
 
 def test_what_is_given_beside_a_preset_stays() -> None:
@@ -32,11 +32,30 @@ def test_what_is_given_beside_a_preset_stays() -> None:
 
 def test_a_correction_by_name_replaces_that_of_a_preset_and_a_table_changes_it() -> None:
     assert algo(preset="decoupled_ppo", correction="none").correction_rule.does_nothing
-    assert algo(preset="decoupled_ppo", correction={"high": 3.0}).correction_rule.in_words() == "token weights of at most 3"
+    changed = algo(preset="decoupled_ppo", correction={"high": 3.0}).correction_rule
+    assert changed.in_words() == "token weights masked outside 0 to 3"
 
 
-def test_a_price_in_the_reward_tells_equal_rewards_apart() -> None:
-    assert algo(credit="grpo").filters_flat_groups and not algo(credit="grpo", kl_reward={}).filters_flat_groups
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"preset": "gspo", "gate": {"cap": 5}}, "algo.gate.cap: expected a key of the gate 'clip' of preset 'gspo': high, low, got 'cap'"),
+        ({"preset": "cispo", "gate": {"bound": 5.0}}, "algo.gate.bound: expected a key of the gate 'cispo' of preset 'cispo': high, low"),
+        ({"preset": "gpg", "credit": {"normalise": True}}, "a key of the credit 'gpg' of preset 'gpg': divide, got 'normalise'"),
+        ({"preset": "rloo", "gate": {"low": 0.1}}, "algo.gate.low: expected no key: the gate 'none' of preset 'rloo' has none, got 'low'"),
+        ({"preset": "grpo", "ratio": {"per_token": True}}, "expected no key: the default ratio 'token' has none, got 'per_token'"),
+        ({"preset": "decoupled_ppo", "correction": {"cap": 5.0}}, "algo.correction.cap: expected one of bound, compare, denominator, high"),
+        ({"preset": "grpo", "max_tokens": 9}, 'max_tokens must be 0 beside aggregation = "sequence_mean"'),
+        ({"preset": "gspoo", "gate": {"low": 0.1}}, "algo.preset: expected one of cispo, .* got 'gspoo'"),
+    ],
+)
+def test_a_key_that_the_parts_of_a_preset_do_not_have_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        algo(**given)
+
+
+def test_a_key_of_another_rule_is_understood_where_that_rule_is_named() -> None:
+    assert algo(preset="gspo", ratio="token", gate={"name": "dual_clip", "bound": 5.0}).gate == DualClip(bound=5.0)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +64,7 @@ def test_a_price_in_the_reward_tells_equal_rewards_apart() -> None:
         ({"credit": {"name": "gdpo", "weights": {"a": 1.0}}, "kl_reward": {}}, "a credit that counts rewards of tokens, got 'gdpo'"),
         ({"credit": "process", "kl_reward": {}}, "a credit that counts rewards of tokens, got 'process'"),
         ({"credit": "maxrl", "shaping": [{"name": "overlong"}]}, "rewards of at least 0 for 'maxrl'"),
+        ({"shaping": [{"name": "overlong"}, {"name": "stop_properly"}]}, "algo.shaping stop_properly: expected rewards of at least 0"),
         ({"credit": {"name": "gdpo", "weights": {"a": 1.0}}, "shaping": [{"name": "overlong"}]}, "give overlong a weight in algo.credit.weights"),
     ],
 )

@@ -6,10 +6,11 @@ Shapes: M weighted tokens of a micro-batch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
 
+from sparring.algo.facts import Facts
 from sparring.algo.tokens import PolicyTokens, Unit, bounded
 from sparring.protocols import Corrected
 
@@ -26,6 +27,7 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         truncate   min(w, high)                     truncated importance sampling (Ionides 2008; Yao et al. 2025, "Your
                                                     efficient RL framework secretly brings you off-policy training")
         mask       w if low <= w <= high else 0     IcePop (arXiv 2510.18855), masked importance sampling
+        none       w
 
     and, with `reject`, 0 for all tokens of a unit whose divergence exceeds `reject_above`: the mean, sum or maximum over
     `reject_unit` of
@@ -36,13 +38,51 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     With `normalise` all weights are divided by their mean over the optimiser step's tokens: self-normalised importance sampling
     (Kong 1992), which trades a little bias for variance.
 
+    `denominator` says whether tokens whose weight became 0, masked or rejected, still count. "all": they do, so that what is
+    left weighs what it weighed. "kept": they do not, as if they had not been sampled; a trajectory is then as long as what is
+    kept of it, and counts where anything is.
+
     Where the probabilities are equal every weight is exactly 1, nothing is rejected, and the loss keeps its bits.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source=(
+            'truncation: Ionides 2008, Yao et al. 2025; masks: arXiv 2510.18855; rejection: Liu et al. 2025, "When '
+            'speed kills stability"'
+        ),
+        defaults={
+            "weight": "off",
+            "bound": "Yao et al. 2025",
+            "low": "off",
+            "high": "Yao et al. 2025: C = 2",
+            "reject": "off",
+            "reject_unit": "Liu et al. 2025",
+            "reject_by": "Liu et al. 2025: the geometric mean",
+            "reject_above": (
+                "ours; nobody's number: for the mask of DeepSeek-V3.2 TRL suggests 0.5 and slime has 1e-4, the paper "
+                "gives none"
+            ),
+            "reject_below": "off",
+            "only_negative": "off",
+            "compare": "AReaL, arXiv 2505.24298: the proximal policy",
+            "normalise": "off",
+            "denominator": (
+                "NeMo RL and TRL, and IcePop's equation; verl and slime leave out what is masked or rejected"
+            ),
+            "metrics_only": "off",
+        },
+        differences=(
+            (
+                "A sequence is one row: where a trajectory branches, tokens that an earlier branch claims are in no "
+                "other's ratio."
+            ),
+        ),
+    )
 
     weight: Literal["none", "token", "turn", "sequence", "geometric"] = "none"
     """What one importance weight belongs to."""
 
-    bound: Literal["truncate", "mask"] = "truncate"
+    bound: Literal["truncate", "mask", "none"] = "truncate"
     """What is done about weights beyond the bounds."""
 
     low: float = 0.0
@@ -75,6 +115,10 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     normalise: bool = False
     """Whether weights are divided by their mean over the step's tokens. Costs a first pass over these."""
 
+    denominator: Literal["all", "kept"] = "all"
+    """Which tokens the loss is divided by: all, or those that were neither masked nor rejected. "kept" costs a first pass over
+    the step's tokens."""
+
     metrics_only: bool = False
     """Whether the weights are only measured, and every token keeps weight 1."""
 
@@ -82,8 +126,10 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if not 0 <= self.low <= 1 <= self.high:
             equal = "the weight of equal probabilities"
             raise ValueError(f"low must lie from 0 to 1 and high be at least 1, {equal}, got {self.low} and {self.high}")
-        if self.low > 0 and self.bound == "truncate":
-            raise ValueError(f"low is a bound of masks; with bound = \"truncate\" leave it at 0, got {self.low}")
+        if self.low > 0 and self.bound != "mask":
+            raise ValueError(f'low is a bound of masks; with bound = "{self.bound}" leave it at 0, got {self.low}')
+        if self.high != 2.0 and self.bound == "none":
+            raise ValueError(f'high is a bound; with bound = "none" leave it out, got {self.high}')
         if not self.reject_above >= 0 or not (self.reject_below is None or self.reject_below <= 0):
             got = f"{self.reject_above} and {self.reject_below}"
             raise ValueError(f"reject_above must be 0 or more and reject_below 0 or less, got {got}")
@@ -117,6 +163,10 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError("metrics_only must have a weight or a divergence to measure, got neither")
         if self.metrics_only and self.normalise:
             raise ValueError("normalise is for weights that are used; with metrics_only leave it out")
+        if self.denominator == "kept" and (self.metrics_only or self.bound != "mask" and self.reject == "none"):
+            raise ValueError('denominator = "kept" is about tokens that are taken out; mask or reject some, or leave it at "all"')
+        if self.denominator == "kept" and self.normalise:
+            raise ValueError('denominator must be "all" beside normalise, which makes up for what is taken out already')
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -133,10 +183,11 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """What it does, short."""
         if self.does_nothing:
             return "none"
-        weights = f"{self.weight} weights {'of at most' if self.bound == 'truncate' else 'masked outside'} "
-        weights += f"{self.high:g}" if self.bound == "truncate" else f"{self.low:g} to {self.high:g}"
+        bounds = {"truncate": f" of at most {self.high:g}", "mask": f" masked outside {self.low:g} to {self.high:g}", "none": ""}
+        weights = f"{self.weight} weights{bounds[self.bound]}"
         rejects = f"{self.reject_unit}s rejected above a {self.reject_by} {self.reject} of {self.reject_above:g}"
         parts = [*([weights] if self.weight != "none" else []), *([rejects] if self.reject != "none" else [])]
+        parts += ["divided by what is kept"] if self.denominator == "kept" else []
         return ", ".join(parts) + (", measured only" if self.metrics_only else "")
 
     def __call__(self, old: torch.Tensor, tokens: PolicyTokens) -> Corrected:
@@ -174,7 +225,7 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         trainer = old if self.compare == "before" else tokens.logprob.detach()
         difference = bounded(trainer - tokens.behaviour)
         whole = self._weights(difference, tokens)
-        beyond = (whole > self.high) | (whole < self.low)
+        beyond = ((whole > self.high) | (whole < self.low)) & (self.bound != "none")
         weights = whole.clamp(max=self.high) if self.bound == "truncate" else whole.masked_fill(beyond, 0.0)
         rejected = self._rejected(difference, tokens)
         return weights.masked_fill(rejected, 0.0), beyond, rejected
@@ -195,26 +246,3 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if self.reject_below is not None:
             rejected = rejected | (together < self.reject_below)
         return rejected & (tokens.advantages < 0) if self.only_negative else rejected
-
-
-PRESETS: dict[str, dict[str, object]] = {
-    "none": {},
-    "tis": {"weight": "token", "high": 2.0},
-    "sequence_tis": {"weight": "sequence", "high": 2.0},
-    "turn_tis": {"weight": "turn", "high": 2.0},
-    "normalised_tis": {"weight": "token", "high": 2.0, "normalise": True},
-    "icepop": {"weight": "token", "bound": "mask", "low": 0.5, "high": 5.0},
-    "token_mis": {"weight": "token", "bound": "mask", "high": 2.0},
-    "mis": {"weight": "sequence", "bound": "mask", "high": 2.0},
-    "geometric": {"weight": "geometric", "bound": "mask", "low": 0.999, "high": 1.002},
-    "geometric_rejection": {"reject": "k1", "reject_above": 0.001, "reject_below": -0.002},
-    "k3_rejection": {"reject": "k3", "reject_above": 0.01},
-    "tis_k3_rejection": {"weight": "token", "high": 2.0, "reject": "k3", "reject_above": 0.01},
-    "off_policy_mask": {"reject": "k1", "reject_above": 0.01, "only_negative": True, "compare": "now"},
-    "metrics": {"weight": "token", "high": 2.0, "metrics_only": True},
-}
-"""Corrections by name. tis: Yao et al. 2025; sequence_tis, turn_tis, token_mis, mis and geometric_rejection: truncation, masks
-and bounds on the geometric ratio by unit (Liu et al. 2025, "When speed kills stability"); normalised_tis: Kong 1992; icepop:
-arXiv 2510.18855 and its bounds of 0.5 and 5; geometric: the bounds of NeMo RL's seq-mask-tis; k3_rejection: sequences whose
-mean k3 is large, as trust region masking does (Li et al. 2026, "Trust region masking for long-horizon LLM reinforcement
-learning"); off_policy_mask: DeepSeek-V3.2 (arXiv 2512.02556, section 3.1); metrics: measures what tis would do."""

@@ -10,6 +10,7 @@ import msgspec
 
 from sparring.algo.credit.members import Member, by_role, in_order, members
 from sparring.algo.credit.statistics import standardised
+from sparring.algo.facts import Facts
 from sparring.errors import refusal
 from sparring.types import Group, Sample
 
@@ -25,6 +26,12 @@ class Gdpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     collapse into each other. The reward itself is not looked at, unless a score has no parts at all, such as that of a policy
     that broke its world: it then counts in the place of each. A group of one leaves the update.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2601.05242, equations 4 to 7",
+        defaults={"epsilon": "ours: it only keeps a division by 0 away"},
+        differences=(),
+    )
 
     least_members: ClassVar[int] = 2
 

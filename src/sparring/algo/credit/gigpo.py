@@ -9,6 +9,7 @@ import msgspec
 
 from sparring.algo.credit.members import Member, per_turn, returns
 from sparring.algo.credit.statistics import centred, standardised
+from sparring.algo.facts import Facts
 from sparring.errors import refusal
 from sparring.types import Group, Sample
 
@@ -25,6 +26,22 @@ class Gigpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     scorer does not name, has no A^S. Use it for long multi-turn tasks whose episodes revisit states. `Score.states` names
     them. A group of one leaves the update unless it revisits a state.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2505.10978",
+        defaults={
+            "discount": "its authors' code (verl-agent)",
+            "step_weight": "its authors' code (verl-agent)",
+            "divide": "its authors' code (verl-agent)",
+            "epsilon": "its authors' code (verl-agent)",
+        },
+        differences=(
+            (
+                "The outcome is earned in the last turn by what the turns leave of it; its authors' environments say "
+                "a reward per turn."
+            ),
+        ),
+    )
 
     least_members: ClassVar[int] = 2
 

@@ -9,6 +9,7 @@ import msgspec
 
 from sparring.algo.credit.members import Member, by_role, members, per_trajectory
 from sparring.algo.credit.statistics import centred, deviation
+from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -22,6 +23,12 @@ class Gpg(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     Chu et al., arXiv 2504.02546. Use it without a clip and without a zero-variance filter, whose work alpha
     does: the gradient keeps its size when most groups are solved. A group of one counts among M and leaves the update.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2504.02546",
+        defaults={"divide": "one of the paper's two choices"},
+        differences=("alpha is of one update; a group of one counts among what says nothing.",),
+    )
 
     least_members: ClassVar[int] = 2
 

@@ -9,6 +9,7 @@ import msgspec
 
 from sparring.algo.credit.members import Member, per_trajectory
 from sparring.algo.credit.statistics import centred, standardised
+from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -21,6 +22,12 @@ class Grpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     Shao et al. (DeepSeekMath), arXiv 2402.03300, section 4.1.2; Liu et al. (Dr. GRPO), arXiv 2503.20783, section 3.2. Use it as
     the default for verifiable rewards. Without the deviation, tasks of every difficulty push as hard as their rewards differ.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2402.03300, section 4.1.2; without `normalise` arXiv 2503.20783, section 3.2",
+        defaults={"normalise": "arXiv 2402.03300, section 4.1.2", "epsilon": "verl (core_algos.py); TRL's is 1e-4"},
+        differences=("The deviation is over G - 1, as in verl and TRL; the paper does not say.",),
+    )
 
     least_members: ClassVar[int] = 2
 

@@ -9,6 +9,7 @@ import msgspec
 
 from sparring.algo.credit.members import Member, in_order, members
 from sparring.algo.credit.statistics import centred
+from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -25,6 +26,12 @@ class Hierarchical(
     difficulty, and only a rollout's own attempts are alike. Without peers an advantage is 0; a group in which nobody has peers
     leaves the update.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="prime-rl's hierarchical GRPO",
+        defaults={"inside": "ours: the name that the roles of a world with a proposer have"},
+        differences=(),
+    )
 
     least_members: ClassVar[int] = 1
 

@@ -8,8 +8,10 @@ from typing import Any
 from sparring.algo.aggregation import aggregated, denominator
 from sparring.algo.config import AlgoConfig
 from sparring.algo.credit.rae import RaeCredit
-from sparring.algo.credit.rules import open_rule
+from sparring.algo.credit.pass_at_k import PassAtK
+from sparring.algo.credit.rules import CreditRule, open_rule
 from sparring.algo.credit.shuffled import Shuffled
+from sparring.algo.credit.statistics import all_equal
 from sparring.protocols import Credit
 from sparring.types import Group, Sample
 
@@ -61,7 +63,7 @@ class Assigned:
     def _stays(self, group: Group, shaped: Group) -> bool:
         difficulty = self._config.difficulty
         kept = difficulty is None or difficulty.keep(group)
-        return kept and not (self._config.filters_flat_groups and _is_flat(shaped))
+        return kept and not (self._config.zero_variance_filter and _is_flat(shaped, self._config.credit))
 
 
 def load_credit(config: AlgoConfig, *, seed: int, max_tokens: int = 1) -> Credit:
@@ -70,11 +72,11 @@ def load_credit(config: AlgoConfig, *, seed: int, max_tokens: int = 1) -> Credit
     return Shuffled(credit, seed=seed) if config.control == "shuffled" else credit
 
 
-def _is_flat(group: Group) -> bool:
-    """Whether every role earned the same in all rollouts."""
-    earned = {
-        (trajectory.role, score.of(trajectory.role))
-        for rollout, score in zip(group.rollouts, group.scores, strict=True)
-        for trajectory in rollout.trajectories
-    }
-    return len(earned) == len({role for role, _ in earned})
+def _is_flat(group: Group, rule: CreditRule) -> bool:
+    """Whether what its roles earned says nothing: all rollouts the same, or what is the same to the rule."""
+    earned: dict[str, list[float]] = {}
+    for rollout, score in zip(group.rollouts, group.scores, strict=True):
+        for trajectory in rollout.trajectories:
+            earned.setdefault(trajectory.role, []).append(score.of(trajectory.role) or 0.0)
+    says_nothing = rule.says_nothing if isinstance(rule, PassAtK) else all_equal
+    return all(says_nothing(rewards) for rewards in earned.values())

@@ -9,6 +9,7 @@ import msgspec
 
 from sparring.algo.credit.members import Member, per_trajectory
 from sparring.algo.credit.statistics import centred, mean
+from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -21,6 +22,14 @@ class MaxRl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     log p(success) = -sum_k (1 - p)^k / k (by their theorem 2 of N terms, where no mean is taken off), where RLOO's is of p
     itself. Use it where many tasks are hard and samples are cheap. A group of one leaves the update.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2602.02710",
+        defaults={},
+        differences=(
+            "With the mean taken off, N rollouts give N - 1 terms of the series; theorem 2 has N, without it.",
+        ),
+    )
 
     least_members: ClassVar[int] = 2
 

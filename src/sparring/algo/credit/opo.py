@@ -9,6 +9,7 @@ from typing import ClassVar
 import msgspec
 
 from sparring.algo.credit.members import Member, per_trajectory
+from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -20,6 +21,12 @@ class Opo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     Hao et al., arXiv 2505.23585: the optimal baseline, if the squared norm of a response's gradient grows with its
     length. Use it strictly on policy. A group of one has no baseline and leaves the update.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2505.23585",
+        defaults={},
+        differences=(),
+    )
 
     least_members: ClassVar[int] = 2
 

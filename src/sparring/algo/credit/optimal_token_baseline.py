@@ -10,6 +10,7 @@ from typing import ClassVar
 import msgspec
 
 from sparring.algo.credit.members import Member, by_role, in_order, members, returns
+from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -28,6 +29,12 @@ class OptimalTokenBaseline(
     the equation compares it with itself; its authors' code, as a setting that is on, takes 0 for the baseline there. A group of
     one leaves the update.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2602.07078, and its authors' code in verl (core_algos.py)",
+        defaults={"zero_tail": "its authors' code"},
+        differences=(),
+    )
 
     least_members: ClassVar[int] = 2
 

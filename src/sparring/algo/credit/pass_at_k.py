@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import comb, sqrt
+from typing import ClassVar
 
 import msgspec
 
 from sparring.algo.credit.members import Member, per_trajectory
+from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -19,9 +21,16 @@ class PassAtK(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         A(+)  = (1 - R) / sigma
         A(-)  = (1 - R - C(m - 1, k - 1) / C(n - 1, k - 1)) / sigma
 
-    Chen et al., arXiv 2508.10751, equations 14 and 15. Every advantage is 0 where sigma is. Use it where exploration dies:
-    solved tasks stop pushing early. A group of fewer than k members leaves the update.
+    Chen et al., arXiv 2508.10751, equations 14 and 15. Where every subset of k has the same value, because each holds a
+    success or none does, sigma is 0 and the group says nothing: its advantages are 0, and `zero_variance_filter` takes it for
+    flat. Use it where exploration dies: solved tasks stop pushing early. A group of fewer than k members leaves the update.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2508.10751, equations 14 and 15",
+        defaults={"k": "ours", "solved_above": "ours: between a failure's 0 and a success's 1"},
+        differences=(),
+    )
 
     k: int = 4
     """Attempts of which one has to succeed. 1 is GRPO with the deviation over n."""
@@ -42,14 +51,20 @@ class PassAtK(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Set advantages; see `protocols.Credit`."""
         return per_trajectory(groups, samples, self._advantages)
 
+    def says_nothing(self, rewards: Sequence[float]) -> bool:
+        """Whether every subset of k of these rewards has the same value, or there is no such subset."""
+        failed = sum(reward <= self.solved_above for reward in rewards)
+        return len(rewards) < self.least_members or failed < self.k or failed == len(rewards)
+
     def _advantages(self, members: Sequence[Member]) -> list[float] | None:
-        solved = [m.reward > self.solved_above for m in members]
+        rewards = [m.reward for m in members]
+        solved = [reward > self.solved_above for reward in rewards]
         count, failed = len(solved), solved.count(False)
         if count < self.least_members:
             return None
+        if self.says_nothing(rewards):
+            return [0.0] * count
         none_solved = comb(failed, self.k) / comb(count, self.k)
         sigma = sqrt(none_solved * (1 - none_solved))
-        if not sigma:
-            return [0.0] * count
         with_a_failure = comb(failed - 1, self.k - 1) / comb(count - 1, self.k - 1)
         return [(none_solved if right else none_solved - with_a_failure) / sigma for right in solved]

@@ -10,6 +10,7 @@ import msgspec
 
 from sparring.algo.credit.members import Member, by_role, in_order, members, returns
 from sparring.algo.credit.statistics import against_others, mean
+from sparring.algo.facts import Facts
 from sparring.algo.right_answers import is_right
 from sparring.types import Group, Sample
 
@@ -26,6 +27,25 @@ class Prime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     model learns next; it is written as the annotation `right`. Use it for dense credit without step labels. A group of one
     leaves the update.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2502.01456, equation 5",
+        defaults={
+            "beta": "its authors' code (PRIME-RL/PRIME)",
+            "discount": "its authors' code (PRIME-RL/PRIME)",
+            "solved_above": "ours: between a failure's 0 and a success's 1",
+        },
+        differences=(
+            (
+                "Its authors' code computes r n / (n - 1) less the sum of all means over n - 1: a token's own reward "
+                "stands where the equation has its rollout's mean."
+            ),
+            (
+                "Its authors' code whitens the advantages over the batch, the equation does not: the size of a step "
+                "differs."
+            ),
+        ),
+    )
 
     least_members: ClassVar[int] = 2
 

@@ -11,6 +11,7 @@ import msgspec
 from sparring.algo.credit.members import Member, per_token, returns
 from sparring.algo.credit.statistics import standardised
 from sparring.algo.credit.turn_level import want_turns
+from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -24,6 +25,12 @@ class Process(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     a turn, whose reward is `Score.per_turn`; from a process reward model or the world. The outcome counts only as far as it is
     among them. Use it with a process reward model. A group whose steps are one in all leaves the update.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2402.03300, section 4.1.3",
+        defaults={"epsilon": "verl (core_algos.py); it only keeps a division by 0 away"},
+        differences=("The deviation is over n - 1; the paper does not say.",),
+    )
 
     least_members: ClassVar[int] = 1
 

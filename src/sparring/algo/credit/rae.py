@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from sparring.algo.credit.members import in_order, members
+from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -22,14 +23,25 @@ class Rae(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     averages are state: `open` makes the rule that keeps them.
     """
 
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2506.24119, algorithm 1",
+        defaults={"decay": "the paper"},
+        differences=(
+            (
+                "SPIRAL's and prime-rl's code take the average as it was before the reward: advantages are larger "
+                "there, by the factor 1 / decay."
+            ),
+        ),
+    )
+
     least_members: ClassVar[int] = 1
 
     decay: float = 0.95
     """How much of the average stays when a reward comes."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.decay < 1:
-            raise ValueError("decay must be at least 0 and below 1")
+        if not 0 < self.decay < 1:
+            raise ValueError(f"decay must be above 0, where every advantage is 0, and below 1, got {self.decay}")
 
     def open(self) -> RaeCredit:
         """The rule with its state, at the start of a run."""

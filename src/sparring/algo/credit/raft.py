@@ -8,6 +8,7 @@ from typing import ClassVar
 import msgspec
 
 from sparring.algo.credit.members import Member, per_trajectory
+from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -19,6 +20,12 @@ class Raft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     Dong et al., arXiv 2304.06767, algorithm 1. Use it with several optimiser steps per batch and no ratio, as supervised
     learning on what was sampled. Nothing asks whether the best is good: `raft_plus_plus` does.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2304.06767, algorithm 1",
+        defaults={"best": "the paper: the best of K"},
+        differences=(),
+    )
 
     least_members: ClassVar[int] = 1
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 import msgspec
 
 from sparring.algo.credit.members import Member, per_trajectory
+from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -21,6 +22,12 @@ class RaftPlusPlus(
     Xiong et al., arXiv 2504.11343, section 2. With the token ratio and PPO's clip it is RAFT++; without a ratio it is rejection
     sampling on positives. Use it as the baseline that negative samples have to beat. A group without success leaves the update.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2504.11343, section 2",
+        defaults={"solved_above": "ours: between a failure's 0 and a success's 1"},
+        differences=(),
+    )
 
     least_members: ClassVar[int] = 1
 

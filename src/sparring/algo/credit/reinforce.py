@@ -8,6 +8,7 @@ from typing import ClassVar
 import msgspec
 
 from sparring.algo.credit.members import in_order, members, returns
+from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -20,6 +21,12 @@ class Reinforce(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     left of the outcome at the last token. Williams 1992. Use it as the plainest yardstick, with groups of one, or
     where rewards are already centred.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="Williams 1992",
+        defaults={"discount": "as for gae", "baseline": "off"},
+        differences=(),
+    )
 
     least_members: ClassVar[int] = 1
 

@@ -9,6 +9,7 @@ import msgspec
 
 from sparring.algo.credit.members import Member, in_order, members, returns
 from sparring.algo.credit.statistics import standardised
+from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -23,6 +24,12 @@ class ReinforcePlusPlus(
     Hu et al., arXiv 2501.03262, equations 4 and 5. Use it for general RLHF with one rollout per prompt, where groups say
     nothing: the update is the baseline.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2501.03262, equations 4 and 5",
+        defaults={"epsilon": "verl (core_algos.py); it only keeps a division by 0 away"},
+        differences=("verl starts the return anew behind each tool's answer; here it goes through to the end.",),
+    )
 
     least_members: ClassVar[int] = 1
 

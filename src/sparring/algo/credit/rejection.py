@@ -8,6 +8,7 @@ from typing import ClassVar
 import msgspec
 
 from sparring.algo.credit.members import Member, per_trajectory
+from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -19,6 +20,12 @@ class Rejection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     Yuan et al., arXiv 2308.01825, section 3.3. Use it without a ratio, as supervised learning on the policy's own successes;
     `at_most` keeps easy tasks from crowding out hard ones. A group without success leaves the update.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2308.01825, section 3.3",
+        defaults={"solved_above": "ours: between a failure's 0 and a success's 1", "at_most": "off"},
+        differences=("Distinct are the sampled tokens; the paper tells reasoning paths apart by their equations.",),
+    )
 
     least_members: ClassVar[int] = 1
 

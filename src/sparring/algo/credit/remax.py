@@ -10,6 +10,7 @@ import msgspec
 
 from sparring.algo.credit.members import in_order, members
 from sparring.algo.credit.statistics import mean
+from sparring.algo.facts import Facts
 from sparring.errors import refusal
 from sparring.types import Group, Sample
 
@@ -23,6 +24,12 @@ class Remax(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     group's `baselines` (their mean counts, where there are several); a group whose baseline failed for an infrastructure
     reason leaves the update.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2310.10505, algorithm 1",
+        defaults={},
+        differences=(),
+    )
 
     least_members: ClassVar[int] = 1
     wants_baseline: ClassVar[bool] = True

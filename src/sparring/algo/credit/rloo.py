@@ -9,6 +9,7 @@ import msgspec
 
 from sparring.algo.credit.members import Member, per_trajectory
 from sparring.algo.credit.statistics import against_others
+from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -21,6 +22,12 @@ class Rloo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     group size and rewards have a scale that means something. A member without siblings has no baseline: a group of one leaves
     the update.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2402.14740, section 2.2",
+        defaults={},
+        differences=(),
+    )
 
     least_members: ClassVar[int] = 2
 

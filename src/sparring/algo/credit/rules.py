@@ -55,19 +55,20 @@ CreditRule = (
     | TurnLevel
 )
 
-COMPARING = (Grpo, MaxRl, Opo, PassAtK, Rloo)
-"""The rules to which a group of equal rewards says nothing: its advantages are zero, and no other group's change without it."""
-
 OF_ONE_GROUP = (
-    *COMPARING,
     Gigpo,
+    Grpo,
     Hierarchical,
+    MaxRl,
+    Opo,
+    PassAtK,
     Process,
     Raft,
     RaftPlusPlus,
     Reinforce,
     Rejection,
     Remax,
+    Rloo,
     Topr,
     TurnLevel,
 )

@@ -11,6 +11,11 @@ def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
+def all_equal(values: Sequence[float]) -> bool:
+    """Whether no value differs from another."""
+    return len(set(values)) <= 1
+
+
 def centred(values: Sequence[float]) -> list[float]:
     """Differences to the mean: exactly zero where all values are equal, which a rounded mean would miss."""
     if len(set(values)) <= 1:

@@ -8,6 +8,7 @@ from typing import ClassVar
 import msgspec
 
 from sparring.algo.credit.members import Member, per_trajectory
+from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -20,6 +21,12 @@ class Topr(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     clipped to [0, 1] where it is negative. Use it with that gate on data that is far off policy. The baseline says how much
     failures weigh against successes: 0 for rewards of -1 and 1, 0.5 for 0 and 1.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2503.14286, equations 7 and 8",
+        defaults={"baseline": "the paper's rewards are 1 and -1"},
+        differences=(),
+    )
 
     least_members: ClassVar[int] = 1
 

@@ -9,6 +9,7 @@ import msgspec
 
 from sparring.algo.credit.members import Member, per_turn
 from sparring.algo.credit.statistics import standardised
+from sparring.algo.facts import Facts
 from sparring.errors import refusal
 from sparring.types import Group, Sample
 
@@ -25,6 +26,15 @@ class TurnLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     Zeng et al., arXiv 2505.11821 (version 1), section 4.2, with any number of turns. Use it where every turn can be verified,
     such as tool calls before an answer. `Score.per_turn` says what turns earned. A group of one leaves the update.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2505.11821, version 1, section 4.2",
+        defaults={
+            "outcome_weight": "the paper's lambda",
+            "epsilon": "verl (core_algos.py); it only keeps a division by 0 away",
+        },
+        differences=(),
+    )
 
     least_members: ClassVar[int] = 2
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 
+from sparring.algo.facts import Facts
 from sparring.types import Group, Score
 
 
@@ -17,6 +20,17 @@ class Difficulty(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     what it always or never solves is left out (DAPO's dynamic sampling, arXiv 2503.14476, equation 11, for rewards that are
     not 0 and 1).
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2503.14476, equation 11, and arXiv 2502.01456 with a range",
+        defaults={
+            "lowest": "equation 11",
+            "highest": "equation 11",
+            "inclusive": "equation 11",
+            "solved_above": "ours: between a failure's 0 and a success's 1",
+        },
+        differences=("What is left out is not replaced by other tasks: an update has fewer groups.",),
+    )
 
     lowest: float = 0.0
     """Smallest share; see `inclusive`."""

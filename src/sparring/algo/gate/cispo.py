@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from sparring.algo.facts import Facts
 from sparring.algo.tokens import Gated, PolicyTokens, Unit
 
 if TYPE_CHECKING:
@@ -16,6 +17,18 @@ class Cispo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """stop_gradient(clip(r, 1 - low, 1 + high)) A log pi: CISPO (MiniMax-M1, arXiv 2506.13585, equations 4 and 5). The weight is
     clipped and no token loses its gradient, so rare tokens that matter keep teaching. Its authors leave the lower bound open (low
     = 1)."""
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2506.13585, equations 4 and 5",
+        defaults={
+            "low": "the paper: no lower bound",
+            "high": (
+                "DAPO's upper clip; the paper gives no number. TRL and ScaleRL (arXiv 2510.13786) cap the weight at "
+                "5, which is high = 4; verl's example at 1.2"
+            ),
+        },
+        differences=(),
+    )
 
     unit: ClassVar[Unit] = "token"
 

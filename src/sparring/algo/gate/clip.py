@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from sparring.algo.facts import Facts
 from sparring.algo.tokens import Gated, PolicyTokens, Unit
 
 if TYPE_CHECKING:
@@ -16,6 +17,12 @@ class Clip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """min(r A, clip(r, 1 - low, 1 + high) A): PPO (arXiv 1707.06347, equation 7), with an upper bound of its own that leaves room
     to explore (clip-higher, DAPO, arXiv 2503.14476, equation 8).
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 1707.06347, equation 7; arXiv 2503.14476, equation 8",
+        defaults={"low": "arXiv 1707.06347, table 1", "high": "arXiv 2503.14476, section 4.1"},
+        differences=(),
+    )
 
     unit: ClassVar[Unit] = "token"
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from sparring.algo.facts import Facts
 from sparring.algo.gate.covariance import STRIDE, covariance
 from sparring.algo.tokens import Gated, PolicyTokens, Unit
 
@@ -14,16 +15,37 @@ if TYPE_CHECKING:
 
 
 class ClipCov(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="clip_cov", tag_field="name"):
-    """r A, without gradient for a share of the step's tokens, drawn among those with low <= cov <= high (Clip-Cov, arXiv
-    2505.22617, equations 10 to 12):
+    """min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), without gradient for a share of the step's tokens, drawn among those with
+    low <= cov <= high that this clip does not stop (Clip-Cov, arXiv 2505.22617, equations 10 to 12):
 
         cov_t = (log pi_t - mean log pi) (A_t - mean A), means over the optimiser step's tokens
 
     Entropy falls where likely tokens are good, and these tokens are where it falls most. Use it where entropy collapses. The
-    chosen ones are stopped at any ratio, also at 1. The draw is a function of the recorded log-probabilities and of the
-    tokens' order in the batch: the floor(share N) smallest of frac(i sqrt(3) + 2^13 |log behaviour_i|), i from 1. Costs a
-    first pass over the step's tokens. Its authors' code also clips the ratios of the others, as PPO does.
+    chosen ones are stopped at any ratio, also at 1. Of N tokens max(1, floor(share N)) are chosen, or all candidates where
+    these are fewer. The draw is a function of the recorded log-probabilities and of the tokens' order in the batch: the smallest
+    of frac(i sqrt(3) + 2^13 |log behaviour_i|), i from 1. Costs a first pass over the step's tokens.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2505.22617, equations 10 to 12, and its authors' code (verl, core_algos.py, `clip_cov`)",
+        defaults={
+            "share": "its authors' script (verl, recipe/entropy/7b_clip_cov.sh)",
+            "low": "its authors' script",
+            "high": "its authors' script",
+            "clip_low": "its authors' script: clip_ratio_low = 1",
+            "clip_high": "its authors' script: clip_ratio_high = 1",
+        },
+        differences=(
+            (
+                "PPO's clip of the others, at least one chosen token and none among the clipped are the code's; the "
+                "paper has none of these."
+            ),
+            (
+                "Chosen are tokens of a whole optimiser step; its authors' code chooses in each micro-batch. Its "
+                "draw is random; ours is a function of what was recorded, so that a replay finds the same."
+            ),
+        ),
+    )
 
     unit: ClassVar[Unit] = "token"
 
@@ -36,21 +58,38 @@ class ClipCov(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     high: float = 5.0
     """The largest."""
 
+    clip_low: float = 1.0
+    """The ratio of the other tokens is clipped below at 1 - clip_low."""
+
+    clip_high: float = 1.0
+    """It is clipped above at 1 + clip_high."""
+
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1 or not self.low < self.high:
             got = f"{self.share}, {self.low} and {self.high}"
             raise ValueError(f"share must lie above 0 and at most at 1 and low below high, got {got}")
+        if not 0 < self.clip_low <= 1 or not self.clip_high > 0:
+            got = f"{self.clip_low} and {self.clip_high}"
+            raise ValueError(f"clip_low must lie above 0 and at most at 1 and clip_high above 0, got {got}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """The surrogate [M]; stopped are the chosen tokens."""
-        stopped = tokens.annotations["chosen"] > 0
-        return Gated(surrogate=(log_ratio.exp() * tokens.advantages).masked_fill(stopped, 0.0), stopped=stopped)
+        """The surrogate [M]; stopped are the chosen tokens and those that the clip decides."""
+        surrogate, clipped = self._clipped(log_ratio, tokens)
+        chosen = tokens.annotations["chosen"] > 0
+        return Gated(surrogate=surrogate.masked_fill(chosen, 0.0), stopped=chosen | clipped)
 
     def chosen(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
         """Which of the step's tokens have no gradient."""
         cov = covariance(tokens)
-        candidates = tokens.ours & (cov >= self.low) & (cov <= self.high)
+        _, clipped = self._clipped(log_ratio, tokens)
+        candidates = tokens.ours & (cov >= self.low) & (cov <= self.high) & ~clipped
         number = tokens.ours.cumsum(0).double()
         drawn = (number * STRIDE + tokens.behaviour.double().abs() * 2.0**13).frac()
-        count = min(int(self.share * int(tokens.ours.sum())), int(candidates.sum()))
+        count = min(max(1, int(self.share * int(tokens.ours.sum()))), int(candidates.sum()))
         return tokens.largest(-drawn.masked_fill(~candidates, 2.0), count)
+
+    def _clipped(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> tuple[torch.Tensor, torch.Tensor]:
+        """PPO's surrogate [M], and the tokens that its clip decides [M]."""
+        ratio, advantages = log_ratio.exp(), tokens.advantages
+        plain, clipped = ratio * advantages, ratio.clamp(1.0 - self.clip_low, 1.0 + self.clip_high) * advantages
+        return plain.minimum(clipped), clipped.detach() < plain.detach()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from sparring.algo.facts import Facts
 from sparring.algo.tokens import Gated, PolicyTokens, Unit
 
 if TYPE_CHECKING:
@@ -17,6 +18,16 @@ class DualClip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     A bad token that became much likelier otherwise pushes in proportion to its ratio. Use it where stale data or another engine
     gives large ratios. `bound` alone, with a wide `high`, is the two-sided clip of INTELLECT-2 (arXiv 2505.07291).
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 1912.09729, equation 5",
+        defaults={
+            "low": "the paper",
+            "high": "the paper",
+            "bound": "the paper; verl's and INTELLECT-2's are 3 and 4",
+        },
+        differences=(),
+    )
 
     unit: ClassVar[Unit] = "token"
 

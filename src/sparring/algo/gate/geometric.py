@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from sparring.algo.facts import Facts
 from sparring.algo.tokens import Gated, PolicyTokens, Unit
 
 if TYPE_CHECKING:
@@ -21,6 +22,12 @@ class Geometric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     Stopped are the clipped tokens. Meant for one advantage a sequence.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2507.20673, equation 4",
+        defaults={"low": "the paper: e to the -0.4", "high": "the paper: e to the 0.4"},
+        differences=(),
+    )
 
     unit: ClassVar[Unit] = "sequence"
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from sparring.algo.facts import Facts
 from sparring.algo.gate.covariance import covariance
 from sparring.algo.tokens import Gated, PolicyTokens, Unit
 
@@ -19,9 +20,21 @@ class KlCov(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
         cov_t = (log pi_t - mean log pi) (A_t - mean A), means over the optimiser step's tokens
 
-    Use it where entropy collapses; gentler than `clip_cov`. The floor(share N) largest are chosen. Costs a first pass over
-    the step's tokens. Stopped are chosen tokens that have moved.
+    Use it where entropy collapses; gentler than `clip_cov`. Of N tokens the max(1, floor(share N)) largest are chosen. Costs a
+    first pass over the step's tokens. Stopped are chosen tokens that have moved.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2505.22617, equations 10, 13 and 14, and its authors' code (verl, core_algos.py, `kl_cov`)",
+        defaults={
+            "share": "its authors' script: 0.2 per cent",
+            "coefficient": "its authors' script: ppo_kl_coef = 1",
+        },
+        differences=(
+            "At least one chosen token and |log r| for the divergence are the code's.",
+            "Chosen are tokens of a whole optimiser step; its authors' code chooses in each micro-batch.",
+        ),
+    )
 
     unit: ClassVar[Unit] = "token"
 
@@ -44,4 +57,4 @@ class KlCov(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def chosen(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
         """Which of the step's tokens are penalised."""
-        return tokens.largest(covariance(tokens), int(self.share * int(tokens.ours.sum())))
+        return tokens.largest(covariance(tokens), max(1, int(self.share * int(tokens.ours.sum()))))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from sparring.algo.facts import Facts
 from sparring.algo.tokens import Gated, PolicyTokens, Unit
 
 if TYPE_CHECKING:
@@ -21,6 +22,12 @@ class KlMask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     Like `tv_mask`, but stricter with probabilities near 0 and 1, where the same difference says more. Its authors compare with
     what sampled (anchor = "behaviour").
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2602.04879, equations 12 and 14",
+        defaults={"above": "its recipe in verl (examples/dppo_trainer)"},
+        differences=("The ratio has no bound; the authors' larger runs bound it by 5.",),
+    )
 
     unit: ClassVar[Unit] = "token"
 

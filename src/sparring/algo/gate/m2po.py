@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from sparring.algo.facts import Facts
 from sparring.algo.tokens import Gated, PolicyTokens, Unit
 
 if TYPE_CHECKING:
@@ -19,6 +20,18 @@ class M2po(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     in the mean. Only outliers are lost, however stale the data is. Use it with a large `max_lag`. Costs a first pass over the
     step's tokens. Its authors' code makes a clip range of the bound, never narrower than constants, where the paper masks.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2510.01161, algorithm 1 and equations 4 and 5",
+        defaults={"bound": "the paper's tau"},
+        differences=(
+            (
+                "Its authors' code makes a clip range of the bound, never narrower than constants, where the paper "
+                "masks."
+            ),
+            "AReaL takes the mean over all tokens, here and in its authors' code it is over those that move away.",
+        ),
+    )
 
     unit: ClassVar[Unit] = "token"
 

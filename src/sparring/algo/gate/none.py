@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from sparring.algo.facts import Facts
 from sparring.algo.tokens import Gated, PolicyTokens, Unit
 
 if TYPE_CHECKING:
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
 class NoGate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="none", tag_field="name"):
     """r A: importance sampling without a bound. At a ratio of 1, as where every batch is trained once on the weights that sampled
     it, this is REINFORCE (Williams 1992)."""
+
+    facts: ClassVar[Facts] = Facts(
+        source="Williams 1992",
+        defaults={},
+        differences=(),
+    )
 
     unit: ClassVar[Unit] = "token"
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from sparring.algo.facts import Facts
 from sparring.algo.tokens import Gated, PolicyTokens, Unit
 
 if TYPE_CHECKING:
@@ -20,6 +21,12 @@ class Sapo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     At a ratio of 1 the gradient is that of A log pi and the value is 2 A / tau. Stopped are the tokens whose gradient is
     faded to under one half.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2511.20347, equations 5 and 6",
+        defaults={"tau_positive": "the paper", "tau_negative": "the paper"},
+        differences=(),
+    )
 
     unit: ClassVar[Unit] = "token"
 

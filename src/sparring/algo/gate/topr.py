@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from sparring.algo.facts import Facts
 from sparring.algo.tokens import Gated, PolicyTokens, Unit
 
 if TYPE_CHECKING:
@@ -17,6 +18,12 @@ class Topr(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     2503.14286, equations 7 and 8). Good trajectories teach as in supervised learning however unlikely they have become; bad
     ones are left alone once they are rare. Use it on stale or foreign data, with the ratio "product", a trajectory's own.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2503.14286, equations 7 and 8",
+        defaults={"bound": "the paper: [0, 1]"},
+        differences=(),
+    )
 
     unit: ClassVar[Unit] = "token"
 

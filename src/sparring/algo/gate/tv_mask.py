@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from sparring.algo.facts import Facts
 from sparring.algo.tokens import Gated, PolicyTokens, Unit
 
 if TYPE_CHECKING:
@@ -20,9 +21,15 @@ class TvMask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     by 5.
     """
 
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2602.04879, equations 12 and 13",
+        defaults={"above": "its recipe in verl (examples/dppo_trainer); prime-rl's is 0.2"},
+        differences=("The ratio has no bound; the authors' larger runs bound it by 5.",),
+    )
+
     unit: ClassVar[Unit] = "token"
 
-    above: float = 0.2
+    above: float = 0.15
     """The largest difference of probabilities at which a token still moves on."""
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from sparring.algo.facts import Facts
 from sparring.algo.tokens import Gated, PolicyTokens, Unit
 
 if TYPE_CHECKING:
@@ -19,6 +20,17 @@ class Vespo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     Stopped are the tokens whose weight is under one half.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2602.10693, equation 20",
+        defaults={
+            "k_positive": "its authors' code",
+            "lambda_positive": "its authors' code",
+            "k_negative": "its authors' code",
+            "lambda_negative": "its authors' code",
+        },
+        differences=(),
+    )
 
     unit: ClassVar[Unit] = "token"
 

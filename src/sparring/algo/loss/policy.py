@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from sparring.algo.aggregation import recounted
 from sparring.algo.config import AlgoConfig
 from sparring.algo.tokens import PolicyTokens, StepGate, bounded
 from sparring.protocols import Divergence, LossResult, Needs
@@ -21,7 +22,8 @@ class PolicyLoss:
         loss = - sum_t weight_t * correction_t * gate(ratio_t, A_t) / denominator
                + kl.coefficient * sum_t weight_t * kl_t / denominator - entropy_bonus * sum_t weight_t * H_t / denominator
 
-    Weights and the denominator are the aggregation's and global: over every micro-batch of the optimiser step. The ratio is to
+    Weights and the denominator are the aggregation's and global: over every micro-batch of the optimiser step; where the
+    correction's `denominator` is "kept", both are those of the tokens that it keeps. The ratio is to
     the anchor: the engine's recorded log-probability, or the trainer's own before the update ("proximal", decoupled PPO, arXiv
     2505.24298, equation 5): then the annotation `proximal`, or where there is none because the batch is trained once, those of
     this very forward, without gradient. "loglinear" puts it between the two, the annotation `proximal_share` of the way from
@@ -60,6 +62,8 @@ class PolicyLoss:
         corrected = config.correction_rule(old, tokens)
         log_ratio = bounded(config.ratio(tokens))
         gated = config.gate(log_ratio, tokens)
+        if config.correction_rule.denominator == "kept":
+            weights = weights * micro_batch.annotations["recounted"]
         surrogate = corrected.weights * gated.surrogate
         if config.top_entropy < 1:
             surrogate = surrogate * tokens.annotations["entropic"]
@@ -78,7 +82,8 @@ class PolicyLoss:
     @torch.no_grad()
     def survey(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> dict[str, torch.Tensor]:
         """What the loss asks of all M tokens of an optimiser step, per token: `chosen` by the gate, `entropic` by `top_entropy`
-        (each 0.0 or 1.0), `correction_mean`. Arguments as for the loss, of the whole step at once."""
+        (each 0.0 or 1.0), `correction_mean`, `recounted` (what the weights of the kept are multiplied with). Arguments as for
+        the loss, of the whole step at once."""
         config, found = self._config, dict[str, torch.Tensor]()
         old, tokens = self._tokens(quantities, micro_batch)
         if isinstance(config.gate, StepGate):
@@ -88,6 +93,9 @@ class PolicyLoss:
             found["entropic"] = tokens.largest(tokens.entropy, count).to(old.dtype)
         if config.correction_rule.normalise:
             found["correction_mean"] = config.correction_rule.mean(old, tokens).to(old.dtype).expand(len(old))
+        if config.correction_rule.denominator == "kept":
+            kept, trajectories = config.correction_rule(old, tokens).weights > 0, micro_batch.trajectory[micro_batch.rows]
+            found["recounted"] = recounted(micro_batch.weights[self.term], kept, trajectories, config.aggregation).to(old.dtype)
         return found
 
     def _tokens(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> tuple[torch.Tensor, PolicyTokens]:

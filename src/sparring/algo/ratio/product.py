@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from sparring.algo.facts import Facts
 from sparring.algo.tokens import PolicyTokens, Unit
 
 if TYPE_CHECKING:
@@ -17,6 +18,17 @@ class ProductRatio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     Sutton and Singh 2000). Unbiased, and of a variance that grows with the length: for gates that tame it, such as `topr` and
     `vespo`.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="Precup, Sutton and Singh 2000",
+        defaults={},
+        differences=(
+            (
+                "A sequence is one row: where a trajectory branches, tokens that an earlier branch claims are in no "
+                "other's ratio."
+            ),
+        ),
+    )
 
     unit: ClassVar[Unit] = "sequence"
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from sparring.algo.facts import Facts
 from sparring.algo.tokens import PolicyTokens, Unit
 
 if TYPE_CHECKING:
@@ -18,6 +19,17 @@ class SequenceRatio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     With `per_token` its value is that of the sequence and its gradient each token's own: stop_gradient(s_i) * pi /
     stop_gradient(pi), which is what advantages that differ within a sequence need (GSPO-token, equation 14).
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2507.18071, equation 7; `per_token` equation 14",
+        defaults={"per_token": "off"},
+        differences=(
+            (
+                "A sequence is one row: where a trajectory branches, tokens that an earlier branch claims are in no "
+                "other's ratio."
+            ),
+        ),
+    )
 
     unit: ClassVar[Unit] = "sequence"
 

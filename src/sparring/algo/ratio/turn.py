@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from sparring.algo.facts import Facts
 from sparring.algo.ratio.sequence import mean_ratio
 from sparring.algo.tokens import PolicyTokens, Unit
 
@@ -17,6 +18,12 @@ class TurnRatio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """exp(mean over the turn of log r_t), the same for all tokens of one turn: the sequence's ratio (GSPO, arXiv 2507.18071,
     equation 7) of what an agent does at once.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="ours: the sequence's ratio (arXiv 2507.18071, equation 7) of one turn",
+        defaults={"per_token": "off"},
+        differences=(),
+    )
 
     unit: ClassVar[Unit] = "turn"
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
+from sparring.algo.facts import Facts
 from sparring.algo.kl import check_target
 from sparring.errors import refusal
 from sparring.types import Sample
@@ -29,6 +30,17 @@ class KlReward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Use it for RLHF with PPO. It implements
     `protocols.Annotator`: the stage runs it after the reference has annotated.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 1909.08593, equation 2",
+        defaults={
+            "coefficient": "ours; verl's is 0.001, TRL's PPO 0.05",
+            "estimator": "the paper",
+            "target": "off",
+            "gain": "the paper, section 2.2",
+        },
+        differences=(),
+    )
 
     coefficient: float = 0.01
     """What one nat costs."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
+from sparring.algo.facts import Facts
 from sparring.algo.shaping.amounts import sampled_tokens, sampled_turns, shaped
 from sparring.types import Group, Trajectory
 
@@ -23,6 +24,17 @@ class LinearLength(
     l: tokens or turns that the role sampled. Use it to make a policy that already succeeds cheaper: with the share of success
     as a factor, tasks that still fail are not taught to give up early.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="ours",
+        defaults={
+            "per": "ours",
+            "free": "off",
+            "by_success": "ours",
+            "solved_above": "ours: between a failure's 0 and a success's 1",
+        },
+        differences=(),
+    )
 
     price: float
     """Reward per unit."""

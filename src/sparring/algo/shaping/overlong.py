@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import ClassVar
 
 import msgspec
 
+from sparring.algo.facts import Facts
 from sparring.algo.shaping.amounts import sampled_tokens, shaped
 from sparring.types import Group, Trajectory
 
@@ -22,6 +24,16 @@ class Overlong(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Yu et al. (DAPO), arXiv 2503.14476, equation 13; l: tokens that the role sampled. Use it where rollouts are cut at the
     limit, so that a sound one that is merely long does not lose everything at one token.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2503.14476, equation 13",
+        defaults={
+            "limit": "the task's own limit",
+            "buffer": "ours; the paper's 4,096 are for answers of 20,480 tokens",
+            "weight": "the paper",
+        },
+        differences=(),
+    )
 
     limit: int | None = None
     """Tokens; None is the task's own limit (`max_tokens`)."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import msgspec
 
+from sparring.algo.facts import Facts
 from sparring.algo.shaping.amounts import sampled_tokens, shaped
 from sparring.types import Group, Trajectory
 
@@ -22,6 +24,15 @@ class RelativeLength(
     Kimi team (k1.5), arXiv 2501.12599, section 2.3.3; l: tokens that the role sampled. Use it after a warm-up, against
     overthinking.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2501.12599, section 2.3.3",
+        defaults={
+            "weight": "ours; the paper gives no number",
+            "solved_above": "ours: between a failure's 0 and a success's 1",
+        },
+        differences=(),
+    )
 
     weight: float = 1.0
     """How much length counts beside the reward."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import msgspec
 
+from sparring.algo.facts import Facts
 from sparring.algo.shaping.amounts import shaped
+from sparring.errors import refusal
 from sparring.types import Group, Trajectory
 
 
@@ -16,8 +19,15 @@ class StopProperly(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         r' = keeps * r     where the role's outcome is truncated
 
     The penalty of ProRL's recipe (arXiv 2505.24864 describes the first version). Use it where truncated work is scored;
-    `overlong` is the gentler choice.
+    `overlong` is the gentler choice. Rewards below 0 are refused: a share of such a reward is better than the whole, so that to
+    be cut off would pay. It therefore comes before every other shaping.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="ProRL's recipe; NeMo RL has it under this name",
+        defaults={"keeps": "ours"},
+        differences=("Negative rewards are refused; NeMo RL multiplies these, too.",),
+    )
 
     keeps: float = 0.0
     """The share."""
@@ -27,9 +37,18 @@ class StopProperly(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError("keeps must lie between 0 and 1")
 
     def shape(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups with other rewards; the part `stop_properly` of a score says by how much."""
+        """The groups with other rewards; the part `stop_properly` of a score says by how much.
+
+        Raises:
+            BadInput: a reward is below 0.
+        """
         return [shaped(group, "stop_properly", self._amounts) for group in groups]
 
     def _amounts(self, trajectories: Sequence[Trajectory], rewards: Sequence[float]) -> list[float]:
+        for trajectory, reward in zip(trajectories, rewards, strict=True):
+            if reward < 0:
+                expected = "rewards of at least 0, of which a rollout that was cut off keeps a share"
+                do = "choose the shaping 'overlong', or let the world say 0 where it says less"
+                raise refusal("algo.shaping stop_properly", expected, f"{reward} for {trajectory.id}", do)
         cut = [t.outcome.kind == "truncated" for t in trajectories]
         return [(self.keeps - 1) * reward if short else 0.0 for short, reward in zip(cut, rewards, strict=True)]

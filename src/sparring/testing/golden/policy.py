@@ -60,10 +60,17 @@ CORRECTIONS: Mapping[str, Mapping[str, Any]] = {
     "normalised": {"weight": "token", "high": 1.5, "normalise": True},
     "normalised_mask": {"weight": "sequence", "bound": "mask", "low": 0.5, "high": 1.5, "normalise": True},
     "measured": {"weight": "token", "metrics_only": True},
+    "raw": {"weight": "token", "bound": "none", "reject": "k1", "reject_above": 0.05, "reject_below": -0.05},
 }
 """The corrections that are tried."""
 
 _NONE = {"gate": {"name": "none"}}
+_KEPT: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]] = (
+    ({"weight": "token", "bound": "mask", "low": 0.7, "high": 1.4}, {"kl": {"coefficient": 0.3, "estimator": "k3"}}),
+    ({"reject": "k3", "reject_above": 0.05}, {"entropy_bonus": 0.1}),
+    ({"reject": "k1", "reject_by": "max", "reject_above": 0.1}, {}),
+)
+"""Corrections that leave what they take out of the denominator, and what else is set."""
 SETTINGS: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]] = {
     "ratio": {
         "token": [_NONE],
@@ -80,8 +87,13 @@ SETTINGS: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]] = {
         "tv_mask": [{}, {"gate": {"above": 0.05}}],
         "kl_mask": [{}, {"gate": {"above": 0.01}}],
         "geometric": [{}, {"gate": {"low": 0.9, "high": 1.1}}],
-        "clip_cov": [{"gate": {"share": 0.2, "low": 0.1, "high": 9.0}}, {"gate": {"share": 0.9, "low": 0.3, "high": 2.0}}],
-        "kl_cov": [{"gate": {"share": 0.2}}, {"gate": {"share": 0.5, "coefficient": 0.3}}],
+        "clip_cov": [
+            {"gate": {"share": 0.2, "low": 0.1, "high": 9.0}},
+            {"gate": {"share": 0.9, "low": 0.3, "high": 2.0}},
+            {"gate": {"share": 0.3, "low": 0.1, "high": 9.0, "clip_low": 0.1, "clip_high": 0.1}},
+            {"gate": {"low": 0.1}},
+        ],
+        "kl_cov": [{"gate": {"share": 0.2}}, {"gate": {"share": 0.5, "coefficient": 0.3}}, {}],
         "vespo": [{}, {"gate": {"k_positive": 1.0, "lambda_negative": 0.5}}],
         "m2po": [{}, {"gate": {"bound": 0.1}}],
         "topr": [{"ratio": {"name": "product"}}, {"ratio": {"name": "token"}, "gate": {"bound": 1.1}}],
@@ -91,7 +103,16 @@ SETTINGS: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]] = {
         "proximal": [{}, {"ratio": {"name": "sequence"}}],
         "loglinear": [{}, {"correction": {"weight": "token"}}],
     },
-    "correction": {name: [{"correction": dict(settings), "anchor": "proximal"}] for name, settings in CORRECTIONS.items()},
+    "correction": {
+        **{name: [{"correction": dict(settings), "anchor": "proximal"}] for name, settings in CORRECTIONS.items()},
+        **{
+            f"kept_{how}": [
+                {"correction": {**settings, "denominator": "kept"}, "anchor": "proximal", "aggregation": how, **more}
+                for settings, more in _KEPT
+            ]
+            for how in ("token_mean", "sequence_mean", "sequence_sum", "constant")
+        },
+    },
     "kl": {name: [{"kl": {"coefficient": 0.3, "estimator": name}}] for name in ("k2", "k3", "abs")},
     "aggregation": {
         "token_mean": [{}],
@@ -166,6 +187,11 @@ def loss(case: Plain, now: Array, *, entropy: Array | None = None, parts: Parts 
     kl = algo.get("kl", {})
     if kl:
         losses = losses + kl["coefficient"] * parts["kl"][kl["estimator"]](step.now, step.reference)
+    if algo.get("correction", {}).get("denominator") == "kept":
+        kept = _weights(case, step, parts) > 0
+        losses, step = losses[kept], Step(**{name: column[kept] for name, column in vars(step).items()})
+        if not kept.any():
+            return 0.0
     return parts["aggregation"][algo.get("aggregation", "token_mean")](losses, step, case["max_tokens"])
 
 

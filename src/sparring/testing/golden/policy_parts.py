@@ -128,7 +128,7 @@ def sapo(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
 def tv_mask(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
     """DPPO, arXiv 2602.04879, equations 12 and 13: the binary total variation."""
     away = np.where(step.advantages > 0, r0 > 0, r0 < 0)
-    far = np.abs(np.exp(step.at) - np.exp(step.anchor)) > settings.get("above", 0.2)
+    far = np.abs(np.exp(step.at) - np.exp(step.anchor)) > settings.get("above", 0.15)
     return -np.where(away & far, 0, np.exp(r) * step.advantages)
 
 
@@ -157,19 +157,22 @@ def covariances(step: Step) -> Array:
 
 
 def clip_cov(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
-    """arXiv 2505.22617, equations 11 and 12; which of the candidates are drawn: see the rule's docstring."""
-    cov = covariances(step)
-    band = (cov >= settings.get("low", 1.0)) & (cov <= settings.get("high", 5.0))
+    """arXiv 2505.22617, equations 11 and 12, beside PPO's clip as in its code; which are drawn: see the rule's docstring."""
+    cov, ratio = covariances(step), np.exp(r)
+    within = lesser(greater(ratio, 1 - settings.get("clip_low", 1.0)), 1 + settings.get("clip_high", 1.0))
+    surrogate = lesser(ratio * step.advantages, within * step.advantages)
+    unclipped = np.real(surrogate) == np.real(ratio * step.advantages)
+    band = unclipped & (cov >= settings.get("low", 1.0)) & (cov <= settings.get("high", 5.0))
     candidates = np.flatnonzero(band)
     drawn = ((candidates + 1) * 3**0.5 + np.abs(step.behaviour[candidates]) * 2**13) % 1
-    count = int(settings.get("share", 0.0002) * len(cov))
+    count = max(1, int(settings.get("share", 0.0002) * len(cov)))
     stopped = candidates[np.argsort(drawn, kind="stable")[:count]]
-    return -np.exp(r) * step.advantages * ~np.isin(np.arange(len(cov)), stopped)
+    return -surrogate * ~np.isin(np.arange(len(cov)), stopped)
 
 
 def kl_cov(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
     """arXiv 2505.22617, equations 13 and 14, the divergence as in its code."""
-    count = int(settings.get("share", 0.002) * len(r0))
+    count = max(1, int(settings.get("share", 0.002) * len(r0)))
     chosen = np.argsort(-covariances(step), kind="stable")[:count]
     distance = np.where(r0 > 0, r, np.where(r0 < 0, -r, 0))
     loss = -np.exp(r) * step.advantages
@@ -217,6 +220,8 @@ def weigh(step: Step, settings: Settings) -> Array:
     low, high = settings.get("low", 0.0), settings.get("high", 2.0)
     if settings.get("bound", "truncate") == "truncate":
         return np.minimum(weights, high)
+    if settings["bound"] == "none":
+        return weights
     return np.where((weights < low) | (weights > high), 0.0, weights)
 
 

@@ -143,10 +143,11 @@ def cases(rule: str) -> Iterator[dict[str, Any]]:
         KeyError: there is no such rule.
     """
     tokens = ("logprob", "reference") if rule == "kl_reward" else ()
+    real = (0.0, 0.3, 1.7) if rule == "stop_properly" else None  # which refuses rewards below 0
     shapes = {
         "one_role": with_tokens(random_groups(11, (4, 3, 8, 1), rewards=(0.0, 1.0)), tokens),
-        "real_rewards": with_tokens(random_groups(12, (5, 4)), (*tokens, "reward") if tokens else ()),
-        "several_roles": with_tokens(random_groups(13, (3, 4), roles=("white", "black")), tokens),
+        "real_rewards": with_tokens(random_groups(12, (5, 4), rewards=real), (*tokens, "reward") if tokens else ()),
+        "several_roles": with_tokens(random_groups(13, (3, 4), rewards=real, roles=("white", "black")), tokens),
         "all_equal": with_tokens(random_groups(14, (3, 2), rewards=(1.0,)), tokens),
     }
     if rule == "difficulty":

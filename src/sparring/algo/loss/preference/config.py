@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
+
+from sparring.algo.facts import Facts
 
 
 class DpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="dpo"):
@@ -13,6 +17,12 @@ class DpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     The first choice for pairs. With label smoothing (Mitchell 2023) margins stop growing where labels are thought to err.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2305.18290, equation 7; smoothing Mitchell 2023",
+        defaults={"beta": "the paper; TRL", "label_smoothing": "off"},
+        differences=(),
+    )
 
     beta: float = 0.1
     """How far the policy is held to the reference: larger is nearer."""
@@ -33,6 +43,12 @@ class RobustDpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     When a share of the labels is known to be wrong, such as from judges asked twice.
     """
 
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2403.00409",
+        defaults={"beta": "as for dpo", "flip_rate": "ours: the rate is the data's"},
+        differences=(),
+    )
+
     beta: float = 0.1
     """How far the policy is held to the reference: larger is nearer."""
     flip_rate: float = 0.1
@@ -52,6 +68,12 @@ class IpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     When preferences are nearly deterministic: the margin has a goal, where DPO's grows without end.
     """
 
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2310.12036, equation 17",
+        defaults={"beta": "TRL", "length_averaged": "the paper"},
+        differences=("TRL takes means over tokens: length_averaged = true.",),
+    )
+
     beta: float = 0.1
     """The paper's tau: the margin that is aimed at is 1 / (2 beta)."""
     length_averaged: bool = False
@@ -69,6 +91,12 @@ class KtoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     When replies are rated one by one, or far more are wanted than unwanted: then weigh the rarer kind more.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2402.01306, equation 8",
+        defaults={"beta": "the paper; TRL", "wanted": "the paper", "unwanted": "the paper"},
+        differences=(),
+    )
 
     beta: float = 0.1
     """How far the policy is held to the reference: larger is nearer."""
@@ -89,6 +117,15 @@ class SimPoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     When the reward should be what generation maximises, and long replies should not win by length.
     """
 
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2405.14734, equation 6",
+        defaults={
+            "beta": "the paper, whose runs have 2 and 2.5",
+            "gamma": "among those of the paper's runs, 0.3 to 1.6",
+        },
+        differences=(),
+    )
+
     beta: float = 2.0
     """Scale of mean log-probabilities."""
     gamma: float = 1.0
@@ -108,6 +145,12 @@ class OrpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     In the place of supervised fine-tuning: one stage from a base model.
     """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2403.07691, equations 6 and 7",
+        defaults={"strength": "the paper; TRL"},
+        differences=(),
+    )
 
     strength: float = 0.1
     """The paper's lambda."""
