@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
+import tomllib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -232,7 +233,10 @@ def _compare(folder: Path, config: RunConfig) -> None:
     dump(config)
     if not (folder / CONFIG).exists():
         return
-    differing = _differences(msgspec.to_builtins(resolve(load(folder / CONFIG))), msgspec.to_builtins(config))
+    begun = msgspec.to_builtins(resolve(load(folder / CONFIG)))
+    if "rl" in config.run.stages and _filtered_by_default(folder / CONFIG):
+        begun["algo"]["zero_variance_filter"] = True
+    differing = _differences(begun, msgspec.to_builtins(config))
     if differing:
         raise refusal(
             str(folder),
@@ -240,6 +244,14 @@ def _compare(folder: Path, config: RunConfig) -> None:
             f"another: {', '.join(differing[:4])}",
             "choose another [run] name (--name), or remove the folder",
         )
+
+
+def _filtered_by_default(file: Path) -> bool:
+    """Whether a run filters groups of equal rewards though its config does not say so: one that began when these credits did so
+    by default has no such key, every other has it."""
+    algo = tomllib.loads(file.read_text(encoding="utf-8")).get("algo", {})
+    said = "zero_variance_filter" in algo or "kl_reward" in algo
+    return not said and algo.get("credit", {}).get("name") in ("grpo", "maxrl", "opo", "pass_at_k", "rloo")
 
 
 def _differences(old: Any, new: Any, path: str = "") -> list[str]:

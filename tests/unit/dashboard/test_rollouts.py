@@ -31,7 +31,9 @@ def test_advantages_stand_on_sampled_tokens_only(sample_run: Path) -> None:
 
 def test_a_group_without_variance_has_none(sample_run: Path) -> None:
     same = next(g for g in _groups(sample_run) if len({s.reward for s in g.scores}) == 1)
-    assert group_advantages(same, load_credit(AlgoConfig(), seed=0), "policy") == {}
+    assert group_advantages(same, load_credit(AlgoConfig(zero_variance_filter=True), seed=0), "policy") == {}
+    unfiltered = group_advantages(same, load_credit(AlgoConfig(), seed=0), "policy")
+    assert unfiltered and not any(any(of) for of in unfiltered.values())
 
 
 def test_entries_are_the_best_the_worst_and_the_failed(sample_run: Path) -> None:
