@@ -28,6 +28,7 @@ ALGOS = {
     "top_entropy": {"top_entropy": 0.3},
     "normalised": {"correction": {"weight": "turn", "normalise": True}, "anchor": "proximal"},
     "rejection": {"correction": {"reject": "k3", "reject_unit": "turn", "reject_above": 0.2}},
+    "kept": {"correction": {"reject": "k3", "reject_unit": "turn", "reject_above": 0.2, "denominator": "kept"}},
 }
 
 
