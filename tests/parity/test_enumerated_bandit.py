@@ -146,7 +146,7 @@ def ours(
 
         credit = load_credit(config, seed=0)
         credit.restore(state or {})
-        plan = Plan(idle_tokens=True)
+        plan = Plan(idle_rows=True)
         [batch] = assemble(made, samples[0], credit=credit, model="policy", step=1, plan=plan)
         if batch.rows:
             rows = surveyed(batch.rows, batch.denominators, [loss], forward)

@@ -294,7 +294,7 @@ def ours(
     config = msgspec.convert(named(algorithm.algo), AlgoConfig)
     train = msgspec.structs.replace(TRAIN, token_budget=budget, gradient_clip=algorithm.clip)
     model, credit = load(folders[0]), load_credit(config, seed=0)
-    plan = Plan(passes=PASSES, idle_tokens=config.needs_idle_tokens)
+    plan = Plan(passes=PASSES, idle_rows=config.needs_idle_rows)
     steps: list[Any] = []
     stopped = 0.0
 
