@@ -28,6 +28,7 @@ from sparring.envs.config import EnvConfig
 from sparring.errors import BadInput, refusal
 from sparring.model.config import ModelConfig
 from sparring.observe.config import ObserveConfig
+from sparring.render.config import RenderConfig
 from sparring.rollout.config import RolloutConfig
 from sparring.sandbox.config import SandboxConfig
 from sparring.stages.config import (
@@ -68,6 +69,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     engine: EngineConfig = EngineConfig()
     """How tokens are sampled."""
+
+    render: RenderConfig = RenderConfig()
+    """How messages become tokens."""
 
     rollout: RolloutConfig = RolloutConfig()
     """How tasks become scored groups."""

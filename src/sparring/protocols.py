@@ -117,10 +117,13 @@ class Rendered:
 class Renderer(Protocol):
     """Messages <-> tokens. `bridge` extends prompt + completion byte for byte or returns None. `bind` says in ids what a
     request's sampling says in text: `ends` of its stop strings, `allowed` of its constraint; BadInput where one does not compile.
+    `control_ids` are the tokens, text -> id, that the format may write and that no text of a message or a tool becomes.
     """
 
     @property
     def stop_ids(self) -> tuple[int, ...]: ...
+    @property
+    def control_ids(self) -> Mapping[str, int]: ...
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool = True) -> Rendered: ...
     def bridge(
         self,

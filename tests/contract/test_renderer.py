@@ -82,6 +82,34 @@ def test_a_bridge_refuses_replies_and_nothing(renderer: Renderer):
 
 
 @pytest.mark.parametrize("renderer", RENDERERS)
+def test_a_reply_that_ended_on_a_foreign_stop_id_gets_the_end_of_the_format(renderer: Renderer):
+    own, *foreign = renderer.stop_ids
+    assert foreign or renderer.name == "template"
+    for end in (*foreign, own):
+        prompt = renderer.render([user("Hi")], TOOLS).tokens
+        said = (*reply_tokens(renderer, call("1"), TOOLS)[:-1], end)
+        bridged = renderer.bridge(prompt, said, [answer("1")], TOOLS)
+        rest = renderer.decode(bridged[len(prompt) + len(said) :])
+        assert bridged[: len(prompt) + len(said)] == (*prompt, *said)
+        assert rest.startswith("\n<|im_start|>user" if end == own else "<|im_end|>\n<|im_start|>user")
+
+
+@pytest.mark.parametrize("renderer", RENDERERS)
+def test_an_unclosed_thought_is_closed_before_the_bridge(renderer: Renderer):
+    prompt = renderer.render([user("Hi")], TOOLS).tokens
+    cut = renderer.tokenizer.encode("<think>\nHm")
+    own, *foreign = renderer.stop_ids
+    for said in (cut, *((*cut, end) for end in foreign)):
+        bridged = renderer.bridge(prompt, said, [answer("1")], TOOLS)
+        assert bridged[: len(prompt) + len(said)] == (*prompt, *said)
+        assert renderer.decode(bridged[len(prompt) + len(said) :]).startswith("</think><|im_end|>\n<|im_start|>user")
+    # the turn is over: nothing can close its thought, so the session renders the conversation anew
+    assert renderer.bridge(prompt, (*cut, own), [answer("1")], TOOLS) is None
+    closed = renderer.tokenizer.encode("<think>\nHm</think>So <think>")
+    assert renderer.bridge(prompt, (*closed, own), [answer("1")], TOOLS) is not None
+
+
+@pytest.mark.parametrize("renderer", RENDERERS)
 def test_nothing_sampled_breaks_parsing(renderer: Renderer):
     for completion in ((), renderer.stop_ids[:1], (10**6,), tuple(range(400)), tuple(reversed(range(400)))):
         assert renderer.parse(completion, TOOLS).role == "assistant"

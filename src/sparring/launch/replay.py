@@ -54,7 +54,7 @@ async def replay_recorded(folder: Path, rollout_id: str) -> Replayed:
             )
             try:
                 policy = config.models[POLICY]
-                renderer = load_renderer(base_folder(weights), policy.renderer, policy.thinking)
+                renderer = load_renderer(base_folder(weights), policy.renderer, policy.thinking, config.render.control_tokens)
                 report = await replay(_from_zero(rollout), cluster.engine(POLICY, path=str(weights)), renderer)
             finally:
                 await cluster.close()

@@ -11,20 +11,22 @@ start, on the template at hand, that this holds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparring.errors import BadInput, refusal
 from sparring.generation import GenerateRequest
 from sparring.protocols import Rendered
 from sparring.render.chat_template import ChatTemplate
-from sparring.render.dialect import message_dicts, tool_dicts
 from sparring.render.hermes import THINK, THINK_END, parse_reply
+from sparring.render.said import Said
 from sparring.render.text_rules import TextRules
 from sparring.render.tokenizer import FileTokenizer
 from sparring.types import Message, ToolSpec
 
 MARK = "sparring-mark-7f3a"
+_TAIL = 64
+"""Ids at the end of a prompt that hold what a template writes before a reply."""
 
 
 class TemplateRenderer:
@@ -37,8 +39,15 @@ class TemplateRenderer:
     name = "template"
 
     def __init__(
-        self, template: ChatTemplate, tokenizer: FileTokenizer, *, thinking: bool = False, stop_ids: Sequence[int] = ()
+        self,
+        template: ChatTemplate,
+        tokenizer: FileTokenizer,
+        said: Said,
+        *,
+        thinking: bool = False,
+        stop_ids: Sequence[int] = (),
     ) -> None:
+        self._said = said
         self._template = template
         self.tokenizer = tokenizer
         self._thinking = thinking
@@ -53,13 +62,18 @@ class TemplateRenderer:
         """Ids that end a turn; the first is the one this template writes."""
         return self._stop_ids
 
+    @property
+    def control_ids(self) -> Mapping[str, int]:
+        """Added tokens of the tokenizer, text -> id: what messages and tools say never becomes one of them."""
+        return self.tokenizer.control.ids
+
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool = True) -> Rendered:
         """A whole conversation as ids [T]; replies are encoded apart from the prompt before them, as they are sampled.
 
         Raises:
             BadInput: the template refuses the conversation.
         """
-        text = self._text(message_dicts(messages), tools, generation)
+        text = self._text(self._said.messages(messages), tools, generation)
         tokens: list[int] = []
         sampled: list[bool] = []
         for start, end, mark in self._pieces(messages, tools, text):
@@ -75,21 +89,24 @@ class TemplateRenderer:
         new: Sequence[Message],
         tools: Sequence[ToolSpec],
     ) -> tuple[int, ...] | None:
-        """The next prompt: prompt + completion to the id, then the new messages; None where no difference is found."""
+        """The next prompt: prompt + completion to the id, its end where it lacks the template's own, then the new messages.
+        None where no difference is found, and where the turn ended inside a thought, which nothing can close any more."""
         if not completion or not new or any(message.role == "assistant" for message in new):
             return None
-        added = self._added_text(message_dicts(new), tools)
+        ended = completion[-1] == self._added[self._end]
+        thinks = self._thinks(prompt, completion)
+        if ended and thinks:
+            return None
+        added = self._added_text(self._said.answers(new), tools)
         if added is None:
             return None
-        closed = completion[-1] in self._stop_ids
-        extension = self._encode(added) if closed else [self._added[self._end], *self._encode(added)]
-        return (*prompt, *completion, *extension)
+        close = "" if ended else (THINK_END if thinks else "") + self._end
+        return (*prompt, *completion, *self._encode(close), *self._encode(added))
 
     def parse(self, completion: Sequence[int], tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> Message:
         """The reply that sampled ids stand for; every sequence parses."""
         end = next((at for at, token in enumerate(completion) if token in self._stop_ids), len(completion))
-        before = self.decode(prompt[-64:]) if prompt else ""
-        return parse_reply(self.decode(completion[:end]), thinking=before.rfind(THINK) > before.rfind(THINK_END))
+        return parse_reply(self.decode(completion[:end]), thinking=self._opens_thought(prompt))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of some ids, special tokens included."""
@@ -99,8 +116,23 @@ class TemplateRenderer:
         """The request with what its sampling says in text also said in ids."""
         return self._text_rules.bind(request)
 
+    def _thinks(self, prompt: Sequence[int], completion: Sequence[int]) -> bool:
+        """Whether a reply ends inside its thought."""
+        said = self.decode(completion)
+        return (self._opens_thought(prompt) or said.lstrip().startswith(THINK)) and THINK_END not in said
+
+    def _opens_thought(self, prompt: Sequence[int]) -> bool:
+        """Whether a prompt ends inside a thought that the template opened; what a message says opens none."""
+        tail = list(prompt[-_TAIL:])
+        tail = tail[max((at + 1 for at, token in enumerate(tail) if token in self._stop_ids), default=0) :]
+        if THINK in self._added and THINK_END in self._added:
+            markers = [token for token in tail if token in (self._added[THINK], self._added[THINK_END])]
+            return markers[-1:] == [self._added[THINK]]
+        text = self.decode(tail)
+        return text.rfind(THINK) > text.rfind(THINK_END)
+
     def _text(self, messages: Sequence[dict[str, Any]], tools: Sequence[ToolSpec], generation: bool) -> str:
-        return self._template.text(messages, tool_dicts(tools), generation=generation, thinking=self._thinking)
+        return self._template.text(messages, self._said.tools(tools), generation=generation, thinking=self._thinking)
 
     def _encode(self, text: str) -> list[int]:
         """Ids of a text that continues another: some tokenizers add a space at the very start, so one is put before it."""
@@ -146,8 +178,8 @@ class TemplateRenderer:
         for number, message in enumerate(messages):
             if message.role != "assistant" or number == 0:
                 continue
-            prompt = self._text(message_dicts(messages[:number]), tools, True)
-            said = self._text(message_dicts(messages[: number + 1]), tools, False)
+            prompt = self._text(self._said.messages(messages[:number]), tools, True)
+            said = self._text(self._said.messages(messages[: number + 1]), tools, False)
             said = said[: said.rfind(self._end) + len(self._end)]  # some templates end what they take for the last message
             if text.startswith(said) and said.startswith(prompt) and done < len(prompt) < len(said):
                 pieces += [(done, len(prompt), False), (len(prompt), len(said), True)]

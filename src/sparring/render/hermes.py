@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from sparring.render.dialect import tool_call
@@ -13,6 +14,7 @@ from sparring.types import Message, ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 THINK, THINK_END = "<think>", "</think>"
+_BLOCK = re.compile(f"{OPEN}(.*?){CLOSE}", re.DOTALL)
 
 
 def parse_reply(text: str, *, thinking: bool) -> Message:
@@ -26,6 +28,21 @@ def parse_reply(text: str, *, thinking: bool) -> Message:
     content, *blocks = text.split(OPEN)
     calls = tuple(_call(number, block) for number, block in enumerate(blocks))
     return Message(role="assistant", content=content.strip(), reasoning=reasoning or None, tool_calls=calls)
+
+
+def plain_parts(text: str) -> list[tuple[str, bool]]:
+    """The text of a reply in order, each part with whether it is plain: a whole thought at the beginning and whole calls are
+    not, which rows of conversations have in their text."""
+    parts = []
+    if text.lstrip().startswith(THINK) and THINK_END in text:
+        thought, end, text = text.partition(THINK_END)
+        parts.append((thought + end, False))
+    done = 0
+    for block in _BLOCK.finditer(text):
+        if _call(0, block[1] + CLOSE).arguments is not None:
+            parts += [(text[done : block.start()], True), (block[0], False)]
+            done = block.end()
+    return [*parts, (text[done:], True)]
 
 
 def _thought(text: str, thinking: bool) -> tuple[str, str]:

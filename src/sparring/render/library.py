@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 from renderers import ToolCallParseStatus
 
-from sparring.errors import PolicyFailure, boundary
+from sparring.errors import BadInput, PolicyFailure, boundary
 from sparring.generation import GenerateRequest
 from sparring.protocols import Rendered
-from sparring.render.dialect import message_dicts, tool_call, tool_dicts
+from sparring.render.control import MARK
+from sparring.render.dialect import tool_call, tool_dicts
 from sparring.render.hermes import parse_reply
+from sparring.render.said import Said
 from sparring.render.text_rules import TextRules
 from sparring.render.tokenizer import FileTokenizer
 from sparring.types import Message, ToolCall, ToolSpec
 
 _PROBE = [{"role": "user", "content": "x"}]
+_FUNCTION = {"name": "look", "arguments": {"at": "it"}}
+_REPLIES = (
+    {"role": "assistant", "content": "y"},
+    {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "id": "call_0", "function": _FUNCTION}]},
+)
 
 # The rollouts of a group begin with the same prompt, and the library spends a millisecond or more on one.
 _REMEMBERED_RENDERS = 64
@@ -27,8 +34,10 @@ _REMEMBERED_TOKENS = 8192
 class LibraryRenderer:
     """Adapts one hand-written renderer of the library. `name` is the library's own name of it."""
 
-    def __init__(self, library: Any, tokenizer: FileTokenizer, name: str) -> None:
+    def __init__(self, library: Any, tokenizer: FileTokenizer, name: str, said: Said) -> None:
         self._library = library
+        own = MARK in tokenizer.decode(library.render([{"role": "user", "content": MARK}]).token_ids)
+        self._said = said.unmarked() if own else said
         self.tokenizer = tokenizer
         self.name = name
         self._stop_ids = tuple(library.get_stop_token_ids())
@@ -36,6 +45,7 @@ class LibraryRenderer:
         without = library.render(_PROBE).token_ids
         with_prompt = library.render(_PROBE, add_generation_prompt=True).token_ids
         self._generation_prompt = tuple(with_prompt[len(without) :])
+        self._ends = {self._end(reply) for reply in _REPLIES} - {None}
         self._remembered: dict[bytes, Rendered] = {}
 
     @property
@@ -43,13 +53,22 @@ class LibraryRenderer:
         """Ids that end a turn; the first is the one this format writes."""
         return self._stop_ids
 
+    @property
+    def control_ids(self) -> Mapping[str, int]:
+        """Added tokens of the tokenizer, text -> id: what messages and tools say never becomes one of them."""
+        return self.tokenizer.control.ids
+
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool = True) -> Rendered:
-        """A whole conversation as ids [T], ending where the next reply begins when `generation`."""
+        """A whole conversation as ids [T], ending where the next reply begins when `generation`.
+
+        Raises:
+            BadInput: the format refuses the conversation.
+        """
         key = _key(messages, tools, generation)
         known = None if key is None else self._remembered.get(key)
         if known is not None:
             return known
-        rendered = self._rendered(message_dicts(messages), tool_dicts(tools), generation)
+        rendered = self._rendered(self._said.messages(messages), self._said.tools(tools), generation)
         if key is not None and len(rendered.tokens) <= _REMEMBERED_TOKENS:
             self._remembered[key] = rendered
             if len(self._remembered) > _REMEMBERED_RENDERS:
@@ -63,17 +82,21 @@ class LibraryRenderer:
         new: Sequence[Message],
         tools: Sequence[ToolSpec],
     ) -> tuple[int, ...] | None:
-        """The next prompt: prompt + completion to the id, then the new messages; None where the format cannot."""
+        """The next prompt: prompt + completion to the id, its end where it lacks the format's own, then the new messages. None
+        where the format cannot, and where the turn ended inside a thought, which nothing can close any more."""
         if not completion:
             return None
+        # the library takes any stop id for the end of a turn; one that the format does not write is a cut
+        foreign = bool(self._ends) and completion[-1] in self._stop_ids and completion[-1] not in self._ends
+        said = completion[:-1] if foreign else completion
         bridged = self._library.bridge_to_next_turn(
-            list(prompt), list(completion), message_dicts(new), tools=tool_dicts(tools) or None
+            list(prompt), list(said), self._said.answers(new), tools=self._said.tools(tools) or None
         )
         if bridged is None:
             return None
-        before = (*prompt, *completion)
+        before = (*prompt, *said)
         tokens = tuple(bridged.token_ids)
-        return tokens if tokens[: len(before)] == before else None
+        return (*prompt, *completion, *tokens[len(before) :]) if tokens[: len(before)] == before else None
 
     def parse(self, completion: Sequence[int], tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> Message:
         """The reply that sampled ids stand for. Every sequence parses: what no grammar accepts is plain text."""
@@ -101,13 +124,20 @@ class LibraryRenderer:
         return self._text_rules.bind(request)
 
     def _rendered(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], generation: bool) -> Rendered:
-        rendered = self._library.render(messages, tools=tools or None, add_generation_prompt=generation)
+        with boundary(BadInput, f"renderer {self.name}", "a conversation that its format takes", "correct the conversation"):
+            rendered = self._library.render(messages, tools=tools or None, add_generation_prompt=generation)
         tokens = tuple(rendered.token_ids)
         sampled = list(rendered.sampled_mask) or [
             index >= 0 and messages[index]["role"] == "assistant" for index in rendered.message_indices
         ]
         self._unmark_generation_prompts(tokens, sampled)
         return Rendered(tokens=tokens, sampled=tuple(sampled))
+
+    def _end(self, reply: dict[str, Any]) -> int | None:
+        """The id with which the format itself ends this reply; None where the next turn's beginning is its end."""
+        rendered = self._rendered([*_PROBE, reply], [], False)
+        ends = [t for t, sampled in zip(rendered.tokens, rendered.sampled, strict=True) if sampled and t in self._stop_ids]
+        return ends[-1] if ends else None
 
     def _text(self, completion: Sequence[int]) -> str:
         end = next((at for at, token in enumerate(completion) if token in self._stop_ids), len(completion))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from sparring.errors import BadInput, boundary, refusal
@@ -9,6 +10,7 @@ from sparring.render.chat_template import ChatTemplate, read_chat_template
 from sparring.render.dialect import message_dicts, tool_dicts
 from sparring.render.difference import TemplateRenderer
 from sparring.render.library import LibraryRenderer
+from sparring.render.said import Said
 from sparring.render.tokenizer import FileTokenizer, load_tokenizer, read_json
 from sparring.types import Message, ToolCall, ToolSpec
 
@@ -22,23 +24,29 @@ _FAMILIES = (
 )
 
 
-def load_renderer(path: str | Path, name: str = "auto", thinking: bool = False) -> LibraryRenderer | TemplateRenderer:
+def load_renderer(
+    path: str | Path, name: str = "auto", thinking: bool = False, control_tokens: Sequence[str] = ()
+) -> LibraryRenderer | TemplateRenderer:
     """The renderer of a local checkpoint folder. Never imports torch or transformers.
 
     Args:
         path: folder with tokenizer.json and, for a family that is not recognised, a chat template.
         name: `auto`; `template` (the checkpoint's own template, by difference); or a renderer of the `renderers` library.
         thinking: whether the model thinks before it answers, where the format has a switch for it.
+        control_tokens: roles (system, user) in whose messages before the first reply an added token that is written is that
+            token; everywhere else it is plain text.
 
     Raises:
-        BadInput: no tokenizer, no chat template and no known family, an unknown name, or a template without turn ends.
+        BadInput: another role in `control_tokens`, no tokenizer, no chat template and no known family, an unknown name, or a
+            template without turn ends.
     """
     tokenizer = load_tokenizer(path)
+    said = Said(tokenizer.control, control_tokens)
     template = read_chat_template(path, tokenizer.special)
     if name not in ("auto", "template"):
-        return _library_renderer(name, tokenizer, thinking)
+        return _library_renderer(name, tokenizer, thinking, said)
     if name == "auto":
-        family = _recognise(path, tokenizer, template, thinking)
+        family = _recognise(path, tokenizer, template, thinking, said)
         if family is not None:
             return family
     if template is None:
@@ -48,10 +56,10 @@ def load_renderer(path: str | Path, name: str = "auto", thinking: bool = False) 
             "neither",
             "add the template of the model this tokenizer belongs to, or name its renderer",
         )
-    return TemplateRenderer(template, tokenizer, thinking=thinking, stop_ids=_end_ids(Path(path), tokenizer))
+    return TemplateRenderer(template, tokenizer, said, thinking=thinking, stop_ids=_end_ids(Path(path), tokenizer))
 
 
-def _library_renderer(name: str, tokenizer: FileTokenizer, thinking: bool) -> LibraryRenderer:
+def _library_renderer(name: str, tokenizer: FileTokenizer, thinking: bool, said: Said) -> LibraryRenderer:
     from renderers import config_from_name, create_renderer
 
     try:
@@ -61,18 +69,18 @@ def _library_renderer(name: str, tokenizer: FileTokenizer, thinking: bool) -> Li
     if config is not None and "enable_thinking" in type(config).model_fields:
         config = type(config)(enable_thinking=thinking)
     with boundary(BadInput, f"renderer {name}", f"a tokenizer of its family in {tokenizer.name_or_path}", "name another"):
-        return LibraryRenderer(create_renderer(tokenizer, config), tokenizer, name)
+        return LibraryRenderer(create_renderer(tokenizer, config), tokenizer, name, said)
 
 
 def _recognise(
-    path: str | Path, tokenizer: FileTokenizer, template: ChatTemplate | None, thinking: bool
+    path: str | Path, tokenizer: FileTokenizer, template: ChatTemplate | None, thinking: bool, said: Said
 ) -> LibraryRenderer | None:
     """A family's renderer, when the tokens are there and the checkpoint's template (or its model type) confirms it."""
     model_type = read_json(Path(path) / "config.json").get("model_type")
     for name, types, tokens in _FAMILIES:
         if not set(tokens) <= set(tokenizer.added_tokens):
             continue
-        renderer = _library_renderer(name, tokenizer, thinking)
+        renderer = _library_renderer(name, tokenizer, thinking, said)
         if model_type in types if template is None else _agrees(renderer, template, thinking):
             return renderer
     return None

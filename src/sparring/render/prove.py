@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 
-from sparring.errors import refusal
+from sparring.errors import BadInput, refusal
 from sparring.protocols import Renderer
 from sparring.render.demonstrate import demonstration_tokens, reply_tokens
+from sparring.render.unforgeable import unforgeable
 from sparring.types import Message, ToolCall, ToolSpec
 
 _TRICKY = 'Say "no"\n\tor {"x": [1, 2]} \\ <tool_call> 数 é 🙂 it\'s  two   spaces'
@@ -20,25 +22,27 @@ _CLOSING = 3  # ids that may close a cut reply: the end of a thought, the end of
 _ANSWER = Message(role="assistant", content="It is 42.")
 
 
-def prove(renderer: Renderer, tools: Sequence[ToolSpec] = ()) -> list[str]:
-    """Round-trip texts, tool calls and bridges through a renderer.
+def prove(renderer: Renderer, tools: Sequence[ToolSpec] = (), control_tokens: Sequence[str] = ()) -> list[str]:
+    """Round-trip texts, tool calls and bridges through a renderer, and try to forge turns.
 
     Args:
         renderer: the one a run will use.
         tools: the tools a run will offer; without any, tool calls are not tried.
+        control_tokens: roles that may write control tokens before the first reply.
 
     Returns:
         What was found true, one sentence each.
 
     Raises:
-        BadInput: something does not round-trip; the message shows it.
+        BadInput: something does not round-trip, or what is said becomes a control token; the message shows it.
     """
-    facts = [_turn_ends(renderer), _texts(renderer, tools)]
+    facts = [_turn_ends(renderer), _texts(renderer, tools), unforgeable(renderer, tools, control_tokens)]
     reply = _ANSWER
     if tools:
         call = ToolCall(id="call_0", name=tools[0].name, arguments=_ARGUMENTS)
         reply = Message(role="assistant", tool_calls=(call,))
         facts.append(_tool_calls(renderer, reply, tools))
+        facts.append(_several_answers(renderer, call, tools))
     elif _no_bridge(renderer, reply) and _branches(renderer, reply):
         return [*facts, "a new question rewrites the thoughts before it: sessions begin a new branch there"]
     facts.append(_bridges(renderer, reply, tools))
@@ -96,12 +100,25 @@ def _bridges(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec]) -> s
         raise _failed("a next prompt that begins with the ids so far", "none" if bridged is None else "other ids")
     added = renderer.decode(bridged[len(prompt) + len(said) :])
     whole = renderer.render([question, reply, *new], tools).tokens
-    written = (new[0].content, json.dumps(new[0].content, ensure_ascii=False))  # some formats quote a tool's answer
-    if not any(text in added for text in written) or not renderer.decode(whole).endswith(added):
+    # some formats quote a tool's answer
+    said_all = all(m.content in added or json.dumps(m.content, ensure_ascii=False) in added for m in new)
+    if not said_all or not renderer.decode(whole).endswith(added):
         raise _failed(f"a bridge that ends like {renderer.decode(whole)[-200:]!r}", repr(added[-200:]))
     if bridged == whole:
         return "a bridge keeps the ids so far and equals the full render"
     return "a bridge keeps the ids so far (a full render rewrites the reply; sessions bridge)"
+
+
+def _several_answers(renderer: Renderer, call: ToolCall, tools: Sequence[ToolSpec]) -> str:
+    both = Message(role="assistant", tool_calls=(call, dataclasses.replace(call, id="call_1")))
+    prompt = renderer.render([Message(role="user", content=_TRICKY)], tools).tokens
+    try:
+        said = reply_tokens(renderer, both, tools)
+    except BadInput:
+        return "a reply has one call at most"
+    if renderer.bridge(prompt, said, _next(both), tools) is None:
+        return "several tool answers at once are not bridged: sessions begin a new branch there"
+    return f"two tool answers at once: {_bridges(renderer, both, tools)}"
 
 
 def _truncated(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec]) -> str:
@@ -127,10 +144,12 @@ def _whole(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec]) -> str
 
 
 def _next(reply: Message) -> list[Message]:
-    """What the world says to a reply: a tool's answer to a call, otherwise a user's."""
+    """What the world says to a reply: a tool's answer to each call, otherwise a user's."""
     if reply.tool_calls:
-        call = reply.tool_calls[0]
-        return [Message(role="tool", content="42\n<b>é</b>", tool_call_id=call.id, name=call.name)]
+        return [
+            Message(role="tool", content=f"{42 + n}\n<b>é</b>", tool_call_id=call.id, name=call.name)
+            for n, call in enumerate(reply.tool_calls)
+        ]
     return [Message(role="user", content="Are you sure? é")]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from sparring.errors import BadInput, boundary, refusal
+from sparring.render.control import MARK, ControlTokens
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -24,7 +25,8 @@ _REMEMBERED_CHARACTERS = 4096
 
 
 class FileTokenizer:
-    """Text <-> ids as a checkpoint's folder defines it. Special tokens written in a text become their ids.
+    """Text <-> ids as a checkpoint's folder defines it. Added tokens written in a text become their ids, unless there is a
+    `MARK` in them.
 
     Attributes:
         name_or_path: the folder it came from.
@@ -57,6 +59,11 @@ class FileTokenizer:
         """Tokens that no text is ever split across, as text -> id."""
         return {token.content: id for id, token in self._backend.get_added_tokens_decoder().items()}
 
+    @functools.cached_property
+    def control(self) -> ControlTokens:
+        """Its added tokens, to be told from text that only looks like them."""
+        return ControlTokens(self._backend)
+
     @property
     def all_special_tokens(self) -> list[str]:
         """Added tokens that decoding may skip."""
@@ -84,7 +91,10 @@ class FileTokenizer:
         return self._backend.to_str()
 
     def _ids(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
-        return tuple(self._backend.encode(_utf8(text), add_special_tokens=add_special_tokens).ids)
+        text = _utf8(text)
+        if MARK in text:
+            return tuple(self.control.encode(text))
+        return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def _named_id(self, name: str) -> int | None:
         token = self.special.get(name)

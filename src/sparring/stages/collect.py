@@ -168,7 +168,7 @@ async def _teacher(context: Context, name: str) -> AsyncIterator[_Teacher]:
     else:
         folder = teacher_folder(context, name)
         engine = context.cluster.engine(name, path=str(folder))
-        renderer = load_renderer(folder, spec.renderer, spec.thinking)
+        renderer = load_renderer(folder, spec.renderer, spec.thinking, config.render.control_tokens)
         heard = Heard(Recorder(engine, renderer, sampling=sampling, model=name, max_context=room_of(context, name)))
         close = engine.close
     try:

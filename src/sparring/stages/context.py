@@ -81,7 +81,7 @@ class Context:
         from sparring.render.load import load_renderer
 
         spec = self.config.models[POLICY]
-        return load_renderer(base_folder(path), spec.renderer, spec.thinking)
+        return load_renderer(base_folder(path), spec.renderer, spec.thinking, self.config.render.control_tokens)
 
     def with_boxes(self, boxes: Boxes) -> Context:
         """The same run with other boxes (such as a tool host that is switched off)."""

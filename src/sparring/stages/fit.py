@@ -51,7 +51,8 @@ def check_rendering(
 
     tools = context.factory.make().tools
     with _renderer(context, shape, shown) as renderer:
-        facts = [f"render: {fact}" for fact in prove(renderer, tools)] + _sampling(context, shape, renderer)
+        proven = prove(renderer, tools, context.config.render.control_tokens)
+        facts = [f"render: {fact}" for fact in proven] + _sampling(context, shape, renderer)
         _compiles(held, renderer)
         known = [conversation.task for conversation in shown if conversation.task is not None]
         asked = known if known and context.given() is None else tasks

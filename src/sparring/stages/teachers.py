@@ -60,7 +60,7 @@ def annotator(context: Context, live: Live) -> Annotator:
 def tongue(context: Context, name: str) -> Tongue:
     """How the model `name` of the recipe writes."""
     spec, folder = context.config.models[name], base_folder(teacher_folder(context, name))
-    renderer = load_renderer(folder, spec.renderer, spec.thinking)
+    renderer = load_renderer(folder, spec.renderer, spec.thinking, context.config.render.control_tokens)
     end = reply_tokens(renderer, Message(role="assistant", content="."))[-1]
     return Tongue(renderer=renderer, encode=load_tokenizer(folder).encode, end=end, room=room_of(context, name))
 

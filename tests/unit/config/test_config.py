@@ -71,6 +71,13 @@ def test_an_override_sets_one_key(recipe: Path, override: str, path: tuple, valu
     assert at == value
 
 
+def test_tools_cannot_be_let_write_control_tokens(recipe: Path) -> None:
+    assert load(recipe, ['render.control_tokens=["system", "user"]']).render.control_tokens == ("system", "user")
+    for role in ("tool", "assistant"):
+        said = _refused(recipe, f'render.control_tokens=["user", "{role}"]')
+        assert f'render.control_tokens.1: expected one of "system", "user", got "{role}"' in said
+
+
 def test_the_last_override_wins_and_the_file_stays(recipe: Path) -> None:
     assert load(recipe, ["rl.steps=1", "rl.steps=2"]).rl.steps == 2
     assert recipe.read_text() == RECIPE

@@ -118,6 +118,19 @@ def test_a_known_family_needs_no_template_but_a_changed_template_wins(tmp_path):
     assert load_renderer(changed, "qwen3").name == "qwen3"
 
 
+def test_an_end_that_only_the_checkpoint_names_is_followed_by_the_one_of_the_template(tmp_path):
+    folder = with_template(tmp_path, HERMES)
+    end = load_renderer(folder).tokenizer.added_tokens["<|endoftext|>"]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))
+    renderer = load_renderer(folder)
+    assert renderer.stop_ids[1:] == (end,)
+    prompt = renderer.render([user("Hi")], ()).tokens
+    said = (*renderer.tokenizer.encode("fine"), end)
+    bridged = renderer.bridge(prompt, said, [user("Sure?")], ())
+    rest = "<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
+    assert renderer.decode(bridged[len(prompt) :]) == f"fine<|endoftext|>{rest}"
+
+
 @pytest.mark.parametrize("thinking", [False, True])
 def test_both_ways_write_the_same_text_for_the_same_template(thinking):
     ours, theirs = (toy_renderer(name=name, thinking=thinking) for name in BOTH)

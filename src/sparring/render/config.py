@@ -1,0 +1,15 @@
+"""The `[render]` section of a recipe."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class RenderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How messages become tokens."""
+
+    control_tokens: tuple[Literal["system", "user"], ...] = ()
+    """Roles whose messages before the first reply may write the tokenizer's added tokens (`<|im_end|>`, `<think>`) as these very
+    tokens. Everywhere else such a text is plain text, and what tools and worlds say can never be allowed to."""

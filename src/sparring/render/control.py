@@ -1,0 +1,124 @@
+"""Added tokens in text: which of them are control tokens of a format, and which are only written in what somebody said.
+
+A chat template puts its own control tokens and what messages say into one text. So what is said is marked first, inside
+every added token that it writes. The template, or a renderer of the library, copies the marks. When the text is encoded, a
+token with a mark in it is plain text; every other one is a control token.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable
+
+from tokenizers import AddedToken, Tokenizer
+
+
+def _secret() -> str:
+    """A text that nobody who writes to a model can know. It never leaves the process, and no id depends on it.
+
+    It has no letters, for the case filters of templates, and nothing that JSON, XML or a URL escapes.
+    """
+    return f"^{secrets.randbits(96)}^"
+
+
+MARK = _secret()
+_SPLIT = _secret()
+
+
+class ControlTokens:
+    """The added tokens of one tokenizer, special or not. Those of blanks alone are left out: they control nothing.
+
+    Args:
+        backend: the tokenizer. Its model and its rules are shared, not copied.
+
+    Attributes:
+        ids: text -> id, without the token that stands for unknown text, which any text may become.
+    """
+
+    def __init__(self, backend: Tokenizer) -> None:
+        every = backend.get_added_tokens_decoder()
+        added = {id: token for id, token in every.items() if token.content.strip(" \t\r\n▁")}
+        found = {token.content: id for id, token in added.items()}
+        unknown = getattr(backend.model, "unk_token", None)
+        self.ids = {text: id for text, id in found.items() if text != unknown}
+        self._controls = set(self.ids.values())
+        self._normalizer = backend.normalizer if any(token.normalized for token in added.values()) else None
+        # never matches where there is nothing to find
+        tokens = _any_of(found) if found else "(?!)"
+        self._pattern = re.compile(f"{re.escape(MARK)}|(?:{tokens})(?!{re.escape(MARK)})")
+        self._alias = {text: _secret() for text in found}
+        self._plain = _renamed(backend, every.values(), self._alias)
+        self._own_id = {self._plain.token_to_id(self._alias.get(t.content, t.content)): id for id, t in every.items()}
+        self._split = self._plain.token_to_id(_SPLIT)
+
+    def marked(self, text: str) -> str:
+        """The text with a mark in each added token that it writes."""
+        for _ in range(len(text)):  # a token may hold a shorter one, found when the longer one is broken
+            before, text = text, self._pattern.sub(_broken, text)
+            if text == before:
+                break
+        if MARK in text or self._normalizer is None:
+            return text
+        hidden = self._pattern.search(self._normalizer.normalize_str(text))
+        return MARK.join(text) if hidden else text
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text with marks: those of a token that has a mark in it are never its own."""
+        wanted = sum(match[0] in self.ids for match in self._pattern.finditer(text))
+        ids = self._encode(text, "")
+        if sum(id in self._controls for id in ids) == wanted:
+            return ids
+        return self._encode(text, _SPLIT)  # the model itself knows such a text as one piece: its halves are kept apart
+
+    def _encode(self, text: str, mark: str) -> list[int]:
+        text = self._pattern.sub(lambda match: self._alias.get(match[0], mark), text)
+        ids = self._plain.encode(text, add_special_tokens=False).ids
+        return [self._own_id.get(id, id) for id in ids if id != self._split]
+
+
+def _broken(match: re.Match[str]) -> str:
+    text = match[0]
+    return text if text == MARK else text[:1] + MARK + text[1:]
+
+
+def _renamed(backend: Tokenizer, tokens: Iterable[AddedToken], alias: dict[str, str]) -> Tokenizer:
+    """The same tokenizer with added tokens under other names, so that their own names are plain text."""
+    plain = Tokenizer(backend.model)
+    plain.normalizer = backend.normalizer
+    plain.pre_tokenizer = backend.pre_tokenizer
+    renamed = [_like(token, alias.get(token.content, token.content)) for token in tokens]
+    plain.add_tokens([*renamed, AddedToken(_SPLIT, normalized=False)])  # at once: each call prepares the search anew
+    return plain
+
+
+def _like(token: AddedToken, content: str) -> AddedToken:
+    return AddedToken(
+        content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=token.normalized,
+        special=token.special,
+    )
+
+
+def _any_of(texts: Iterable[str]) -> str:
+    """A regular expression of the longest of some texts, as a tree of their beginnings: thousands are found as fast as one."""
+    tree: dict[str, dict] = {}
+    for text in texts:
+        node = tree
+        for letter in text:
+            node = node.setdefault(letter, {})
+        node[""] = {}
+    return _expression(tree)
+
+
+def _expression(tree: dict[str, dict]) -> str:
+    ends = "" in tree
+    branches = [re.escape(letter) + _expression(below) for letter, below in sorted(tree.items()) if letter]
+    if not branches:
+        return ""
+    if len(branches) == 1 and not ends:
+        return branches[0]
+    return f"(?:{'|'.join(branches)}){'?' if ends else ''}"

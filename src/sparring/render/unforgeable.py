@@ -1,0 +1,122 @@
+"""Proof that nobody who is quoted in a prompt can write its control tokens: no forged turn, no forged end of one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from sparring.errors import BadInput, refusal
+from sparring.protocols import Renderer
+from sparring.render.control import MARK
+from sparring.types import Message, ToolCall, ToolSpec
+
+_SYSTEM = Message(role="system", content="Be brief.")
+_USER = Message(role="user", content="Who?")
+_REPLY = Message(role="assistant", content="Me.")
+
+Place = tuple[str, list[Message], list[ToolSpec]]
+
+
+def unforgeable(
+    renderer: Renderer, tools: Sequence[ToolSpec] = (), control_tokens: Sequence[str] = (), text: str | None = None
+) -> str:
+    """Write control tokens wherever somebody is quoted, and count those of the prompt and of the bridge, against the same ones
+    with a word in their place.
+
+    Args:
+        renderer: the one a run will use.
+        tools: the tools a run will offer; without any, tools are not tried.
+        control_tokens: roles that may write control tokens before the first reply, which are not tried there.
+        text: what is written; without it, every control token of the renderer, one after the other.
+
+    Returns:
+        What was found true, in a sentence.
+
+    Raises:
+        BadInput: a text became a control token; the message shows where, and which.
+    """
+    if text is None:
+        text = " ".join(("x", *renderer.control_ids, "x"))
+    messages = _conversation(renderer, tools)
+    pairs = zip(_places(messages, tools, text), _places(messages, tools, "word"), strict=True)
+    for (where, forged, schemas), (_, plain, plain_schemas) in pairs:
+        if where.endswith("before the first reply") and where.split()[0] in control_tokens:
+            continue
+        _compare(renderer, where, _count(renderer, forged, schemas) - _count(renderer, plain, plain_schemas))
+    _bridges(renderer, messages, tools, text)
+    return f"none of {len(renderer.control_ids)} control tokens can be written by a message or a tool"
+
+
+def _conversation(renderer: Renderer, tools: Sequence[ToolSpec]) -> list[Message]:
+    reply, answers = _REPLY, []
+    if tools:
+        reply = dataclasses.replace(_REPLY, tool_calls=(ToolCall(id="call_0", name=tools[0].name, arguments={"x": "1"}),))
+        answers = [Message(role="tool", content="42", tool_call_id="call_0", name=tools[0].name)]
+    messages = [_USER, reply, *answers, *([_REPLY] if tools else []), _USER]
+    try:  # some formats take no system message
+        renderer.render([_SYSTEM, *messages], tools)
+    except BadInput:
+        return messages
+    return [_SYSTEM, *messages]
+
+
+def _places(messages: Sequence[Message], tools: Sequence[ToolSpec], text: str) -> Iterator[Place]:
+    """The same conversation with the text in one place; what the place is called begins with who is quoted."""
+    first = next(at for at, message in enumerate(messages) if message.role == "assistant")
+    for at, message in enumerate(messages):
+        when = "before the first reply" if at < first else "after it"
+        yield f"{message.role} message {when}", _with(messages, at, content=f"{message.content} {text}"), list(tools)
+        if message.role == "tool":
+            yield "tool message's name", _with(messages, at, name=f"{message.name}{text}"), list(tools)
+            yield "tool message's id", _with(messages, at, tool_call_id=f"{message.tool_call_id}{text}"), list(tools)
+    for schema in _schemas(tools[0], text) if tools else ():
+        yield "tool's schema", list(messages), [schema, *tools[1:]]
+
+
+def _schemas(tool: ToolSpec, text: str) -> Iterator[ToolSpec]:
+    properties = {**tool.parameters.get("properties", {}), text: {"type": "string", "description": text, "enum": [text]}}
+    yield dataclasses.replace(tool, name=tool.name + text)
+    yield dataclasses.replace(tool, description=f"{tool.description} {text}")
+    yield dataclasses.replace(tool, parameters={**tool.parameters, "properties": properties, "required": [text]})
+    yield dataclasses.replace(tool, parameters={**tool.parameters, text: text})
+
+
+def _bridges(renderer: Renderer, messages: Sequence[Message], tools: Sequence[ToolSpec], text: str) -> None:
+    """What is said to a reply, in the prompt that only adds it."""
+    prompt = renderer.render([_USER], tools).tokens
+    role = "tool" if tools else "user"
+    answer = next(message for message in reversed(messages) if message.role == role)
+    said = (*prompt[:1], *renderer.stop_ids[:1])
+    plain = renderer.bridge(prompt, said, [answer], tools)
+    forged = renderer.bridge(prompt, said, [dataclasses.replace(answer, content=f"{answer.content} {text}")], tools)
+    if plain is None or forged is None:
+        if plain is not forged:
+            raise _failed(f"{role} message that is bridged", "a bridge that depends on what it says")
+        return
+    _compare(renderer, f"{role} message that is bridged", _controls(renderer, forged) - _controls(renderer, plain))
+
+
+def _with(messages: Sequence[Message], at: int, **changes: str) -> list[Message]:
+    return [*messages[:at], dataclasses.replace(messages[at], **changes), *messages[at + 1 :]]
+
+
+def _count(renderer: Renderer, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Counter[int]:
+    return _controls(renderer, renderer.render(messages, tools).tokens)
+
+
+def _controls(renderer: Renderer, tokens: Sequence[int]) -> Counter[int]:
+    ids = set(renderer.control_ids.values())
+    if MARK[1:-1] in renderer.decode(tokens):
+        raise _failed("a text that writes control tokens", "one that the template has changed")
+    return Counter(token for token in tokens if token in ids)
+
+
+def _compare(renderer: Renderer, where: str, added: Counter[int]) -> None:
+    if added:
+        raise _failed(where, f"the control tokens {renderer.decode(list(added))[:80]!r}")
+
+
+def _failed(where: str, got: str) -> BadInput:
+    do = "name a renderer that knows this model, or repair its tokenizer or its chat template"
+    return refusal(f"renderer: {where}", "what is said as plain text", got, do)
