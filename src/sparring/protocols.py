@@ -115,7 +115,8 @@ class Rendered:
 
 
 class Renderer(Protocol):
-    """Messages <-> tokens. `bridge` extends prompt + completion byte for byte or returns None. `bind` says in ids what a
+    """Messages <-> tokens. `bridge` extends prompt + completion byte for byte or returns None; of the prompt, and for `parse`, it
+    may be given the end alone, beginning behind the reply before. `bind` says in ids what a
     request's sampling says in text: `ends` of its stop strings, `allowed` of its constraint; BadInput where one does not compile.
     `control_ids` are the tokens, text -> id, that the format may write and that no text of a message or a tool becomes.
     """

@@ -28,11 +28,6 @@ def message_key(message: Message) -> str:
     )
 
 
-def conversation_key(messages: Sequence[Message]) -> tuple[str, ...]:
-    """The keys of a conversation's messages, in order."""
-    return tuple(message_key(message) for message in messages)
-
-
 def tools_key(tools: Sequence[ToolSpec]) -> str:
     """Equal for equal tool lists; the prompt prints the tools, so other tools are another conversation."""
     return _plain.encode([[t.name, t.description, t.parameters] for t in tools])

@@ -138,7 +138,7 @@ class RecordedSession:
             raise
         finally:
             self._granted -= sampling.max_tokens
-        reply = self._named(self._recorder.renderer.parse(completion.tokens, tools, prompt=turn.prompt))
+        reply = self._named(self._recorder.renderer.parse(completion.tokens, tools, prompt=turn.added))
         new = self._write(turn, completion, reply, sampling)
         tool_calls = self.usage.tool_calls
         if self._recorder.turns is not None:  # whoever is cancelled here leaves a whole record
@@ -171,12 +171,12 @@ class RecordedSession:
         """How this turn is drawn, and the limit that a reply cut short has hit."""
         base = self._recorder.sampling
         rollout = self._limits.max_tokens - self.usage.sampled_tokens - self._granted
-        context = self._recorder.max_context - len(turn.prompt)
+        context = self._recorder.max_context - turn.length
         if rollout < 1:
             raise LimitReached("max_tokens", f"{self.id}: {self._limits.max_tokens} sampled tokens are used up")
         if context < 1:
             room = self._recorder.max_context
-            raise LimitReached("context_length", f"{self.id}: a prompt of {len(turn.prompt)} tokens, room for {room}")
+            raise LimitReached("context_length", f"{self.id}: a prompt of {turn.length} tokens, room for {room}")
         most = min(base.max_tokens, rollout)
         sampling = dataclasses.replace(
             base,
@@ -191,7 +191,7 @@ class RecordedSession:
     async def _generate(self, turn: Turn, sampling: Sampling) -> Completion:
         request = GenerateRequest(
             id=f"{self.id}#{self._asked}",
-            tokens=turn.prompt,
+            tokens=self._tree.prompt(turn),
             sampling=sampling,
             conversation=self._conversation(turn.lane),
             priority=self._priority,
@@ -213,7 +213,7 @@ class RecordedSession:
         new = self._tree.append(turn, completion, reply, sampling, self._recorder.model)
         self.usage = Usage(
             sampled_tokens=self.usage.sampled_tokens + len(completion.tokens),
-            prompt_tokens=self.usage.prompt_tokens + len(turn.prompt),
+            prompt_tokens=self.usage.prompt_tokens + turn.length,
             cached_tokens=self.usage.cached_tokens + completion.cached_tokens,
             turns=self.usage.turns + 1,
             tool_calls=self.usage.tool_calls + len(reply.tool_calls),

@@ -3,47 +3,70 @@
 A `Node` stands behind every reply. A request whose history equals a node's conversation continues there: its prompt is the
 node's ids bridged by the new messages, never a re-encoding of text (law 1). Any other request is rendered whole and begins
 a new branch; that is how an edited history, a compaction or a sub-agent looks in the record.
+
+Everything is kept once: ids in the segments; conversations and prompts as digests, each of which continues the one before. So
+the memory of a session is in proportion to its ids, and a late turn takes about the time of an early one.
 """
 
 from __future__ import annotations
 
+import hashlib
+import operator
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sparring.generation import Completion, Sampling
 from sparring.protocols import Renderer
-from sparring.record.identity import conversation_key, message_key, tools_key
+from sparring.record.identity import message_key, tools_key
 from sparring.types import Message, Segment, Source, ToolSpec
+
+_BYTES = 16
+"""Of a digest."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Node:
-    """A reply in the tree: the ids it was sampled after, its own ids, and the conversation up to and including it."""
+    """A reply in the tree: its segment, a hash over all ids up to its last, their number, and its line of turns."""
 
     segment: int
-    prompt: tuple[int, ...]
-    completion: tuple[int, ...]
+    ids: hashlib.blake2b
+    length: int
     lane: int
     continued: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """One request, planned: the prompt to send and the segment that leads to it.
+    """One request, planned: the segment that leads to it, and a hash over its prompt, which has `length` ids.
 
     `lane` names a line of turns that extends one id sequence (its KV can be kept). `repeat` counts earlier requests with
-    the very same prompt: their replies must not be drawn with the same random numbers.
+    the very same prompt: their replies must not be drawn with the same random numbers. `key` is the digest of the tools and all
+    messages; `heard` are the messages that the lane has yet to hear, all of them where it is `anew`.
     """
 
-    prompt: tuple[int, ...]
+    ids: hashlib.blake2b
+    length: int
     parent: int | None
     added: tuple[int, ...]
     source: Source
-    message: Message
     lane: int
     repeat: int
-    key: tuple[str, tuple[str, ...]]
+    key: bytes
+    tools: bytes
+    heard: tuple[Message, ...]
+    anew: bool
+
+
+@dataclass(kw_only=True, slots=True)
+class Lane:
+    """A line of turns: its messages up to the last reply, as the objects that they were, and the digests of its tools and of
+    these together with the messages."""
+
+    heard: list[Message]
+    tools: bytes
+    key: bytes
 
 
 @dataclass(slots=True)
@@ -52,36 +75,60 @@ class Tree:
 
     renderer: Renderer
     segments: list[Segment] = field(default_factory=list)
-    _nodes: dict[tuple[str, tuple[str, ...]], Node] = field(default_factory=dict)
-    _asked: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    _nodes: dict[bytes, Node] = field(default_factory=dict)
+    _asked: Counter[bytes] = field(default_factory=Counter)
     _told: dict[tuple[int | None, tuple[int, ...]], int] = field(default_factory=dict)
-    _lanes: int = 0
+    _lanes: dict[int, Lane] = field(default_factory=dict)
+    _said: dict[int, int] = field(default_factory=dict)
+    _num_lanes: int = 0
 
     def plan(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Turn:
-        """Where this request belongs, and its prompt.
+        """Where this request belongs.
 
         Raises:
             ValueError: there is no message, or the last one is a reply, so nothing is asked.
         """
         if not messages or messages[-1].role == "assistant":
             raise ValueError("a request must end with a message that is no reply")
-        key = (tools_key(tools), conversation_key(messages))
-        node, known = self._deepest(key)
-        new = messages[known:]
-        # A renderer refuses to bridge a reply that was put in: those ids nobody sampled here.
-        bridged = None if node is None else self.renderer.bridge(node.prompt, node.completion, new, tools)
-        if node is not None and bridged is not None:
+        tools_digest = _digest(tools_key(tools).encode())
+        same = self._same_objects(messages, tools_digest)
+        known = 0 if same is None else len(self._lanes[same].heard)
+        keys = _chained(tools_digest if same is None else self._lanes[same].key, messages[known:])
+        node, before = (self._nodes[self._lanes[same].key], known) if same is not None else self._deepest(keys)
+        new = messages[before:]
+        added = None if node is None else self._bridged(node, new, tools)
+        if node is not None and added is not None:
             source: Source = "tool" if any(message.role == "tool" for message in new) else "prompt"
-            added = bridged[len(node.prompt) + len(node.completion) :]
             lane = self._new_lane() if node.continued else node.lane
             node.continued = True
-            return self._turn(bridged, node.segment, added, source, new[-1], lane, key)
-        # A first request is the prompt; any later whole render is the harness's own doing: it rewrote the history.
-        rewritten = any(message.role == "assistant" for message in messages)
-        prompt = self.renderer.render(messages, tools).tokens
-        return self._turn(
-            prompt, None, prompt, "harness" if rewritten else "prompt", messages[-1], self._new_lane(), key
+            ids, length, parent = node.ids.copy(), node.length, node.segment
+        else:
+            # A first request is the prompt; any later whole render is the harness's own doing: it rewrote the history.
+            source = "harness" if any(message.role == "assistant" for message in messages) else "prompt"
+            added = self.renderer.render(messages, tools).tokens
+            ids, length, parent, lane = hashlib.blake2b(digest_size=_BYTES), 0, None, self._new_lane()
+        ids.update(_bytes(added))
+        return Turn(
+            ids=ids,
+            length=length + len(added),
+            parent=parent,
+            added=added,
+            source=source,
+            lane=lane,
+            repeat=self._ask(ids.digest()),
+            key=keys[-1],
+            tools=tools_digest,
+            heard=tuple(messages[known:] if lane == same else messages),
+            anew=lane != same,
         )
+
+    def prompt(self, turn: Turn) -> tuple[int, ...]:
+        """All ids of a turn's prompt [T]."""
+        path, at = [turn.added], turn.parent
+        while at is not None:
+            path.append(self.segments[at].tokens)
+            at = self.segments[at].parent
+        return tuple(token for tokens in reversed(path) for token in tokens)
 
     def append(self, turn: Turn, completion: Completion, reply: Message, sampling: Sampling, model: str) -> list[Segment]:
         """Write a turn down.
@@ -95,7 +142,7 @@ class Tree:
             parent = len(self.segments)
             new.append(
                 Segment(
-                    index=parent, parent=turn.parent, source=turn.source, tokens=turn.added, message=turn.message
+                    index=parent, parent=turn.parent, source=turn.source, tokens=turn.added, message=turn.heard[-1]
                 )
             )
             self._told[(turn.parent, turn.added)] = parent
@@ -116,48 +163,79 @@ class Tree:
             )
         )
         self.segments += new
-        tools, conversation = turn.key
-        self._nodes[(tools, (*conversation, message_key(reply)))] = Node(
-            segment=index, prompt=turn.prompt, completion=completion.tokens, lane=turn.lane
-        )
+        ids = turn.ids.copy()
+        ids.update(_bytes(completion.tokens))
+        length = turn.length + len(completion.tokens)
+        key = self._hear(turn, reply)
+        self._nodes[key] = Node(segment=index, ids=ids, length=length, lane=turn.lane)
         return new
 
     def abandon(self, turn: Turn) -> None:
         """Take back a planned turn that got no reply."""
-        self._asked[turn.prompt] -= 1
+        self._asked[turn.ids.digest()] -= 1
 
-    def _deepest(self, key: tuple[str, tuple[str, ...]]) -> tuple[Node | None, int]:
-        """The longest recorded conversation that this one begins with, and its number of messages."""
-        tools, conversation = key
-        for length in range(len(conversation) - 1, 0, -1):
-            node = self._nodes.get((tools, conversation[:length]))
+    def _ask(self, prompt: bytes) -> int:
+        """Count a request with this prompt; how many there were before."""
+        self._asked[prompt] += 1
+        return self._asked[prompt] - 1
+
+    def _hear(self, turn: Turn, reply: Message) -> bytes:
+        """Let the turn's lane know what was said in it; the digest of its conversation."""
+        (key,) = _chained(turn.key, [reply])
+        lane = self._lanes.get(turn.lane)
+        if lane is not None:
+            self._said.pop(id(lane.heard[-1]), None)
+        if lane is None or turn.anew:
+            lane = self._lanes[turn.lane] = Lane(heard=[], tools=turn.tools, key=key)
+        lane.heard += (*turn.heard, reply)
+        lane.key = key
+        self._said[id(reply)] = turn.lane
+        return key
+
+    def _same_objects(self, messages: Sequence[Message], tools: bytes) -> int | None:
+        """The lane whose messages these begin with, object by object, up to the last reply: what a loop that only adds messages
+        sends. Equal ones will not do, since 1, 1.0 and True are equal; they are found by their keys."""
+        count = next((at for at in range(len(messages), 0, -1) if messages[at - 1].role == "assistant"), 0)
+        number = self._said.get(id(messages[count - 1])) if count else None
+        if number is None:
+            return None
+        lane = self._lanes[number]
+        same = len(lane.heard) == count and lane.tools == tools and all(map(operator.is_, lane.heard, messages))
+        return number if same else None
+
+    def _deepest(self, keys: Sequence[bytes]) -> tuple[Node | None, int]:
+        """The longest recorded conversation that one with these keys begins with, and its number of messages."""
+        for length in range(len(keys) - 1, 0, -1):
+            node = self._nodes.get(keys[length - 1])
             if node is not None:
                 return node, length
         return None, 0
 
-    def _turn(
-        self,
-        prompt: tuple[int, ...],
-        parent: int | None,
-        added: tuple[int, ...],
-        source: Source,
-        message: Message,
-        lane: int,
-        key: tuple[str, tuple[str, ...]],
-    ) -> Turn:
-        repeat = self._asked[prompt]
-        self._asked[prompt] += 1
-        return Turn(
-            prompt=prompt,
-            parent=parent,
-            added=added,
-            source=source,
-            message=message,
-            lane=lane,
-            repeat=repeat,
-            key=key,
-        )
+    def _bridged(self, node: Node, new: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...] | None:
+        """What a bridge adds to a node's ids; None where a reply was put in (those ids nobody sampled here), or the renderer
+        finds no bridge."""
+        reply = self.segments[node.segment]
+        told = () if reply.parent is None else self.segments[reply.parent].tokens
+        bridged = self.renderer.bridge(told, reply.tokens, new, tools)
+        return None if bridged is None else bridged[len(told) + len(reply.tokens) :]
 
     def _new_lane(self) -> int:
-        self._lanes += 1
-        return self._lanes - 1
+        self._num_lanes += 1
+        return self._num_lanes - 1
+
+
+def _chained(before: bytes, messages: Sequence[Message]) -> list[bytes]:
+    """For each message the digest of all up to it."""
+    keys = []
+    for message in messages:
+        before = _digest(before + message_key(message).encode())
+        keys.append(before)
+    return keys
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_BYTES).digest()
+
+
+def _bytes(tokens: Sequence[int]) -> bytes:
+    return array("q", tokens).tobytes()
