@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 
@@ -11,6 +14,7 @@ from sparring.protocols import Renderer
 from sparring.record.identity import message_key
 from sparring.record.tree import Tree
 from sparring.render.demonstrate import reply_tokens
+from sparring.testing.appending import AppendingRenderer
 from sparring.testing.conversations import TOOL, answer, call, say, user
 from sparring.testing.toy import toy_renderer
 from sparring.types import Message, ToolCall, ToolSpec
@@ -126,3 +130,117 @@ def test_a_request_without_a_question_is_an_error():
     for messages in ([], [user("Hi"), say("Hello.")]):
         with pytest.raises(ValueError, match="must end with a message that is no reply"):
             tree().plan(messages, ())
+
+
+class Read(Mapping[str, int]):
+    """Arguments of a call that count how often they are read."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __getitem__(self, key: str) -> int:
+        return 1
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[str]:
+        self.times += 1
+        return iter(("x",))
+
+
+def size(root: object) -> int:
+    """Bytes of all that an object holds, each once: what it refers to, through containers and slots."""
+    seen: set[int] = set()
+    waiting: list[Any] = [root]
+    total = 0
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or isinstance(one, type):
+            continue
+        seen.add(id(one))
+        total += sys.getsizeof(one)
+        if isinstance(one, dict):
+            waiting += [*one.keys(), *one.values()]
+        elif isinstance(one, tuple | list | set):
+            waiting += one
+        else:
+            waiting += [getattr(one, name) for name in getattr(type(one), "__slots__", ()) if hasattr(one, name)]
+    return total
+
+
+def long_session(turns: int, branches: int = 1) -> tuple[Tree, list[Message]]:
+    """Lines of turns in turn, 64 ids said and 64 told in each; and the replies."""
+    t, replies = Tree(AppendingRenderer()), []
+    lines = [[user("1000")] for _ in range(branches)]
+    for turn in range(turns):
+        for number, messages in enumerate(lines):
+            tokens = (*range(1000 * turn + number + 1, 1000 * turn + number + 64), 0)
+            runs = Runs.of(0, 64)
+            logprobs = tuple(-1.0 / (turn + at + 1) for at in range(64))
+            completion = Completion(tokens=tokens, logprobs=logprobs, finish_reason="stop", versions=runs, kv_versions=runs)
+            said = ToolCall(id="call_0", name="f", arguments=Read())
+            reply = dataclasses.replace(t.renderer.parse(tokens, ()), tool_calls=(said,))
+            t.append(t.plan(messages, ()), completion, reply, Sampling(), "policy")
+            replies.append(reply)
+            messages += [reply, answer(" ".join(str(2000 * turn + number + at) for at in range(63)))]
+    return t, replies
+
+
+@pytest.mark.parametrize("branches", [1, 16])
+def test_the_record_takes_memory_in_proportion_to_its_ids(branches):
+    a_token = []
+    for turns in (8, 128):
+        t, _ = long_session(turns, branches)
+        a_token.append(size(t) / sum(len(segment.tokens) for segment in t.segments))
+    assert a_token[1] < 1.1 * a_token[0] and max(a_token) < 150
+
+
+@pytest.mark.parametrize("branches", [1, 16])
+def test_a_late_turn_reads_no_more_than_an_early_one(branches):
+    for turns in (8, 128):
+        t, replies = long_session(turns, branches)
+        assert t.renderer.bridged <= 128 * turns * branches, "a bridge is given the last told and the last said"
+        assert max(reply.tool_calls[0].arguments.times for reply in replies) == 1
+
+
+def test_a_prompt_is_all_that_was_told_and_said():
+    t, replies = long_session(3)
+    conversation = [user("1000")]
+    for turn, reply in enumerate(replies):
+        conversation += [reply, answer(" ".join(str(2000 * turn + at) for at in range(63)))]
+        planned = t.plan(conversation, ())
+        assert t.prompt(planned) == t.renderer.render(conversation, ()).tokens
+        assert planned.length == len(t.prompt(planned)) and planned.source == "tool"
+
+
+def test_messages_that_come_as_other_objects_continue_the_same_line():
+    t = tree()
+    first = [user("Hi"), call("1")]
+    ask(t, first[:1], first[1])
+    for turn in range(3):
+        lane = t.plan([*map(dataclasses.replace, first), answer(str(turn))], TOOLS).lane
+        assert lane == turn, "the first goes on with the lane, the others fork"
+    same = [user("Hi"), dataclasses.replace(first[1]), answer("1")]
+    assert ask(t, same, say("One.")) == [0, 1, 2, 3]
+    assert ask(t, [*same, say("One."), user("So?")], say("Yes.")) == [0, 1, 2, 3, 4, 5]
+
+
+def test_values_that_only_compare_equal_are_other_arguments():
+    t = tree()
+    first = call("1")
+    one, true = (dataclasses.replace(first, tool_calls=(ToolCall(id="c", name="f", arguments={"x": x}),)) for x in (1, True))
+    assert one == true
+    ask(t, [user("Hi")], one)
+    assert ask(t, [user("Hi"), true, answer("1")], say("One.")) == [2, 3]
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("name", ["qwen3", "template"])
+def test_a_bridge_needs_the_end_of_a_prompt_alone(name, thinking):
+    renderer = toy_renderer(name=name, thinking=thinking)
+    prompt = renderer.render([user("Hi"), call("1"), answer("1")], TOOLS).tokens
+    turn = renderer.render([user("Hi"), call("1")], TOOLS, generation=False).tokens
+    said = reply_tokens(renderer, call("2"), TOOLS)
+    whole, end = (renderer.bridge(p, said, [answer("2")], TOOLS) for p in (prompt, prompt[len(turn) - 1 :]))
+    assert whole[len(prompt) :] == end[len(prompt) - len(turn) + 1 :]

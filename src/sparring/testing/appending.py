@@ -1,0 +1,61 @@
+"""A renderer that only appends, for measuring what a session itself costs: messages are numbers, and numbers are ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sparring.generation import GenerateRequest
+from sparring.protocols import Rendered
+from sparring.types import Message, ToolSpec
+
+_END = 0
+
+
+class AppendingRenderer:
+    """Implements `Renderer` for messages whose content is ids, separated by blanks. Every turn ends with id 0.
+
+    Attributes:
+        bridged: ids that the bridges were given so far, those before the new messages.
+    """
+
+    def __init__(self) -> None:
+        self.bridged = 0
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The end of a turn."""
+        return (_END,)
+
+    @property
+    def control_ids(self) -> Mapping[str, int]:
+        """None: nothing but ids can be written."""
+        return {}
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool = True) -> Rendered:
+        """The ids of all messages, each with its end."""
+        said = [(_ids(message), message.role == "assistant") for message in messages]
+        tokens = tuple(token for ids, _ in said for token in ids)
+        return Rendered(tokens=tokens, sampled=tuple(own for ids, own in said for _ in ids))
+
+    def bridge(
+        self, prompt: Sequence[int], completion: Sequence[int], new: Sequence[Message], tools: Sequence[ToolSpec]
+    ) -> tuple[int, ...] | None:
+        """What was there, and the ids of the new messages."""
+        self.bridged += len(prompt) + len(completion)
+        return (*prompt, *completion, *(token for message in new for token in _ids(message)))
+
+    def parse(self, completion: Sequence[int], tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> Message:
+        """The reply that these ids are."""
+        return Message(role="assistant", content=self.decode([token for token in completion if token != _END]))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The ids, written out."""
+        return " ".join(map(str, tokens))
+
+    def bind(self, request: GenerateRequest) -> GenerateRequest:
+        """The request as it is."""
+        return request
+
+
+def _ids(message: Message) -> tuple[int, ...]:
+    return (*map(int, message.content.split()), _END)
