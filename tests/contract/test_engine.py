@@ -6,7 +6,6 @@ nothing but the seed and the place (so that an aborted request goes on with the 
 
 import asyncio
 import math
-import re
 from dataclasses import replace
 
 import pytest
@@ -16,6 +15,7 @@ from sparring.generation import Completion, GenerateRequest, Sampling, ScoreRequ
 from sparring.protocols import Engine
 from sparring.testing.scripted_engine import ScriptedEngine
 
+pytestmark = pytest.mark.usefixtures("kernel_path")
 STOP = 3
 PROMPT = (5, 6, 7, 8, 9, 10)
 
@@ -76,6 +76,16 @@ def vllm(path):
 
 ENGINES = {"native": native, "scripted": scripted, "watched": watched, "remote": remote, "openai": openai, "vllm": vllm}
 KEEPS_NOTHING = {openai}
+REFUSED = {
+    "fork": {"openai": "an engine that keeps KV, got an OpenAI-compatible server"},
+    "score": {
+        "scripted": "a model's distribution, got a scripted engine",
+        "watched": "a model's distribution, got a scripted engine",
+        "openai": "an engine that judges at temperature 0.8, got an OpenAI-compatible server",
+    },
+    "pull": {"openai": "an engine that takes weights, got an OpenAI-compatible server"},
+}
+"""Which engines say by name that they cannot do it."""
 INEXACT = {vllm}
 
 
@@ -86,7 +96,25 @@ def model_path(tmp_path_factory):
     return tiny_model("qwen3", tmp_path_factory.mktemp("model") / "tiny", seed=4, max_position_embeddings=4096, head_dim=32)
 
 
-@pytest.fixture(params=[pytest.param(make, id=name, marks=[pytest.mark.vllm] * (name == "vllm")) for name, make in ENGINES.items()])
+def engines(names=tuple(ENGINES)):
+    """As parameters. One alone computes in this process."""
+    others = {name: [pytest.mark.kernel_paths("best")] for name in ENGINES if name != "native"}
+    others["vllm"].append(pytest.mark.vllm)
+    return [pytest.param(ENGINES[name], id=name, marks=others.get(name, ())) for name in names]
+
+
+def able_to(verb):
+    """For a test of what some engines refuse: those that do it."""
+    return pytest.mark.parametrize("make", engines([name for name in ENGINES if name not in REFUSED[verb]]), indirect=True)
+
+
+def unable_to(verb):
+    """The others, with what they say."""
+    refused = [pytest.param(*one.values, said, id=one.id) for said, one in zip(REFUSED[verb].values(), engines(REFUSED[verb]), strict=True)]
+    return pytest.mark.parametrize(("make", "said"), refused, indirect=["make"])
+
+
+@pytest.fixture(params=engines())
 def make(request):
     return request.param
 
@@ -110,19 +138,6 @@ def serve(make, model_path):
         return asyncio.run(main())
 
     run.keeps = make not in KEEPS_NOTHING
-    return run
-
-
-def or_refused(scenario):
-    """The scenario; None where the engine says by name that it cannot do such a thing."""
-
-    async def run(engine):
-        try:
-            return await scenario(engine)
-        except (EngineError, WeightsError) as refused:
-            assert re.search("got (a scripted engine|an OpenAI-compatible server)", str(refused)), refused
-            return None
-
     return run
 
 
@@ -276,6 +291,7 @@ def test_abort_reaches_a_caller_that_does_not_stream(serve, exact):
     assert answer.finish_reason == "abort" and len(answer.tokens) < 3000
 
 
+@able_to("fork")
 def test_a_fork_names_requests_that_continue_one_under_way(serve, exact):
     async def scenario(engine):
         with pytest.raises(EngineError):
@@ -294,9 +310,7 @@ def test_a_fork_names_requests_that_continue_one_under_way(serve, exact):
     def short(branch):
         return replace(branch, sampling=replace(branch.sampling, max_tokens=9))
 
-    if (found := serve(or_refused(scenario))) is None:
-        return
-    (one, other), answers, plain, trunk = found
+    (one, other), answers, plain, trunk = serve(scenario)
     assert same(answers, plain, exact)
     assert answers[0].tokens != answers[1].tokens
     assert one.tokens == other.tokens == (*PROMPT, *trunk.tokens)[: len(one.tokens)] and len(one.tokens) > len(PROMPT)
@@ -306,17 +320,36 @@ def test_a_fork_names_requests_that_continue_one_under_way(serve, exact):
         assert [answer.cached_tokens for answer in answers] == [len(one.tokens) - 1] * 2
 
 
-def test_scores_are_of_the_distribution_that_was_sampled_from_or_are_refused_by_name(serve, exact):
+@unable_to("fork")
+def test_a_fork_is_refused_by_name(serve, said):
     async def scenario(engine):
-        answer = await engine.generate(turn(4, temperature=0.8))
-        judged = ScoreRequest(id="s", tokens=(*PROMPT, *answer.tokens), first=len(PROMPT), temperature=0.8, top_k=3)
-        return answer, await engine.score(judged)
+        stream = engine.stream(turn(2, max_tokens=3000, stop=()))
+        await anext(stream)
+        with pytest.raises(EngineError, match=f"expected {said}"):
+            await engine.fork("r2", {"a": 4})
+        await stream.aclose()
 
-    if found := serve(or_refused(scenario)):
-        answer, scores = found
-        assert scores.logprobs == (answer.logprobs if exact else pytest.approx(answer.logprobs, abs=1e-4)) and scores.version == 4
-        assert len(scores.entropies) == len(scores.top_ids) == len(scores.top_logprobs) == len(answer.tokens)
-        assert all(len(set(ids)) == 3 and list(tops) == sorted(tops, reverse=True) for ids, tops in zip(scores.top_ids, scores.top_logprobs))
+    serve(scenario)
+
+
+async def scored(engine):
+    answer = await engine.generate(turn(4, temperature=0.8))
+    judged = ScoreRequest(id="s", tokens=(*PROMPT, *answer.tokens), first=len(PROMPT), temperature=0.8, top_k=3)
+    return answer, await engine.score(judged)
+
+
+@able_to("score")
+def test_scores_are_of_the_distribution_that_was_sampled_from(serve, exact):
+    answer, scores = serve(scored)
+    assert scores.logprobs == (answer.logprobs if exact else pytest.approx(answer.logprobs, abs=1e-4)) and scores.version == 4
+    assert len(scores.entropies) == len(scores.top_ids) == len(scores.top_logprobs) == len(answer.tokens)
+    assert all(len(set(ids)) == 3 and list(tops) == sorted(tops, reverse=True) for ids, tops in zip(scores.top_ids, scores.top_logprobs))
+
+
+@unable_to("score")
+def test_scores_are_refused_by_name(serve, said):
+    with pytest.raises(EngineError, match=f"expected {said}"):
+        serve(scored)
 
 
 def test_what_it_says_of_itself_are_numbers_that_grow(serve):
@@ -341,6 +374,7 @@ def test_a_closed_engine_refuses(serve):
     serve(scenario)
 
 
+@able_to("pull")
 def test_a_pulled_version_marks_what_comes_after(serve, model_path):
     from sparring.model.load import load
     from sparring.weights.inline import publish
@@ -354,9 +388,17 @@ def test_a_pulled_version_marks_what_comes_after(serve, model_path):
         await engine.pull(replace(ref, version=6))
         return engine.version, after
 
-    if (found := serve(or_refused(scenario))) is None:
-        return
-    version, after = found
+    version, after = serve(scenario)
     assert version == 6
     assert set(after.versions.expand()) == set(after.kv_versions.expand()) == {5}
     assert after.cached_tokens == 0
+
+
+@unable_to("pull")
+def test_a_pull_is_refused_by_name(serve, model_path, said):
+    from sparring.model.load import load
+    from sparring.weights.inline import publish
+
+    ref = publish("policy", 5, load(model_path).state())
+    with pytest.raises(WeightsError, match=f"expected {said}"):
+        serve(lambda engine: engine.pull(ref))

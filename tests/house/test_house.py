@@ -35,6 +35,8 @@ HEAVY = {
     "wandb": (),
     "datasets": (),
 }
+SPARING = ("skip", "skipif", "Skipped", "SkipTest", "skipIf", "skipUnless", "skipTest", "xfail", "expectedFailure", "importorskip")
+"""Ways in which a test that does not run looks like one that passed."""
 BROAD_EXCEPT = ("errors.py", "cli/main.py")
 MAX_FILE, MAX_FUNCTION, MAX_PARAMETERS, MAX_WIDTH = 500, 60, 8, 130
 MACHINE_PATH = re.compile(r"""["'\s=](/(?:root|home|work|Users|tmp|mnt)/\w)""")
@@ -262,10 +264,30 @@ def real_objects(modules: list[Module]) -> Iterator[str]:
         for name, line in imports(module):
             if name.split(".")[:2] in (["unittest", "mock"], ["mock"]):
                 yield f"{module.path}:{line}: a mock"
+            if name.split(".")[0] in ("pytest", "unittest") and name.split(".")[-1] in SPARING:
+                yield f"{module.path}:{line}: {name}"
         for node in ast.walk(module.tree):
             said = node.arg if isinstance(node, ast.arg) else node.attr if isinstance(node, ast.Attribute) else ""
-            if said in ("monkeypatch", "MonkeyPatch", "skip", "skipif", "xfail", "importorskip"):
+            if said in ("monkeypatch", "MonkeyPatch", *SPARING):
                 yield f"{module.path}:{node.lineno}: {said}"
+
+
+def whole_tests(modules: list[Module]) -> Iterator[str]:
+    """A test never returns: what it would leave out by that is a case of its own, or none."""
+    for module in modules:
+        for function in ast.walk(module.tree):
+            if isinstance(function, Function) and function.name.startswith("test_"):
+                yield from (f"{module.path}:{n.lineno}: {function.name} returns" for n in _own(function) if isinstance(n, ast.Return))
+
+
+def _own(function: Function) -> Iterator[ast.AST]:
+    """What stands in it, without the functions and classes inside."""
+    waiting: list[ast.AST] = list(function.body)
+    while waiting:
+        node = waiting.pop()
+        if not isinstance(node, Function | ast.Lambda | ast.ClassDef):
+            yield node
+            waiting.extend(ast.iter_child_nodes(node))
 
 
 RULES = (
@@ -286,9 +308,10 @@ def test_the_house_keeps(rule, house: list[Module]) -> None:
     assert not findings, "\n".join(["", *findings])
 
 
-def test_the_tests_are_real() -> None:
+@pytest.mark.parametrize("rule", [real_objects, whole_tests], ids=lambda rule: rule.__name__)
+def test_the_tests_keep(rule) -> None:
     tests = ROOT / "tests"
-    findings = list(real_objects(read({str(path.relative_to(tests)): path.read_text() for path in tests.rglob("*.py")})))
+    findings = list(rule(read({str(path.relative_to(tests)): path.read_text() for path in tests.rglob("*.py")})))
     assert not findings, "\n".join(["", *findings])
 
 
@@ -335,6 +358,13 @@ BITES = [
     (real_objects, {"a.py": "from unittest.mock import Mock"}, "a mock"),
     (real_objects, {"a.py": "def test_a(monkeypatch): ..."}, "monkeypatch"),
     (real_objects, {"a.py": "@pytest.mark.skipif(True)\ndef test_a(): ..."}, "skipif"),
+    (real_objects, {"a.py": "pytestmark = pytest.mark.xfail(strict=True)"}, "xfail"),
+    (real_objects, {"a.py": "torch = pytest.importorskip('torch')"}, "importorskip"),
+    (real_objects, {"a.py": "def test_a():\n    pytest.skip('no GPU')"}, "skip"),
+    (real_objects, {"a.py": "from pytest import skip"}, "pytest.skip"),
+    (real_objects, {"a.py": "from unittest.case import SkipTest"}, "SkipTest"),
+    (whole_tests, {"a.py": "def test_a(path):\n    if path == 'exact-torch':\n        return\n    assert path"}, "test_a returns"),
+    (whole_tests, {"a.py": "class TestA:\n    async def test_a(self):\n        with self:\n            return None"}, "test_a returns"),
     (full_packages, {"attic/__init__.py": "'''d'''", "a.py": ""}, "attic: an empty package"),
 ]
 
@@ -342,6 +372,24 @@ BITES = [
 @pytest.mark.parametrize(("rule", "sources", "finding"), BITES, ids=lambda value: getattr(value, "__name__", ""))
 def test_the_rule_bites(rule, sources, finding) -> None:
     assert any(finding in found for found in rule(read(sources)))
+
+
+WHOLE = """
+def test_a():
+    def one():
+        return 1
+    async def scenario(engine):
+        if engine is None:
+            return
+        return await engine
+    assert [lambda: 2, one, scenario]
+def of_a_test():
+    return
+"""
+
+
+def test_what_stands_in_a_test_may_return() -> None:
+    assert not list(whole_tests(read({"a.py": WHOLE})))
 
 
 CLEAN = {

@@ -15,6 +15,9 @@ from sparring.model.step import DecoderStep, OperationStep, Slots, StepRows, ste
 from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 
+pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths(*COMPILED)]
+of_best = pytest.mark.kernel_paths(portable=False)
+
 PAGE, PAGES_PER_TABLE, MAX_SLOTS = 16, 8, 70
 MODELS = {
     "qwen3": {},
@@ -129,6 +132,7 @@ def columns(sampled):
     return sampled.tokens, sampled.logprobs, kept, tops
 
 
+@of_best
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_prompts_generation_and_both_together(path, dtype, threads):
@@ -144,6 +148,7 @@ def test_prompts_generation_and_both_together(path, dtype, threads):
     assert (tokens, logprobs) == ([], [])
 
 
+@of_best
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_a_prefix_that_is_written_and_read_in_one_step(path, threads):
     play = Play(load(path), threads)
@@ -153,6 +158,7 @@ def test_a_prefix_that_is_written_and_read_in_one_step(path, threads):
     play.agree(play.rows({0: 38, 1: 6, 2: 6, 3: 1, 4: 90, 5: 2}))
 
 
+@of_best
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("count", [1, 5, 70])
 def test_several_steps_in_one_call(path, threads, count):
@@ -169,6 +175,7 @@ def test_several_steps_in_one_call(path, threads, count):
     assert all(map(torch.equal, pages.tensors, ours.tensors))
 
 
+@of_best
 def test_all_stop_when_one_of_them_ends(path):
     play = Play(load(path))
     counts = dict.fromkeys(range(7), 1)
@@ -182,6 +189,7 @@ def test_all_stop_when_one_of_them_ends(path):
     assert found == [[tokens[t][i] for t in range(taken)] for i in counts]
 
 
+@of_best
 def test_an_interrupted_call_takes_one_step(path):
     play = Play(load(path))
     play.agree(play.rows({0: 3, 1: 4}))
@@ -190,6 +198,7 @@ def test_an_interrupted_call_takes_one_step(path):
     assert play.at_once(rows) == tuple([[value] for value in values[0]] for values in one_by_one)
 
 
+@of_best
 def test_steps_without_pages_or_positions_are_refused(path):
     play = Play(load(path))
     rows = play.rows({0: 1}, independent=True, steps=PAGE * PAGES_PER_TABLE + 1)
@@ -197,6 +206,7 @@ def test_steps_without_pages_or_positions_are_refused(path):
         play.at_once(rows)
 
 
+@of_best
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_any_number_of_rows(path, dtype, threads):
@@ -207,18 +217,12 @@ def test_any_number_of_rows(path, dtype, threads):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("numerics", [name for name in ops.path_names() if name in COMPILED])
-def test_every_compiled_path_of_this_machine(path, numerics, dtype):
+def test_every_compiled_path_of_the_run(path, dtype):
     """Not the best one alone, which the other tests have."""
-    before = ops.path_name()
-    ops.use(numerics)
-    try:
-        play = Play(load(path, dtype=dtype), 2)
-        play.agree(play.rows({slot: 1 + slot % 23 for slot in range(MAX_SLOTS)}))
-        for count in (1, 7, 33, MAX_SLOTS):
-            play.agree(play.rows(dict.fromkeys(range(count), 1), independent=True))
-    finally:
-        ops.use(before)
+    play = Play(load(path, dtype=dtype), 2)
+    play.agree(play.rows({slot: 1 + slot % 23 for slot in range(MAX_SLOTS)}))
+    for count in (1, 7, 33, MAX_SLOTS):
+        play.agree(play.rows(dict.fromkeys(range(count), 1), independent=True))
 
 
 def adapt(play, tmp_path, path):
@@ -236,6 +240,7 @@ def adapt(play, tmp_path, path):
         slots.adapters[:] = [slot % 4 - 1 if slot % 20 < 10 else (slot // 5) % 4 - 1 for slot in range(MAX_SLOTS)]
 
 
+@of_best
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_adapters_of_a_row_each(path, tmp_path, dtype, threads):
@@ -262,6 +267,7 @@ def test_adapters_of_a_row_each(path, tmp_path, dtype, threads):
     play.agree(play.rows({0: 1, 3: 1}))
 
 
+@of_best
 def test_a_context_of_several_partial_sums(path):
     play = Play(load(path))
     play.agree(play.rows({0: 125, 1: 127}))
@@ -270,6 +276,7 @@ def test_a_context_of_several_partial_sums(path):
         play.agree(play.rows({0: 1}))
 
 
+@of_best
 def test_changed_and_replaced_weights_are_followed(path):
     model = load(path)
     play = Play(model)
@@ -285,6 +292,7 @@ def test_changed_and_replaced_weights_are_followed(path):
         play.kinds[1][0](play.rows({0: 1}))
 
 
+@of_best
 def test_bad_tables_and_tokens_are_refused_before_anything_is_written(path):
     play = Play(load(path))
     step, pages, slots = play.kinds[1]
@@ -309,6 +317,7 @@ def test_bad_tables_and_tokens_are_refused_before_anything_is_written(path):
     assert len(step(good)[0]) == 2
 
 
+@of_best
 def test_who_takes_which_way(path, tmp_path):
     def kind(model):
         return type(step_of(model, ops.KvPages(model.kv_heads, num_pages=4, dtype=model.dtype), Slots.of(2, 2, VOCABULARY)))

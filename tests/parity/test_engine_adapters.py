@@ -18,6 +18,8 @@ from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 from sparring.weights.inline import publish
 
+pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths(portable=False)]
+
 NAMES = ("a", "b", "c", "d")
 ATTENTION, EXPERTS = ("q_proj", "v_proj"), ("experts.gate_up_proj", "experts.down_proj")
 TARGETS = {

@@ -14,6 +14,8 @@ from sparring.model.head import token_quantities
 from sparring.model.load import load
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 
+pytestmark = pytest.mark.usefixtures("kernel_path")
+
 MODELS = [("qwen3", False), ("qwen3", True), ("llama", False), ("qwen2", True), ("mistral", False)]
 PACKINGS = [[[0], [1], [2], [3], [4], [5], [6]], [[0, 1, 2, 3, 4, 5, 6]], [[6, 2], [5, 0, 4], [3, 1]]]
 

@@ -23,6 +23,8 @@ from sparring.model.library import class_of
 from sparring.model.load import DTYPES, load
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 
+pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths(portable=False)]
+
 LENGTHS = (70, 5, 100, 33)
 PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 SCALED_ROPE = {

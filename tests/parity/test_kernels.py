@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,13 +15,10 @@ PLAIN, BENT = ops.AttentionForm(0.2), ops.AttentionForm(0.2, window=40, cap=1.5)
 LENGTHS = (5, 130, 17, 1)
 
 
-@pytest.fixture(params=ops.path_names(), autouse=True)
-def path(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Both paths in turn, and whatever was in use afterwards."""
-    before = ops.path_name()
-    ops.use(request.param)
-    yield request.param
-    ops.use(before)
+@pytest.fixture(autouse=True)
+def path(kernel_path: str) -> str:
+    """Every path of the run in turn."""
+    return kernel_path
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

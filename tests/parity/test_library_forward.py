@@ -9,6 +9,8 @@ from sparring.model.head import token_quantities
 from sparring.model.load import load
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 
+pytestmark = pytest.mark.usefixtures("kernel_path")
+
 FAMILIES = [("qwen3", False), ("qwen3", True), ("llama", False), ("qwen2", True), ("mistral", False)]
 OTHERS = [
     ("phi3", False),

@@ -16,6 +16,8 @@ from sparring.model.load import load
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 from sparring.types import Sample
 
+pytestmark = pytest.mark.usefixtures("kernel_path")
+
 HEADER = tuple(3 * i % VOCABULARY for i in range(37))
 
 

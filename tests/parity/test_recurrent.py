@@ -24,6 +24,8 @@ from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 from sparring.weights.inline import publish
 
+pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths(portable=False)]
+
 FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron_h")
 ROUNDING = 2e-4
 """Largest difference of a log-probability in float32 between the engine and a forward of the whole sequence; 3e-5 are found."""

@@ -10,9 +10,12 @@ import torch
 from sparring.config import load as load_recipe
 from sparring.model.attention import Packed
 from sparring.model.kernels import ops
+from sparring.model.kernels.compiled_library import COMPILED
 from sparring.model.load import load
 from sparring.model.step import DecoderStep, OperationStep, Slots, StepRows
 from sparring.testing.tiny_models import tiny_model
+
+pytestmark = pytest.mark.usefixtures("kernel_path")
 
 MOST = 300
 THREADS = (1, 2, 3, 4)
@@ -121,7 +124,7 @@ class Decode:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("kind", [OperationStep, DecoderStep])
+@pytest.mark.parametrize("kind", [OperationStep, pytest.param(DecoderStep, marks=pytest.mark.kernel_paths(*COMPILED))])
 def test_rows_of_generating_sequences(model, kind):
     torch.set_num_threads(1)
     decode = Decode(model, kind)

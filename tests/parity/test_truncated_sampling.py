@@ -22,6 +22,8 @@ from sparring.train.config import TrainConfig
 from sparring.train.trainer import LocalTrainer
 from sparring.types import Group, Outcome, Rollout, Score, Segment, Task, Trajectory
 
+pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths(portable=False)]
+
 
 def alternating(tokens):
     """Even ids, then odd ones, and so on."""

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from sparring.model.kernels import ops
-from sparring.model.kernels.compiled_library import COMPILED
 from sparring.model.layers import Changes, RowLinear, Values
 from sparring.model.rowwise import ours
 
@@ -87,7 +86,7 @@ class RowExperts(nn.Module):
     def forward(self, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
         """x[N, D], chosen[N, k] experts, their shares[N, k] -> [N, D]."""
         training, adds = torch.is_grad_enabled(), self.adapted is not None and self.adapted.adds
-        if self.is_plain and not (adds or training or x.is_meta) and ops.path_name(x.device) in COMPILED:
+        if self.is_plain and not (adds or training or x.is_meta) and ops.is_compiled(x.device):
             return ops.mixture(x, *self.stacks, chosen.int(), shares.float())
         count, per_row = chosen.shape
         of_pair, order = chosen.flatten().sort(stable=True)

@@ -139,7 +139,7 @@ def served(module: nn.Module, where: str, *, numerics: str, gradient_checkpointi
     # without compiled kernels the library's layers are the faster ones
     device = _device_of(module)
     path_name = ops.path_name(device)
-    swapped = exact or (device in ("cpu", "meta") and path_name != "exact-torch")
+    swapped = exact or ops.is_compiled(device)
     with boundary(BadInput, where, "a causal LM that calls the library's interfaces", "choose another model"):
         ours = swapped and swap(module, max_positions, exact=exact)
         with boundary(BadInput, where, "recurrent layers that go on from a cache of states", "choose another model"):

@@ -21,7 +21,7 @@ from sparring.model.attention import Paged
 from sparring.model.causal import CausalModel
 from sparring.model.decoder import Decoder, Layer, Mixture, Mlp
 from sparring.model.kernels import ops
-from sparring.model.kernels.compiled_library import COMPILED, Weight
+from sparring.model.kernels.compiled_library import Weight
 from sparring.model.kernels.decoder_step import (
     BIASES,
     SLOT_COLUMNS,
@@ -440,5 +440,4 @@ def step_of(
 
         return DeviceStep(model, pages, slots, operations)
     one_call = len(_mlp_widths(model.decoder)) <= 1 and all(mixture.experts.is_plain for mixture in model.decoder.mixtures)
-    compiled = ops.path_name(model.device) in COMPILED
-    return DecoderStep(model, pages, slots) if compiled and one_call else operations
+    return DecoderStep(model, pages, slots) if ops.is_compiled(model.device) and one_call else operations

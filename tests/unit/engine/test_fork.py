@@ -12,6 +12,8 @@ from sparring.model.load import load
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 from sparring.weights.inline import publish
 
+pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths(portable=False)]
+
 
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory):

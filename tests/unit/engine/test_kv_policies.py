@@ -10,6 +10,8 @@ from sparring.errors import EngineError
 from sparring.generation import Completion, GenerateRequest, Sampling
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 
+pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths(portable=False)]
+
 PAGE_BYTES = 16 * 2 * 2 * 2 * 16 * 4
 POLICIES = {
     "keep": {"kv_across_turns": "keep"},

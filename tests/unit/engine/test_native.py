@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from sparring.model.attention import Packed
 from sparring.model.kernels import ops
 from sparring.model.load import load
 from sparring.testing.tiny_models import VOCABULARY
+
+pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths(portable=False)]
 
 PAIR = ScoreRequest(id="pair", tokens=(1, 2))
 
@@ -41,9 +44,14 @@ async def together(engine):
     return [content(answer) for answer in await asyncio.gather(*map(engine.generate, everyone()))]
 
 
-@pytest.fixture(scope="module")
-def reference(model_path):
+@pytest.fixture
+def reference(model_path, kernel_path):
     """Every request by a naive loop: the whole sequence through the training forward for each token."""
+    return computed(model_path, kernel_path)
+
+
+@cache
+def computed(model_path, kernel_path):
     model = load(model_path)
     answers = []
     with torch.inference_mode():

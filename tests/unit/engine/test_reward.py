@@ -17,6 +17,8 @@ from sparring.train.config import TrainConfig
 from sparring.train.trainer import LocalTrainer
 from sparring.types import Outcome, Rollout, Score, Segment, Task, Trajectory
 
+pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths(portable=False)]
+
 
 @pytest.fixture(scope="module")
 def scalar_path(model_path, tmp_path_factory):

@@ -14,6 +14,8 @@ from sparring.model.load import load
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 from sparring.weights.inline import publish
 
+pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths(portable=False)]
+
 
 @pytest.fixture(scope="module", params=[("qwen3", "float32"), ("llama", "bfloat16"), ("phi3", "float32")], ids="-".join)
 def model(request, tmp_path_factory):

@@ -13,6 +13,8 @@ from sparring.model.head import token_quantities
 from sparring.model.load import load
 from sparring.weights.inline import publish
 
+pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths(portable=False)]
+
 PROBE = (4, 9, 2, 33, 7)
 PROMPT = tuple(range(40))
 

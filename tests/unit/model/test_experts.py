@@ -8,6 +8,8 @@ from sparring.model.experts import RowExperts, RowRouter, gates_of
 from sparring.model.load import load
 from sparring.testing.tiny_models import tiny_model
 
+pytestmark = pytest.mark.usefixtures("kernel_path")
+
 FAMILIES = ["mixtral", "qwen3_moe", "gpt_oss"]
 
 

@@ -13,6 +13,8 @@ from sparring.model.create import create
 from sparring.model.load import load
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 
+pytestmark = pytest.mark.usefixtures("kernel_path")
+
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):

@@ -20,6 +20,8 @@ from sparring.stages.export import export_folder
 from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 
+pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths(portable=False)]
+
 MIXTURES = ["qwen3_moe", "mixtral", "gpt_oss"]
 FAMILIES = ["llama", "qwen2", "qwen3", "phi3", "gemma2", *MIXTURES]
 EXPERTS = ("experts.gate_up_proj", "experts.down_proj")

@@ -14,6 +14,8 @@ from sparring.model.causal import CausalModel
 from sparring.model.load import load
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 
+pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths(portable=False)]
+
 LENGTHS = (17, 5, 17, 1, 40)
 
 families = pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron_h"])

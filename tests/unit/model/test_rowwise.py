@@ -166,6 +166,7 @@ def test_what_gives_no_numbers_of_a_row_is_not():
     assert mode.unknown == set()
 
 
+@pytest.mark.usefixtures("kernel_path")
 def test_our_own_code_is_left_alone():
     """What our modules call is row-invariant by itself, and may be what is replaced elsewhere."""
     linear = torch.nn.Linear(8, 4)
@@ -178,6 +179,7 @@ def test_our_own_code_is_left_alone():
     assert torch.equal(product, x @ x.t()) and mode.unknown == {"bmm"}
 
 
+@pytest.mark.usefixtures("kernel_path")
 def test_a_weight_that_is_no_modules_goes_through_the_packed_product():
     x, weight, bias = random(2, 5, 8), random(4, 8, seed=1), random(4, seed=2)
     with RowWise():

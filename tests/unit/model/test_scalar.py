@@ -10,6 +10,8 @@ from sparring.model.load import load
 from sparring.model.save import save
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 
+pytestmark = pytest.mark.usefixtures("kernel_path")
+
 LENGTHS = [9, 1, 40, 17]
 
 

@@ -12,6 +12,8 @@ from sparring.model.load import load as load_model
 from sparring.model.staging import Staged
 from sparring.testing.tiny_models import FEATURES, VOCABULARY, tiny_model
 
+pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths(portable=False)]
+
 RECURRENT = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron_h")
 TOKENS = torch.arange(30) * 7 % VOCABULARY
 

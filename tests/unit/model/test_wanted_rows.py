@@ -7,6 +7,8 @@ from sparring.model.attention import Packed
 from sparring.model.load import load
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 
+pytestmark = pytest.mark.usefixtures("kernel_path")
+
 LENGTHS = [9, 40, 1, 17]
 WANTED = torch.tensor([3, 8, 8, 30, 9, 66, 49, 3])
 

@@ -17,6 +17,8 @@ from sparring.train.config import TrainConfig
 from sparring.train.trainer import LocalTrainer
 from sparring.types import Batch, Sample
 
+pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths(portable=False)]
+
 
 @pytest.fixture(scope="module", params=["a layer's", "experts'"])
 def folder(request, model_path, tmp_path_factory):

@@ -23,6 +23,8 @@ from sparring.train.trainer import LocalTrainer
 from sparring.types import Batch, Sample
 from sparring.weights.inline import fetch
 
+pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths(portable=False)]
+
 
 def make_trainer(model, threads=1, **settings):
     config = TrainConfig(**{"learning_rate": 1e-2, "token_budget": 64, **settings})

@@ -24,6 +24,8 @@ FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-pthread", 
 
 SOFTWARE_TILES = (*FLAGS, "-DSPARRING_SOFTWARE_TILES")
 """With AMX tiles that a processor with AVX512_BF16 computes in software."""
+SOFTWARE_PAIRS = (*FLAGS, "-DSPARRING_SOFTWARE_PAIRS")
+"""With products of pairs of bfloat16 that every processor computes in software."""
 
 
 def build(flags: tuple[str, ...] = FLAGS) -> Path | None:

@@ -6,7 +6,6 @@ K inputs, M outputs, H query heads, G key/value heads, d head size (a multiple o
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from ctypes import byref
 from typing import Any
@@ -14,9 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparring.errors import refusal
-from sparring.model.kernels.build import SOFTWARE_TILES, build, load
-from sparring.model.kernels.compiled_library import COMPILED, NAME, PAIRS_NAME, TILES_NAME, Experts, Library, Weight
+from sparring.model.kernels.compiled_library import PAIRS_NAME, TILES_NAME, Experts, Library, Weight
 from sparring.model.kernels.form import AttentionForm
 from sparring.model.kernels.kept import KeptRows
 from sparring.model.kernels.memory import zeros
@@ -30,8 +27,12 @@ TILE_DEPTH = 32
 Norms = tuple[torch.Tensor, torch.Tensor, float]
 """Weights [d] of the norms of queries and of keys, and their epsilon."""
 
+
 class CompiledPath:
     """All operations over one compiled library; their matrix products on AMX tiles, of pairs of bfloat16, or as everywhere."""
+
+    is_compiled = True
+    transposes_keys = True
 
     def __init__(self, library: Library, name: str) -> None:
         self._f, self._t = library.functions, library.typed
@@ -431,33 +432,6 @@ class CompiledPath:
     def decoder_step(self, plan: Any, step: Any, dtype: torch.dtype) -> int:
         """Pointers to a `DecoderPlan` and a `StepPlan`; -1, or which sequence or row is wrong."""
         return self._t["decoder_step"][dtype](plan, step)
-
-
-def compiled_path(name: str | None = None) -> CompiledPath | None:
-    """The best compiled path of this machine, unless `name` or the environment says otherwise.
-
-    SPARRING_KERNELS=portable is the one that every processor has, SPARRING_KERNELS=tiles that of AMX tiles, in software where the
-    processor has none, SPARRING_KERNELS=off none.
-
-    Returns:
-        None where the environment forbids it, where there is no g++, or where `name` asks for what is not there.
-
-    Raises:
-        BadInput: tiles are wished for on a processor that cannot compute them in software either.
-    """
-    wish = os.environ.get("SPARRING_KERNELS")
-    library = None if wish == "off" else build()
-    if library is None:
-        return None
-    functions = Library(load(library))
-    if wish == "tiles" and not functions.functions["has_tiles"]():
-        functions = Library(load(build(SOFTWARE_TILES)))
-        if not functions.functions["has_tiles"]():
-            raise refusal("SPARRING_KERNELS=tiles", "a processor with AVX512_BF16", "one without", "take another, or unset it")
-    has = {TILES_NAME: functions.functions["has_tiles"], PAIRS_NAME: functions.functions["has_pairs"]}
-    there = [known for known in COMPILED if known == NAME or (wish != "portable" and has[known]())]
-    chosen = there[0] if name is None else name
-    return CompiledPath(functions, chosen) if chosen in there else None
 
 
 def _tile_panel(num_inputs: int, planes: int) -> tuple[int, ...]:

@@ -35,6 +35,8 @@ class DevicePath:
     """All operations on a GPU; on the CPU too where Triton is interpreted."""
 
     name = NAME
+    is_compiled = False
+    transposes_keys = False
 
     def __init__(self) -> None:
         if importlib.util.find_spec("triton") is None:

@@ -30,6 +30,11 @@ class MetaPath:
         """That of the path that would compute."""
         return self._stands_for().name
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the path that would compute is."""
+        return self._stands_for().is_compiled
+
     def pack(self, weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:
         """As large as the other path packs weights[M_i, K]."""
         if storage is not None:

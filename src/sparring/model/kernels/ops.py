@@ -28,7 +28,7 @@ from sparring.model.kernels.kept import KeptRows, no_masks
 from sparring.model.kernels.mixtures import linear_groups, mixture, route
 from sparring.model.kernels.packed import PackedStack, PackedWeight, pack
 from sparring.model.kernels.pages import BLOCK, KvHeads, KvPages, PagedRows
-from sparring.model.kernels.paths import current, path_name, path_names, path_of, transposes_keys, use
+from sparring.model.kernels.paths import current, is_compiled, path_name, path_names, path_of, transposes_keys, use, why_not
 
 __all__ = [
     "AttentionForm",
@@ -43,6 +43,7 @@ __all__ = [
     "attention_paged",
     "decoder_step",
     "gelu_tanh",
+    "is_compiled",
     "linear",
     "linear_groups",
     "mixture",
@@ -61,6 +62,7 @@ __all__ = [
     "token_logprobs",
     "transposes_keys",
     "use",
+    "why_not",
 ]
 
 

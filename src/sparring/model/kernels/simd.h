@@ -51,19 +51,6 @@ static inline void store(bf16 *p, v16 a) {
     bits = _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), rounded, quiet);
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
 }
-
-#ifdef __AVX512BF16__
-#define SPARRING_PAIRS 1
-// Two bfloat16 that stand beside each other. A sum grows by the products of sixteen pairs with sixteen others: by that of the odd
-// ones, then of the even ones, each rounded; numbers below 2^-126 count as zero (VDPBF16PS).
-struct pair {
-    bf16 even, odd;
-};
-using v16_pairs = __m512bh;
-static inline v16_pairs load(const pair *p) { return (v16_pairs)_mm512_loadu_si512(p); }
-static inline v16_pairs splat(pair a) { return (v16_pairs)_mm512_set1_epi32((int)(a.even.bits | (uint32_t)a.odd.bits << 16)); }
-static inline v16 fma(v16_pairs a, v16_pairs b, v16 c) { return _mm512_dpbf16_ps(c, a, b); }
-#endif
 #else
 constexpr int WIDE = 1;
 
@@ -118,6 +105,45 @@ static inline void store(bf16 *p, v16 a) {
         p[i].bits = (uint16_t)((is_nan ? bits | 0x400000 : bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
     }
 }
+#endif
+
+#if defined(SPARRING_SOFTWARE_PAIRS) || (defined(SPARRING_AVX512) && defined(__AVX512BF16__))
+#define SPARRING_PAIRS 1
+// Two bfloat16 that stand beside each other. A sum grows by the products of sixteen pairs with sixteen others: by that of the odd
+// ones, then of the even ones, each rounded; numbers below 2^-126 count as zero (VDPBF16PS).
+struct pair {
+    bf16 even, odd;
+};
+#ifdef SPARRING_SOFTWARE_PAIRS
+// Slowly, for processors that do not multiply pairs: for tests, and for replaying what one that does has sampled.
+struct v16_pairs {
+    v16 even, odd;
+};
+static inline v16 flushed(v16 a) {
+    return less_select(max(a, -a), splat(std::numeric_limits<float>::min()), a * splat(0.0f), a);
+}
+static inline v16_pairs load(const pair *p) {
+    bf16 even[LANES], odd[LANES];
+    for (int i = 0; i < LANES; i++) {
+        even[i] = p[i].even;
+        odd[i] = p[i].odd;
+    }
+    return {flushed(load(even)), flushed(load(odd))};
+}
+static inline v16_pairs splat(pair a) {
+    pair all[LANES];
+    for (int i = 0; i < LANES; i++) all[i] = a;
+    return load(all);
+}
+static inline v16 fma(v16_pairs a, v16_pairs b, v16 c) {
+    return flushed(fma(a.even, b.even, flushed(fma(a.odd, b.odd, c))));
+}
+#else
+using v16_pairs = __m512bh;
+static inline v16_pairs load(const pair *p) { return (v16_pairs)_mm512_loadu_si512(p); }
+static inline v16_pairs splat(pair a) { return (v16_pairs)_mm512_set1_epi32((int)(a.even.bits | (uint32_t)a.odd.bits << 16)); }
+static inline v16 fma(v16_pairs a, v16_pairs b, v16 c) { return _mm512_dpbf16_ps(c, a, b); }
+#endif
 #endif
 
 // A tail goes through the same lanes as a full vector: `count` values are read, the other lanes hold `fill`.

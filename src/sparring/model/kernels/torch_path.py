@@ -54,6 +54,8 @@ class TorchPath:
     """All operations in plain torch."""
 
     name = NAME
+    is_compiled = False
+    transposes_keys = True
 
     def pack(self, weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:
         """weights[M_i, K], joined to [M, K], -> the float32 transpose [K, ceil(M / 64) * 64], zeros in what it has more columns.

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sparring.errors import BadInput
 from sparring.model.kernels import ops
+from sparring.model.kernels.compiled_library import COMPILED
 
 LENGTHS = (5, 75, 17, 1, 130)
 SINKS = torch.linspace(-2.0, 3.0, 8)
@@ -112,11 +113,10 @@ def test_a_window_that_reaches_everything_and_a_sink_that_weighs_nothing_change_
     assert not torch.equal(packed(tensors, LENGTHS, (ops.AttentionForm(0.2, window=129), None)), plain)
 
 
+@pytest.mark.kernel_paths(*COMPILED)
 @pytest.mark.parametrize("window", [1, 16, 20, 100])
-def test_what_lies_out_of_the_window_is_not_read(window: int, path: str) -> None:
+def test_what_lies_out_of_the_window_is_not_read(window: int) -> None:
     """Not in a tile of several rows, of which one may read it, nor from pages. The torch path multiplies it by zero."""
-    if path == "exact-torch":
-        return
     tensors, form = qkv(150, 4, 2, 32, torch.float32), (ops.AttentionForm(0.2, window=window), None)
     before = packed(tensors, [150], form)
     tensors[1][40] = tensors[2][40] = float("nan")

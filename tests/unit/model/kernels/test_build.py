@@ -12,7 +12,7 @@ import torch
 
 from sparring.errors import BadInput
 from sparring.model.kernels import ops
-from sparring.model.kernels.build import FLAGS, SOFTWARE_TILES, build, load
+from sparring.model.kernels.build import FLAGS, SOFTWARE_PAIRS, SOFTWARE_TILES, build, load
 from sparring.model.kernels.compiled_library import Library
 from sparring.model.kernels.compiled_path import CompiledPath
 
@@ -106,13 +106,9 @@ def test_the_environment_turns_the_kernels_or_their_tiles_off() -> None:
         assert done.stdout.strip() == name
 
 
-def test_tiles_in_software_add_as_the_manual_says() -> None:
+@pytest.mark.kernel_paths("exact-tiles")
+def test_tiles_add_as_the_manual_says(path: str) -> None:
     """In each block of 32 inputs a chain of the even products and one of the odd, added to each other and then to the sum."""
-    library = Library(load(build(SOFTWARE_TILES)))
-    if not library.functions["has_tiles"]():  # nor the instructions to compute them with
-        assert "exact-pairs" not in ops.path_names()
-        return
-    path = CompiledPath(library, "exact-tiles")
     generator = torch.Generator().manual_seed(0)
     for rows, inputs, outputs in ((1, 37, 70), (33, 331, 130), (70, 64, 1)):
         x, weight = (torch.randn(count, inputs, generator=generator).bfloat16() for count in (rows, outputs))
@@ -122,22 +118,16 @@ def test_tiles_in_software_add_as_the_manual_says() -> None:
             for k in range(begin, min(begin + 32, inputs)):
                 chains[k % 2] = chains[k % 2] + x[:, k : k + 1].float() * weight[:, k].float()
             expected = expected + (chains[0] + chains[1])
-        found = path.linear(x, path.pack([weight], None), None, outputs, torch.float32)
-        assert torch.equal(found, expected)
-        wide = path.linear(x.float(), path.pack([weight.float()], None), None, outputs, torch.float32)
+        assert torch.equal(ops.linear(x, ops.pack(weight), None, torch.float32), expected)
+        wide = ops.linear(x.float(), ops.pack(weight.float()))
         assert torch.allclose(wide.double(), x.double() @ weight.double().t(), rtol=1e-5, atol=1e-5)
 
 
-NATIVE = build()
-HARDWARE = [library for library in [NATIVE and Library(load(NATIVE))] if library and library.functions["has_tiles"]()]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("hardware", HARDWARE, ids=["tiles"] * len(HARDWARE))
-def test_tiles_in_software_have_the_bits_of_the_hardware(hardware: Library) -> None:
-    """Reported as skipped where there is no hardware: nothing was compared."""
-    software = Library(load(build(SOFTWARE_TILES)))
-    assert outcomes(CompiledPath(hardware, "exact-tiles")) == outcomes(CompiledPath(software, "exact-tiles"))
+@pytest.mark.kernel_paths("exact-tiles", "exact-pairs", hardware=True)
+def test_software_has_the_bits_of_the_hardware(path: str) -> None:
+    hardware, software = (Library(load(build(flags))) for flags in (FLAGS, {"exact-tiles": SOFTWARE_TILES, "exact-pairs": SOFTWARE_PAIRS}[path]))
+    assert outcomes(CompiledPath(hardware, path)) == outcomes(CompiledPath(software, path))
 
 
 def test_an_unknown_path_is_refused() -> None:

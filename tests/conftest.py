@@ -1,0 +1,126 @@
+"""On which kernel paths the tests compute: the one mechanism of all that depend on it.
+
+A test that asks for `kernel_path`, itself or by `usefixtures`, is computed once on each path of the run: the best of this processor
+and the portable one, or with `--kernel-paths every` all that this machine can compute, in software where it has no instructions for
+them, and then nothing else. `@pytest.mark.kernel_paths(NAME, ...)`, at a test or at one of its parameters, leaves it those paths
+alone ("best" is the one in use); with `hardware=True` only where the processor itself computes them, with `portable=False` of a run over
+two only the best. There are no cases of what cannot be computed; the last line of the run names the paths without any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+FIXTURE = "kernel_path"
+COMPUTED = pytest.StashKey[dict[str, str]]()
+"""Of every path "", or why no test of the run computes on it; empty where none asked."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    said = "two: this processor's best and the portable one; every: all that this machine can compute, and only tests that ask for one"
+    parser.addoption("--kernel-paths", choices=("two", "every"), default="two", help=said)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "kernel_paths(*names, hardware=False, portable=True): the kernel paths that a test is for")
+    config.stash[COMPUTED] = {}
+
+
+def paths_of(config: pytest.Config) -> tuple[str, ...]:
+    """Those that tests of this run compute on."""
+    from sparring.model.kernels import ops
+
+    if config.getoption("--kernel-paths") == "every":
+        return ops.path_names(software=True)
+    portable = () if ops.why_not("exact-kernels", software=False) else ("exact-kernels",)
+    return tuple(dict.fromkeys((ops.path_name(), *portable)))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if FIXTURE in metafunc.fixturenames:
+        metafunc.parametrize(FIXTURE, paths_of(metafunc.config), indirect=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is for other paths; of a run over every path, what asks for none."""
+    every = config.getoption("--kernel-paths") == "every"
+    left = [item for item in items if not (_is_for(item, path) if (path := _path_of(item)) else not every)]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in set(left)]
+    computed = set(filter(None, map(_path_of, items)))
+    if computed:
+        from sparring.model.kernels.paths import EVERY
+
+        config.stash[COMPUTED] = {name: "" if name in computed else _why_not(name, config) for name in EVERY}
+
+
+def _path_of(item: pytest.Item) -> str | None:
+    callspec = getattr(item, "callspec", None)
+    return None if callspec is None else callspec.params.get(FIXTURE)
+
+
+def _is_for(item: pytest.Item, path: str) -> bool:
+    from sparring.model.kernels import ops
+
+    best, marks = path == ops.path_name(), list(item.iter_markers("kernel_paths"))
+    for mark in marks:
+        names = set(mark.args)
+        if names and path not in names and not (best and "best" in names):
+            return False
+        if mark.kwargs.get("hardware") and ops.why_not(path, software=False):
+            return False
+        if not mark.kwargs.get("portable", True) and not best and item.config.getoption("--kernel-paths") == "two":
+            return False
+    return True
+
+
+def _why_not(name: str, config: pytest.Config) -> str:
+    """Why no test computes on a path. Builds nothing that the run did not need."""
+    from sparring.model.kernels import ops
+
+    every = config.getoption("--kernel-paths") == "every"
+    absent = ops.why_not(name, software=every)
+    if every or name == "exact-device":
+        return absent or "no test of this run is for it"
+    return f"{absent}; make test-paths tries software" if absent else "make test-paths has it"
+
+
+@pytest.fixture
+def kernel_path(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every kernel path of the run in turn, by name; whatever was in use, and as many threads, afterwards."""
+    import torch
+
+    from sparring.model.kernels import ops
+
+    before, threads = ops.path_name(), torch.get_num_threads()
+    ops.use(request.param)
+    yield request.param
+    ops.use(before)
+    torch.set_num_threads(threads)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker tells what it computed."""
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output[FIXTURE] = session.config.stash[COMPUTED]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """The one that gave the work hears it."""
+    node.config.stash[COMPUTED].update(getattr(node, "workeroutput", {}).get(FIXTURE, {}))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The last line."""
+    reporter, found = config.pluginmanager.get_plugin("terminalreporter"), config.stash.get(COMPUTED, {})
+    if reporter is not None and found:
+        computed = ", ".join(name for name, absent in found.items() if not absent)
+        others = ", ".join(f"{name} ({absent})" for name, absent in found.items() if absent)
+        reporter.write_line(f"kernel paths computed: {computed}; not computed: {others or 'none'}")
