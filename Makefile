@@ -5,7 +5,7 @@
 # make test-vllm     the engine's contract and a run against the real vLLM, which it installs into .venv-vllm
 # make test-trl      preference losses and gradients against the real TRL, which it installs into .venv-trl
 # make test-peers    advantages, policy losses and gradients against the real verl, which it installs into .venv-peers
-# make test-tiles    the matrix products of AMX tiles in software, on a processor with AVX512_BF16
+# make test-paths    what hangs on the processor, on every kernel path that this one can compute, in software too
 # make test-triton   the GPU programs on a CPU, in Triton's interpreter (installs it: 1 GB)
 # make test-gpu      the same and more on a GPU; ends with status 2 without one
 # make bench         the figures we claim
@@ -22,7 +22,7 @@ export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONUNBUFFERED := 1
 
-.PHONY: quickstart test test-slow test-extra test-vllm test-trl test-peers test-tiles test-triton test-gpu bench bench-gpu bench-learning check install clean
+.PHONY: quickstart test test-slow test-extra test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning check install clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: install
@@ -59,8 +59,9 @@ test-peers: install
 	$(BIN)/python benchmarks/peers/setup_verl.py
 	$(BIN)/python -m pytest -m peers
 
-test-tiles: install
-	SPARRING_KERNELS=tiles $(BIN)/python -m pytest -n 2 --dist loadfile tests/unit/model/kernels tests/parity/test_decoder_step.py tests/parity/test_kernels.py
+# tests/conftest.py: make test computes on two of them
+test-paths: install
+	$(BIN)/python -m pytest -n 2 --dist worksteal --kernel-paths every
 
 # the interpreter multiplies with numpy, whose newer products give a row other bits at another place of a tile
 test-triton: install

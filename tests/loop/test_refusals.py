@@ -369,6 +369,28 @@ def test_a_refused_run_may_be_corrected_and_started_again(given: Path, capsys: p
     assert capsys.readouterr().err.splitlines()[1].startswith("rollout.group_size: ")
 
 
+PATHS = "a path that this machine computes (exact-torch), got exact-tiles: no C++ compiler was found (g++, or what CXX names)"
+
+
+@pytest.mark.parametrize(
+    ("verb", "environment", "said"),
+    [
+        ("run", {"SPARRING_KERNELS": "exact"}, "SPARRING_KERNELS: expected one of off, portable, pairs, tiles, got 'exact'; "),
+        ("check", {"SPARRING_KERNELS": "tiles", "CXX": "nothing of that name"}, f"SPARRING_KERNELS=tiles: expected {PATHS}; "),
+        ("serve", {"SPARRING_KERNELS": "tiles", "CXX": "nothing of that name"}, f"SPARRING_KERNELS=tiles: expected {PATHS}; "),
+    ],
+)
+def test_kernels_that_this_machine_cannot_compute(
+    given: Path, checkpoint: Path, verb: str, environment: dict[str, str], said: str
+) -> None:
+    """In a process of its own, which chooses its path once."""
+    command = [*COMMAND, verb, str(checkpoint if verb == "serve" else given)]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(said) and REFUSAL.fullmatch(done.stderr.strip()), done.stderr
+    assert nothing_done(given.parent / "runs")
+
+
 def test_a_full_disk_loses_nothing(given: Path, tmp_path: Path) -> None:
     """A disk of its own under the run is filled to the last byte in the middle of RL, and freed again."""
     words = ["run", str(given), "--set", 'run.stages=["rl"]', "--set", "rl.steps=30", "--set", "observe.lines_every_s=0"]

@@ -113,7 +113,8 @@ def use(name: str) -> None:
 def _made(name: str, where: str) -> Path:
     absent = why_not(name) if name in EVERY else "there is none of that name"
     if absent:
-        raise refusal(where, f"one of {', '.join(path_names())}", f"{name!r}, and {absent}", "choose one that this machine has")
+        expected = f"a path that this machine computes ({', '.join(path_names())})"
+        raise refusal(where, expected, f"{name}: {absent}", "choose one of them")
     if name == DevicePath.name:
         return _on_device()
     if name == TorchPath.name:

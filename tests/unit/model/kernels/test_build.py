@@ -15,6 +15,7 @@ from sparring.model.kernels import ops
 from sparring.model.kernels.build import FLAGS, SOFTWARE_PAIRS, SOFTWARE_TILES, build, load
 from sparring.model.kernels.compiled_library import Library
 from sparring.model.kernels.compiled_path import CompiledPath
+from sparring.model.kernels.paths import WORDS
 
 
 def test_a_second_build_finds_the_first() -> None:
@@ -95,15 +96,45 @@ def outcomes(path: CompiledPath) -> dict[str, list[float]]:
     return {name: value.flatten().tolist() for name, value in found.items()}
 
 
-def test_the_environment_turns_the_kernels_or_their_tiles_off() -> None:
-    program = "from sparring.model.kernels import ops; print(ops.path_name())"
-    names = {"off": "exact-torch", "portable": "exact-kernels", "tiles": "exact-tiles"}
-    if "exact-pairs" not in ops.path_names():
-        del names["tiles"]
-    for word, name in names.items():
-        environment = {**os.environ, "SPARRING_KERNELS": word}
-        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == name
+PROGRAM = """
+from sparring.model.kernels import ops
+print(ops.path_name(), *ops.path_names(software=True))
+"""
+
+
+def started(**environment: str) -> subprocess.CompletedProcess[str]:
+    """A process that chooses its path by the environment; it says which, and which it can compute."""
+    own = {name: value for name, value in os.environ.items() if name != "SPARRING_KERNELS"}
+    return subprocess.run([sys.executable, "-c", PROGRAM], env={**own, **environment}, capture_output=True, text=True, check=False)
+
+
+def test_the_environment_chooses_the_path(kernel_path: str) -> None:
+    (word,) = (word for word, name in WORDS.items() if name == kernel_path)
+    assert started(SPARRING_KERNELS=word).stdout.split()[0] == kernel_path
+
+
+def test_without_a_word_the_best_is_chosen_that_needs_no_software() -> None:
+    assert started().stdout.split()[0] == ops.path_names()[0]
+
+
+OLDER = """#!/bin/sh
+exec g++ "$@" -march=haswell -O0
+"""
+
+
+@pytest.mark.slow
+def test_what_an_older_processor_cannot_compute_is_refused_by_name(tmp_path: Path) -> None:
+    """A compiler that builds for one without AVX-512, to which the compiled library's own answers belong."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text(OLDER)
+    compiler.chmod(0o755)
+    older = {"CXX": str(compiler), "SPARRING_CACHE": str(tmp_path / "cache")}
+    assert started(**older).stdout.split() == ["exact-kernels", "exact-pairs", "exact-kernels", "exact-torch"]
+    assert started(**older, SPARRING_KERNELS="pairs").stdout.split()[0] == "exact-pairs"
+    refused = started(**older, SPARRING_KERNELS="tiles")
+    because = "the processor has no AMX tiles, nor what computes them in software (AVX512_BF16)"
+    expected = f"SPARRING_KERNELS=tiles: expected a path that this machine computes (exact-kernels, exact-torch), got exact-tiles: {because};"
+    assert refused.returncode == 1 and expected in refused.stderr
 
 
 @pytest.mark.kernel_paths("exact-tiles")
@@ -131,8 +162,10 @@ def test_software_has_the_bits_of_the_hardware(path: str) -> None:
 
 
 def test_an_unknown_path_is_refused() -> None:
-    with pytest.raises(BadInput, match="exact-torch"):
+    with pytest.raises(BadInput, match="computes .*exact-torch.*, got exact-magic: there is none of that name"):
         ops.use("exact-magic")
+    with pytest.raises(BadInput, match="got exact-device: it computes on a GPU"):
+        ops.use("exact-device")
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
