@@ -12,6 +12,7 @@ import pytest
 
 from sparring.errors import EngineError, WeightsError
 from sparring.generation import Completion, GenerateRequest, Sampling, ScoreRequest
+from sparring.model.kernels.compiled_library import COMPILED
 from sparring.protocols import Engine
 from sparring.testing.scripted_engine import ScriptedEngine
 
@@ -261,6 +262,7 @@ async def aborted(engine, request, *, tries):
     return piece
 
 
+@pytest.mark.kernel_paths("best", *COMPILED)
 def test_abort_returns_what_was_sampled_and_a_later_request_goes_on(serve, exact):
     async def scenario(engine):
         whole = await engine.generate(turn(2, max_tokens=3000, stop=()))

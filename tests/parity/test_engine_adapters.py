@@ -12,13 +12,15 @@ from sparring.engine.native import NativeEngine
 from sparring.generation import GenerateRequest, Sampling
 from sparring.model.attention import Packed
 from sparring.model.head import token_quantities
+from sparring.model.kernels.compiled_library import COMPILED
 from sparring.model.load import load
 from sparring.model.peft import read
 from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 from sparring.weights.inline import publish
 
-pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths(portable=False)]
+# in plain torch these take minutes
+pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths("best", *COMPILED, portable=False)]
 
 NAMES = ("a", "b", "c", "d")
 ATTENTION, EXPERTS = ("q_proj", "v_proj"), ("experts.gate_up_proj", "experts.down_proj")

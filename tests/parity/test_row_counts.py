@@ -124,6 +124,7 @@ class Decode:
 
 
 @torch.inference_mode()
+@pytest.mark.kernel_paths("best", *COMPILED)
 @pytest.mark.parametrize("kind", [OperationStep, pytest.param(DecoderStep, marks=pytest.mark.kernel_paths(*COMPILED))])
 def test_rows_of_generating_sequences(model, kind):
     torch.set_num_threads(1)

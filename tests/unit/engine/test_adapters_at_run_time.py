@@ -10,6 +10,7 @@ from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.errors import EngineError, WeightsError
 from sparring.generation import GenerateRequest, Sampling, ScoreRequest
+from sparring.model.kernels.compiled_library import COMPILED
 from sparring.model.load import load
 from sparring.model.lora import SCALE
 from sparring.model.peft import read
@@ -17,7 +18,8 @@ from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 from sparring.weights.inline import publish
 
-pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths(portable=False)]
+# in plain torch these take minutes
+pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths("best", *COMPILED, portable=False)]
 
 
 @pytest.fixture(scope="module")

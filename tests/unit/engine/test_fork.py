@@ -8,11 +8,13 @@ import torch
 
 from sparring.errors import EngineError
 from sparring.generation import Completion, GenerateRequest, Sampling
+from sparring.model.kernels.compiled_library import COMPILED
 from sparring.model.load import load
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 from sparring.weights.inline import publish
 
-pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths(portable=False)]
+# in plain torch these take minutes
+pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths("best", *COMPILED, portable=False)]
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,11 @@ import pytest
 
 from sparring.errors import EngineError
 from sparring.generation import Completion, GenerateRequest, Sampling
+from sparring.model.kernels.compiled_library import COMPILED
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 
-pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths(portable=False)]
+# in plain torch these take minutes
+pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths("best", *COMPILED, portable=False)]
 
 PAGE_BYTES = 16 * 2 * 2 * 2 * 16 * 4
 POLICIES = {

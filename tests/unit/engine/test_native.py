@@ -12,6 +12,7 @@ from sparring.errors import EngineError
 from sparring.generation import GenerateRequest, Runs, Sampling, ScoreRequest
 from sparring.model.attention import Packed
 from sparring.model.kernels import ops
+from sparring.model.kernels.compiled_library import COMPILED
 from sparring.model.load import load
 from sparring.testing.tiny_models import VOCABULARY
 
@@ -274,6 +275,7 @@ def test_a_minimum_of_tokens_beyond_the_stops_of_a_call(serve):
         assert not set(answer.tokens[:9]) & set(stop) and answer.finish_reason == "stop" and len(answer.top_logprobs) == len(answer.tokens)
 
 
+@pytest.mark.kernel_paths(*COMPILED)
 def test_a_turn_ends_where_the_caller_says(serve):
     """Whatever the number of tokens that a call of the kernels samples; a stop token that comes first wins."""
     asked = []

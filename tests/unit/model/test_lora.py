@@ -12,6 +12,7 @@ from sparring.model.attention import Packed
 from sparring.model.config import LoraConfig
 from sparring.model.experts import RowExperts
 from sparring.model.kernels import ops
+from sparring.model.kernels.compiled_library import COMPILED
 from sparring.model.load import load
 from sparring.model.lora import SCALE, Adapter, fresh_state
 from sparring.model.peft import CONFIG, TENSORS, read, read_config, write
@@ -26,6 +27,9 @@ MIXTURES = ["qwen3_moe", "mixtral", "gpt_oss"]
 FAMILIES = ["llama", "qwen2", "qwen3", "phi3", "gemma2", *MIXTURES]
 EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
 TOKENS = torch.arange(40) % VOCABULARY
+
+numerics_of_experts = pytest.mark.parametrize("numerics", ["exact", pytest.param("fast", marks=pytest.mark.kernel_paths(*COMPILED))])
+"""Elsewhere fast numerics leave experts to the library, and adapters of them are refused: see below."""
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -53,7 +57,7 @@ def logits(model, tokens=TOKENS):
         return model.logits(model.hidden(tokens, torch.arange(len(tokens)), Packed.of([len(tokens)])))
 
 
-@pytest.mark.parametrize("numerics", ["exact", "fast"])
+@numerics_of_experts
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_untrained_adapter_is_the_model_to_the_bit(base, dtype, numerics):
     model = load(base, dtype=dtype, numerics=numerics)
@@ -68,7 +72,7 @@ def test_an_untrained_adapter_is_the_model_to_the_bit(base, dtype, numerics):
     assert not torch.equal(logits(model), plain)
 
 
-@pytest.mark.parametrize("numerics", ["exact", "fast"])
+@numerics_of_experts
 def test_it_computes_what_is_merged(base, tmp_path, numerics):
     model = load(adapter_of(base, tmp_path), numerics=numerics)
     merged = load(base, numerics=numerics)
@@ -106,6 +110,7 @@ def test_a_row_does_not_see_its_neighbours_adapters(base, tmp_path, dtype):
             assert torch.equal(found, alone(row, number))
 
 
+@pytest.mark.kernel_paths("best")
 @pytest.mark.parametrize("numerics", ["exact", "fast"])
 def test_without_compiled_kernels_it_is_the_same_model(base, tmp_path, numerics):
     """In fast numerics these are then torch's own layers."""
@@ -229,6 +234,7 @@ def test_a_model_without_experts_says_so(qwen3):
         targeted(load(qwen3).module, "all-linear", EXPERTS[1:])
 
 
+@pytest.mark.kernel_paths("best")
 def test_experts_that_the_library_computes_are_refused_and_merged_all_the_same(tmp_path):
     base = tiny_model("qwen3_moe", tmp_path / "qwen3_moe", seed=4)
     folder, before = adapter_of(base, tmp_path / "adapter"), ops.path_name()

@@ -7,6 +7,7 @@ import torch
 
 from sparring.errors import WeightsError
 from sparring.model.attention import Packed
+from sparring.model.kernels.compiled_library import COMPILED
 from sparring.model.layers import RowConv1D
 from sparring.model.load import load as load_model
 from sparring.model.staging import Staged
@@ -29,7 +30,11 @@ def logits(model):
         return model.logits(model.hidden(TOKENS, torch.arange(len(TOKENS)), Packed.of([len(TOKENS)])))
 
 
-@pytest.fixture(scope="module", params=["llama", *FEATURES])
+# where the library's layers compute them, fast numerics promise no bits
+FAMILIES = [pytest.param(name, marks=[pytest.mark.kernel_paths(*COMPILED)] * (name in RECURRENT)) for name in ("llama", *FEATURES)]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
 def paths(request, tmp_path_factory):
     """Two checkpoints of one shape."""
     folder = tmp_path_factory.mktemp(request.param)

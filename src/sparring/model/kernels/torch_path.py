@@ -66,7 +66,8 @@ class TorchPath:
         counts = [len(weight) for weight in weights]
         if storage is None:
             shape, dtype = self.packed(counts, weights[0].shape[1], weights[0].dtype)
-            storage = torch.zeros(shape, dtype=dtype)
+            with torch.inference_mode(False):  # what was packed first in that mode is packed again without
+                storage = torch.zeros(shape, dtype=dtype)
         for weight, columns in zip(weights, storage[:, : sum(counts)].split(counts, 1), strict=True):
             columns.copy_(weight.detach().t())
         return storage

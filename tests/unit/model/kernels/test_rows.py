@@ -71,6 +71,15 @@ def test_update_packs_the_new_values_in_place(path: str) -> None:
     assert packed.storage.data_ptr() == storage
 
 
+def test_what_was_packed_in_inference_mode_is_packed_again_without(path: str) -> None:
+    """As of a model that was first judged and then trained."""
+    weight, x = random(70, 48), random(9, 48, seed=1)
+    with torch.inference_mode():
+        packed = ops.pack(weight)
+    packed.update(weight.mul_(1.5))
+    assert torch.equal(ops.linear(x, packed), ops.linear(x, ops.pack(weight)))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [16, 40, 96, 256])
 def test_norm_silu_and_rope_rows(width: int, dtype: torch.dtype, path: str) -> None:
