@@ -1,10 +1,14 @@
 """On which kernel paths the tests compute: the one mechanism of all that depend on it.
 
-A test that asks for `kernel_path`, itself or by `usefixtures`, is computed once on each path of the run: the best of this processor
-and the portable one, or with `--kernel-paths every` all that this machine can compute, in software where it has no instructions for
-them, and then nothing else. `@pytest.mark.kernel_paths(NAME, ...)`, at a test or at one of its parameters, leaves it those paths
-alone ("best" is the one in use); with `hardware=True` only where the processor itself computes them, with `portable=False` of a run over
-two only the best. There are no cases of what cannot be computed; the last line of the run names the paths without any.
+A test that asks for `kernel_path`, itself or by `usefixtures`, runs once on each path of the run. These are the best of this
+processor and the portable one. With `--kernel-paths every` they are all that this machine can compute, in software where it has no
+instructions for them, and tests that ask for none are left out.
+
+`@pytest.mark.kernel_paths(NAME, ...)`, at a test or at one of its parameters, leaves it these paths alone; "best" is the one in
+use. With `hardware=True` it runs only where the processor itself computes the path; with `portable=False`, of a run over two paths,
+on the best alone.
+
+There are no cases of what cannot be computed. The last line of the run names the paths without any, and why.
 """
 
 from __future__ import annotations
@@ -20,12 +24,12 @@ COMPUTED = pytest.StashKey[dict[str, str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    said = "two: this processor's best and the portable one; every: all that this machine can compute, and only tests that ask for one"
+    said = "two: the best and the portable one; every: all that this machine computes, and only tests that ask for one"
     parser.addoption("--kernel-paths", choices=("two", "every"), default="two", help=said)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "kernel_paths(*names, hardware=False, portable=True): the kernel paths that a test is for")
+    config.addinivalue_line("markers", "kernel_paths(*names, hardware=False, portable=True): the paths that a test is for")
     config.stash[COMPUTED] = {}
 
 

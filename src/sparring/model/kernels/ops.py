@@ -28,7 +28,16 @@ from sparring.model.kernels.kept import KeptRows, no_masks
 from sparring.model.kernels.mixtures import linear_groups, mixture, route
 from sparring.model.kernels.packed import PackedStack, PackedWeight, pack
 from sparring.model.kernels.pages import BLOCK, KvHeads, KvPages, PagedRows
-from sparring.model.kernels.paths import current, is_compiled, path_name, path_names, path_of, transposes_keys, use, why_not
+from sparring.model.kernels.paths import (
+    current,
+    is_compiled,
+    path_name,
+    path_names,
+    path_of,
+    transposes_keys,
+    use,
+    why_not,
+)
 
 __all__ = [
     "AttentionForm",

@@ -42,7 +42,8 @@ def current() -> Path:
     if _path is None:
         wish = os.environ.get("SPARRING_KERNELS")
         if wish and wish not in WORDS:
-            raise refusal("SPARRING_KERNELS", f"one of {', '.join(WORDS)}", repr(wish), "take one of these, or unset it")
+            expected = f"one of {', '.join(WORDS)}"
+            raise refusal("SPARRING_KERNELS", expected, repr(wish), "take one of these, or unset it")
         _path = _made(WORDS[wish], f"SPARRING_KERNELS={wish}") if wish else _made(path_names()[0], "numerics path")
     return _path
 
@@ -78,7 +79,7 @@ def transposes_keys(device: torch.device | str = "cpu") -> bool:
 
 
 def is_compiled(device: torch.device | str = "cpu") -> bool:
-    """Whether the path in use on a device is one of the compiled kernels, which compute a mixture or a step in one call."""
+    """Whether the path in use on a device is one of the compiled kernels, which compute a step in one call."""
     return _of_device(device).is_compiled
 
 
@@ -99,9 +100,9 @@ def why_not(name: str, *, software: bool = True) -> str:
 
 
 def use(name: str) -> None:
-    """Choose the CPU's path for this process, before anything is packed. SPARRING_KERNELS in the environment does the same,
-    as "off" (exact-torch), "portable" (exact-kernels), "pairs" (exact-pairs) and "tiles" (exact-tiles). What the processor has
-    no instructions for is computed in software, slowly, where that can be done.
+    """Choose the CPU's path for this process, before anything is packed; SPARRING_KERNELS does the same by its `WORDS`.
+
+    What the processor has no instructions for is computed in software, slowly, where that can be done.
 
     Raises:
         BadInput: there is no such path, or this machine cannot compute it.
