@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -38,14 +38,7 @@ Case = Callable[[int, torch.dtype, dict[str, int]], tuple[Outputs, Outputs]]
 """Of a number of rows, a dtype and the sizes of a model: what was computed, and of what gradients are taken."""
 
 
-@pytest.fixture(params=ops.path_names(), autouse=True)
-def path(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Every path in turn, and whatever was in use afterwards."""
-    before, threads = ops.path_name(), torch.get_num_threads()
-    ops.use(request.param)
-    yield request.param
-    ops.use(before)
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("kernel_path")
 
 
 def leaf(*shape: int, dtype: torch.dtype = FLOAT32, seed: int = 0) -> torch.Tensor:
@@ -251,9 +244,9 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
-def test_two_steps_of_the_trainer_do_not_either(dtype: str, model_path: str, path: str) -> None:
+def test_two_steps_of_the_trainer_do_not_either(dtype: str, model_path: str, kernel_path: str) -> None:
     """Micro-batches side by side, clipping by the norm of all gradients, and AdamW."""
-    length, count = (40, 3) if path == "exact-torch" else (170, 12)
+    length, count = (40, 3) if kernel_path == "exact-torch" else (170, 12)
     rows = [
         Sample(
             id=str(i),

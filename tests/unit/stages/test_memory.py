@@ -1,6 +1,7 @@
 """What `sparring check` says a run holds, against what models, trainers and engines really hold."""
 
 import json
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 from sparring.config import RunConfig
 from sparring.model.config import InitConfig, LoraConfig
-from sparring.model.kernels import ops, pages
+from sparring.model.kernels import pages
 from sparring.model.load import load
 from sparring.model.outline import Outline, Size, fresh_outline, outline
 from sparring.stages.memory import SCATTERED, Held, shapes_of
@@ -214,14 +215,11 @@ def loaded(family: str, path: Path, **settings: Any) -> Any:
     return load(path, numerics="fast" if family in RECURRENT else "exact", **settings)
 
 
-@pytest.fixture(params=ops.path_names())
-def path_name(request: pytest.FixtureRequest) -> Any:
-    """Each path of this machine's processor in turn."""
-    before = ops.path_name()
-    ops.use(request.param)
+@pytest.fixture
+def path_name(kernel_path: str) -> Iterator[str]:
+    """Each path in turn; what was sized on another one is forgotten."""
     outline.cache_clear()
-    yield request.param
-    ops.use(before)
+    yield kernel_path
     outline.cache_clear()
 
 
