@@ -41,8 +41,8 @@ def test_a_run_that_does_not_fit_is_refused_and_says_how_to_go_on(given: Path, c
 def test_a_warned_run_that_dies_for_want_of_memory_says_what_it_was_told(given: Path) -> None:
     done = subprocess.run([*COMMAND, *words(given, WARN, *OFFLOAD)], preexec_fn=limited, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
-    assert "check: memory: warning: expected 655" in done.stdout
-    assert re.search(r"memory ran out: .*; before it began, the run was told: memory: warning: expected 655\d\d\.\d GiB", done.stderr)
+    assert re.search(r"^check: memory: warning: expected \d{5}\.\d GiB", done.stdout, re.M)
+    assert re.search(r"memory ran out: .*; before it began, the run was told: memory: warning: expected \d{5}\.\d GiB", done.stderr)
 
 
 def test_a_killed_run_says_when_it_goes_on_what_it_was_told(given: Path, wait_for: Callable[[subprocess.Popen[str], str], None]) -> None:

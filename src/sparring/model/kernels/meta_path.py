@@ -55,6 +55,10 @@ class MetaPath:
         dx = x.new_empty(x.shape) if needs[0] else None
         return dx, weight.new_empty(weight.shape, dtype=x.dtype) if needs[1] else None
 
+    def sum_rows(self, grad: torch.Tensor) -> torch.Tensor:
+        """Sums [M] float32 of the columns of grad[N, M]."""
+        return grad.new_empty(grad.shape[1], dtype=torch.float32)
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x[N, D] -> [N, D]."""
         return torch.empty_like(x)
