@@ -127,7 +127,7 @@ def recipe(folder: Path, name: str, dtype: str, asked: dict[str, Any]) -> Path:
         "run": {"name": "run", "directory": str(folder / "runs"), "stages": asked.get("stages", ["rl"])},
         "models": models,
         "env": {"name": f"{folder / 'world.py'}:Digits"},
-        "rollout": {"group_size": 8, "max_turn_tokens": 64, "min_turn_tokens": 64},
+        "rollout": {"group_size": 8, "max_turn_tokens": 64, **({} if name == "distill" else {"min_turn_tokens": 64})},
         "engine": {"kv_tokens": 2048, "max_running": 32, "max_batch_tokens": 1024},
         "train": asked.get("train", {"token_budget": 1024}),
         "rl": asked.get("rl", RL),
