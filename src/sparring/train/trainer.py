@@ -246,13 +246,18 @@ class LocalTrainer:
         every = surveyed(batch.rows, batch.denominators, list(self._losses.values()), self._forward)
         for rows in self._packed([row for row in every if row.label != 0]):
             parts = cut_units(rows, self._lanes, self._paired, self._model.context)
-            for part in self._side_by_side(parts, batch.denominators):
-                measures.add_tokens(part.micro, part.logprobs)
-                for term, result in part.results.items():
-                    measures.add_loss(term, result)
-                self._optimiser.add(part.gradients)
-                self._has_gradients = True
+            found = self._side_by_side(parts, batch.denominators)
+            while found:  # a part's gradients are as large as the model: none outlives its sum
+                self._add(found.pop(0), measures)
         return {**measures.result(), "forward_backward_s": time.perf_counter() - started}
+
+    def _add(self, part: _Part, measures: Measures) -> None:
+        """Add up what a micro-batch gave."""
+        measures.add_tokens(part.micro, part.logprobs)
+        for term, result in part.results.items():
+            measures.add_loss(term, result)
+        self._optimiser.add(part.gradients)
+        self._has_gradients = True
 
     def _packed(self, rows: Sequence[Sample]) -> list[list[Sample]]:
         """The rows of each micro-batch; of different teachers apart, so that each of these computes its own rows alone."""

@@ -1,6 +1,7 @@
 """The trainer on a tiny real model."""
 
 import asyncio
+import gc
 import math
 from dataclasses import replace
 
@@ -101,6 +102,24 @@ def test_so_it_does_in_every_family_and_with_few_rows(family, make_batch, tmp_pa
         metrics = run(make_trainer(model, threads, token_budget=40), lambda t: t.forward_backward(batch))
         assert metrics["micro_batches"] > 2
     assert all(torch.equal(value, gradients(twice)[name]) for name, value in gradients(once).items())
+
+
+class Counting(PolicyLoss):
+    """Counts at each micro-batch the tensors that are as large as the embedding: weights, gradients, what one of them is sum of."""
+
+    def __call__(self, quantities, micro):
+        gc.collect()
+        self.found.append(sum(type(one) in (torch.Tensor, torch.nn.Parameter) and one.shape == self.shape for one in gc.get_objects()))
+        return super().__call__(quantities, micro)
+
+
+def test_gradients_of_a_micro_batch_do_not_outlive_their_sum(make_model, make_batch):
+    model, loss = make_model(), Counting(AlgoConfig())
+    loss.shape, loss.found = model.module.get_input_embeddings().weight.shape, []
+    trainer = LocalTrainer(model, TrainConfig(token_budget=30), [loss], name="policy", total_steps=1)
+    run(trainer, lambda t: t.forward_backward(make_batch()))
+    first, second, *later = loss.found  # the first gradients are what the later ones are added to
+    assert later and set(later) == {second}
 
 
 def test_an_error_beside_is_raised_and_the_trainer_goes_on(make_model, make_batch):
