@@ -73,11 +73,14 @@ class Outline:
 
     Args:
         model: on the meta device; with the adapter that it has everywhere, if any.
+
+    packed: what the products read in the place of weights and factors.
     """
 
     def __init__(self, model: CausalModel) -> None:
         self.model = model
         self.vocab_size, self.max_positions, self.kv_heads = model.vocab_size, model.max_positions, model.kv_heads
+        self.packed = self._packed()  # first of all: experts are packed when first used, and no micro-batch takes that
 
     @property
     def parameters(self) -> int:
@@ -100,11 +103,6 @@ class Outline:
     def weights(self) -> Size:
         """What lies in files, and an adapter."""
         return Size.of(one.nbytes for one in [*self.model.state().values(), *self._factors()])
-
-    @property
-    def packed(self) -> Size:
-        """What the products read in the place of weights and factors."""
-        return Size.of((one.nbytes for one in [*self._storages(), *self._packed_factors()]), LARGE)
 
     @property
     def tables(self) -> int:
@@ -146,6 +144,9 @@ class Outline:
             if not self.model.is_scalar:
                 self.model.logits(rows)
         return live.peak
+
+    def _packed(self) -> Size:
+        return Size.of((one.nbytes for one in [*self._storages(), *self._packed_factors()]), LARGE)
 
     def _hidden(self, tokens: int) -> torch.Tensor:
         ids, places = (torch.empty(tokens, dtype=torch.int64, device="meta") for _ in range(2))
