@@ -20,8 +20,8 @@ def words(settings: tuple[str, ...]) -> list[str]:
 
 
 def trained(recipe: Path, *settings: str) -> tuple[Path, list[Segment]]:
-    """The folder of a run of two exact steps, and what was sampled for them."""
-    assert main(["run", str(recipe), *words(('run.stages=["rl"]', "rl.steps=2", "rl.train.save_every=1", *settings))]) == 0
+    """The folder of a run of two exact steps, and what was sampled for them; with this seed each has rewards that differ."""
+    assert main(["run", str(recipe), *words(('run.stages=["rl"]', "rl.steps=2", "rl.train.save_every=1", "run.seed=2", *settings))]) == 0
     folder = recipe.parent / "runs" / "tiny"
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [line["values"] for line in lines if line["stage"] == "rl" and "step" in line]

@@ -51,7 +51,7 @@ def test_the_tutorials_reward_function_is_trained(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its recipe as it stands on the page, but for the model and the number of steps. A random model earns no reward, so that
-    every token is accounted for as filtered and no agreement of log-probabilities is claimed."""
+    every token is accounted for as of no advantage and no agreement of log-probabilities is claimed."""
     for name, text in BLOCKS.items():
         (tmp_path / name).write_text(text)
     with contextlib.chdir(tmp_path):
@@ -59,7 +59,7 @@ def test_the_tutorials_reward_function_is_trained(
     summary = json.loads((tmp_path / "runs/capitals/summary.json").read_text())
     assert summary["logprob_max_abs_diff"] is None
     assert summary["eval_tasks"] == 1 and summary["rl_success"] == 0.0
-    assert summary["tokens_sampled"] == summary["tokens"]["filtered"] > 0
+    assert summary["tokens_sampled"] == summary["tokens"]["zero_advantage"] > 0
     assert (tmp_path / "runs/capitals/export/model.safetensors").is_file()
     assert "report: runs/capitals/report.html" in capsys.readouterr().out
 

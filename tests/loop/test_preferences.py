@@ -273,7 +273,7 @@ def test_turns_that_nobody_could_judge_or_tell_apart_are_refused(given: Path, tm
 
 def test_a_reward_model_is_named_and_fits(given: Path, checkpoint: Path, tmp_path: Path, capfd) -> None:
     (tmp_path / "other").mkdir()
-    for name, text in (("config.json", "{}"), ("tokenizer.json", "{}")):
+    for name, text in (("config.json", (checkpoint / "config.json").read_text()), ("tokenizer.json", "{}")):
         (tmp_path / "other" / name).write_text(text)
     for overrides, message in (
         (["rl.reward_model=reward_model"], "rl.reward_model: expected a stage reward_model before rl, got ['rl']"),

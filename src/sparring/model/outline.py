@@ -27,6 +27,7 @@ from sparring.model.config import InitConfig, LoraConfig
 from sparring.model.create import config_of
 from sparring.model.experts import RowExperts
 from sparring.model.head import token_quantities
+from sparring.model.hub import base_folder
 from sparring.model.kernels.memory import LARGE
 from sparring.model.kernels.pages import token_bytes
 from sparring.model.layers import Product, RowLinear
@@ -197,6 +198,7 @@ def outline(
     Raises:
         BadInput: there is no config, or none that the library makes a model of.
     """
+    folder = base_folder(folder)
     return outline_of(read_config(str(folder), numerics), str(folder), dtype, numerics, scalar, lora, gradient_checkpointing)
 
 
