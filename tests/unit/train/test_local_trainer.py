@@ -105,11 +105,12 @@ def test_so_it_does_in_every_family_and_with_few_rows(family, make_batch, tmp_pa
 
 
 class Counting(PolicyLoss):
-    """Counts at each micro-batch the tensors that are as large as the embedding: weights, gradients, what one of them is sum of."""
+    """Counts, at each micro-batch, the tensors of the embedding's shape: the weight and its gradients."""
 
     def __call__(self, quantities, micro):
         gc.collect()
-        self.found.append(sum(type(one) in (torch.Tensor, torch.nn.Parameter) and one.shape == self.shape for one in gc.get_objects()))
+        tensors = [one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter)]
+        self.found.append(sum(one.shape == self.shape for one in tensors))
         return super().__call__(quantities, micro)
 
 
