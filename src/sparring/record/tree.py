@@ -193,14 +193,14 @@ class Tree:
         return key
 
     def _same_objects(self, messages: Sequence[Message], tools: bytes) -> int | None:
-        """The lane whose messages these begin with, object by object, up to the last reply: what a loop that only adds messages
-        sends. Equal ones will not do, since 1, 1.0 and True are equal; they are found by their keys."""
+        """The lane whose messages these begin with, up to the very object of its last reply: what a loop that only adds messages
+        sends. Everything else is found by its keys."""
         count = next((at for at in range(len(messages), 0, -1) if messages[at - 1].role == "assistant"), 0)
         number = self._said.get(id(messages[count - 1])) if count else None
         if number is None:
             return None
         lane = self._lanes[number]
-        same = len(lane.heard) == count and lane.tools == tools and all(map(operator.is_, lane.heard, messages))
+        same = len(lane.heard) == count and lane.tools == tools and _begins(messages, lane.heard)
         return number if same else None
 
     def _deepest(self, keys: Sequence[bytes]) -> tuple[Node | None, int]:
@@ -222,6 +222,17 @@ class Tree:
     def _new_lane(self) -> int:
         self._num_lanes += 1
         return self._num_lanes - 1
+
+
+def _begins(messages: Sequence[Message], heard: list[Message]) -> bool:
+    """Whether `messages`, which are more, begin with `heard`. Lists are compared by their pointers alone as long as these are
+    the same, so that hundreds of messages that have left the processor's cache stay out of it."""
+    if not isinstance(messages, list):
+        return all(map(operator.is_, heard, messages))
+    try:
+        return heard < messages
+    except TypeError:  # messages have no order: the first that differ say so
+        return False
 
 
 def _chained(before: bytes, messages: Sequence[Message]) -> list[bytes]:

@@ -244,3 +244,14 @@ def test_a_bridge_needs_the_end_of_a_prompt_alone(name, thinking):
     said = reply_tokens(renderer, call("2"), TOOLS)
     whole, end = (renderer.bridge(p, said, [answer("2")], TOOLS) for p in (prompt, prompt[len(turn) - 1 :]))
     assert whole[len(prompt) :] == end[len(prompt) - len(turn) + 1 :]
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_an_early_edit_is_seen_behind_the_very_reply_that_was_given(kind):
+    t = tree()
+    talk = [user("Hi"), call("1"), answer("1"), say("One.")]
+    ask(t, kind(talk[:1]), talk[1])
+    assert ask(t, kind(talk[:3]), talk[3]) == [0, 1, 2, 3]
+    for edited in ([user("Ho"), *talk[1:]], [talk[0], call("2"), *talk[2:]], [*talk[:2], answer("2"), talk[3]]):
+        assert t.plan(kind([*edited, user("Sure?")]), TOOLS).parent != 3
+    assert t.plan(kind([*talk, user("Sure?")]), TOOLS).parent == 3
