@@ -226,7 +226,7 @@ class Tree:
 
 def _begins(messages: Sequence[Message], heard: list[Message]) -> bool:
     """Whether `messages`, which are more, begin with `heard`. Lists are compared by their pointers alone as long as these are
-    the same, so that hundreds of messages that have left the processor's cache stay out of it."""
+    the same, so that hundreds of messages that have left the processor's cache stay out of it; equal ones pass as well."""
     if not isinstance(messages, list):
         return all(map(operator.is_, heard, messages))
     try:
