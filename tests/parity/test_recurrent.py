@@ -24,8 +24,6 @@ from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 from sparring.weights.inline import publish
 
-pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths(portable=False)]
-
 FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron_h")
 ROUNDING = 2e-4
 """Largest difference of a log-probability in float32 between the engine and a forward of the whole sequence; 3e-5 are found."""
@@ -72,6 +70,8 @@ def paged(model, *, chunk, forget=()):
     return torch.cat([torch.cat(one) for one in out])
 
 
+@pytest.mark.usefixtures("kernel_path")
+@pytest.mark.kernel_paths(portable=False)
 @pytest.mark.parametrize("chunk", [1, 23, 40, 100])
 @pytest.mark.parametrize(("dtype", "error"), [("float32", error), ("bfloat16", typical_error)], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("family", FAMILIES)

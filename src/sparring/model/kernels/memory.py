@@ -12,8 +12,13 @@ LARGE = 4 << 20
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros on the CPU, at the beginning of a cache line. What is large takes memory only where it is written."""
-    size = math.prod(shape) * dtype.itemsize
+    """Zeros on the CPU, at the beginning of a cache line. What is large takes memory only where it is written. They may be
+    written whether or not they were made in torch's inference mode."""
+    with torch.inference_mode(False):
+        return _zeros(shape, dtype, math.prod(shape) * dtype.itemsize)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, size: int) -> torch.Tensor:
     if size < LARGE:
         return torch.zeros(shape, dtype=dtype)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -16,6 +16,7 @@ import torch
 
 from sparring.model.kernels.form import AttentionForm
 from sparring.model.kernels.kept import KeptRows
+from sparring.model.kernels.memory import zeros
 from sparring.model.kernels.pages import PagedRows
 from sparring.model.kernels.threads import one_thread, sum_rows
 
@@ -66,8 +67,7 @@ class TorchPath:
         counts = [len(weight) for weight in weights]
         if storage is None:
             shape, dtype = self.packed(counts, weights[0].shape[1], weights[0].dtype)
-            with torch.inference_mode(False):  # what was packed first in that mode is packed again without
-                storage = torch.zeros(shape, dtype=dtype)
+            storage = zeros(shape, dtype)
         for weight, columns in zip(weights, storage[:, : sum(counts)].split(counts, 1), strict=True):
             columns.copy_(weight.detach().t())
         return storage

@@ -75,9 +75,12 @@ def test_what_was_packed_in_inference_mode_is_packed_again_without(path: str) ->
     """As of a model that was first judged and then trained."""
     weight, x = random(70, 48), random(9, 48, seed=1)
     with torch.inference_mode():
-        packed = ops.pack(weight)
+        packed, stack = ops.pack(weight), ops.PackedStack([weight, weight])
     packed.update(weight.mul_(1.5))
-    assert torch.equal(ops.linear(x, packed), ops.linear(x, ops.pack(weight)))
+    stack.update([weight, weight])
+    expected = ops.linear(x, ops.pack(weight))
+    assert torch.equal(ops.linear(x, packed), expected)
+    assert torch.equal(ops.linear_groups(x, stack, None, torch.tensor([4, 5])), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
