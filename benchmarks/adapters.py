@@ -1,10 +1,11 @@
 """What adapters cost the engine: tokens per second of a crowd without one, under one, and under several at once.
 
-    python benchmarks/adapters.py [--count 32] [--rank 16] [--adapters 1,4] [--new 128] [--rounds 7] [--threads 2] [--dtype float32]
+    python benchmarks/adapters.py [--count 32] [--rank 16] [--adapters 1,4] [--new 128] [--rounds 7] [--threads 2]
+    [--dtype float32]
 
-Model A of benchmarks/engine.py, adapters of all its linear layers, prompts of 64 random tokens, every prompt different. All requests
-arrive at once; those of several adapters are dealt out in turns. A round is one crowd of each kind, one after another on one engine;
-figures are the best round of each. The last line is one JSON object.
+Model A of benchmarks/engine.py, adapters of all its linear layers, prompts of 64 random tokens, every prompt different.
+All requests arrive at once; those of several adapters are dealt out in turns. A round is one crowd of each kind, one
+after another on one engine; figures are the best round of each. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -86,7 +87,11 @@ def main() -> None:
     for kind, found in best.items():
         print(f"{kind} adapters: {found:,.0f} tokens/s, {found / best[0]:.2f} of none")
     claims = [
-        {"name": f"{arguments.count} requests under {kind} adapters over none", "value": round(found / best[0], 3), "unit": "x"}
+        {
+            "name": f"{arguments.count} requests under {kind} adapters over none",
+            "value": round(found / best[0], 3),
+            "unit": "x",
+        }
         for kind, found in best.items()
         if kind
     ]

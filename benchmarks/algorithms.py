@@ -2,11 +2,11 @@
 
     python benchmarks/algorithms.py [--seeds 5] [--algorithms grpo,gspo] [--steps 20] [--directory runs]
 
-The start is the quickstart's policy after its demonstrations (made once; its folder is kept), each run is recipes/algorithms.toml
-with the settings below: 16 groups of 8 an update, twelve optimiser steps each, and an evaluation on 400 held-out tasks. What is
-done of a run is not done again. A row is an algorithm: held-out success as mean over seeds with the 95 % interval of Student's t,
-and the metric that shows its own term, averaged over all updates; then the curves of training. The last line is one JSON object.
-It measures no time.
+The start is the quickstart's policy after its demonstrations (made once; its folder is kept), each run is
+recipes/algorithms.toml with the settings below: 16 groups of 8 an update, twelve optimiser steps each, and an
+evaluation on 400 held-out tasks. What is done of a run is not done again. A row is an algorithm: held-out success as
+mean over seeds with the 95 % interval of Student's t, and the metric that shows its own term, averaged over all
+updates; then the curves of training. The last line is one JSON object. It measures no time.
 """
 
 from __future__ import annotations
@@ -26,22 +26,26 @@ ACTIVE = (0.01, 0.30)
 """Where an algorithm's own term lies if it acts and does not stifle: a share of what is trained."""
 NARROW = 'algo.gate={name="clip",low=0.1,high=0.1}'
 FILTER = "algo.zero_variance_filter=true"
-CRITIC = 'rl.critic={train={learning_rate=1e-3}}'
+CRITIC = "rl.critic={train={learning_rate=1e-3}}"
 ALGORITHMS: dict[str, tuple[list[str], str]] = {
     "ppo": (["algo.preset=ppo", CRITIC, NARROW], "clip_fraction"),
     "grpo": (["algo.preset=grpo", FILTER], "clip_fraction"),
     "rloo": (["algo.preset=dapo", "algo.credit=rloo"], "clip_fraction"),
     "reinforce++": (["algo.preset=reinforce_plus_plus", NARROW], "clip_fraction"),
     "gspo": (["algo.preset=gspo", 'algo.gate={name="clip",low=0.006,high=0.008}', FILTER], "clip_fraction"),
-    "cispo": (["algo.preset=cispo", 'algo.gate={name="cispo",high=0.03}', "rl.train.learning_rate=1e-4", FILTER], "clip_fraction"),
+    "cispo": (
+        ["algo.preset=cispo", 'algo.gate={name="cispo",high=0.03}', "rl.train.learning_rate=1e-4", FILTER],
+        "clip_fraction",
+    ),
     "dapo": (["algo.preset=dapo"], "clip_fraction"),
     "dpo": (['rl.preference={name="dpo",beta=0.1}'], "reward_margin"),
 }
-"""Settings of each, and the metric of its own term. RLOO's paper has one optimiser step an update and no gate; here are twelve, so
-it has DAPO's. GSPO's bounds are for replies of thousands of tokens, these have about sixty. Half the usual 0.2, and CISPO's
-upper bound of 0.03, are for steps as small as these: after twelve of them most ratios are still within a few percent of 1. CISPO
-stops no token: at the others' learning rate two of five seeds wrote longer and longer until nothing was right. What compares the
-members of a group has DAPO's filter, so that steps are of one size whichever is tried."""
+"""Settings of each, and the metric of its own term. RLOO's paper has one optimiser step an update and no gate; here are
+twelve, so it has DAPO's. GSPO's bounds are for replies of thousands of tokens, these have about sixty. Half the usual
+0.2, and CISPO's upper bound of 0.03, are for steps as small as these: after twelve of them most ratios are still within
+a few percent of 1. CISPO stops no token: at the others' learning rate two of five seeds wrote longer and longer until
+nothing was right. What compares the members of a group has DAPO's filter, so that steps are of one size whichever is
+tried."""
 SHOWN = (1, 2, 3, 4, 6, 8, 12, 16, 20)
 """Updates at which the curves are printed; the JSON has them all."""
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
@@ -67,7 +71,12 @@ def main() -> None:
             found.append(_summary(folder)["rl_success"])
             acted.append(_mean(folder, metric))
             curves.append(_values(folder, "rollout/success"))
-        rows[name] = {"each": found, "term": metric, "acted": acted, "curve": [list(of) for of in zip(*curves, strict=True)]}
+        rows[name] = {
+            "each": found,
+            "term": metric,
+            "acted": acted,
+            "curve": [list(of) for of in zip(*curves, strict=True)],
+        }
         each = " ".join(f"{value:.3f}" for value in found)
         term = f"{metric} {statistics.fmean(acted):.4f} | {min(acted):.4f}, {max(acted):.4f}"
         print(f"| {name} | {interval(found)} | {each} | {term} |", flush=True)
@@ -129,7 +138,11 @@ def _values(folder: Path, metric: str) -> list[float]:
 def interval(values: list[float], digits: int = 3) -> str:
     """Their mean and the half width of its 95 % interval; of one value no interval is known."""
     mean = f"{statistics.fmean(values):.{digits}f}"
-    return mean if len(values) < 2 else f"{mean} ± {T_95[len(values)] * statistics.stdev(values) / len(values) ** 0.5:.{digits}f}"
+    return (
+        mean
+        if len(values) < 2
+        else f"{mean} ± {T_95[len(values)] * statistics.stdev(values) / len(values) ** 0.5:.{digits}f}"
+    )
 
 
 def _options() -> argparse.Namespace:

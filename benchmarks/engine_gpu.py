@@ -1,12 +1,14 @@
 """Tokens per second of the engine on a GPU, and the share of the memory-bandwidth limit that its decode steps reach.
 
-Qwen3 shapes of 0.6B and 8B parameters with random weights, bfloat16; prompts of 128 tokens, 128 new ones, every prompt different.
-A decode step must read every weight once (not the embedding, of which it reads a row for each sequence) and the keys and values of
-every sequence: those bytes, over the bandwidth of a copy of 4 GB on the same device (bytes read plus written), are the limit's time.
-A step's time is what 128 tokens take above what 1 token takes, over 127. Medians. `unverified`: no GPU has run this yet.
+Qwen3 shapes of 0.6B and 8B parameters with random weights, bfloat16; prompts of 128 tokens, 128 new ones, every prompt
+different. A decode step must read every weight once (not the embedding, of which it reads a row for each sequence) and
+the keys and values of every sequence: those bytes, over the bandwidth of a copy of 4 GB on the same device (bytes read
+plus written), are the limit's time. A step's time is what 128 tokens take above what 1 token takes, over 127. Medians.
+`unverified`: no GPU has run this yet.
 
-Usage: python benchmarks/engine_gpu.py [--shapes 0.6B,8B] [--concurrency 1,64,256] [--numerics exact,fast] [--device cuda]
-Without a GPU it ends with status 2; `--device cpu --shapes tiny` tries the script out. The last line is one JSON object.
+Usage: python benchmarks/engine_gpu.py [--shapes 0.6B,8B] [--concurrency 1,64,256] [--numerics exact,fast] [--device
+cuda] Without a GPU it ends with status 2; `--device cpu --shapes tiny` tries the script out. The last line is one JSON
+object.
 """
 
 from __future__ import annotations
@@ -155,9 +157,15 @@ def main() -> None:
                 print(case, {key: round(value, 3) for key, value in found[case].items()}, flush=True)
                 if numerics == "exact":
                     share = {"value": round(found[case]["share_of_limit"], 3), "unit": "x", "target": SHARE}
-                    claims.append({"name": f"share of the bandwidth limit, {shape} at {concurrency}", **share, "direction": ">="})
+                    claims.append(
+                        {"name": f"share of the bandwidth limit, {shape} at {concurrency}", **share, "direction": ">="}
+                    )
             del model
-    print(json.dumps({"benchmark": "engine_gpu", "device": name, "bandwidth": bandwidth, "cases": found, "claims": claims}))
+    print(
+        json.dumps(
+            {"benchmark": "engine_gpu", "device": name, "bandwidth": bandwidth, "cases": found, "claims": claims}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""The whole loop over several seeds: from a base model to one distilled student, held against the student that imitates instead.
+"""The whole loop over several seeds: from a base model to one distilled student, held against the student that imitates
+instead.
 
     python benchmarks/full_loop.py [--seeds 3] [--directory runs]
 
-Of each seed: `sparring run recipes/full-loop.toml` as one command, timed, in a folder of its own with copies of the recipes that have that seed.
-Told are held-out success by domain (1,000 tasks each) before and after, what share of each teacher's success the student has, with its 95 %
-interval, and the paired difference to the student's start, fine-tuned on as many of its teachers' samples: all as in the run's summary.json.
-What is done of a run is not done again, and then its time is not told. The last line is one JSON object.
+Of each seed: `sparring run recipes/full-loop.toml` as one command, timed, in a folder of its own with copies of the
+recipes that have that seed. Told are held-out success by domain (1,000 tasks each) before and after, what share of each
+teacher's success the student has, with its 95 % interval, and the paired difference to the student's start, fine-tuned
+on as many of its teachers' samples: all as in the run's summary.json. What is done of a run is not done again, and then
+its time is not told. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -28,13 +30,17 @@ def main() -> None:
     """Run what is missing, print the tables."""
     options = _options()
     found = {seed: _seed(options.directory / f"full-loop-{seed}", seed) for seed in range(1, options.seeds + 1)}
-    print("\n| seed | domain | student's start | teacher | student | kept of the teacher, 95 % interval |\n| --- | --- | --- | --- | --- | --- |")
+    print(
+        "\n| seed | domain | student's start | teacher | student | kept of the teacher, 95 % interval |\n| --- | --- | --- | --- | --- | --- |"
+    )
     for seed, one in found.items():
         for domain in DOMAINS:
             student, start, teacher = _of(one, domain)
             kept = f"{teacher['kept']:.1%} ({teacher['kept_low']:.1%} to {teacher['kept_high']:.1%})"
             print(f"| {seed} | {domain} | {start:.1%} | {teacher['success']:.1%} | {student:.1%} | {kept} |")
-    print("\n| seed | student | imitation | difference, 95 % interval | tokens trained | parameters, student to teacher | wall clock |")
+    print(
+        "\n| seed | student | imitation | difference, 95 % interval | tokens trained | parameters, student to teacher | wall clock |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for seed, one in found.items():
         told, other = one["summary"], one["summary"]["against"]["imitation"]
@@ -69,7 +75,11 @@ def _seed(folder: Path, seed: int) -> dict[str, Any]:
 def _of(one: dict[str, Any], domain: str) -> tuple[float, float, dict[str, float]]:
     """Of a domain: the student's success, its start's, and what is told of its teacher."""
     told = one["summary"]
-    return told["by_dataset"][domain]["distill"], told["against"]["start"]["by_dataset"][domain], told["teachers"][domain]
+    return (
+        told["by_dataset"][domain]["distill"],
+        told["against"]["start"]["by_dataset"][domain],
+        told["teachers"][domain],
+    )
 
 
 def _claims(seed: int, one: dict[str, Any]) -> list[dict[str, Any]]:

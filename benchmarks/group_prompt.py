@@ -2,8 +2,9 @@
 
     python benchmarks/group_prompt.py [--models A,recurrent] [--size 16] [--prompt 2000] [--rounds 9] [--threads 2]
 
-Model A of benchmarks/engine.py in float32, and a Qwen3.5 of about its size, whose recurrent state is copied. All requests arrive at once and sample one token each; the prompt is computed once and
-found by the others. A round is a new prompt for one request and a new one for the group, in turns. The last line is one JSON object.
+Model A of benchmarks/engine.py in float32, and a Qwen3.5 of about its size, whose recurrent state is copied. All
+requests arrive at once and sample one token each; the prompt is computed once and found by the others. A round is a new
+prompt for one request and a new one for the group, in turns. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ async def seconds(engine: NativeEngine, prompt: tuple[int, ...], size: int) -> f
     return time.perf_counter() - started
 
 
-async def measure(engine: NativeEngine, vocabulary: int, arguments: argparse.Namespace) -> tuple[list[float], list[float]]:
+async def measure(
+    engine: NativeEngine, vocabulary: int, arguments: argparse.Namespace
+) -> tuple[list[float], list[float]]:
     """Seconds of one request and of a group, round by round."""
     draw = random.Random(0)
     alone, group = [], []

@@ -2,11 +2,12 @@
 
     python benchmarks/intervals.py [--evaluations 1000]
 
-A policy solves task after task, each with a chance of its own that is drawn from one of nine shapes; the interval of the success
-rate is of the mean chance. A row of the first table is a shape, a column a number of tasks; a cell the least and the most
-coverage over 1, 4 and 16 samples of each task. The second is of the change between two evaluations: how often its interval covers,
-and how wide it is as a multiple of Student's. In the third one task in twenty is turned from hardly ever into nearly always
-solved, what no interval can know of that has not seen one. Half a minute; no time is measured. The last line is one JSON object.
+A policy solves task after task, each with a chance of its own that is drawn from one of nine shapes; the interval of
+the success rate is of the mean chance. A row of the first table is a shape, a column a number of tasks; a cell the
+least and the most coverage over 1, 4 and 16 samples of each task. The second is of the change between two evaluations:
+how often its interval covers, and how wide it is as a multiple of Student's. In the third one task in twenty is turned
+from hardly ever into nearly always solved, what no interval can know of that has not seen one. Half a minute; no time
+is measured. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def coverage(shape: str, tasks: int, samples: int, evaluations: int) -> float:
 
 
 def change(shape: str, tasks: int, samples: int, evaluations: int, turned: float = 0.0) -> tuple[float, float]:
-    """The share of intervals of a change that cover it, and how wide they are as a multiple of Student's, where it has one.
+    """The share of intervals of a change that cover it, and how wide they are as a multiple of Student's, where it has
+    one.
 
     Args:
         shape: of the chances before; those after are equal but of tasks that were turned.
@@ -91,12 +93,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--evaluations", type=int, default=1000, help="simulated for each cell")
     evaluations = parser.parse_args().evaluations
-    print(f"| chances of the tasks | {' | '.join(f'{count} tasks' for count in TASKS)} |\n|{' --- |' * (len(TASKS) + 1)}")
+    print(
+        f"| chances of the tasks | {' | '.join(f'{count} tasks' for count in TASKS)} |\n|{' --- |' * (len(TASKS) + 1)}"
+    )
     every = []
     for shape in SHAPES:
         cells = [[coverage(shape, tasks, samples, evaluations) for samples in SAMPLES] for tasks in TASKS]
         every += [value for cell in cells for value in cell]
-        print(f"| {shape} | {' | '.join(f'{100 * min(cell):.1f} to {100 * max(cell):.1f} %' for cell in cells)} |", flush=True)
+        print(
+            f"| {shape} | {' | '.join(f'{100 * min(cell):.1f} to {100 * max(cell):.1f} %' for cell in cells)} |",
+            flush=True,
+        )
     rare = {tasks: coverage("rare", tasks, 16, evaluations) for tasks in TASKS}
     cells = [f"{100 * value:.1f} %" for value in rare.values()]
     print(f"| Beta(0.05, 1.95), 16 samples alone | {' | '.join(cells)} |\n", flush=True)
@@ -110,7 +117,12 @@ def main() -> None:
     of_changes = [found for each in changes.values() for found in each]
     found = [
         ("least coverage of a 95 % interval", min(every), LEAST, ">="),
-        ("least coverage of the interval of a change", min(covered for covered, _ in of_changes), LEAST_OF_CHANGES, ">="),
+        (
+            "least coverage of the interval of a change",
+            min(covered for covered, _ in of_changes),
+            LEAST_OF_CHANGES,
+            ">=",
+        ),
         ("width of the interval of a change over Student's", max(width for _, width in of_changes), WIDEST, "<="),
     ]
     claims = [dict(name=name, value=value, unit="", target=target, direction=way) for name, value, target, way in found]

@@ -21,7 +21,8 @@ from sparring.model.kernels import ops
 SHAPES = ((256, 256), (256, 768), (768, 256), (256, 4096), (1024, 3072))
 """(inputs, outputs): the layers of a 7M-parameter model, and one of a 0.6B model."""
 TRAINED_SHAPES = ((160, 480), (160, 960), (480, 160), (160, 1000), (256, 1536), (768, 256))
-"""(inputs, outputs) in training: the quickstart's joined layers and head, and the joined layers of a 7M-parameter model."""
+"""(inputs, outputs) in training: the quickstart's joined layers and head, and the joined layers of a 7M-parameter
+model."""
 TRAINED_ROWS = 4096
 
 
@@ -63,7 +64,9 @@ def linear_training_speedup(report: dict[str, float]) -> float:
         x, weight = (torch.randn(n, inputs, requires_grad=True) for n in (TRAINED_ROWS, outputs))
         packed, slope = ops.pack(weight), torch.randn(TRAINED_ROWS, outputs)
         mine, other = in_turns(
-            lambda x=x, weight=weight, packed=packed, slope=slope: torch.autograd.grad(ops.linear(x, packed), (x, weight), slope),
+            lambda x=x, weight=weight, packed=packed, slope=slope: torch.autograd.grad(
+                ops.linear(x, packed), (x, weight), slope
+            ),
             lambda x=x, weight=weight, slope=slope: torch.autograd.grad(F.linear(x, weight), (x, weight), slope),
         )
         report[f"linear {ops.path_name()} forward and backward {TRAINED_ROWS}x{inputs}x{outputs} us"] = mine * 1e6
@@ -92,14 +95,17 @@ def attention_training(report: dict[str, float]) -> float:
 
 
 def attention_decoding(batch: int, context: int, report: dict[str, float]) -> float:
-    """time(torch on keys that lie contiguous already) / time(ours on pages), one new token for each of `batch` sequences."""
+    """time(torch on keys that lie contiguous already) / time(ours on pages), one new token for each of `batch`
+    sequences."""
     heads, groups, size, page_size = 4, 2, 64, 16
     form = ops.AttentionForm(0.125)
     per_sequence = context // page_size
     kept = ops.KvHeads.alike(1, groups, size)
     pages = ops.KvPages(kept, num_pages=batch * per_sequence, page_size=page_size, dtype=torch.float32)
     tables = torch.randperm(batch * per_sequence).view(batch, -1).to(torch.int32)
-    rows = ops.PagedRows(tables, torch.arange(batch + 1, dtype=torch.int32), torch.full((batch,), context, dtype=torch.int32))
+    rows = ops.PagedRows(
+        tables, torch.arange(batch + 1, dtype=torch.int32), torch.full((batch,), context, dtype=torch.int32)
+    )
     q, k, v = (torch.randn(batch, n, size) for n in (heads, groups, groups))
     past_k, past_v = (torch.randn(batch, groups, context, size) for _ in range(2))
     query = q.view(batch, heads, 1, size)
@@ -159,8 +165,18 @@ def main() -> None:
         label = path.removeprefix("exact-")
         with torch.no_grad():
             for rows, target in ((1, 1.0), (8, 1.0), (32, 1.0), (128, 0.9), (512, 0.8), (2048, 0.8)):
-                claim(f"linear_float32_{rows}_rows_{label}_vs_torch", linear_speedup(rows, torch.float32, report), "x", target)
-        claim(f"linear_float32_training_{label}_vs_torch", linear_training_speedup(report), "x", 1.2 if path == "exact-tiles" else 0.8)
+                claim(
+                    f"linear_float32_{rows}_rows_{label}_vs_torch",
+                    linear_speedup(rows, torch.float32, report),
+                    "x",
+                    target,
+                )
+        claim(
+            f"linear_float32_training_{label}_vs_torch",
+            linear_training_speedup(report),
+            "x",
+            1.2 if path == "exact-tiles" else 0.8,
+        )
     with torch.no_grad():
         for rows in (1, 32, 512):
             claim(f"linear_bfloat16_{rows}_rows_vs_torch", linear_speedup(rows, torch.bfloat16, report), "x", 0.8)

@@ -2,10 +2,11 @@
 
     python benchmarks/kv_turns.py [--conversations 12] [--room 4] [--turns 20] [--rounds 3] [--threads 2]
 
-Model A of benchmarks/engine.py in float32. A conversation begins with 200 tokens; a turn samples 20 and gets 60 more as its
-observation, after 0 to 100 ms in which others run. The cache has room for 4 of 12 conversations at full length. Policies:
-nothing (drop, no prefix is found), drop, keep, offload; in turns, in one process, on an engine of its own each. All of them must
-sample the same tokens with the same log-probabilities. The last line is one JSON object; ratios are medians over the rounds.
+Model A of benchmarks/engine.py in float32. A conversation begins with 200 tokens; a turn samples 20 and gets 60 more as
+its observation, after 0 to 100 ms in which others run. The cache has room for 4 of 12 conversations at full length.
+Policies: nothing (drop, no prefix is found), drop, keep, offload; in turns, in one process, on an engine of its own
+each. All of them must sample the same tokens with the same log-probabilities. The last line is one JSON object; ratios
+are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ async def talk(engine: NativeEngine, number: int, turns: int, vocabulary: int, w
     return answers
 
 
-async def once(folder: str, settings: dict[str, str | bool], arguments: argparse.Namespace) -> tuple[dict[str, float], list[Answers]]:
+async def once(
+    folder: str, settings: dict[str, str | bool], arguments: argparse.Namespace
+) -> tuple[dict[str, float], list[Answers]]:
     """Figures of one policy on a fresh engine, and what was sampled."""
     longest = PROMPT + arguments.turns * (SAMPLED + OBSERVED)
     config = EngineConfig(kv_tokens=arguments.room * longest, **settings)
@@ -69,7 +72,15 @@ async def once(folder: str, settings: dict[str, str | bool], arguments: argparse
     talks = (talk(engine, number, arguments.turns, vocabulary, waits) for number in range(arguments.conversations))
     answers = await asyncio.gather(*talks)
     figures = {"wall_s": time.perf_counter() - started, "cpu_s": time.process_time() - cpu}
-    names = ("busy_s", "prefill_tokens", "kv_kept_tokens", "kv_shared_tokens", "kv_restored_tokens", "kv_hits", "kv_evictions")
+    names = (
+        "busy_s",
+        "prefill_tokens",
+        "kv_kept_tokens",
+        "kv_shared_tokens",
+        "kv_restored_tokens",
+        "kv_hits",
+        "kv_evictions",
+    )
     after = engine.metrics
     figures |= {name: after[name] - before.get(name, 0.0) for name in (*names, "kv_out_bytes", "kv_back_bytes")}
     figures |= {"turn_s": statistics.median(waits), "slow_turn_s": statistics.quantiles(waits, n=10)[-1]}
@@ -80,7 +91,9 @@ async def once(folder: str, settings: dict[str, str | bool], arguments: argparse
 
 def show(figures: dict[str, list[dict[str, float]]]) -> None:
     """A table of medians."""
-    print("policy   wall s     cpu s  turn ms  p90 ms  prefilled      kept  restored    shared  evicted  out MB  back MB  copies s")
+    print(
+        "policy   wall s     cpu s  turn ms  p90 ms  prefilled      kept  restored    shared  evicted  out MB  back MB  copies s"
+    )
     for name, rounds in figures.items():
         m = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
         tokens = "".join(f"{m[key]:10,.0f}" for key in ("kv_kept_tokens", "kv_restored_tokens", "kv_shared_tokens"))
@@ -95,8 +108,12 @@ def claims(figures: dict[str, list[dict[str, float]]], turns: int) -> list[dict[
     """Each policy over "nothing"."""
     found = []
     for name, target in TARGETS.items():
-        ratio = statistics.median(a["cpu_s"] / b["cpu_s"] for a, b in zip(figures[name], figures["nothing"], strict=True))
-        text = f"{turns} turns, more conversations than the cache holds: {name} over prefilling every turn, processor time"
+        ratio = statistics.median(
+            a["cpu_s"] / b["cpu_s"] for a, b in zip(figures[name], figures["nothing"], strict=True)
+        )
+        text = (
+            f"{turns} turns, more conversations than the cache holds: {name} over prefilling every turn, processor time"
+        )
         found.append({"name": text, "value": round(ratio, 3), "unit": "x", "target": target, "direction": "<="})
     return found
 

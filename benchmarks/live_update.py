@@ -1,13 +1,14 @@
-"""How long a weight update holds up requests under way: the longest gap between two pieces of a stream across an update.
+"""How long a weight update holds up requests under way: the longest gap between two pieces of a stream across an
+update.
 
     python benchmarks/live_update.py [--streams 32] [--updates 20] [--every 60] [--threads 2]
 
-Model A of benchmarks/engine.py in float32. 32 requests are streamed; after every 60 tokens of each the engine pulls weights, staged,
-verified by their checksum and by a probe of 16 tokens. A piece of a stream holds what was sampled in about 20 ms, and an update
-ends the piece that is being made. Measured: gaps between pieces elsewhere, the longest gap of any stream across each update, the time
-for which steps stood still (`update_s`), a decode step (`busy_s` over steps) and the copy alone (`CausalModel.load_state` with nothing
-beside it). Bounds: standing still costs at most a step and the copy; a gap across an update is at most one elsewhere and those.
-The last line is one JSON object.
+Model A of benchmarks/engine.py in float32. 32 requests are streamed; after every 60 tokens of each the engine pulls
+weights, staged, verified by their checksum and by a probe of 16 tokens. A piece of a stream holds what was sampled in
+about 20 ms, and an update ends the piece that is being made. Measured: gaps between pieces elsewhere, the longest gap
+of any stream across each update, the time for which steps stood still (`update_s`), a decode step (`busy_s` over steps)
+and the copy alone (`CausalModel.load_state` with nothing beside it). Bounds: standing still costs at most a step and
+the copy; a gap across an update is at most one elsewhere and those. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ PROMPT = 64
 
 
 def references(folder: str, count: int) -> tuple[list[WeightRef], list[float]]:
-    """Versions 1 to `count`, of weights that differ a little, with their probes; seconds to copy such weights into a model."""
+    """Versions 1 to `count`, of weights that differ a little, with their probes; seconds to copy such weights into a
+    model."""
     model, refs, copies = load(folder), [], []
     row, targets = torch.tensor(PROBE[:-1]), torch.tensor(PROBE[1:])
     with torch.inference_mode():
@@ -127,13 +129,22 @@ def main() -> None:
 
         figures = {**asyncio.run(run()), "copy_s": statistics.median(copies)}
     gap = statistics.median(figures["gaps_across_s"])
-    for name in ("step_s", "copy_s", "still_s", "longest_still_s", "pull_s", "gap_elsewhere_s", "longest_gap_elsewhere_s"):
+    for name in (
+        "step_s",
+        "copy_s",
+        "still_s",
+        "longest_still_s",
+        "pull_s",
+        "gap_elsewhere_s",
+        "longest_gap_elsewhere_s",
+    ):
         print(f"{name:24} {1e3 * figures[name]:8.2f} ms")
     print(f"{'gap across an update':24} {1e3 * gap:8.2f} ms, longest {1e3 * max(figures['gaps_across_s']):.2f} ms")
     room = figures["step_s"] + figures["copy_s"]
     found = {
         "steps stand still for an update, over a decode step and the copy": figures["still_s"] / room,
-        "longest gap of a stream across an update, over one elsewhere, a step and the copy": gap / (figures["gap_elsewhere_s"] + room),
+        "longest gap of a stream across an update, over one elsewhere, a step and the copy": gap
+        / (figures["gap_elsewhere_s"] + room),
     }
     rest = {"unit": "x", "target": 1.0, "direction": "<="}
     claims = [{"name": f"{name}, median of updates", "value": round(value, 3), **rest} for name, value in found.items()]

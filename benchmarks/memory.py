@@ -2,10 +2,10 @@
 
     python benchmarks/memory.py [--cases rl,lora,...] [--large]
 
-Each case is a model of a published shape with random weights and a recipe of one or two updates, which `sparring run` runs in a
-process of its own. Said is what the run's own check prints; measured is the process's largest resident set (`ru_maxrss`). What is
-said should never be less than what is measured, and at most 1.2 times as much. `--large` adds Qwen3-0.6B in bfloat16, which needs
-18 GB. The last line is one JSON object.
+Each case is a model of a published shape with random weights and a recipe of one or two updates, which `sparring run`
+runs in a process of its own. Said is what the run's own check prints; measured is the process's largest resident set
+(`ru_maxrss`). What is said should never be less than what is measured, and at most 1.2 times as much. `--large` adds
+Qwen3-0.6B in bfloat16, which needs 18 GB. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -22,30 +22,81 @@ from pathlib import Path
 from typing import Any
 
 LEAST, MOST = 1.0, 1.2
-SMOLLM2_135M = ("llama", {
-    "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536,
-    "vocab_size": 49152, "tie_word_embeddings": True,
-})
-SMOLLM2_360M = ("llama", {
-    "hidden_size": 960, "num_hidden_layers": 32, "num_attention_heads": 15, "num_key_value_heads": 5, "intermediate_size": 2560,
-    "vocab_size": 49152, "tie_word_embeddings": True,
-})
+SMOLLM2_135M = (
+    "llama",
+    {
+        "hidden_size": 576,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "intermediate_size": 1536,
+        "vocab_size": 49152,
+        "tie_word_embeddings": True,
+    },
+)
+SMOLLM2_360M = (
+    "llama",
+    {
+        "hidden_size": 960,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 15,
+        "num_key_value_heads": 5,
+        "intermediate_size": 2560,
+        "vocab_size": 49152,
+        "tie_word_embeddings": True,
+    },
+)
 GPT2 = ("gpt2", {"n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024})
-GEMMA3_270M = ("gemma3_text", {
-    "hidden_size": 640, "num_hidden_layers": 18, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256,
-    "intermediate_size": 2048, "vocab_size": 262144,
-})
-PYTHIA_160M = ("gpt_neox", {
-    "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072, "vocab_size": 50304,
-})
-EXPERTS_150M = ("qwen3_moe", {
-    "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64,
-    "intermediate_size": 1024, "moe_intermediate_size": 256, "num_experts": 32, "num_experts_per_tok": 4, "vocab_size": 32000,
-})
-QWEN3_600M = ("qwen3", {
-    "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
-    "intermediate_size": 3072, "vocab_size": 151936, "tie_word_embeddings": True,
-})
+GEMMA3_270M = (
+    "gemma3_text",
+    {
+        "hidden_size": 640,
+        "num_hidden_layers": 18,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "intermediate_size": 2048,
+        "vocab_size": 262144,
+    },
+)
+PYTHIA_160M = (
+    "gpt_neox",
+    {
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "vocab_size": 50304,
+    },
+)
+EXPERTS_150M = (
+    "qwen3_moe",
+    {
+        "hidden_size": 512,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "intermediate_size": 1024,
+        "moe_intermediate_size": 256,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "vocab_size": 32000,
+    },
+)
+QWEN3_600M = (
+    "qwen3",
+    {
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+    },
+)
 """Families and shapes as their publishers have them; EXPERTS_150M is a small Qwen3-MoE."""
 
 RL = {"groups_per_step": 4, "steps": 2, "train": {"save_every": 0}}
@@ -58,14 +109,21 @@ CASES: dict[str, tuple[tuple[str, dict[str, Any]], str, dict[str, Any]]] = {
     "rl critic": (SMOLLM2_135M, "bfloat16", {"algo": {"preset": "ppo"}, "rl": {**RL, "critic": {"model": "policy"}}}),
     "rl reference": (SMOLLM2_135M, "float32", {"algo": {"kl": {"coefficient": 0.1}}}),
     "rl experts": (EXPERTS_150M, "bfloat16", {}),
-    "distill": (SMOLLM2_135M, "bfloat16", {
-        "stages": ["distill"], "distill": {"steps": 2, "groups_per_step": 4, "teachers": {"*": "teacher"}, "over": "vocabulary"},
-    }),
+    "distill": (
+        SMOLLM2_135M,
+        "bfloat16",
+        {
+            "stages": ["distill"],
+            "distill": {"steps": 2, "groups_per_step": 4, "teachers": {"*": "teacher"}, "over": "vocabulary"},
+        },
+    ),
     "sft": (GPT2, "float32", {"stages": ["sft"]}),
     "sft checkpointing": (GEMMA3_270M, "bfloat16", {"stages": ["sft"], "policy": {"gradient_checkpointing": True}}),
     "preference": (PYTHIA_160M, "bfloat16", {"stages": ["preference"]}),
 }
-LARGE = {"rl 0.6B": (QWEN3_600M, "bfloat16", {"policy": {"gradient_checkpointing": True}, "train": {"token_budget": 768}})}
+LARGE = {
+    "rl 0.6B": (QWEN3_600M, "bfloat16", {"policy": {"gradient_checkpointing": True}, "train": {"token_budget": 768}})
+}
 
 WORLD = '''
 import zlib
@@ -98,7 +156,10 @@ def make(folder: Path, family: str, shape: dict[str, Any], dtype: str) -> None:
     from sparring.render.train_tokenizer import train_tokenizer
 
     train_tokenizer(["user assistant system"], 512, folder)
-    ids = {name: Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id(f"<|{name}|>") for name in ("im_end", "endoftext")}
+    ids = {
+        name: Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id(f"<|{name}|>")
+        for name in ("im_end", "endoftext")
+    }
     positions = {} if family == "gpt2" else {"max_position_embeddings": 1024}
     special = {"eos_token_id": ids["im_end"], "pad_token_id": ids["endoftext"], "bos_token_id": None}
     config = AutoConfig.for_model(family, **shape, **positions, **special)
@@ -109,7 +170,9 @@ def make(folder: Path, family: str, shape: dict[str, Any], dtype: str) -> None:
 def rows(folder: Path) -> None:
     """Conversations to imitate, and compared replies."""
     texts = [" ".join(str(number * place % 97) for place in range(60)) for number in range(1, 65)]
-    talks = [{"messages": [{"role": "user", "content": "count"}, {"role": "assistant", "content": text}]} for text in texts]
+    talks = [
+        {"messages": [{"role": "user", "content": "count"}, {"role": "assistant", "content": text}]} for text in texts
+    ]
     pairs = [{"prompt": f"{text[:20]}?", "chosen": text, "rejected": text[::-1]} for text in texts]
     for name, every in (("talks", talks), ("pairs", pairs)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in every))
@@ -145,7 +208,10 @@ def measure(name: str, model: tuple[str, dict[str, Any]], dtype: str, asked: dic
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
         rows(folder)
-        for part, (family, shape) in {"model": model, **({"teacher": SMOLLM2_360M} if name == "distill" else {})}.items():
+        for part, (family, shape) in {
+            "model": model,
+            **({"teacher": SMOLLM2_360M} if name == "distill" else {}),
+        }.items():
             command = [sys.executable, __file__, "--make", family, json.dumps(shape), dtype, str(folder / part)]
             subprocess.run(command, check=True, capture_output=True)
         command = [sys.executable, "-m", "sparring.cli.main", "run", str(recipe(folder, name, dtype, asked))]
@@ -179,7 +245,15 @@ def main() -> None:
         found = measure(name, *case)
         print(name, json.dumps(found), flush=True)
         for bound, direction in ((LEAST, ">="), (MOST, "<=")):
-            claims.append({"name": f"said over measured: {name}", "value": found["ratio"], "unit": "x", "target": bound, "direction": direction})
+            claims.append(
+                {
+                    "name": f"said over measured: {name}",
+                    "value": found["ratio"],
+                    "unit": "x",
+                    "target": bound,
+                    "direction": direction,
+                }
+            )
     print(json.dumps({"benchmark": "memory", "claims": claims}))
 
 

@@ -2,11 +2,13 @@
 
     python benchmarks/mismatch.py [--seeds 3] [--steps 20] [--noise 0,0.03,0.1] [--directory runs]
 
-The start and the task are those of benchmarks/algorithms.py. The engine serves every weight with a fixed error of a known share of
-its tensor's root mean square (`[engine] weight_noise`); at 0 it is exact, and there is nothing to do: one row. The advantages, the
-clip and the twelve optimiser steps an update are DAPO's in all rows; what differs is what is done about the mismatch. What was
-learned is evaluated by an exact engine, on 400 held-out tasks: mean over seeds with the 95 % interval of Student's t, and the
-differences seed by seed to the exact engine and to what nothing is done about, likewise. Told beside it: the mean of |log p_trainer - log p_engine| and of k3 over the trained tokens. The last line is one JSON object. It measures no time.
+The start and the task are those of benchmarks/algorithms.py. The engine serves every weight with a fixed error of a
+known share of its tensor's root mean square (`[engine] weight_noise`); at 0 it is exact, and there is nothing to do:
+one row. The advantages, the clip and the twelve optimiser steps an update are DAPO's in all rows; what differs is what
+is done about the mismatch. What was learned is evaluated by an exact engine, on 400 held-out tasks: mean over seeds
+with the 95 % interval of Student's t, and the differences seed by seed to the exact engine and to what nothing is done
+about, likewise. Told beside it: the mean of |log p_trainer - log p_engine| and of k3 over the trained tokens. The last
+line is one JSON object. It measures no time.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ def main() -> None:
     options = _options()
     begun = start(options.directory)
     rows = []
-    print("| noise | correction | held-out success, mean over seeds | each | mean difference | k3 |\n| --- | --- | --- | --- | --- | --- |")
+    print(
+        "| noise | correction | held-out success, mean over seeds | each | mean difference | k3 |\n| --- | --- | --- | --- | --- | --- |"
+    )
     for noise in options.noise:
         for name, settings in CORRECTIONS.items() if noise else [next(iter(CORRECTIONS.items()))]:
             found = [_one(options, begun, noise, name, settings, seed) for seed in range(1, options.seeds + 1)]
@@ -45,7 +49,10 @@ def main() -> None:
             row |= {key: statistics.fmean(one[key] for one in found) for key in ("difference", "k3")}
             rows.append(row)
             values = " ".join(f"{value:.3f}" for value in each)
-            print(f"| {noise:g} | {name} | {interval(each)} | {values} | {row['difference']:.4f} | {row['k3']:.2e} |", flush=True)
+            print(
+                f"| {noise:g} | {name} | {interval(each)} | {values} | {row['difference']:.4f} | {row['k3']:.2e} |",
+                flush=True,
+            )
     _differences(rows)
     print(json.dumps({"rows": rows}))
 
@@ -66,17 +73,34 @@ def _less(row: dict[str, Any], other: dict[str, Any] | None) -> str:
     return interval([a - b for a, b in zip(row["each"], other["each"], strict=True)])
 
 
-def _one(options: argparse.Namespace, begun: Path, noise: float, name: str, settings: list[str], seed: int) -> dict[str, Any]:
+def _one(
+    options: argparse.Namespace, begun: Path, noise: float, name: str, settings: list[str], seed: int
+) -> dict[str, Any]:
     """Train one with the noise, evaluate it without."""
     label = f"mismatch-{noise:g}-{list(CORRECTIONS).index(name)}-{seed}"
-    own = [f"run.seed={seed}", f"rl.steps={options.steps}", f"models.policy.path={begun}", f"engine.weight_noise={noise}", *settings]
+    own = [
+        f"run.seed={seed}",
+        f"rl.steps={options.steps}",
+        f"models.policy.path={begun}",
+        f"engine.weight_noise={noise}",
+        *settings,
+    ]
     folder = run_recipe("algorithms.toml", label, options.directory, [*own, 'run.stages=["rl"]'])
-    exact = [f"run.seed={seed}", 'run.stages=["init","eval"]', 'eval.checkpoints=["init"]', f"models.policy.path={folder / 'rl/model'}"]
+    exact = [
+        f"run.seed={seed}",
+        'run.stages=["init","eval"]',
+        'eval.checkpoints=["init"]',
+        f"models.policy.path={folder / 'rl/model'}",
+    ]
     judged = run_recipe("algorithms.toml", f"{label}-judged", options.directory, exact)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    steps = [line["values"] for line in lines if line["stage"] == "rl" and "logprob_mean_abs_diff" in line.get("values", {})]
+    steps = [
+        line["values"] for line in lines if line["stage"] == "rl" and "logprob_mean_abs_diff" in line.get("values", {})
+    ]
     if not steps:
-        raise SystemExit(f"{folder}: nothing to learn from: with noise {noise:g} every rollout earns the same; try less")
+        raise SystemExit(
+            f"{folder}: nothing to learn from: with noise {noise:g} every rollout earns the same; try less"
+        )
     return {
         "success": json.loads((judged / "summary.json").read_text())["init_success"],
         "difference": statistics.fmean(step["logprob_mean_abs_diff"] for step in steps),
@@ -88,7 +112,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, choices=range(1, 11))
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--noise", type=lambda text: [float(part) for part in text.split(",")], default=[0.0, 0.03, 0.1])
+    parser.add_argument(
+        "--noise", type=lambda text: [float(part) for part in text.split(",")], default=[0.0, 0.03, 0.1]
+    )
     parser.add_argument("--directory", type=lambda text: Path(text).absolute(), default=Path("runs").absolute())
     return parser.parse_args()
 

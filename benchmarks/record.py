@@ -2,10 +2,10 @@
 
     python benchmarks/record.py
 
-One session on a scripted engine, under a renderer that only appends: a loop that sends the whole conversation each turn, once with
-one line of turns and once with 64 branches of one prompt in turn. Memory is what Python has allocated for the record (tracemalloc),
-without the engine's. Time is that of `Tree.plan` and `Tree.append`, the median of the turns around; the prompt as one tuple,
-which the engine wants, is not in it.
+One session on a scripted engine, under a renderer that only appends: a loop that sends the whole conversation each
+turn, once with one line of turns and once with 64 branches of one prompt in turn. Memory is what Python has allocated
+for the record (tracemalloc), without the engine's. Time is that of `Tree.plan` and `Tree.append`, the median of the
+turns around; the prompt as one tuple, which the engine wants, is not in it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def memory(turns: int, branches: int) -> tuple[float, int]:
 
 
 def slowdown(branches: int) -> tuple[float, float]:
-    """The median time of turns around the late one over that of those around the early one; and the late one in microseconds."""
+    """The median time of turns around the late one over that of those around the early one; and the late one in
+    microseconds."""
     _, times = session(LATE, branches)
     early, late = (statistics.median(times[(turn - AROUND) * branches : turn * branches]) for turn in (EARLY, LATE))
     return late / early, late * 1e6
@@ -82,7 +83,9 @@ def session(turns: int, branches: int) -> tuple[Tree, list[float]]:
             tokens = (*range(1000 * (number + turn) + 500, 1000 * (number + turn) + 499 + SAID), 0)
             logprobs = tuple(-1.0 / (at + turn + 1) for at in range(SAID))
             runs = Runs.of(0, SAID)
-            completion = Completion(tokens=tokens, logprobs=logprobs, finish_reason="stop", versions=runs, kv_versions=runs)
+            completion = Completion(
+                tokens=tokens, logprobs=logprobs, finish_reason="stop", versions=runs, kv_versions=runs
+            )
             reply = tree.renderer.parse(tokens, ())
             started = time.perf_counter()
             planned = tree.plan(messages, ())

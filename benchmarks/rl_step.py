@@ -4,17 +4,18 @@
     python benchmarks/rl_step.py [--sizes A,quickstart] [--steps 9] [--warmup 2] [--threads 2]
                                  [--peer defaults | --without-trl]
 
-A step: 8 prompts x 8 completions, 32 prompt tokens, exactly 64 new tokens, float32, temperature 1, one optimiser step, the
-weights given back to the engine. Ours is what a run does: scheduler, recorded sessions, native engine, store, batches, GRPO,
-trainer, verified weight update. Both sides get the same model files, the same prompts to the token, the same reward,
-learning rate, clipping and optimiser, and two threads that sleep while they wait. Each side is a process of its own, and they
-take turns step by step: one waits for its turn while the other computes, so that a change of the machine meets both.
-TRL is given what makes it fastest here: no gradient checkpointing, a static cache, sleeping threads. `--peer defaults` leaves
-all three as whoever installs it gets them.
+A step: 8 prompts x 8 completions, 32 prompt tokens, exactly 64 new tokens, float32, temperature 1, one optimiser step,
+the weights given back to the engine. Ours is what a run does: scheduler, recorded sessions, native engine, store,
+batches, GRPO, trainer, verified weight update. Both sides get the same model files, the same prompts to the token, the
+same reward, learning rate, clipping and optimiser, and two threads that sleep while they wait. Each side is a process
+of its own, and they take turns step by step: one waits for its turn while the other computes, so that a change of the
+machine meets both. TRL is given what makes it fastest here: no gradient checkpointing, a static cache, sleeping
+threads. `--peer defaults` leaves all three as whoever installs it gets them.
 
-The floor is (6 x parameters x trained tokens + 2 x parameters x generated tokens) / peak, where peak is the best rate of
-matrix products [2048, 1024] x [1024, 2048] in the very process that is measured, right before and right after each of its steps.
-The last line is one JSON object with `claims`: medians over the steps, of floors and of (TRL's step / our step before it).
+The floor is (6 x parameters x trained tokens + 2 x parameters x generated tokens) / peak, where peak is the best rate
+of matrix products [2048, 1024] x [1024, 2048] in the very process that is measured, right before and right after each
+of its steps. The last line is one JSON object with `claims`: medians over the steps, of floors and of (TRL's step / our
+step before it).
 """
 
 from __future__ import annotations
@@ -155,7 +156,9 @@ class Steps:
         lap, engine = self._clock.lap(sampled), dict(self._engine_metrics())
         total = lap["time/step_s"]
         spent = {name: total * lap.get(f"time/{name}", 0.0) for name in ("generating", "updating")}
-        busy = {name: engine[name] - self._engine_before.get(name, 0.0) for name in ("busy_s", "steps", "prefill_tokens")}
+        busy = {
+            name: engine[name] - self._engine_before.get(name, 0.0) for name in ("busy_s", "steps", "prefill_tokens")
+        }
         trained = metrics["forward_backward_s"] + metrics["step_s"]
         peak, self._peak = self._peak, peak_flops()
         row = {
@@ -279,7 +282,10 @@ def measure(size: str, spec: dict[str, Any], with_trl: bool) -> dict[str, Any]:
     rows = [ours for ours, *_ in turns]
     for row in rows:
         row["floors"] = row["step_s"] / floor_s(spec, row["peak_flops"])
-    figures = {"parameters": spec["parameters"], "ours": {name: statistics.median(r[name] for r in rows) for name in rows[0]}}
+    figures = {
+        "parameters": spec["parameters"],
+        "ours": {name: statistics.median(r[name] for r in rows) for name in rows[0]},
+    }
     figures["floors_by_step"] = [round(row["floors"], 3) for row in rows]
     if with_trl:
         theirs = [row for _, row in turns]
@@ -342,7 +348,12 @@ def main() -> None:
     load_before, figures, made = os.getloadavg()[0], {}, []
     for size in arguments.sizes.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            spec = {"folder": folder, "warmup": arguments.warmup, "steps": arguments.steps, "threads": arguments.threads}
+            spec = {
+                "folder": folder,
+                "warmup": arguments.warmup,
+                "steps": arguments.steps,
+                "threads": arguments.threads,
+            }
             spec |= {"groups_per_step": GROUPS, "group_size": GROUP_SIZE, "new_tokens": NEW_TOKENS}
             spec |= {"learning_rate": LEARNING_RATE, "peer": arguments.peer}
             figures[size] = measure(size, spec, not arguments.without_trl)

@@ -1,11 +1,13 @@
-"""What speculation is worth on a run's own text: its recorded turns sampled again with it and without, in turns, bit for bit the same.
+"""What speculation is worth on a run's own text: its recorded turns sampled again with it and without, in turns, bit
+for bit the same.
 
-    python benchmarks/speculation.py runs/quickstart [--checkpoint FOLDER] [--dtype float32] [--concurrency 1] [--turns 96]
-                                     [--repeats 3] [--threads 2] [--tokens 4]
+    python benchmarks/speculation.py runs/quickstart [--checkpoint FOLDER] [--dtype float32] [--concurrency 1] [--turns
+                                     96] [--repeats 3] [--threads 2] [--tokens 4]
 
-Prompts are found in the cache but for the first lap, as in a group. They and the settings are those of turns spread over the run's
-training rollouts; the checkpoint is the run's last one unless another is named, whose tokenizer must be the run's. The last line is
-one JSON object: medians over the repeats; `cpu_ratio` is the same of processor time, for a machine that others use too.
+Prompts are found in the cache but for the first lap, as in a group. They and the settings are those of turns spread
+over the run's training rollouts; the checkpoint is the run's last one unless another is named, whose tokenizer must be
+the run's. The last line is one JSON object: medians over the repeats; `cpu_ratio` is the same of processor time, for a
+machine that others use too.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def recorded(run: Path, count: int) -> list[GenerateRequest]:
     """The requests of `count` turns of the training rollouts, evenly spaced."""
     store = SqliteStore(run / "store.sqlite", read_only=True)
     found = [
-        GenerateRequest(id=f"{trajectory.id}#{segment.index}", tokens=prompt_of(trajectory, segment), sampling=segment.sampling)
+        GenerateRequest(
+            id=f"{trajectory.id}#{segment.index}", tokens=prompt_of(trajectory, segment), sampling=segment.sampling
+        )
         for group in store.groups(stage="rl")
         for rollout in group.rollouts
         for trajectory in rollout.trajectories
@@ -44,7 +48,9 @@ def recorded(run: Path, count: int) -> list[GenerateRequest]:
     return found[:: max(1, len(found) // count)][:count]
 
 
-async def lap(engine: NativeEngine, requests: list[GenerateRequest], concurrency: int) -> tuple[float, float, list[object]]:
+async def lap(
+    engine: NativeEngine, requests: list[GenerateRequest], concurrency: int
+) -> tuple[float, float, list[object]]:
     """Tokens a second, also of processor time, and what was sampled."""
     limit = asyncio.Semaphore(concurrency)
 
@@ -64,13 +70,17 @@ async def measured(arguments: argparse.Namespace) -> dict[str, object]:
     folder = str(arguments.checkpoint or arguments.run / "rl" / "model")
     config = {"speculation_tokens": arguments.tokens}
     engines = {
-        name: NativeEngine(load(folder, dtype=arguments.dtype), EngineConfig(speculation=name, **config), threads=arguments.threads)
+        name: NativeEngine(
+            load(folder, dtype=arguments.dtype), EngineConfig(speculation=name, **config), threads=arguments.threads
+        )
         for name in ("off", "ngram")
     }
     rates: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
     for repeat in range(arguments.repeats + 1):
         laps = {name: await lap(engine, requests, arguments.concurrency) for name, engine in engines.items()}
-        assert _without_cache(laps["off"][2]) == _without_cache(laps["ngram"][2]), "speculation changed what was sampled"
+        assert _without_cache(laps["off"][2]) == _without_cache(laps["ngram"][2]), (
+            "speculation changed what was sampled"
+        )
         for name, (*rate, _) in laps.items() if repeat else ():
             rates[name].append(rate)
     counted = engines["ngram"].metrics

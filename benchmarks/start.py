@@ -2,13 +2,13 @@
 
     python benchmarks/start.py [--models A,B] [--dtypes float32,bfloat16] [--repeats 3] [--pause 10] [--threads 2]
 
-The models of benchmarks/engine.py. Each start is a process of its own. What counts is everything but importing torch and the
-model's module, of which the target allows two seconds. A virtual machine gives unused memory back to its host and may get it
-again slowly, so there are three figures: `served`, as `sparring serve` and benchmarks/engine.py start, where helpers ask for the
-memory during the imports (all of it, less the imports of the `paused` turn just before); `paused`, part by part, for a program
-that has imported torch already; both after that many seconds in which nothing ran; and `given`, the same parts where another
-process has written and left as much memory just before the model is loaded (its time does not count). The last line is one JSON
-object; medians over the repeats, which take turns.
+The models of benchmarks/engine.py. Each start is a process of its own. What counts is everything but importing torch
+and the model's module, of which the target allows two seconds. A virtual machine gives unused memory back to its host
+and may get it again slowly, so there are three figures: `served`, as `sparring serve` and benchmarks/engine.py start,
+where helpers ask for the memory during the imports (all of it, less the imports of the `paused` turn just before);
+`paused`, part by part, for a program that has imported torch already; both after that many seconds in which nothing
+ran; and `given`, the same parts where another process has written and left as much memory just before the model is
+loaded (its time does not count). The last line is one JSON object; medians over the repeats, which take turns.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from peers.turns import environment
 
 MODULE = "transformers.models.qwen3.modeling_qwen3"
 LEFT = 2.0
-"""Memory that is written and left, in sizes of the model's files: the weights once more, and what else a start writes."""
+"""Memory that is written and left, in sizes of the model's files: the weights once more, and what else a start
+writes."""
 
 
 def write(size: int) -> None:
@@ -44,7 +45,8 @@ def write(size: int) -> None:
 
 
 def start(folder: str, dtype: str, kv_bytes: int, threads: int, given: int) -> None:
-    """Start here, and print the seconds of each part. `given`: bytes that are written and left before the model is loaded, or 0."""
+    """Start here, and print the seconds of each part. `given`: bytes that are written and left before the model is
+    loaded, or 0."""
     marks = [time.perf_counter()]
     import torch
 
@@ -58,7 +60,9 @@ def start(folder: str, dtype: str, kv_bytes: int, threads: int, given: int) -> N
     written = 0.0
     marks.append(time.perf_counter())
     if given:
-        found = subprocess.run([sys.executable, __file__, "--write", str(given)], check=True, capture_output=True, text=True)
+        found = subprocess.run(
+            [sys.executable, __file__, "--write", str(given)], check=True, capture_output=True, text=True
+        )
         waited = time.perf_counter() - marks[-1]
         written, marks = float(found.stdout), [mark + waited for mark in marks]
     model = load(folder, dtype=dtype)
@@ -91,19 +95,32 @@ def measure(name: str, dtype: str, folder: str, arguments: argparse.Namespace) -
                 time.sleep(arguments.pause)
             asked = one if state == "served" else {**one, "given": given if state == "given" else 0}
             command = [sys.executable, __file__, "--one", json.dumps(asked)]
-            process = subprocess.run(command, env=environment(arguments.threads), check=True, capture_output=True, text=True)
+            process = subprocess.run(
+                command, env=environment(arguments.threads), check=True, capture_output=True, text=True
+            )
             runs[state].append(json.loads(process.stdout.splitlines()[-1]))
     for whole, parts in zip(runs["served"], runs["paused"], strict=True):
-        whole |= {"imports": parts["imports"], "our_imports": 0.0, "load": whole["all"] - parts["imports"], "engine": 0.0, "write": 0.0}
+        whole |= {
+            "imports": parts["imports"],
+            "our_imports": 0.0,
+            "load": whole["all"] - parts["imports"],
+            "engine": 0.0,
+            "write": 0.0,
+        }
     claims = []
     for state, all_parts in runs.items():
         parts = {part: round(statistics.median(run[part] for run in all_parts), 2) for part in all_parts[0]}
         value = statistics.median(run["our_imports"] + run["load"] + run["engine"] for run in all_parts)
         rate = f", memory written at {given / parts['write'] / 2**30:.2f} GiB/s before" if parts["write"] else ""
         said = {name: part for name, part in parts.items() if part}
-        print(f"model {name}, {dtype}, {state}: {value:.2f} s beside {parts['imports']} s of imports, {said}{rate}", flush=True)
+        print(
+            f"model {name}, {dtype}, {state}: {value:.2f} s beside {parts['imports']} s of imports, {said}{rate}",
+            flush=True,
+        )
         target = {"unit": "s", "target": START_MARGIN_S, "direction": "<="}
-        claims.append({"name": f"start of the engine, model {name}, {dtype}, {state}", "value": round(value, 2), **target})
+        claims.append(
+            {"name": f"start of the engine, model {name}, {dtype}, {state}", "value": round(value, 2), **target}
+        )
     return claims
 
 

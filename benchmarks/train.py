@@ -1,20 +1,23 @@
-"""Forward and backward of training: tokens per second against TRL and a plain loop, common beginnings, memory of the loss.
+"""Forward and backward of training: tokens per second against TRL and a plain loop, common beginnings, memory of the
+loss.
 
     python benchmarks/train.py --setup                     # once: TRL into its own virtual environment, .venv-trl
     python benchmarks/train.py [--parts peers,prefixes,memory] [--threads 2] [--steps 9] [--warmup 2] [--peer-rows 8]
 
-`peers`: supervised fine-tuning of model A in float32 on 32 rows at once, of log-normal lengths (median 148, mean 190, at most
-1,024 tokens), every token but the first trained. Ours is the trainer of a run (packing, tensors, gradients); TRL's `SFTTrainer`
-and a plain loop over `transformers` pad `--peer-rows` rows at a time, without gradient checkpointing. All get the same model
-files, rows and threads and must find the same loss. Each is a process of its own; they take turns batch by batch.
+`peers`: supervised fine-tuning of model A in float32 on 32 rows at once, of log-normal lengths (median 148, mean 190,
+at most 1,024 tokens), every token but the first trained. Ours is the trainer of a run (packing, tensors, gradients);
+TRL's `SFTTrainer` and a plain loop over `transformers` pad `--peer-rows` rows at a time, without gradient
+checkpointing. All get the same model files, rows and threads and must find the same loss. Each is a process of its own;
+they take turns batch by batch.
 
-`prefixes`: the trainer on rows that begin alike over rows that are the same but for their first token, and so share nothing
-(continuations of one prefix: model A, at a token budget that holds them; groups: the quickstart's model); and rows that share
-nothing over the same computation without a tree, on one thread. In turns; ratios are medians of each turn's.
+`prefixes`: the trainer on rows that begin alike over rows that are the same but for their first token, and so share
+nothing (continuations of one prefix: model A, at a token budget that holds them; groups: the quickstart's model); and
+rows that share nothing over the same computation without a tree, on one thread. In turns; ratios are medians of each
+turn's.
 
-`memory`: what one loss of 8,192 tokens of width 256 takes beyond its inputs, the head's weight and that weight's gradient
-(float32 while it is added up), at three vocabularies: growth of the resident set from just before the loss to its peak, less that
-gradient. A process for each, in which every large tensor is mapped and unmapped by itself.
+`memory`: what one loss of 8,192 tokens of width 256 takes beyond its inputs, the head's weight and that weight's
+gradient (float32 while it is added up), at three vocabularies: growth of the resident set from just before the loss to
+its peak, less that gradient. A process for each, in which every large tensor is mapped and unmapped by itself.
 
 On a machine that does other work, look at processor seconds (`cpu`): what threads that wait do not spend.
 
@@ -166,7 +169,8 @@ def against_peers(spec: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[A
 
 
 def in_turns(less: Callable[[], object], more: Callable[[], object], rounds: int) -> dict[str, float]:
-    """Medians, after one round that does not count: wall-clock and processor seconds of `less`, and `more` over `less`."""
+    """Medians, after one round that does not count: wall-clock and processor seconds of `less`, and `more` over
+    `less`."""
     found: list[tuple[float, ...]] = []
     for _ in range(rounds + 1):
         times: list[float] = []
@@ -189,9 +193,7 @@ def continuations(after: int, vocabulary: int) -> list[Any]:
     draw = random.Random(0)
     prefix = [draw.randrange(vocabulary) for _ in range(PREFIX)]
     marks = (*(0.0 for _ in prefix), *(1.0 for _ in range(after)))
-    return [
-        sample(i, prefix + [draw.randrange(vocabulary) for _ in range(after)], marks) for i in range(CONTINUATIONS)
-    ]
+    return [sample(i, prefix + [draw.randrange(vocabulary) for _ in range(after)], marks) for i in range(CONTINUATIONS)]
 
 
 def groups_under_a_header(groups: int, size: int, term: str, vocabulary: int) -> list[Any]:
@@ -201,12 +203,15 @@ def groups_under_a_header(groups: int, size: int, term: str, vocabulary: int) ->
     marks = (*(0.0 for _ in range(HEADER + PROMPT)), *(mark for mark, length in REPLY for _ in range(length)))
     prompts = [header + [draw.randrange(vocabulary) for _ in range(PROMPT)] for _ in range(groups)]
     every, rest = [prompt for prompt in prompts for _ in range(size)], len(marks) - HEADER - PROMPT
-    return [sample(i, prompt + [draw.randrange(vocabulary) for _ in range(rest)], marks, term) for i, prompt in enumerate(every)]
+    return [
+        sample(i, prompt + [draw.randrange(vocabulary) for _ in range(rest)], marks, term)
+        for i, prompt in enumerate(every)
+    ]
 
 
 def in_a_line(trainer: Any, batch: Any) -> Callable[[], object]:
-    """The gradients of the very micro-batches that `trainer` makes of a batch in which nothing is shared, one after the other, by
-    flat rows end to end."""
+    """The gradients of the very micro-batches that `trainer` makes of a batch in which nothing is shared, one after the
+    other, by flat rows end to end."""
     import torch
 
     from sparring.batch.packing import lanes, pack
@@ -247,7 +252,10 @@ def common_beginnings(spec: Mapping[str, Any]) -> tuple[dict[str, Any], list[tup
         name = f"{groups} x {size} under a header, {term}"
         figures[name] = shared_over_apart(trainer, groups_under_a_header(groups, size, term, 640), spec["rounds"])
         claims.append((f"rows apart over shared: {name}", figures[name]["ratio"], "x", target, ">="))
-    trainer, varied = trainer_of(spec["model"], threads=1), [_all_trained(i, row) for i, row in enumerate(spec["batches"][0])]
+    trainer, varied = (
+        trainer_of(spec["model"], threads=1),
+        [_all_trained(i, row) for i, row in enumerate(spec["batches"][0])],
+    )
     for name, rows in {"16 x 1128": apart(continuations(128, vocabulary)), "varied lengths": varied}.items():
         batch = batch_of(rows)
         figures[f"nothing shared, {name}"] = in_turns(ours(trainer, batch), in_a_line(trainer, batch), spec["rounds"])

@@ -1,6 +1,6 @@
 """Writes docs/algorithms.md: every algorithm by name, from the docstrings of the rules. Run it after changing one.
 
-    python docs/write_algorithms.py
+python docs/write_algorithms.py
 """
 
 from __future__ import annotations
@@ -127,8 +127,16 @@ SECTIONS: tuple[tuple[str, str, tuple[type[msgspec.Struct], ...]], ...] = (
         "update (`proximal`), or an estimate of that from the versions of tokens (`loglinear`). `algo/ratio/`.",
         typing.get_args(RatioRule),
     ),
-    ("Gate", "What the policy term makes of a ratio r and an advantage A, token by token. `algo/gate/`.", typing.get_args(GateRule)),
-    ("Correction", "`[algo] correction`: a name of the table below, or a table of settings. `algo/correction/`.", (Correction,)),
+    (
+        "Gate",
+        "What the policy term makes of a ratio r and an advantage A, token by token. `algo/gate/`.",
+        typing.get_args(GateRule),
+    ),
+    (
+        "Correction",
+        "`[algo] correction`: a name of the table below, or a table of settings. `algo/correction/`.",
+        (Correction,),
+    ),
     ("Imitation", "`[algo.right_answers]`: a loss beside the policy's, in the imitate term.", (RightAnswers,)),
     ("KL in the loss", "`[algo.kl]`. `kl_reward` above is the one in the reward.", (Kl,)),
 )
@@ -200,7 +208,13 @@ def _literal(module: ModuleType, name: str) -> str:
     """The literal under a module's name."""
     body = ast.parse(inspect.getsource(module)).body
     for node, after in zip(body, body[1:], strict=False):
-        target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0] if isinstance(node, ast.Assign) else None
+        target = (
+            node.target
+            if isinstance(node, ast.AnnAssign)
+            else node.targets[0]
+            if isinstance(node, ast.Assign)
+            else None
+        )
         if isinstance(target, ast.Name) and target.id == name and isinstance(after, ast.Expr):
             return str(ast.literal_eval(after.value)).strip()
     raise LookupError(f"{module.__name__} has no text under {name}")

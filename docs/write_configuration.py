@@ -1,6 +1,7 @@
-"""Writes docs/configuration.md: every key of a recipe, from the docstrings beside the fields. Run it after changing one.
+"""Writes docs/configuration.md: every key of a recipe, from the docstrings beside the fields. Run it after changing
+one.
 
-    python docs/write_configuration.py
+python docs/write_configuration.py
 """
 
 from __future__ import annotations
@@ -61,10 +62,10 @@ def _section(kind: type[msgspec.Struct], name: str, lead: str = "") -> Iterator[
     for field in msgspec.structs.fields(kind):
         rules = _rules(field.type)
         if len(rules) > 1 or rules and field.default is not None:
-            names = ", ".join(f"`\"{name}\"`" for name in rules)
+            names = ", ".join(f'`"{name}"`' for name in rules)
             default = "–" if field.default is None else f'`"{msgspec.to_builtins(field.default)["name"]}"`'
             yield f"| `{field.name}` | {names}, or a table | {default} | {_cell(docs[field.name])} |"
-            inner += [(rule, f"{name}.{field.name}] name = \"{tag}\"", _summary(rule)) for tag, rule in rules.items()]
+            inner += [(rule, f'{name}.{field.name}] name = "{tag}"', _summary(rule)) for tag, rule in rules.items()]
             continue
         kinds = _kinds(field.type)
         if kinds:

@@ -20,7 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from sparring.errors import BadInput, boundary
 from sparring.model.load import load
@@ -28,7 +31,12 @@ from sparring.testing.tiny_models import tiny_model
 
 PAGE = Path(__file__).parent / "engine" / "families.md"
 HEADS = {"num_key_value_heads": 4}
-SHAPES: tuple[Mapping[str, Any], ...] = ({}, HEADS, {**HEADS, "hidden_size": 64}, {**HEADS, "hidden_size": 64, "head_dim": 16})
+SHAPES: tuple[Mapping[str, Any], ...] = (
+    {},
+    HEADS,
+    {**HEADS, "hidden_size": 64},
+    {**HEADS, "hidden_size": 64, "head_dim": 16},
+)
 """Tried one after the other: not every architecture can be made of the first."""
 MEMORY, SECONDS = 4 << 30, 20
 HEAD = """# Families
@@ -44,7 +52,7 @@ A checkpoint may have kinds of layers that the tiny model has not, such as LFM2'
 
 
 def outcome(kind: str, numerics: str, folder: str) -> str:
-    """"" where it loads, else why not."""
+    """ "" where it loads, else why not."""
     why = ""
     for number, shape in enumerate(SHAPES):
         path = Path(folder) / str(number)

@@ -12,11 +12,16 @@ END = "<!-- end -->"
 
 def table(summary: dict) -> str:
     """The run's figures as Markdown."""
-    rows = ["| dataset | tool demonstrated | after SFT | after RL | held-out tasks |", "| --- | --- | --- | --- | --- |"]
+    rows = [
+        "| dataset | tool demonstrated | after SFT | after RL | held-out tasks |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for name, entry in summary["by_dataset"].items():
         covered = {"well": "always", "thin": "seldom"}[entry["coverage"]]
         rows.append(f"| {name} | {covered} | {entry['sft']:.1%} | {entry['rl']:.1%} | {entry['tasks']} |")
-    rows.append(f"| **all** | | {summary['sft_success']:.1%} | **{summary['rl_success']:.1%}** | {summary['eval_tasks']} |")
+    rows.append(
+        f"| **all** | | {summary['sft_success']:.1%} | **{summary['rl_success']:.1%}** | {summary['eval_tasks']} |"
+    )
     wall = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in summary["wall_s"].items())
     facts = (
         f"At least {summary['rl_success_low']:.1%} with 95 % confidence; {summary['no_tool_success']:.1%} with the tool host"

@@ -1,12 +1,12 @@
 """On which kernel paths the tests compute: the one mechanism of all that depend on it.
 
-A test that asks for `kernel_path`, itself or by `usefixtures`, runs once on each path of the run. These are the best of this
-processor and the portable one. With `--kernel-paths every` they are all that this machine can compute, in software where it has no
-instructions for them, and tests that ask for none are left out.
+A test that asks for `kernel_path`, itself or by `usefixtures`, runs once on each path of the run. These are the best of
+this processor and the portable one. With `--kernel-paths every` they are all that this machine can compute, in software
+where it has no instructions for them, and tests that ask for none are left out.
 
-`@pytest.mark.kernel_paths(NAME, ...)`, at a test or at one of its parameters, leaves it these paths alone; "best" is the one in
-use. With `hardware=True` it runs only where the processor itself computes the path; with `portable=False`, of a run over two paths,
-on the best alone.
+`@pytest.mark.kernel_paths(NAME, ...)`, at a test or at one of its parameters, leaves it these paths alone; "best" is
+the one in use. With `hardware=True` it runs only where the processor itself computes the path; with `portable=False`,
+of a run over two paths, on the best alone.
 
 There are no cases of what cannot be computed. The last line of the run names the paths without any, and why.
 """
@@ -29,7 +29,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "kernel_paths(*names, hardware=False, portable=True): the paths that a test is for")
+    config.addinivalue_line(
+        "markers", "kernel_paths(*names, hardware=False, portable=True): the paths that a test is for"
+    )
     config.stash[COMPUTED] = {}
 
 

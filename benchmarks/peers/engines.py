@@ -1,9 +1,11 @@
-"""One engine in a process of its own, for benchmarks/engine.py: it makes the same tokens as the others, whichever Python runs it.
+"""One engine in a process of its own, for benchmarks/engine.py: it makes the same tokens as the others, whichever
+Python runs it.
 
     PYTHON benchmarks/peers/engines.py SIDE SPEC.json
 
-Prints {"start_s"} when it is ready, seconds since the process began to load it. Then for each line {"count", "seed"} on its standard input: `count` requests at
-once, every prompt different, prefill included, one such crowd after another until they took 1.5 s together, and {"tokens_per_s"}.
+Prints {"start_s"} when it is ready, seconds since the process began to load it. Then for each line {"count", "seed"} on
+its standard input: `count` requests at once, every prompt different, prefill included, one such crowd after another
+until they took 1.5 s together, and {"tokens_per_s"}.
 """
 
 from __future__ import annotations
@@ -88,7 +90,14 @@ def _library(spec: dict[str, Any], attention: str) -> tuple[Any, Any, Any]:
     module = transformers.AutoModelForCausalLM.from_pretrained(
         spec["model"], dtype=getattr(torch, spec["dtype"]), attn_implementation=attention
     ).eval()
-    settings = {"do_sample": True, "top_k": 0, "temperature": 1.0, "max_new_tokens": spec["new"], "pad_token_id": 0, "eos_token_id": -1}
+    settings = {
+        "do_sample": True,
+        "top_k": 0,
+        "temperature": 1.0,
+        "max_new_tokens": spec["new"],
+        "pad_token_id": 0,
+        "eos_token_id": -1,
+    }
     return torch, module, transformers.GenerationConfig(use_cache=True, **settings)
 
 
@@ -140,7 +149,14 @@ def vllm(spec: dict[str, Any]) -> Generate:
     return run
 
 
-SIDES = {"native": native, "remote": remote, "native_fast": fast, "generate": generate, "continuous": continuous, "vllm": vllm}
+SIDES = {
+    "native": native,
+    "remote": remote,
+    "native_fast": fast,
+    "generate": generate,
+    "continuous": continuous,
+    "vllm": vllm,
+}
 
 
 def main() -> None:

@@ -1,10 +1,11 @@
-"""Forward and backward of supervised fine-tuning with padded rows, timed step by step. Run by benchmarks/train.py with the
-peer's own Python.
+"""Forward and backward of supervised fine-tuning with padded rows, timed step by step. Run by benchmarks/train.py with
+the peer's own Python.
 
     .venv-trl/bin/python benchmarks/peers/sft_step.py trl|loop SPEC.json
 
-`trl` is TRL's `SFTTrainer`, `loop` a plain loop over a `transformers` model. Each computes the gradients of one batch for each
-line on its standard input and prints a JSON object for it: wall and CPU seconds, the loss, peak memory. Weights stay as they are.
+`trl` is TRL's `SFTTrainer`, `loop` a plain loop over a `transformers` model. Each computes the gradients of one batch
+for each line on its standard input and prints a JSON object for it: wall and CPU seconds, the loss, peak memory.
+Weights stay as they are.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Clock:
 
 
 class Turns(TrainerCallback):
-    """From the first micro-batch, which is already padded, to the last gradient; data, clipping and optimiser lie outside."""
+    """From the first micro-batch, which is already padded, to the last gradient; data, clipping and optimiser lie
+    outside."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -105,7 +107,10 @@ def train_in_a_loop(spec: dict[str, Any], clock: Clock) -> None:
             tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
             labels = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-100)
             logits = model(input_ids=tokens, attention_mask=(labels != -100).long(), use_cache=False).logits[:, :-1]
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="sum") / trained
+            loss = (
+                torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
+                / trained
+            )
             loss.backward()
             clock.loss += loss.item()
         clock.end()

@@ -1,8 +1,10 @@
-"""GRPO steps of TRL's `GRPOTrainer` on the CPU, timed one by one. Run by benchmarks/rl_step.py with the peer's own Python.
+"""GRPO steps of TRL's `GRPOTrainer` on the CPU, timed one by one. Run by benchmarks/rl_step.py with the peer's own
+Python.
 
     .venv-trl/bin/python benchmarks/peers/trl_step.py SPEC.json
 
-Computes one step for each line on its standard input and prints a JSON object for it: wall and CPU seconds, peak memory.
+Computes one step for each line on its standard input and prints a JSON object for it: wall and CPU seconds, peak
+memory.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class Turns(TrainerCallback):
 
 
 def settings(spec: dict[str, Any], folder: str) -> GRPOConfig:
-    """The same work as ours: nothing extra. "fastest" picks the options that only cost time here, "defaults" leaves them."""
+    """The same work as ours: nothing extra. "fastest" picks the options that only cost time here, "defaults" leaves
+    them."""
     faster = {"gradient_checkpointing": False, "cache_implementation": "static"} if spec["peer"] == "fastest" else {}
     rows = spec["groups_per_step"] * spec["group_size"]
     return GRPOConfig(
@@ -92,7 +95,9 @@ def main() -> None:
 
     def reward(completion_ids: list[list[int]], **rest: Any) -> list[float]:
         """Arbitrary, but a function of the completion: what ours uses."""
-        assert {len(ids) for ids in completion_ids} == {spec["new_tokens"]}, "every completion must have the full length"
+        assert {len(ids) for ids in completion_ids} == {spec["new_tokens"]}, (
+            "every completion must have the full length"
+        )
         return [zlib.crc32(array("q", ids).tobytes()) / 2**32 for ids in completion_ids]
 
     trainer = GRPOTrainer(

@@ -1,4 +1,5 @@
-"""Processes that are measured in turns: one computes while the others wait, so that a change of the machine meets all of them."""
+"""Processes that are measured in turns: one computes while the others wait, so that a change of the machine meets all
+of them."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ TORCH = "torch==2.13.0"
 
 
 def install(venv: Path, requirements: Path, *without_needs: str) -> None:
-    """A peer's virtual environment, unless it is there already with these requirements. torch comes first: a CPU build then.
+    """A peer's virtual environment, unless it is there already with these requirements. torch comes first: a CPU build
+    then.
 
     Args:
         venv: the folder.
@@ -45,7 +47,8 @@ def environment(threads: int, *, sleeping: bool = True) -> dict[str, str]:
 
 
 class Side:
-    """One of the processes. For each line on its standard input it computes one turn and prints one JSON object; in between it sleeps.
+    """One of the processes. For each line on its standard input it computes one turn and prints one JSON object; in
+    between it sleeps.
 
     Args:
         command: started at once.
@@ -79,4 +82,6 @@ class Side:
         self._process.stdin.close()
         if self._process.wait():
             self._errors.seek(0)
-            sys.exit(f"{self._errors.read()}\n{' '.join(map(str, self._process.args))}: exit status {self._process.returncode}")
+            sys.exit(
+                f"{self._errors.read()}\n{' '.join(map(str, self._process.args))}: exit status {self._process.returncode}"
+            )

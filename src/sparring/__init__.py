@@ -14,7 +14,8 @@ def run(config: RunConfig) -> Path:
     """Run a recipe from Python: the same as `sparring run`. Also in a notebook, whose event loop waits meanwhile.
 
     Args:
-        config: such as `sparring.config.load("recipes/quickstart.toml")` gives, or `sparring.config.from_data` of a dictionary.
+        config: such as `sparring.config.load("recipes/quickstart.toml")` gives, or `sparring.config.from_data` of a
+            dictionary.
 
     Returns:
         The run's folder, with `summary.json` and the checkpoint in it.

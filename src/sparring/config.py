@@ -155,8 +155,8 @@ def from_data(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """Replace what depends on the machine, `device = "auto"` and `threads = 0`, and on other sections, `correction = "auto"`. A
-    resolved config resolves to itself.
+    """Replace what depends on the machine, `device = "auto"` and `threads = 0`, and on other sections, `correction =
+    "auto"`. A resolved config resolves to itself.
 
     Raises:
         BadInput: the device is not there.
@@ -165,7 +165,9 @@ def resolve(config: RunConfig) -> RunConfig:
     if device != "cpu":
         usable = _cuda_usable()
         if device == "cuda" and not usable:
-            raise refusal("run.device", "a GPU and a torch built for it", "none that can be used", 'write "cpu" or "auto"')
+            raise refusal(
+                "run.device", "a GPU and a torch built for it", "none that can be used", 'write "cpu" or "auto"'
+            )
         device = "cuda" if usable else "cpu"
     threads = config.run.threads or len(os.sched_getaffinity(0))
     algo = config.algo
@@ -176,7 +178,9 @@ def resolve(config: RunConfig) -> RunConfig:
         if algo.anchor == "loglinear":  # which is a proximal policy, too
             chosen = {**chosen, "anchor": algo.anchor}
         algo = msgspec.structs.replace(algo, **chosen)
-    return msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, device=device, threads=threads), algo=algo)
+    return msgspec.structs.replace(
+        config, run=msgspec.structs.replace(config.run, device=device, threads=threads), algo=algo
+    )
 
 
 def dump(config: RunConfig) -> str:
@@ -187,7 +191,9 @@ def dump(config: RunConfig) -> str:
     """
     text = tomli_w.dumps(_without_none(msgspec.to_builtins(config)))
     if msgspec.convert(tomllib.loads(text), RunConfig, strict=True) != config:
-        raise refusal("the config", "values that TOML can express", "a None or a NaN", "leave those keys at their defaults")
+        raise refusal(
+            "the config", "values that TOML can express", "a None or a NaN", "leave those keys at their defaults"
+        )
     return text
 
 
@@ -247,7 +253,8 @@ def _toml_value(text: str) -> Any:
 
 
 def _no_numbers(whole: Any) -> Iterator[tuple[tuple[Key, ...], str]]:
-    """Where a number is asked for and what stands there none can compute with, and what it is: `nan`, `inf`, too many digits."""
+    """Where a number is asked for and what stands there none can compute with, and what it is: `nan`, `inf`, too many
+    digits."""
     for keys, value in _leaves(whole):
         wide = isinstance(value, int) and not -(1 << 63) <= value < 1 << 63
         if wide or isinstance(value, float) and not math.isfinite(value):
@@ -288,7 +295,9 @@ _STEP = re.compile(r"\.(?P<name>\w+)|\[(?P<index>\d+)\]|(?P<any>\[\.\.\.\])")
 
 def _translated(complaint: str, data: dict[str, Any], source: str) -> BadInput:
     """msgspec's complaint in the one form of refusal, with the path that the user wrote."""
-    path = "".join(reversed(_AT.findall(complaint)))  # where one validation runs inside another, the inner path comes first
+    path = "".join(
+        reversed(_AT.findall(complaint))
+    )  # where one validation runs inside another, the inner path comes first
     keys = tuple(_keys(path, complaint, data))
     what = _AT.split(complaint)[0]
     quoted = re.search(r"`(\w+)`", what)
@@ -298,7 +307,9 @@ def _translated(complaint: str, data: dict[str, Any], source: str) -> BadInput:
         return refusal(where, f"one of {', '.join(sorted(known))}", "an unknown key", _advice(name, keys, known))
     if "missing required field" in what:
         table = f"[{_dotted(keys)}]" if keys else "the recipe"
-        return refusal(_join(source, (*keys, name)), _described((*keys, name), data), "nothing", f"add {name} to {table}")
+        return refusal(
+            _join(source, (*keys, name)), _described((*keys, name), data), "nothing", f"add {name} to {table}"
+        )
     value = _value(data, keys)
     if what.startswith(("Expected", "Invalid enum", "Invalid value")):
         given = json.dumps(value, default=str)
@@ -308,7 +319,8 @@ def _translated(complaint: str, data: dict[str, Any], source: str) -> BadInput:
 
 
 def _keys(path: str, complaint: str, data: dict[str, Any]) -> Iterator[Key]:
-    """msgspec's path as keys. It writes `[...]` for a name in a table: find which name brings the same complaint alone."""
+    """msgspec's path as keys. It writes `[...]` for a name in a table: find which name brings the same complaint
+    alone."""
     done: list[Key] = []
     for step in _STEP.finditer(path):
         key: Key = step["name"] or (int(step["index"]) if step["index"] else "")
@@ -369,9 +381,12 @@ def _below(data: Any, key: Key) -> Any:
 
 
 def _options(at: msgspec.inspect.Type, data: Any) -> list[Any]:
-    """What may stand at a place, None aside; of tables that are told apart by the value of a key, the one that `data` is."""
+    """What may stand at a place, None aside; of tables that are told apart by the value of a key, the one that `data`
+    is."""
     options = [t for t in getattr(at, "types", (at,)) if not isinstance(t, msgspec.inspect.NoneType)]
-    return [t for t in options if isinstance(data, dict) and _tag(t) is not None and data.get(t.tag_field) == t.tag] or options
+    return [
+        t for t in options if isinstance(data, dict) and _tag(t) is not None and data.get(t.tag_field) == t.tag
+    ] or options
 
 
 def _tag(kind: msgspec.inspect.Type) -> Any:

@@ -21,7 +21,8 @@ class PolicyFailure(SparringError):
 
 
 class LimitReached(PolicyFailure):
-    """A limit of the task was hit. `reason` is the `StopReason`; the record up to here is kept and the rollout is truncated."""
+    """A limit of the task was hit. `reason` is the `StopReason`; the record up to here is kept and the rollout is
+    truncated."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -29,7 +30,8 @@ class LimitReached(PolicyFailure):
 
 
 class SpoiltFile(PolicyFailure, OSError):
-    """What the policy left in its box cannot be read or written as a file: a pipe, a folder, one without the right to it."""
+    """What the policy left in its box cannot be read or written as a file: a pipe, a folder, one without the right to
+    it."""
 
 
 class InfraError(SparringError):
@@ -87,8 +89,8 @@ def refusal(where: str, expected: str, got: str, do: str) -> BadInput:
 class boundary:
     """Turn whatever foreign code raises in the body of `with boundary(...)` into `error`, keeping the cause.
 
-    An error that is already typed passes through, as do cancellation and interrupts. Where memory ran out, that is said in the
-    place of what was expected.
+    An error that is already typed passes through, as do cancellation and interrupts. Where memory ran out, that is said
+    in the place of what was expected.
 
     Args:
         error: the class of this boundary.
@@ -115,7 +117,9 @@ class boundary:
             got = f"{type(cause).__name__}: {cause}"
             if expected and _is_short_of_memory(cause):
                 expected, do = "memory for it", "free some, or use a machine with more"
-            raise self._error(f"{where}: expected {expected}, got {got}; {do}" if expected else f"{where}: {got}") from cause
+            raise self._error(
+                f"{where}: expected {expected}, got {got}; {do}" if expected else f"{where}: {got}"
+            ) from cause
 
 
 class naming_memory:

@@ -21,11 +21,10 @@ def is_temperature(value: float) -> bool:
     return value == 0 or COLDEST <= value <= HOTTEST
 
 
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constraint:
-    """What the text of a turn must be, whole: JSON of a schema, what a regular expression matches, or a text of a context-free
-    grammar in Lark's notation. `source` is the schema as JSON, the expression or the grammar."""
+    """What the text of a turn must be, whole: JSON of a schema, what a regular expression matches, or a text of a
+    context-free grammar in Lark's notation. `source` is the schema as JSON, the expression or the grammar."""
 
     kind: Literal["json_schema", "regex", "lark"]
     source: str
@@ -33,19 +32,20 @@ class Constraint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """How tokens are drawn. `seed` and a token's absolute position in its branch decide its random number, nothing else.
+    """How tokens are drawn. `seed` and a token's absolute position in its branch decide its random number, nothing
+    else.
 
-    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 truncate nothing. Where several are set, all at this temperature:
-    the top_k likeliest tokens, of these the fewest that hold top_p of what they have together, of these the ones with at least
-    min_p of the likeliest one's probability. `stop` are token ids that end the turn (the stop token itself is sampled,
-    recorded and trained).
+    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 truncate nothing. Where several are set, all at this
+    temperature: the top_k likeliest tokens, of these the fewest that hold top_p of what they have together, of these
+    the ones with at least min_p of the likeliest one's probability. `stop` are token ids that end the turn (the stop
+    token itself is sampled, recorded and trained).
 
     `logit_bias` is (token, what is added to its logit), before everything else; a stop token is impossible before
     `min_tokens` tokens are sampled. Both change the distribution, and log-probabilities are of the changed one.
     `top_logprobs` asks for that many of the likeliest tokens of each draw, at most 20; it changes nothing.
 
-    `stop_strings` and `constraint` are text. An engine knows ids only, so a request that has them says the same in ids, as
-    `ends` and `allowed`: `Renderer.bind` makes those. Here they are what travels with the record.
+    `stop_strings` and `constraint` are text. An engine knows ids only, so a request that has them says the same in ids,
+    as `ends` and `allowed`: `Renderer.bind` makes those. Here they are what travels with the record.
     """
 
     temperature: float = 1.0
@@ -87,8 +87,8 @@ class Runs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptSets:
-    """What truncated sampling left of the vocabulary (law 2): token i was drawn from the ids of `rows[i]`, ascending, 32 bits
-    each, little-endian; from the whole vocabulary where the row is empty."""
+    """What truncated sampling left of the vocabulary (law 2): token i was drawn from the ids of `rows[i]`, ascending,
+    32 bits each, little-endian; from the whole vocabulary where the row is empty."""
 
     rows: tuple[bytes, ...]
 
@@ -108,8 +108,8 @@ class KeptSets:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopRows:
-    """The likeliest tokens where each token stands, with their log-probabilities: `rows[i]` is pairs of an id of 32 bits and a
-    float32, little-endian; empty where nobody was asked."""
+    """The likeliest tokens where each token stands, with their log-probabilities: `rows[i]` is pairs of an id of 32
+    bits and a float32, little-endian; empty where nobody was asked."""
 
     rows: tuple[bytes, ...]
 
@@ -133,15 +133,16 @@ class GenerateRequest:
     `conversation` names the rollout branch whose KV may be kept between turns (None: keep nothing). A higher
     `priority` is served first; evaluation runs at a lower one than training.
 
-    `ends(tokens, new)` is told the tokens sampled so far, `new` of which it was not told before, and says how many of them
-    belong to the turn if it ends among the new ones: whoever has the tokenizer watches for strings there. Asked from
-    `min_tokens` on; stop tokens hold beside it.
+    `ends(tokens, new)` is told the tokens sampled so far, `new` of which it was not told before, and says how many of
+    them belong to the turn if it ends among the new ones: whoever has the tokenizer watches for strings there. Asked
+    from `min_tokens` on; stop tokens hold beside it.
 
-    `allowed(tokens)` says which tokens may follow those sampled so far: a bit for each of the vocabulary, lowest first, at least
-    one of them set. Whoever has the tokenizer makes it of a grammar. `prompt_logprobs` asks for those of tokens[1:] at the
-    temperature, without bias or truncation, under the weights served when the request came.
+    `allowed(tokens)` says which tokens may follow those sampled so far: a bit for each of the vocabulary, lowest first,
+    at least one of them set. Whoever has the tokenizer makes it of a grammar. `prompt_logprobs` asks for those of
+    tokens[1:] at the temperature, without bias or truncation, under the weights served when the request came.
 
-    `adapter` names the one that samples it; None: the model as it was loaded or trained. Versions are then of the adapter.
+    `adapter` names the one that samples it; None: the model as it was loaded or trained. Versions are then of the
+    adapter.
     """
 
     id: str
@@ -160,9 +161,9 @@ class Completion:
     """What the engine sampled. `logprobs[i]` is of the distribution that tokens[i] was drawn from (law 2).
 
     `versions` is the weight version that sampled each token, `kv_versions` the oldest version among the KV entries
-    it attended to; `cached_tokens` counts prompt tokens whose KV was already there. `kept` is None where nothing was truncated,
-    `top_logprobs` where they were not asked for: the likeliest tokens of each draw, best first, with their log-probabilities;
-    none that could not be drawn.
+    it attended to; `cached_tokens` counts prompt tokens whose KV was already there. `kept` is None where nothing was
+    truncated, `top_logprobs` where they were not asked for: the likeliest tokens of each draw, best first, with their
+    log-probabilities; none that could not be drawn.
     """
 
     tokens: tuple[int, ...]
@@ -178,7 +179,8 @@ class Completion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreRequest:
-    """Given tokens to be judged: `tokens[first:]`, each by the distribution softmax(logits / temperature) behind all before it.
+    """Given tokens to be judged: `tokens[first:]`, each by the distribution softmax(logits / temperature) behind all
+    before it.
 
     `top_k` of the likeliest tokens are named at each place. A higher `priority` is served first, together with those of
     `GenerateRequest`, whose `adapter` this one's is too.
@@ -195,10 +197,11 @@ class ScoreRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scores:
-    """How likely given tokens are, all under the weights of one version: row i is about tokens[first + i] of the request.
+    """How likely given tokens are, all under the weights of one version: row i is about tokens[first + i] of the
+    request.
 
-    `logprobs` and `entropies` are in nats. `top_ids` and `top_logprobs` hold top_k values a row, the likeliest first, equal
-    ones by id. `cached_tokens` counts tokens whose KV was already there.
+    `logprobs` and `entropies` are in nats. `top_ids` and `top_logprobs` hold top_k values a row, the likeliest first,
+    equal ones by id. `cached_tokens` counts tokens whose KV was already there.
     """
 
     logprobs: tuple[float, ...]
@@ -211,8 +214,8 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delta:
-    """What a streamed request sampled since the delta before: at least one token. The `Completion` that ends the stream holds
-    all of it again, with versions."""
+    """What a streamed request sampled since the delta before: at least one token. The `Completion` that ends the stream
+    holds all of it again, with versions."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]

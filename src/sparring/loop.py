@@ -1,4 +1,5 @@
-"""The run, start to finish: one pass through this loop is one optimiser step, and the last of an update serves its weights.
+"""The run, start to finish: one pass through this loop is one optimiser step, and the last of an update serves its
+weights.
 
 Synchronous and asynchronous training are this same loop. How far rollouts may run ahead of it is the window's business
 (`max_lag`), in which order groups arrive is the scheduler's, what is learnt from them is the batch's. This module
@@ -41,7 +42,8 @@ async def run_loop(
     """Train until `batches` ends.
 
     Args:
-        batches: one per optimiser step, in admission order (law 5); one that does not end its update belongs to the next.
+        batches: one per optimiser step, in admission order (law 5); one that does not end its update belongs to the
+            next.
         trainers: by model name; `batch.model` picks one.
         engines: by model name; the one that serves what was trained.
         window: opened for the next step only after the engine serves this step's weights.
@@ -69,9 +71,11 @@ async def run_loop(
 
 @contextmanager
 def _settled() -> Iterator[None]:
-    """Keep the garbage collector off what lives already: models, libraries, modules. Walking it took a thirtieth of the run.
+    """Keep the garbage collector off what lives already: models, libraries, modules. Walking it took a thirtieth of the
+    run.
 
-    It comes less often, too: a step's rollouts are tens of thousands of objects in no cycle, which go when the step is over.
+    It comes less often, too: a step's rollouts are tens of thousands of objects in no cycle, which go when the step is
+    over.
     """
     gc.collect()
     gc.freeze()

@@ -55,10 +55,11 @@ class ExecResult:
 
 
 class Sandbox(Protocol):
-    """One isolated box. Raises `SandboxError` when the box itself fails, never for what the program inside does. `read` and
-    `write` raise `SpoiltFile`, a `PolicyFailure`, for what a command has left in their way. `fresh` is another box of the same
-    spec, in which nothing has run; the caller closes it. `converse` runs two programs as `python` does, each in a fresh box of
-    its own: what one writes to file descriptor 201 the other reads from 200. It answers for the first, with which the other ends.
+    """One isolated box. Raises `SandboxError` when the box itself fails, never for what the program inside does. `read`
+    and `write` raise `SpoiltFile`, a `PolicyFailure`, for what a command has left in their way. `fresh` is another box
+    of the same spec, in which nothing has run; the caller closes it. `converse` runs two programs as `python` does,
+    each in a fresh box of its own: what one writes to file descriptor 201 the other reads from 200. It answers for the
+    first, with which the other ends.
     """
 
     async def exec(self, argv: Sequence[str], *, stdin: str = "", timeout_s: float | None = None) -> ExecResult: ...
@@ -93,8 +94,9 @@ class EnvFactory(Protocol):
 
     `tasks(split, seed)` is an endless (train) or finite (eval) deterministic stream; no eval prompt occurs in train.
     `expert(task)` is the scripted demonstration as replies, each a function of the messages so far; None where a
-    world has no expert. `scorer` is the second pass over its groups, None where rewards stand by themselves. `prove` scores the
-    right answers that rows of a file have themselves: how many have one, of how many; BadInput for one that is not right.
+    world has no expert. `scorer` is the second pass over its groups, None where rewards stand by themselves. `prove`
+    scores the right answers that rows of a file have themselves: how many have one, of how many; BadInput for one that
+    is not right.
     """
 
     name: str
@@ -115,9 +117,9 @@ class Rendered:
 
 
 class Renderer(Protocol):
-    """Messages <-> tokens. `bridge` extends prompt + completion byte for byte or returns None; of the prompt, and for `parse`, it
-    may be given the end alone, beginning behind the reply before. `bind` says in ids what a
-    request's sampling says in text: `ends` of its stop strings, `allowed` of its constraint; BadInput where one does not compile.
+    """Messages <-> tokens. `bridge` extends prompt + completion byte for byte or returns None; of the prompt, and for
+    `parse`, it may be given the end alone, beginning behind the reply before. `bind` says in ids what a request's
+    sampling says in text: `ends` of its stop strings, `allowed` of its constraint; BadInput where one does not compile.
     `control_ids` are the tokens, text -> id, that the format may write and that no text of a message or a tool becomes.
     """
 
@@ -125,7 +127,9 @@ class Renderer(Protocol):
     def stop_ids(self) -> tuple[int, ...]: ...
     @property
     def control_ids(self) -> Mapping[str, int]: ...
-    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool = True) -> Rendered: ...
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool = True
+    ) -> Rendered: ...
     def bridge(
         self,
         prompt: Sequence[int],
@@ -139,8 +143,8 @@ class Renderer(Protocol):
 
 
 class Session(Protocol):
-    """A recorded conversation of one role: the only writer of segments. A `constraint` holds for the one reply, in the place of
-    the run's.
+    """A recorded conversation of one role: the only writer of segments. A `constraint` holds for the one reply, in the
+    place of the run's.
 
     Raises:
         LimitReached: a limit of the task was hit; the record up to there is kept.
@@ -190,15 +194,13 @@ class Annotator(Protocol):
 class Credit(Protocol):
     """Turns scores into advantages, over all groups of one update.
 
-    `samples[i]` are the branches of groups[i]. `credit` returns, per group, its samples with advantages and weights set; an
-    empty sequence where the group leaves the update (zero variance). `denominator` is what the policy term over some of these
-    rows is divided by; None: by the sum of its weights. `state` is what it remembers of earlier updates; a resumed run gives it
-    to `restore`.
+    `samples[i]` are the branches of groups[i]. `credit` returns, per group, its samples with advantages and weights
+    set; an empty sequence where the group leaves the update (zero variance). `denominator` is what the policy term over
+    some of these rows is divided by; None: by the sum of its weights. `state` is what it remembers of earlier updates;
+    a resumed run gives it to `restore`.
     """
 
-    def credit(
-        self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]
-    ) -> Sequence[Sequence[Sample]]: ...
+    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> Sequence[Sequence[Sample]]: ...
     def denominator(self, rows: Iterable[Sample]) -> float | None: ...
     def state(self) -> Mapping[str, Any]: ...
     def restore(self, state: Mapping[str, Any]) -> None: ...
@@ -206,10 +208,10 @@ class Credit(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Divergence:
-    """How far the model's distribution q is from a teacher's p, and over what. `reverse` is KL(q || p), `forward` KL(p || q);
-    `jensen_shannon` is beta KL(p || m) + (1 - beta) KL(q || m) with m = beta p + (1 - beta) q. `top_k`: over the teacher's
-    likeliest tokens (`Sample.tops`), all others being one; `vocabulary`: over all tokens, the teacher (`Sample.teacher`) computed
-    beside the model."""
+    """How far the model's distribution q is from a teacher's p, and over what. `reverse` is KL(q || p), `forward` KL(p
+    || q); `jensen_shannon` is beta KL(p || m) + (1 - beta) KL(q || m) with m = beta p + (1 - beta) q. `top_k`: over the
+    teacher's likeliest tokens (`Sample.tops`), all others being one; `vocabulary`: over all tokens, the teacher
+    (`Sample.teacher`) computed beside the model."""
 
     kind: Literal["reverse", "forward", "jensen_shannon"] = "reverse"
     over: Literal["top_k", "vocabulary"] = "vocabulary"
@@ -218,10 +220,10 @@ class Divergence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
-    """What a loss asks the trainer for. A declared unit is never split across micro-batches. `survey` costs a gradient-free first
-    pass, in which the loss is asked for `survey(quantities, micro_batch)`, of all the step's tokens at once: name -> [M] of what
-    it then finds as annotations. `idle_tokens`: the policy's tokens of zero advantage matter too; else they are not computed.
-    `divergence` is what the quantity of that name is."""
+    """What a loss asks the trainer for. A declared unit is never split across micro-batches. `survey` costs a
+    gradient-free first pass, in which the loss is asked for `survey(quantities, micro_batch)`, of all the step's tokens
+    at once: name -> [M] of what it then finds as annotations. `idle_tokens`: the policy's tokens of zero advantage
+    matter too; else they are not computed. `divergence` is what the quantity of that name is."""
 
     quantities: frozenset[str] = frozenset({"logprob"})
     unit: str = "token"
@@ -250,8 +252,8 @@ class Loss(Protocol):
 
 @dataclass(kw_only=True, slots=True)
 class Corrected:
-    """What a correction says of M tokens: what each one's share of the loss is multiplied with, [M] without gradient. `metrics`
-    as in `LossResult`."""
+    """What a correction says of M tokens: what each one's share of the loss is multiplied with, [M] without gradient.
+    `metrics` as in `LossResult`."""
 
     weights: torch.Tensor
     metrics: dict[str, tuple[float, float]]
@@ -260,8 +262,8 @@ class Corrected:
 class Trainer(Protocol):
     """Knows terms, not algorithms. One `step` per `Batch`, after one or more `forward_backward`. One that does not
     end its update leaves the version, which counts updates. `forward` is for annotators:
-    quantities of the tokens that some term weighs, per row and aligned with its tokens, without gradients. `score` is what an
-    engine of one of its teachers would say."""
+    quantities of the tokens that some term weighs, per row and aligned with its tokens, without gradients. `score` is
+    what an engine of one of its teachers would say."""
 
     @property
     def version(self) -> int: ...
@@ -276,12 +278,13 @@ class Trainer(Protocol):
 
 @runtime_checkable
 class Engine(Protocol):
-    """Token ids in, token ids out. Cancelling the awaiting task drops the request; `abort` ends it with what was sampled so
-    far (finish reason "abort"), and a request for its tokens followed by those, with the same seed, continues it. `stream` is
-    `generate` in pieces: deltas while tokens are made, then the Completion; leaving it drops the request. `fork` names
-    requests that continue one under way from where it is, and keeps its KV for them until their conversations are released.
-    `score` judges given tokens instead of sampling new ones. `metrics` are numbers about what it did since the start and does
-    now, where it tells any; `engine/prometheus.py` says which of them count up.
+    """Token ids in, token ids out. Cancelling the awaiting task drops the request; `abort` ends it with what was
+    sampled so far (finish reason "abort"), and a request for its tokens followed by those, with the same seed,
+    continues it. `stream` is `generate` in pieces: deltas while tokens are made, then the Completion; leaving it drops
+    the request. `fork` names requests that continue one under way from where it is, and keeps its KV for them until
+    their conversations are released. `score` judges given tokens instead of sampling new ones. `metrics` are numbers
+    about what it did since the start and does now, where it tells any; `engine/prometheus.py` says which of them count
+    up.
     """
 
     @property
@@ -320,8 +323,8 @@ class Store(Protocol):
 class Cluster(Protocol):
     """Which process runs where. A stage asks for parts and never builds them.
 
-    `path` is a Hugging Face checkpoint folder, for `worth` one with a scalar head. A trainer and an engine of one name start from
-    equal weights at version 0 and never share storage (law 9).
+    `path` is a Hugging Face checkpoint folder, for `worth` one with a scalar head. A trainer and an engine of one name
+    start from equal weights at version 0 and never share storage (law 9).
     """
 
     def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer: ...
@@ -332,11 +335,12 @@ class Cluster(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainPlan:
-    """What a stage wants of a trainer: its loss terms, how many steps the schedule spans, the keys of `[train]` that this stage
-    replaces, and the head it trains (as `model.load` has it). `teachers`, the checkpoint folders of models by name, are computed
-    beside it, without gradients; None is where what is trained begins, and a name that is no model of the recipe has the settings
-    of that one. `averages` says with which decay some of these follow what is trained (see `train.average`). `role` is what its
-    batches and checkpoints call it where that is not the model's name, as of a critic that is made of the policy."""
+    """What a stage wants of a trainer: its loss terms, how many steps the schedule spans, the keys of `[train]` that
+    this stage replaces, and the head it trains (as `model.load` has it). `teachers`, the checkpoint folders of models
+    by name, are computed beside it, without gradients; None is where what is trained begins, and a name that is no
+    model of the recipe has the settings of that one. `averages` says with which decay some of these follow what is
+    trained (see `train.average`). `role` is what its batches and checkpoints call it where that is not the model's
+    name, as of a critic that is made of the policy."""
 
     losses: Sequence[Loss]
     total_steps: int

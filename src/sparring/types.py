@@ -17,9 +17,7 @@ from sparring.generation import Constraint, KeptSets, Runs, Sampling, TopRows
 
 Role = Literal["system", "user", "assistant", "tool"]
 Source = Literal["policy", "prompt", "tool", "harness", "expert", "teacher"]
-OutcomeKind = Literal[
-    "completed", "truncated", "policy_failed", "infra_failed", "judge_failed", "cancelled", "expired"
-]
+OutcomeKind = Literal["completed", "truncated", "policy_failed", "infra_failed", "judge_failed", "cancelled", "expired"]
 StopReason = Literal[
     "answered",  # the agent ended its turn without a tool call, or the world said done
     "max_turns",
@@ -95,9 +93,9 @@ class Task:
     """One piece of work: which world, how it opens, what scores it.
 
     `id` is unique in a run and stable between runs. `seed` makes everything random about the task repeatable.
-    `tag` names the mixture component (for a reasoning-gym task, the dataset) that reports are split by. `key` is what tells the
-    task from others where its prompt does not, as in a game with one prompt and many seeds: tasks of one key are the same task,
-    none is trained on where another is held out. Empty: the prompt's text tells it.
+    `tag` names the mixture component (for a reasoning-gym task, the dataset) that reports are split by. `key` is what
+    tells the task from others where its prompt does not, as in a game with one prompt and many seeds: tasks of one key
+    are the same task, none is trained on where another is held out. Empty: the prompt's text tells it.
     """
 
     id: str
@@ -113,9 +111,9 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """What the world says after a reply. `reward` is what that reply earned of the score's reward, None for nothing to say;
-    `state_key` names the state that the next reply is made in, so that turns taken in equal states can be compared. `constraint`
-    is what the text of the next reply must be, in the place of the run's."""
+    """What the world says after a reply. `reward` is what that reply earned of the score's reward, None for nothing to
+    say; `state_key` names the state that the next reply is made in, so that turns taken in equal states can be
+    compared. `constraint` is what the text of the next reply must be, in the place of the run's."""
 
     messages: tuple[Message, ...] = ()
     reward: float | None = None
@@ -129,8 +127,8 @@ class Segment:
     """One node of a trajectory tree: the tokens it adds to its parent.
 
     `logprobs`, `versions` and `kv_versions` exist exactly when a model of ours sampled the tokens, and then have one
-    value per token; so does `kept` where sampling was truncated. `message` is the parsed or rendered message, None for pure
-    template tokens.
+    value per token; so does `kept` where sampling was truncated. `message` is the parsed or rendered message, None for
+    pure template tokens.
     """
 
     index: int
@@ -248,11 +246,11 @@ class Score:
     """`reward` None means not scored, which is not 0. `parts` are named components for reports; `success` is the
     verifier's yes or no (None where a world has no such notion).
 
-    `per_turn` says what of `reward` each sampled turn earned, in the order in which they were sampled; what they leave of it
-    was earned by the end. `per_step` says likewise what of its turn's part each step of a turn earned, where turns have steps:
-    per turn, (sampled tokens of the turn up to the step's end, reward), in order; the rest was earned by the turn's end.
-    `states` says which state each of those turns was taken in, None where no other is like it (see `Observation.state_key`).
-    `per_role` replaces `reward` for a role that it names, where roles earn different rewards.
+    `per_turn` says what of `reward` each sampled turn earned, in the order in which they were sampled; what they leave
+    of it was earned by the end. `per_step` says likewise what of its turn's part each step of a turn earned, where
+    turns have steps: per turn, (sampled tokens of the turn up to the step's end, reward), in order; the rest was earned
+    by the turn's end. `states` says which state each of those turns was taken in, None where no other is like it (see
+    `Observation.state_key`). `per_role` replaces `reward` for a role that it names, where roles earn different rewards.
     """
 
     reward: float | None
@@ -273,8 +271,9 @@ class Group:
     """A task's rollouts with their scores, in rollout order. A rollout that left for an infrastructure failure is in
     `failed`, never among `rollouts`; an unscored or misaligned group cannot be built.
 
-    `index` is the admission number (batches form in this order, law 5); `version` the weight version at admission. `baselines`
-    are the scores of the task's rollouts with purpose "baseline": never trained, and no members of the group.
+    `index` is the admission number (batches form in this order, law 5); `version` the weight version at admission.
+    `baselines` are the scores of the task's rollouts with purpose "baseline": never trained, and no members of the
+    group.
     """
 
     id: str
@@ -309,13 +308,14 @@ class Sample:
 
     The model's log-probability of tokens[t] is computed at position t - 1, so tokens[0] never carries weight.
     `weights` maps a loss term (policy, imitate, ...) to its per-token weights; a term that is absent touches nothing.
-    `kept` has an empty row where nothing was sampled or nothing truncated; it is None where that is so everywhere. `bias` is
-    likewise, per token, what was added to logits before it was drawn: (id, value), minus infinity for what was impossible.
+    `kept` has an empty row where nothing was sampled or nothing truncated; it is None where that is so everywhere.
+    `bias` is likewise, per token, what was added to logits before it was drawn: (id, value), minus infinity for what
+    was impossible.
 
-    `label` is what the preference term is told of the row: 1 chosen or wanted, -1 rejected or unwanted; 0: judged for a batch
-    statistic alone, never trained. The chosen and the rejected rows of one `group` are a pair.
-    `teacher` names the model that the distill term, or a penalty for leaving a reference, compares with; `tops` is what that one
-    finds likeliest in the place of each token, where no more of its distribution is asked for.
+    `label` is what the preference term is told of the row: 1 chosen or wanted, -1 rejected or unwanted; 0: judged for a
+    batch statistic alone, never trained. The chosen and the rejected rows of one `group` are a pair. `teacher` names
+    the model that the distill term, or a penalty for leaving a reference, compares with; `tops` is what that one finds
+    likeliest in the place of each token, where no more of its distribution is asked for.
     """
 
     id: str
@@ -390,8 +390,8 @@ class TokenAccount:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """The rows of one optimiser step and the model they train. `denominators` are global, one per loss term. An update may take
-    several; the last one `ends_update`, and if it says `publish`, the engine is given the weights."""
+    """The rows of one optimiser step and the model they train. `denominators` are global, one per loss term. An update
+    may take several; the last one `ends_update`, and if it says `publish`, the engine is given the weights."""
 
     step: int
     model: str
@@ -414,9 +414,10 @@ class StepResult:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightRef:
     """A published version: what it is called, what it must hash to, and where it lies (`location` belongs to the
-    transport: an object in this process for `inline`, a path for `disk`). `probe` are (tokens, log-probabilities) that the
-    receiver must reproduce before it serves (law 9). Where they are an adapter's and not a whole model's, `adapter` is its
-    name."""
+    transport: an object in this process for `inline`, a path for `disk`). `probe` are (tokens, log-probabilities) that
+        the
+    receiver must reproduce before it serves (law 9). Where they are an adapter's and not a whole model's, `adapter` is
+    its name."""
 
     model: str
     version: int

@@ -1,7 +1,8 @@
 """What every `Engine` keeps. A new implementation adds a factory to `ENGINES`.
 
-Engines that are not exact are spared, where it says `exact`: bits that do not depend on the neighbours, random numbers that depend on
-nothing but the seed and the place (so that an aborted request goes on with the same tokens), and KV that is found to the token.
+Engines that are not exact are spared, where it says `exact`: bits that do not depend on the neighbours, random numbers
+that depend on nothing but the seed and the place (so that an aborted request goes on with the same tokens), and KV that
+is found to the token.
 """
 
 import asyncio
@@ -22,8 +23,8 @@ PROMPT = (5, 6, 7, 8, 9, 10)
 
 
 def scripted(path):
-    """Says tokens that are a function of the seed and the position, up to position 3500; for odd seeds the one at position 14 is
-    the stop token."""
+    """Says tokens that are a function of the seed and the position, up to position 3500; for odd seeds the one at
+    position 14 is the stop token."""
 
     def script(request):
         return [
@@ -94,7 +95,9 @@ INEXACT = {vllm}
 def model_path(tmp_path_factory):
     from sparring.testing.tiny_models import tiny_model
 
-    return tiny_model("qwen3", tmp_path_factory.mktemp("model") / "tiny", seed=4, max_position_embeddings=4096, head_dim=32)
+    return tiny_model(
+        "qwen3", tmp_path_factory.mktemp("model") / "tiny", seed=4, max_position_embeddings=4096, head_dim=32
+    )
 
 
 def engines(names=tuple(ENGINES)):
@@ -106,12 +109,17 @@ def engines(names=tuple(ENGINES)):
 
 def able_to(verb):
     """For a test of what some engines refuse: those that do it."""
-    return pytest.mark.parametrize("make", engines([name for name in ENGINES if name not in REFUSED[verb]]), indirect=True)
+    return pytest.mark.parametrize(
+        "make", engines([name for name in ENGINES if name not in REFUSED[verb]]), indirect=True
+    )
 
 
 def unable_to(verb):
     """The others, with what they say."""
-    refused = [pytest.param(*one.values, said, id=one.id) for said, one in zip(REFUSED[verb].values(), engines(REFUSED[verb]), strict=True)]
+    refused = [
+        pytest.param(*one.values, said, id=one.id)
+        for said, one in zip(REFUSED[verb].values(), engines(REFUSED[verb]), strict=True)
+    ]
     return pytest.mark.parametrize(("make", "said"), refused, indirect=["make"])
 
 
@@ -151,7 +159,10 @@ def same(answers, others, exact):
     """Equal tokens; log-probabilities equal to the bit, or nearly."""
     if exact:
         return [(a.tokens, a.logprobs) for a in answers] == [(b.tokens, b.logprobs) for b in others]
-    return all(a.tokens == b.tokens and a.logprobs == pytest.approx(b.logprobs, abs=1e-4) for a, b in zip(answers, others, strict=True))
+    return all(
+        a.tokens == b.tokens and a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
+        for a, b in zip(answers, others, strict=True)
+    )
 
 
 def test_it_is_an_engine_with_a_version(serve):
@@ -250,8 +261,8 @@ def test_leaving_a_stream_drops_the_request(serve):
 
 
 async def aborted(engine, request, *, tries):
-    """What was sampled by the time that its first piece had come and the abort arrived. An engine in a process of its own may be
-    done before that: then once more."""
+    """What was sampled by the time that its first piece had come and the abort arrived. An engine in a process of its
+    own may be done before that: then once more."""
     for _ in range(tries):
         async for piece in engine.stream(request):
             if isinstance(piece, Completion):
@@ -343,9 +354,15 @@ async def scored(engine):
 @able_to("score")
 def test_scores_are_of_the_distribution_that_was_sampled_from(serve, exact):
     answer, scores = serve(scored)
-    assert scores.logprobs == (answer.logprobs if exact else pytest.approx(answer.logprobs, abs=1e-4)) and scores.version == 4
+    assert (
+        scores.logprobs == (answer.logprobs if exact else pytest.approx(answer.logprobs, abs=1e-4))
+        and scores.version == 4
+    )
     assert len(scores.entropies) == len(scores.top_ids) == len(scores.top_logprobs) == len(answer.tokens)
-    assert all(len(set(ids)) == 3 and list(tops) == sorted(tops, reverse=True) for ids, tops in zip(scores.top_ids, scores.top_logprobs))
+    assert all(
+        len(set(ids)) == 3 and list(tops) == sorted(tops, reverse=True)
+        for ids, tops in zip(scores.top_ids, scores.top_logprobs)
+    )
 
 
 @unable_to("score")

@@ -95,7 +95,9 @@ def function(folder: Path) -> EnvFactory:
 
 def rubric(folder: Path) -> EnvFactory:
     columns, parts = {"prompt": "q", "answer": "a"}, {"right": {"kind": "number"}}
-    return load_env(msgspec.convert({"rubric": parts, "data": f"{folder}/data.jsonl", "columns": columns}, EnvConfig), read_rows)
+    return load_env(
+        msgspec.convert({"rubric": parts, "data": f"{folder}/data.jsonl", "columns": columns}, EnvConfig), read_rows
+    )
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -196,7 +198,8 @@ def conversation(factory: EnvFactory, task: Task, replies: list[Message]) -> tup
             seen = await env.step(reply)
             messages += [reply, *seen.messages]
         segments = tuple(
-            Segment(index=i, parent=i - 1 if i else None, source="expert", tokens=(), message=m) for i, m in enumerate(messages)
+            Segment(index=i, parent=i - 1 if i else None, source="expert", tokens=(), message=m)
+            for i, m in enumerate(messages)
         )
         outcome = Outcome(kind="completed", reason="answered")
         score = await env.score(Trajectory(id="r", task=task.id, role="policy", segments=segments, outcome=outcome))

@@ -36,7 +36,9 @@ def test_a_generation_prompt_only_adds(renderer: Renderer):
 
 
 @pytest.mark.parametrize("renderer", RENDERERS)
-@pytest.mark.parametrize("reply", [say("Yes."), say(ODD.replace("<tool_call>", "")), call(ODD.replace("<tool_call>", ""))])
+@pytest.mark.parametrize(
+    "reply", [say("Yes."), say(ODD.replace("<tool_call>", "")), call(ODD.replace("<tool_call>", ""))]
+)
 def test_replies_round_trip(renderer: Renderer, reply):
     prompt = renderer.render([user("Hi")], TOOLS).tokens
     tokens = reply_tokens(renderer, reply, TOOLS)

@@ -86,8 +86,7 @@ def test_code_that_does_not_compile_is_an_observation(bench: Bench, code: str) -
 
 def test_code_is_a_main_module_of_its_own(bench: Bench) -> None:
     code = (
-        "import pickle\nclass A: pass\n"
-        "if __name__ == '__main__': print(type(pickle.loads(pickle.dumps(A()))).__name__)"
+        "import pickle\nclass A: pass\nif __name__ == '__main__': print(type(pickle.loads(pickle.dumps(A()))).__name__)"
     )
     assert python(bench, code).stdout == "A\n"
     assert python(bench, "print(sorted(k for k in globals() if not k.startswith('__')))").stdout == "[]\n"

@@ -17,7 +17,9 @@ every_store = pytest.mark.parametrize("open_store", STORES)
 Opener = Callable[[Path], Store]
 
 ANSWERED = Outcome(kind="completed", reason="answered")
-BROKEN = Outcome(kind="infra_failed", reason="failure", failure=Failure(error="SandboxError", where="box", message="gone"))
+BROKEN = Outcome(
+    kind="infra_failed", reason="failure", failure=Failure(error="SandboxError", where="box", message="gone")
+)
 
 
 def make_rollout(task: Task, name: str, number: int, outcome: Outcome = ANSWERED) -> Rollout:
@@ -39,7 +41,9 @@ def make_rollout(task: Task, name: str, number: int, outcome: Outcome = ANSWERED
 
 def make_group(index: int, stage: str = "rl") -> Group:
     """A group of two, and one that left."""
-    task = Task(id=f"task-{index}", env="toy", messages=(Message(role="user", content="?"),), data={"n": [1, 2.5, None]})
+    task = Task(
+        id=f"task-{index}", env="toy", messages=(Message(role="user", content="?"),), data={"n": [1, 2.5, None]}
+    )
     return Group(
         id=f"{stage}/{index}",
         index=index,

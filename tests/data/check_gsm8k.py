@@ -2,9 +2,10 @@
 
     python tests/data/check_gsm8k.py path/to/gsm8k-test.jsonl [--checkpoint FOLDER]
 
-The file has a `question` and an `answer` that ends in `#### <number>` in each row (github.com/openai/grade-school-math, MIT). All
-nine other digits are tried at every place of the number. Then `sparring eval` runs a checkpoint, a random model where none is given,
-on all rows but one. Prints one JSON object as its last line and ends with status 1 if a figure is not what it must be.
+The file has a `question` and an `answer` that ends in `#### <number>` in each row (github.com/openai/grade-school-math,
+MIT). All nine other digits are tried at every place of the number. Then `sparring eval` runs a checkpoint, a random
+model where none is given, on all rows but one. Prints one JSON object as its last line and ends with status 1 if a
+figure is not what it must be.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from sparring.tasks.files import read_rows
 from sparring.types import Task
 
 FINAL = "#### (.+)"
-FORMS = {"solution": (FINAL, "{reasoning}#### {number}"), "boxed": ("", "Therefore, the answer is $\\boxed{{{number}}}$.")}
+FORMS = {
+    "solution": (FINAL, "{reasoning}#### {number}"),
+    "boxed": ("", "Therefore, the answer is $\\boxed{{{number}}}$."),
+}
 """What an answer looks like: the part's `find`, and the text."""
 
 RECIPE = """
@@ -56,7 +60,13 @@ progress = "off"
 def settings(path: Path, kind: str, find: str) -> EnvConfig:
     """The world over the file."""
     part = {"kind": kind, "find": find, "column_find": FINAL}
-    given = {"data": str(path), "held_out": 1, "demonstrations": 1 << 30, "columns": {"prompt": "question"}, "rubric": {"right": part}}
+    given = {
+        "data": str(path),
+        "held_out": 1,
+        "demonstrations": 1 << 30,
+        "columns": {"prompt": "question"},
+        "rubric": {"right": part},
+    }
     return msgspec.convert(given, EnvConfig)
 
 
@@ -82,7 +92,12 @@ async def figures(path: Path, kind: str, form: str) -> dict[str, int]:
     tasks = [task for split in ("demonstration", "eval") for task in every(factory.tasks(split, 0))]
     done = [await scores(task) for task in tasks]
     wrong = [reward for _, rewards in done for reward in rewards]
-    return {"right": len(done), "right_at_1": sum(r == 1 for r, _ in done), "wrong": len(wrong), "wrong_above_0": sum(map(bool, wrong))}
+    return {
+        "right": len(done),
+        "right_at_1": sum(r == 1 for r, _ in done),
+        "wrong": len(wrong),
+        "wrong_above_0": sum(map(bool, wrong)),
+    }
 
 
 def every(source: Any) -> Iterator[Task]:

@@ -26,7 +26,19 @@ pytestmark = pytest.mark.gpu
 
 INTERPRETED = is_interpreted()
 
-OTHERS = ["llama", "qwen2", "mistral", "mixtral", "qwen3_moe", "gemma2", "gemma3_text", "phi3", "glm4", "olmo2", "gpt_oss"]
+OTHERS = [
+    "llama",
+    "qwen2",
+    "mistral",
+    "mixtral",
+    "qwen3_moe",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "glm4",
+    "olmo2",
+    "gpt_oss",
+]
 MODELS = [("qwen3", "bfloat16")]
 MODELS += [] if INTERPRETED else [("qwen3", "float32"), *((family, "bfloat16") for family in OTHERS)]
 RECURRENT = ["nemotron_h"] if INTERPRETED else ["nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"]
@@ -66,7 +78,9 @@ def trained(model, wanted, answers):
     positions = torch.cat([torch.arange(len(row)) for row in rows]).to(device)
     begins = torch.tensor([0, *map(len, rows)]).cumsum(0).tolist()
     pairs = list(zip(begins, wanted, answers, strict=False))
-    predicting = [torch.arange(len(answer.tokens)) + begin + len(request.tokens) - 1 for begin, request, answer in pairs]
+    predicting = [
+        torch.arange(len(answer.tokens)) + begin + len(request.tokens) - 1 for begin, request, answer in pairs
+    ]
     heat = [torch.full((len(answer.tokens),), request.sampling.temperature) for _, request, answer in pairs]
     places = torch.cat(predicting).to(device)
     hidden = model.hidden(tokens, positions, Packed.of([len(row) for row in rows]).to(device))
@@ -92,7 +106,9 @@ def test_adapters_of_a_crowd_equal_their_trainers(device, family, tmp_path):
     """Of layers, and of experts where there are any; beside a request without one."""
     path = tiny_model(family, tmp_path / "model", seed=3)
     stacks = () if family == "qwen3" else ("experts.gate_up_proj", "experts.down_proj")
-    adapters = {name: tiny_adapter(path, tmp_path / name, seed=len(name), target_parameters=stacks) for name in ("a", "other")}
+    adapters = {
+        name: tiny_adapter(path, tmp_path / name, seed=len(name), target_parameters=stacks) for name in ("a", "other")
+    }
     places = {None: path, **adapters}
     names = ([*places] * len(LENGTHS))[: len(LENGTHS)]
     wanted = [replace(request, adapter=name) for request, name in zip(requests(), names, strict=True)]
@@ -105,7 +121,8 @@ def test_adapters_of_a_crowd_equal_their_trainers(device, family, tmp_path):
 
 @pytest.mark.parametrize("family", RECURRENT)
 def test_recurrent_layers_go_on_from_their_state(device, family, tmp_path):
-    """To load such a model is to prove it on its device; the engine is then as close to the trainer as rounding lets it be."""
+    """To load such a model is to prove it on its device; the engine is then as close to the trainer as rounding lets it
+    be."""
     path, wanted = tiny_model(family, tmp_path / "model", seed=3), requests()
     model = load(path, numerics="fast", device=device)
     answers = served(model, wanted, max_running=2, max_batch_tokens=24)

@@ -1,4 +1,5 @@
-"""The device path's operations: values as in float64 or in plain torch, and the bits of a row whatever stands beside it."""
+"""The device path's operations: values as in float64 or in plain torch, and the bits of a row whatever stands beside
+it."""
 
 import pytest
 import torch
@@ -63,7 +64,9 @@ def test_rows_are_those_of_plain_torch(device, dtype):
     path, plain = DevicePath(), TorchPath()
     x, y, weight = on(device, *(torch.randn(*shape).to(dtype) for shape in ((7, 40), (7, 40), (40,))))
     close(path.add_rms_norm(x, y, weight, 1e-6), plain.add_rms_norm(x, y, weight, 1e-6), dtype)
-    assert torch.equal(path.add_rms_norm(x, y, weight, 1e-6)[1][3:5], path.add_rms_norm(x[3:5], y[3:5], weight, 1e-6)[1])
+    assert torch.equal(
+        path.add_rms_norm(x, y, weight, 1e-6)[1][3:5], path.add_rms_norm(x[3:5], y[3:5], weight, 1e-6)[1]
+    )
     assert torch.equal(path.rms_norm(x + y, weight, 1e-6), path.add_rms_norm(x, y, weight, 1e-6)[1]) or INTERPRETED
     qkv, *angles = on(device, *(torch.randn(*shape).to(dtype) for shape in ((5, 10 * 24), (5, 24), (5, 24))))
     q_weight, k_weight = on(device, torch.randn(24).to(dtype), torch.randn(24).to(dtype))

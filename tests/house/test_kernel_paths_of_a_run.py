@@ -1,4 +1,5 @@
-"""`tests/conftest.py` in a process of its own: which kernel paths a run computes on, and what its last line says of the others."""
+"""`tests/conftest.py` in a process of its own: which kernel paths a run computes on, and what its last line says of the
+others."""
 
 import os
 import re
@@ -15,7 +16,11 @@ DEVICE = "exact-device (it computes on a GPU (make test-gpu), or in Triton's int
 
 def lines(*words: str, **environment: str) -> list[str]:
     """What a run prints that passes."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "SPARRING_KERNELS", "TRITON"))}
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTEST", "SPARRING_KERNELS", "TRITON"))
+    }
     command = [sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider", *words]
     done = subprocess.run(command, cwd=ROOT, env={**own, **environment}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -30,7 +35,15 @@ def passed(found: list[str]) -> set[str]:
 
 def test_a_run_without_a_compiler_has_no_cases_of_compiled_paths_and_says_why() -> None:
     """Every path is asked for. Of tests for the compiled ones alone nothing is left, not even a skip."""
-    found = lines("--kernel-paths", "every", f"{KERNELS}/test_mixtures.py", PLAIN, "-k", "softmaxs or equal or link", CXX="no compiler of that name")
+    found = lines(
+        "--kernel-paths",
+        "every",
+        f"{KERNELS}/test_mixtures.py",
+        PLAIN,
+        "-k",
+        "softmaxs or equal or link",
+        CXX="no compiler of that name",
+    )
     assert passed(found) == {f"test_gradients_are_the_softmaxs[exact-torch-{flag}]" for flag in (True, False)}
     because = "(no C++ compiler was found (g++, or what CXX names))"
     absent = ", ".join([*(f"{name} {because}" for name in ("exact-tiles", "exact-pairs", "exact-kernels")), DEVICE])

@@ -33,6 +33,8 @@ def test_every_link_leads_somewhere() -> None:
 
 def test_a_broken_link_is_found(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
-    (tmp_path / "docs/a.md").write_text("# One `step`, two\n[b](b.md) [up](../README.md) [here](#one-step-two) [web](https://b.md)")
+    (tmp_path / "docs/a.md").write_text(
+        "# One `step`, two\n[b](b.md) [up](../README.md) [here](#one-step-two) [web](https://b.md)"
+    )
     (tmp_path / "README.md").write_text("[a](docs/a.md#one-step-two) [b](docs/a.md#two)")
     assert broken_links(tmp_path) == ["README.md: docs/a.md#two", "docs/a.md: b.md#"]

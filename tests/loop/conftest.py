@@ -73,8 +73,8 @@ def _wait_for(run: subprocess.Popen[str], text: str) -> None:
 
 @pytest.fixture
 def killed_and_finished() -> Callable[[Sequence[str], Sequence[str]], None]:
-    """Starts `sparring` with these words once per moment and kills it, -9, when a line of its output begins so; then lets it finish.
-    Every start is a process of its own, which knows nothing of those before it."""
+    """Starts `sparring` with these words once per moment and kills it, -9, when a line of its output begins so; then
+    lets it finish. Every start is a process of its own, which knows nothing of those before it."""
 
     def finished(words: Sequence[str], moments: Sequence[str]) -> None:
         command = [sys.executable, "-m", "sparring.cli.main", *words]
@@ -91,9 +91,12 @@ def killed_and_finished() -> Callable[[Sequence[str], Sequence[str]], None]:
 
 
 @pytest.fixture
-def whole_and_resumed(given: Path) -> Callable[..., tuple[list[tuple[dict[str, Any], list[str]]], list[dict[str, float]]]]:
-    """Runs the rl stage of `given` with these settings and that many steps, then its last again from the checkpoint before it. Of each
-    run: the stage's result without times and a digest of the weights of each model named; with them the metrics of all steps."""
+def whole_and_resumed(
+    given: Path,
+) -> Callable[..., tuple[list[tuple[dict[str, Any], list[str]]], list[dict[str, float]]]]:
+    """Runs the rl stage of `given` with these settings and that many steps, then its last again from the checkpoint
+    before it. Of each run: the stage's result without times and a digest of the weights of each model named; with them
+    the metrics of all steps."""
 
     def ran(
         settings: Sequence[str], models: Sequence[str], steps: int = 2
@@ -104,11 +107,16 @@ def whole_and_resumed(given: Path) -> Callable[..., tuple[list[tuple[dict[str, A
 
         async def scenario() -> tuple[list[tuple[dict[str, Any], list[str]]], list[dict[str, float]]]:
             found = []
-            async with opened(resolve(load(given, [*settings, f"rl.steps={steps}", "rl.train.save_every=1"]))) as context:
+            async with opened(
+                resolve(load(given, [*settings, f"rl.steps={steps}", "rl.train.save_every=1"]))
+            ) as context:
                 for _ in range(2):
                     result = await rl.run(context)
                     await context.cluster.close()
-                    digests = [hashlib.sha256((Path(result[name]) / "model.safetensors").read_bytes()).hexdigest() for name in models]
+                    digests = [
+                        hashlib.sha256((Path(result[name]) / "model.safetensors").read_bytes()).hexdigest()
+                        for name in models
+                    ]
                     found.append(({name: value for name, value in result.items() if not name.endswith("_s")}, digests))
                     shutil.rmtree(context.folder / "rl" / "checkpoints" / f"step-{steps:06d}")
                 return found, [values for _, values in context.store.metrics("rl")]
@@ -120,12 +128,22 @@ def whole_and_resumed(given: Path) -> Callable[..., tuple[list[tuple[dict[str, A
 
 @pytest.fixture
 def served() -> Callable[..., AbstractContextManager[tuple[subprocess.Popen[str], str]]]:
-    """Starts `sparring serve` with these arguments, on a free port if none is given; the process and its address. Killed at the end
-    if it still runs."""
+    """Starts `sparring serve` with these arguments, on a free port if none is given; the process and its address.
+    Killed at the end if it still runs."""
 
     @contextmanager
     def started(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-        command = [sys.executable, "-m", "sparring.cli.main", "serve", "--port", "0", "--threads", "1", *map(str, arguments)]
+        command = [
+            sys.executable,
+            "-m",
+            "sparring.cli.main",
+            "serve",
+            "--port",
+            "0",
+            "--threads",
+            "1",
+            *map(str, arguments),
+        ]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None and process.stderr is not None

@@ -1,9 +1,10 @@
-"""Run by test_refusals in a mount namespace of its own: fills a small disk under a run, frees it, and runs the command again.
+"""Run by test_refusals in a mount namespace of its own: fills a small disk under a run, frees it, and runs the command
+again.
 
     python full_disk.py DISK COMMAND...
 
-Prints one JSON object: `code` and `said` (stderr) of the run whose disk is full, `at` (the step that it was told at), `again` (the
-exit code of the second run) and `weights` (their SHA-256).
+Prints one JSON object: `code` and `said` (stderr) of the run whose disk is full, `at` (the step that it was told at),
+`again` (the exit code of the second run) and `weights` (their SHA-256).
 """
 
 from __future__ import annotations

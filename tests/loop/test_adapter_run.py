@@ -70,7 +70,9 @@ def test_the_export_is_merged(whole, tmp_path):
     """The plain checkpoint says what base and adapter say, but for the rounding of the merge."""
     merged, adapted, base = (load(whole / "tiny" / place) for place in ("export", "rl/model", "init/model"))
     assert merged.adapters.everywhere is None and adapted.adapters.everywhere is not None
-    one, other, before = (library_logits(model.module) if model is not adapted else own_logits(model) for model in (merged, adapted, base))
+    one, other, before = (
+        library_logits(model.module) if model is not adapted else own_logits(model) for model in (merged, adapted, base)
+    )
     assert (one - other).abs().max() <= 2e-6 < 1e-3 < (before - other).abs().max()
     shutil.copytree(whole / "tiny/rl/model", tmp_path / "adapter")
     assert main(["export", str(tmp_path / "adapter"), str(tmp_path / "out")]) == 0
@@ -96,7 +98,9 @@ def test_a_run_goes_on_with_a_given_adapter(whole, tmp_path):
     """From the adapter that sft left, rl alone learns what it learnt there."""
     head, rest = TINY.read_text().split("[models.policy.init]")
     recipe = tmp_path / "given.toml"
-    recipe.write_text(f'{head}[models.policy]\npath = "{whole / "tiny/sft/model"}"\n\n[env]{rest.partition("[env]")[2]}')
+    recipe.write_text(
+        f'{head}[models.policy]\npath = "{whole / "tiny/sft/model"}"\n\n[env]{rest.partition("[env]")[2]}'
+    )
     assert main(arguments(tmp_path, 'run.stages=["rl"]', recipe=recipe)) == 0
     assert adapter(tmp_path, "rl/model") == adapter(whole, "rl/model")
     assert base_of(tmp_path / "tiny/rl/model") == str(whole / "tiny/init/model")
@@ -123,12 +127,18 @@ def test_experts_learn_in_a_run(whole, tmp_path, capsys):
     assert main(arguments(tmp_path, 'run.stages=["rl", "export"]', *targets, recipe=recipe)) == 0
     assert "target_parameters ('experts.gate_up_proj', 'experts.down_proj')" in "".join(capsys.readouterr())
     lines = [json.loads(line) for line in (tmp_path / "tiny/metrics.jsonl").read_text().splitlines()]
-    assert {line["values"]["logprob_max_abs_diff"] for line in lines if line["stage"] == "rl" and "step" in line} == {0.0}
+    assert {line["values"]["logprob_max_abs_diff"] for line in lines if line["stage"] == "rl" and "step" in line} == {
+        0.0
+    }
     untrained, trained = adapter(tmp_path, "lora"), adapter(tmp_path, "rl/model")
     assert untrained.keys() == trained.keys() and len(trained) == 12
     assert all(untrained[name] != trained[name] for name in trained)
     merged, adapted = load(tmp_path / "tiny/export"), load(tmp_path / "tiny/rl/model")
-    assert (own_logits(merged) - own_logits(adapted)).abs().max() <= 2e-5 < (own_logits(load(base)) - own_logits(adapted)).abs().max()
+    assert (
+        (own_logits(merged) - own_logits(adapted)).abs().max()
+        <= 2e-5
+        < (own_logits(load(base)) - own_logits(adapted)).abs().max()
+    )
     assert main(["replay", str(tmp_path / "tiny"), "rl/0/0"]) == 0
 
 
@@ -161,7 +171,10 @@ def library_logits(module):
         ("models.policy.lora.target_modules=[]", "at least one linear layer"),
         ('models.policy.lora.target_modules=["q_proj", "lm_head"]', "expected linear layers of the model: down_proj"),
         ("models.policy.lora.dropout=0.1", "dropout"),
-        ("engine.kind=openai engine.url=http://127.0.0.1:9 models.policy.lora.rank=4", "models.policy.lora: expected none with an OpenAI"),
+        (
+            "engine.kind=openai engine.url=http://127.0.0.1:9 models.policy.lora.rank=4",
+            "models.policy.lora: expected none with an OpenAI",
+        ),
     ],
 )
 def test_check_refuses_what_cannot_be_trained(tmp_path, capsys, setting, message):
@@ -183,7 +196,9 @@ def test_check_refuses_what_cannot_be_trained(tmp_path, capsys, setting, message
 def test_check_compares_with_a_given_adapter(whole, tmp_path, capsys, lora, message):
     head, rest = TINY.read_text().split("[models.policy.init]")
     recipe = tmp_path / "given.toml"
-    recipe.write_text(f'{head}[models.policy]\npath = "{whole / "tiny/sft/model"}"\n\n[env]{rest.partition("[env]")[2]}')
+    recipe.write_text(
+        f'{head}[models.policy]\npath = "{whole / "tiny/sft/model"}"\n\n[env]{rest.partition("[env]")[2]}'
+    )
     settings = [part for one in (f"run.directory={tmp_path}", f"env.name={WORLD}", *lora) for part in ("--set", one)]
     assert main(["check", str(recipe), *settings]) == (2 if message else 0)
     printed = capsys.readouterr()

@@ -1,4 +1,5 @@
-"""Tasks to groups on a virtual clock: order, lag, failures, resume. The engine is scripted, everything else is the real thing."""
+"""Tasks to groups on a virtual clock: order, lag, failures, resume. The engine is scripted, everything else is the real
+thing."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ from sparring.types import Group, Message, Observation, Rollout, Score, Task, Tr
 
 
 class UnevenWorld(ToyWorld):
-    """Every step of the world takes from 0 to 50 seconds, and some crash: by chance, but by the chance of `seed` alone."""
+    """Every step of the world takes from 0 to 50 seconds, and some crash: by chance, but by the chance of `seed`
+    alone."""
 
     def __init__(self, seed: int = 0, crash_in_ten: int = 0, error: type[Exception] = SandboxError) -> None:
         self.seed = seed
@@ -105,7 +107,13 @@ def make_run(
     window = Window(groups_per_step, settings.max_lag, total_steps)
     source = world.tasks("train", 0)
     scheduler = Scheduler(
-        runner, source, window, run_seed=5, engine_version=lambda: engine.version, stage="rl", scorers=[] if scorer is None else [scorer]
+        runner,
+        source,
+        window,
+        run_seed=5,
+        engine_version=lambda: engine.version,
+        stage="rl",
+        scorers=[] if scorer is None else [scorer],
     )
     return Run(scheduler, window, engine, runner, source)
 
@@ -331,9 +339,7 @@ class Curriculum(ToyTasks):
 
 
 @settings(max_examples=8, deadline=None)
-@given(
-    kill_after=st.integers(1, 5), every=st.integers(1, 3), max_lag=st.integers(0, 2), seed=st.integers(0, 1000)
-)
+@given(kill_after=st.integers(1, 5), every=st.integers(1, 3), max_lag=st.integers(0, 2), seed=st.integers(0, 1000))
 def test_resume_trains_every_task_exactly_once(kill_after: int, every: int, max_lag: int, seed: int) -> None:
     """Checkpoints every `every` steps, dies after step `kill_after`, and starts again from the last checkpoint."""
 
@@ -355,9 +361,7 @@ def test_resume_trains_every_task_exactly_once(kill_after: int, every: int, max_
             if len(trained) % 3 == 0:
                 step = len(trained) // 3
                 await asyncio.sleep(7)
-                await run.engine.pull(
-                    WeightRef(model="policy", version=step, checksum="", transport="", location=None)
-                )
+                await run.engine.pull(WeightRef(model="policy", version=step, checksum="", transport="", location=None))
                 run.window.release(step)
                 if step % every == 0:
                     saved, kept = run.scheduler.state(step), len(trained)

@@ -1,4 +1,5 @@
-"""A run's result is compared with those of earlier runs and of `sparring eval`, task by task; the differences are in its summary."""
+"""A run's result is compared with those of earlier runs and of `sparring eval`, task by task; the differences are in
+its summary."""
 
 from __future__ import annotations
 
@@ -15,12 +16,19 @@ from sparring.stages.against import last_evaluated
 from sparring.store.sqlite import SqliteStore
 
 CHANCE, SUMS = (f'env.name="{Path(__file__).parent / "tiny_world.py"}:{world}"' for world in ("Chance", "Sums"))
-TRAINED = ('run.stages=["rl", "eval"]', 'eval.checkpoints=["rl"]', "rl.train={learning_rate=1e-2}", "rl.steps=2", "eval.tasks=6")
+TRAINED = (
+    'run.stages=["rl", "eval"]',
+    'eval.checkpoints=["rl"]',
+    "rl.train={learning_rate=1e-2}",
+    "rl.steps=2",
+    "eval.tasks=6",
+)
 IMITATES = (SUMS, 'run.stages=["sft", "eval"]', 'eval.checkpoints=["sft"]')
 
 
 def ran(given: Path, name: str, *settings: str, code: int = 0) -> Path:
-    """The folder of the tiny recipe, run under this name with these settings: by default it evaluates what it is given."""
+    """The folder of the tiny recipe, run under this name with these settings: by default it evaluates what it is
+    given."""
     basis = ("observe.progress=off", CHANCE, 'run.stages=["init", "eval"]', 'eval.checkpoints=["init"]', "eval.tasks=8")
     words = [word for setting in (*basis, "eval.no_tool_tasks=0", *settings) for word in ("--set", setting)]
     assert main(["run", str(given), "--name", name, *words]) == code
@@ -48,12 +56,14 @@ def test_the_difference_to_an_earlier_run_is_in_the_summary(given: Path, capsys:
     out, found = capsys.readouterr().out, summary(after)["against"]["trained"]
     ours = summary(after)
     assert (found["figure"], found["tasks"], found["left_out"]) == ("success", 6, 2)
-    assert found["value"] == earlier["rl_success"] == sum(right for right, in theirs.values()) / 6
+    assert found["value"] == earlier["rl_success"] == sum(right for (right,) in theirs.values()) / 6
     assert found["tokens_trained"] == earlier["tokens_trained"] > 0
     assert found["difference_low"] < found["difference"] < found["difference_high"]
     differences = [sum(solved(after, "init")[task]) / 2 - theirs[task][0] for task in theirs]
     assert any(differences) and found["difference"] == pytest.approx(sum(differences) / 6, abs=1e-12)
-    assert "more than trained, task by task" in out and f"trained on {earlier['tokens_trained']:,} tokens at last" in out
+    assert (
+        "more than trained, task by task" in out and f"trained on {earlier['tokens_trained']:,} tokens at last" in out
+    )
     assert f"trained ({before})" in write_report(after).read_text()
     shutil.rmtree(before)
     ran(given, "after", *settings)
@@ -72,7 +82,9 @@ def test_the_tokens_that_were_imitated_count(given: Path) -> None:
 def test_both_are_told_of_the_tasks_that_both_scored(given: Path) -> None:
     before = ran(given, "before", "eval.tasks=12")
     (before / "summary.json").write_text("{")
-    found = summary(ran(given, "after", "eval.tasks=4", "eval.samples=3", f'eval.against={{more="{before}"}}'))["against"]["more"]
+    found = summary(ran(given, "after", "eval.tasks=4", "eval.samples=3", f'eval.against={{more="{before}"}}'))[
+        "against"
+    ]["more"]
     both = solved(given.parent / "runs/after", "init")
     theirs = [solved(before, "init")[task][0] for task in both]
     assert (len(theirs), found["tasks"], found["left_out"]) == (4, 4, 8)
@@ -81,7 +93,7 @@ def test_both_are_told_of_the_tasks_that_both_scored(given: Path) -> None:
 
 
 def summary_of(tasks: dict[str, list[bool]]) -> float:
-    return sum(right for right, in tasks.values()) / len(tasks)
+    return sum(right for (right,) in tasks.values()) / len(tasks)
 
 
 def test_a_run_that_goes_on_needs_the_other_no_more(given: Path) -> None:
@@ -106,7 +118,10 @@ def test_a_file_of_sparring_eval_is_compared(given: Path, checkpoint: Path) -> N
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        (("eval.against={x='nowhere'}",), "eval.against.x: expected the folder of a run whose stage eval is done, or an"),
+        (
+            ("eval.against={x='nowhere'}",),
+            "eval.against.x: expected the folder of a run whose stage eval is done, or an",
+        ),
         (("eval.against={x='nowhere.json'}",), "a result file of sparring eval"),
         (("eval.against={x='BEFORE'}", "run.seed=4"), "a result of the same held-out tasks, got another task called"),
         (("eval.against={x='BEFORE'}", SUMS), "got none of 8 among"),

@@ -1,4 +1,5 @@
-"""A run that was begun when groups of equal rewards left the update by default goes on only where the recipe says so."""
+"""A run that was begun when groups of equal rewards left the update by default goes on only where the recipe says
+so."""
 
 from __future__ import annotations
 

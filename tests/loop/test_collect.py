@@ -40,8 +40,10 @@ def collecting(given: Path, server: ChatServer, stages: str, *settings: str) -> 
     recipe = given.with_name("collect.toml")
     served = f'\n[models.teacher]\nserved = {{ kind = "chat", url = "{server.url}", served_model = "big" }}\n'
     text = given.read_text().replace("[models.policy]\n", "[models.policy]\nthinking = true\n")
-    recipe.write_text(text + served + '\n[collect]\ntasks = 12\nattempts = 2\n')
-    words = [word for setting in (f"run.stages={stages}", "observe.progress=off", *settings) for word in ("--set", setting)]
+    recipe.write_text(text + served + "\n[collect]\ntasks = 12\nattempts = 2\n")
+    words = [
+        word for setting in (f"run.stages={stages}", "observe.progress=off", *settings) for word in ("--set", setting)
+    ]
     return main(["run", str(recipe), *words])
 
 
@@ -55,7 +57,9 @@ def test_traces_become_demonstrations(given: Path) -> None:
     finally:
         server.stop()
     rows = [json.loads(line) for line in (given.parent / "runs/tiny/collect/traces.jsonl").read_text().splitlines()]
-    assert len(asked_to_teach(server)) == 12 * 2 * 2 and asked == len(server.asked), "a finished stage asks nobody again"
+    assert len(asked_to_teach(server)) == 12 * 2 * 2 and asked == len(server.asked), (
+        "a finished stage asks nobody again"
+    )
     answers = [row["messages"][-1]["content"] for row in rows]
     assert 0 < len(rows) <= 12 and not any(answer.endswith("3") or answer == "none" for answer in answers)
     roles = [[entry["role"] for entry in row["messages"]] for row in rows]
@@ -89,7 +93,9 @@ def test_a_collection_goes_on_where_it_broke_off(given: Path, capsys: pytest.Cap
     assert len(again) + len(done) == 12 and not again & done and done
 
 
-def test_a_teacher_that_never_ends_is_told_from_one_that_earns_nothing(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_teacher_that_never_ends_is_told_from_one_that_earns_nothing(
+    given: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def calls(body: dict) -> tuple[int, dict]:
         return solves({**body, "messages": body["messages"][:1]})
 
@@ -103,6 +109,7 @@ def test_a_teacher_that_never_ends_is_told_from_one_that_earns_nothing(given: Pa
 
 def test_what_nobody_scored_is_counted_and_not_kept(given: Path) -> None:
     """It neither failed nor earned anything: None is not 0."""
+
     def adds(body: dict) -> tuple[int, dict]:
         first, second = body["messages"][-1]["content"].removesuffix(" = ?").split(" + ")
         return message(str(int(first) + int(second)))
@@ -135,7 +142,12 @@ def test_what_the_policy_cannot_say_is_left_out_and_counted(given: Path, capsys:
         return status, reply
 
     server = ChatServer(thinks)
-    settings = ("sft.steps=1", "models.policy.thinking=false", "collect.min_reward=0.0", "collect.max_concurrent_rollouts=1")
+    settings = (
+        "sft.steps=1",
+        "models.policy.thinking=false",
+        "collect.min_reward=0.0",
+        "collect.max_concurrent_rollouts=1",
+    )
     try:
         assert collecting(given, server, '["collect", "sft"]', *settings) == 0
         server.reply = solves
@@ -148,7 +160,9 @@ def test_what_the_policy_cannot_say_is_left_out_and_counted(given: Path, capsys:
     assert (found["unsaid"], found["traces"], len(Path(found["data"]).read_text().splitlines())) == (1, 11, 11)
 
 
-def test_a_key_that_is_not_there_is_refused_before_anything_starts(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_that_is_not_there_is_refused_before_anything_starts(
+    given: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     served = 'models.teacher.served={kind="chat", url="http://127.0.0.1:1/v1", served_model="big", api_key_env="NO_SUCH_KEY"}'
     words = ("--set", served, "--set", "collect.model=teacher", "--set", 'run.stages=["collect", "sft"]')
     assert main(["check", str(given), *words]) == 2
@@ -170,7 +184,10 @@ def test_a_teacher_that_does_not_answer_is_refused_before_anything_starts(
     settings = (served, f"run.stages={stages}", *(setting.replace("CHECKPOINT", str(checkpoint)) for setting in more))
     assert main(["run", str(given), *(word for setting in settings for word in ("--set", setting))]) == 2
     said = capsys.readouterr().err
-    assert "models.teacher: expected a teacher that answers, got " in said and "start its server, or correct models.teacher.served" in said
+    assert (
+        "models.teacher: expected a teacher that answers, got " in said
+        and "start its server, or correct models.teacher.served" in said
+    )
     assert not (given.parent / "runs/tiny/config.toml").exists()
 
 
@@ -193,7 +210,10 @@ def test_each_domain_is_collected_from_its_teacher(given: Path) -> None:
     other = f'models.other.served={{kind="chat",url="{server.url}",served_model="small"}}'
     try:
         assert collecting(given, server, '["collect"]', other, 'collect.teachers={even="teacher",odd="other"}') == 0
-        assert collecting(given, server, '["collect"]', "run.name=two", 'collect.teachers={even="teacher",odd="nobody"}') == 2
+        assert (
+            collecting(given, server, '["collect"]', "run.name=two", 'collect.teachers={even="teacher",odd="nobody"}')
+            == 2
+        )
     finally:
         server.stop()
     questions = {body["messages"][0]["content"]: body["model"] for body in asked_to_teach(server)}

@@ -1,4 +1,5 @@
-"""A whole run whose rollouts are held to a text: trained exactly (law 2), replayed to the bit (law 8), refused by name (law 10)."""
+"""A whole run whose rollouts are held to a text: trained exactly (law 2), replayed to the bit (law 8), refused by name
+(law 10)."""
 
 from __future__ import annotations
 
@@ -20,8 +21,18 @@ def words(settings: tuple[str, ...]) -> list[str]:
 
 
 def trained(recipe: Path, *settings: str) -> tuple[Path, list[Segment]]:
-    """The folder of a run of two exact steps, and what was sampled for them; with this seed each has rewards that differ."""
-    assert main(["run", str(recipe), *words(('run.stages=["rl"]', "rl.steps=2", "rl.train.save_every=1", "run.seed=2", *settings))]) == 0
+    """The folder of a run of two exact steps, and what was sampled for them; with this seed each has rewards that
+    differ."""
+    assert (
+        main(
+            [
+                "run",
+                str(recipe),
+                *words(('run.stages=["rl"]', "rl.steps=2", "rl.train.save_every=1", "run.seed=2", *settings)),
+            ]
+        )
+        == 0
+    )
     folder = recipe.parent / "runs" / "tiny"
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [line["values"] for line in lines if line["stage"] == "rl" and "step" in line]
@@ -30,7 +41,9 @@ def trained(recipe: Path, *settings: str) -> tuple[Path, list[Segment]]:
     store = SqliteStore(folder / "store.sqlite", read_only=True)
     rollouts = [rollout for group in store.groups(stage="rl") for rollout in group.rollouts]
     store.close()
-    return folder, [s for rollout in rollouts for trajectory in rollout.trajectories for s in trajectory.segments if s.model]
+    return folder, [
+        s for rollout in rollouts for trajectory in rollout.trajectories for s in trajectory.segments if s.model
+    ]
 
 
 def replayed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,9 +63,15 @@ def test_a_run_under_a_regular_expression(given: Path, capsys: pytest.CaptureFix
 
 
 def test_a_run_with_stop_strings_bias_and_a_minimum(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = ('rollout.stop_strings=["e", "1"]', "rollout.min_turn_tokens=3", "rollout.logit_bias=[[300, -2.0], [68, 1.5]]")
+    settings = (
+        'rollout.stop_strings=["e", "1"]',
+        "rollout.min_turn_tokens=3",
+        "rollout.logit_bias=[[300, -2.0], [68, 1.5]]",
+    )
     folder, turns = trained(given, *settings)
-    stopped = [turn for turn in turns if turn.tokens[-1] not in turn.sampling.stop and set("e1") & set(turn.message.content)]
+    stopped = [
+        turn for turn in turns if turn.tokens[-1] not in turn.sampling.stop and set("e1") & set(turn.message.content)
+    ]
     assert stopped and all(turn.sampling.stop_strings == ("e", "1") for turn in turns)
     assert all(len(turn.tokens) >= 3 for turn in turns)
     replayed(folder, capsys)
@@ -69,7 +88,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("setting", REFUSED)
-def test_what_cannot_be_asked_for_is_refused_before_the_run(given: Path, setting: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_asked_for_is_refused_before_the_run(
+    given: Path, setting: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["check", str(given), *words(('run.stages=["rl"]', setting))]) == 2
     assert REFUSED[setting] in capsys.readouterr().err
 
@@ -82,7 +103,9 @@ UNCOMPILED = {
 
 
 @pytest.mark.parametrize("kind", UNCOMPILED)
-def test_a_constraint_that_does_not_compile_is_refused(given: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_constraint_that_does_not_compile_is_refused(
+    given: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     source, message = UNCOMPILED[kind]
     setting = f"rollout.constraint={{kind={json.dumps(kind)}, source={json.dumps(source)}}}"
     assert main(["check", str(given), *words(('run.stages=["rl"]', setting))]) == 2
@@ -98,7 +121,9 @@ class Asking(Sums):
 """
 
 
-def test_a_world_that_asks_for_what_does_not_compile_is_refused(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_world_that_asks_for_what_does_not_compile_is_refused(
+    given: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     world = given.parent / "asking.py"
     begin, imports, rest = (Path(__file__).parent / "tiny_world.py").read_text().partition("from sparring.envs.base")
     world.write_text(f"{begin}from sparring.generation import Constraint\n{imports}{rest}{ASKING}")

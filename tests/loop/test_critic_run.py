@@ -1,4 +1,5 @@
-"""PPO with a critic: it learns what rollouts earn beside the policy, and both go on from a checkpoint to the same bits."""
+"""PPO with a critic: it learns what rollouts earn beside the policy, and both go on from a checkpoint to the same
+bits."""
 
 from __future__ import annotations
 
@@ -34,7 +35,10 @@ def test_policy_and_critic_end_with_the_same_bits_after_a_resume(whole_and_resum
         assert values["logprob_max_abs_diff"] == 0.0, "the weights that sampled are the trainer's, critic or not"
         assert values["optimiser_steps"] == 8, "two minibatches and two passes of each model"
     account = whole[0]["account"]
-    assert account["sampled"] == sum(account[name] for name in ("trained", "zero_advantage")) and account["zero_advantage"] > 0
+    assert (
+        account["sampled"] == sum(account[name] for name in ("trained", "zero_advantage"))
+        and account["zero_advantage"] > 0
+    )
     # every sampled token that stays in the update teaches the critic, whatever its advantage, once a pass
     assert sum(values["critic/tokens_trained"] for values in metrics) == 2 * account["sampled"]
 
@@ -42,7 +46,13 @@ def test_policy_and_critic_end_with_the_same_bits_after_a_resume(whole_and_resum
 @pytest.mark.slow
 def test_a_critic_of_another_run_goes_on_with_its_head(given: Path, tmp_path: Path) -> None:
     """VAPO; the first run's critic knows nothing at first, the second run's begins as what the first has become."""
-    common = ["run.stages=['rl']", "algo.preset=vapo", "rl.steps=3", "rl.critic.train.learning_rate=0.01", "rl.critic.clip=0"]
+    common = [
+        "run.stages=['rl']",
+        "algo.preset=vapo",
+        "rl.steps=3",
+        "rl.critic.train.learning_rate=0.01",
+        "rl.critic.clip=0",
+    ]
     first, second = tmp_path / "runs/first", tmp_path / "runs/second"
     others = [f"models.judge.path={first / 'rl/critic'}", "rl.critic.model=judge"]
     values = []
@@ -58,15 +68,24 @@ def test_a_critic_of_another_run_goes_on_with_its_head(given: Path, tmp_path: Pa
 
 def test_vapo_imitates_what_was_right(given: Path, tmp_path: Path) -> None:
     """About half of the rollouts of this world are right."""
-    overrides = ["run.stages=['rl']", f"env.name={Path(__file__).parent / 'tiny_world.py'}:Chance", "algo.preset=vapo", "rl.steps=2"]
-    words = [word for override in (*overrides, "rl.critic.clip=0", "rl.train.save_every=0") for word in ("--set", override)]
+    overrides = [
+        "run.stages=['rl']",
+        f"env.name={Path(__file__).parent / 'tiny_world.py'}:Chance",
+        "algo.preset=vapo",
+        "rl.steps=2",
+    ]
+    words = [
+        word for override in (*overrides, "rl.critic.clip=0", "rl.train.save_every=0") for word in ("--set", override)
+    ]
     assert main(["run", str(given), *words]) == 0
     store = SqliteStore(tmp_path / "runs/tiny/store.sqlite", read_only=True)
     first, groups = store.metrics("rl")[0][1], [group for group in store.groups(stage="rl") if group.index < 2]
     store.close()
     members = [pair for group in groups for pair in zip(group.rollouts, group.scores, strict=True)]
     assert {score.success for _, score in members} == {True, False}
-    sampled = [s for r, score in members if score.success for t in r.trajectories for s in t.segments if s.model is not None]
+    sampled = [
+        s for r, score in members if score.success for t in r.trajectories for s in t.segments if s.model is not None
+    ]
     logprobs = [logprob for segment in sampled for logprob in segment.logprobs or ()]
     assert first["loss_imitate"] == pytest.approx(-0.1 * sum(logprobs) / len(logprobs), rel=1e-5)
 
@@ -74,15 +93,30 @@ def test_vapo_imitates_what_was_right(given: Path, tmp_path: Path) -> None:
 REFUSED = [
     (["algo.credit=gae"], "rl.critic: expected a table with credit 'gae', which asks it, got none; write [rl.critic]"),
     (["rl.critic.clip=0.2"], "rl.critic: expected none without credit 'gae', which alone asks it, got credit 'grpo'"),
-    (["rl.critic.clip=0.2", "rl.preference.name=dpo"], "rl.critic: expected none without credit 'gae', which alone asks it"),
+    (
+        ["rl.critic.clip=0.2", "rl.preference.name=dpo"],
+        "rl.critic: expected none without credit 'gae', which alone asks it",
+    ),
     (["algo.preset=ppo", "rl.critic.model=reward_model"], "rl.critic.model: expected a stage reward_model before rl"),
-    (["algo.preset=vapo", "rl.critic.model=judge"], "rl.critic.model: expected one of policy, reward_model, got 'judge'"),
+    (
+        ["algo.preset=vapo", "rl.critic.model=judge"],
+        "rl.critic.model: expected one of policy, reward_model, got 'judge'",
+    ),
     (["algo.preset=ppo", "rl.critic.warmup_steps=6"], "critic.warmup_steps must be below steps, got 6 of 6"),
     (["algo.preset=ppo", "rl.critic.train.learning_rat=1"], "rl.critic.train.learning_rat: expected one of"),
     (["algo.preset=ppo", "rl.critic.clip=-1"], "clip and warmup_steps must be 0 or more"),
-    (["algo.preset=ppo", "rl.critic.clip=0", "models.policy.lora.rank=4"], "rl.critic.model: expected whole weights that get"),
-    (["algo.right_answers.coefficient=0.1", "rl.observations=0.05"], "algo.right_answers: expected none with rl.observations"),
-    (["algo.right_answers.coefficient=0.1", "rl.preference.name=dpo"], "algo.right_answers: expected none with rl.preference"),
+    (
+        ["algo.preset=ppo", "rl.critic.clip=0", "models.policy.lora.rank=4"],
+        "rl.critic.model: expected whole weights that get",
+    ),
+    (
+        ["algo.right_answers.coefficient=0.1", "rl.observations=0.05"],
+        "algo.right_answers: expected none with rl.observations",
+    ),
+    (
+        ["algo.right_answers.coefficient=0.1", "rl.preference.name=dpo"],
+        "algo.right_answers: expected none with rl.preference",
+    ),
 ]
 
 

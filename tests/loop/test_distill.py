@@ -1,4 +1,5 @@
-"""The distill stage on real parts: a student gets closer to its teachers, is continued to the bit, and is refused what makes no sense."""
+"""The distill stage on real parts: a student gets closer to its teachers, is continued to the bit, and is refused what
+makes no sense."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ def words(*settings: str) -> list[str]:
     return [word for setting in (*basis, *settings) for word in ("--set", setting)]
 
 
-def distilled(given: Path, models: dict[str, Path], *settings: str, routes: str = '{ "*" = "teacher" }') -> list[dict[str, float]]:
+def distilled(
+    given: Path, models: dict[str, Path], *settings: str, routes: str = '{ "*" = "teacher" }'
+) -> list[dict[str, float]]:
     """Run the stage; the metrics of its steps."""
     assert main(["run", str(recipe(given, models, routes)), *words(*settings)]) == 0
     lines = (given.parent / "runs/tiny/metrics.jsonl").read_text().splitlines()
@@ -56,16 +59,27 @@ def teacher(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = (Path(__file__).parent / "tiny.toml").read_text()
     head, rest = text.split("[models.policy.init]")
     world = Path(__file__).parent / "tiny_world.py:Sums"
-    text = f'{head}[models.policy]\npath = "{checkpoint}"\n\n[env]{rest.partition("[env]")[2]}'.replace("tests/loop/tiny_world.py:Sums", str(world))
+    text = f'{head}[models.policy]\npath = "{checkpoint}"\n\n[env]{rest.partition("[env]")[2]}'.replace(
+        "tests/loop/tiny_world.py:Sums", str(world)
+    )
     (folder / "teach.toml").write_text(text)
-    settings = ('run.stages=["sft"]', f"run.directory={folder}", "sft.steps=80", "sft.rows_per_step=8", "observe.progress=off")
+    settings = (
+        'run.stages=["sft"]',
+        f"run.directory={folder}",
+        "sft.steps=80",
+        "sft.rows_per_step=8",
+        "observe.progress=off",
+    )
     settings += ("sft.train={learning_rate=1e-2, save_every=0}",)
-    assert main(["run", str(folder / "teach.toml"), *(word for setting in settings for word in ("--set", setting))]) == 0
+    assert (
+        main(["run", str(folder / "teach.toml"), *(word for setting in settings for word in ("--set", setting))]) == 0
+    )
     return folder / "tiny/sft/model"
 
 
 def gap(given: Path, teacher: Path, folder: Path) -> float:
-    """KL(model in `folder` || teacher), a mean over what the first step's rollouts sampled: states that stay the same."""
+    """KL(model in `folder` || teacher), a mean over what the first step's rollouts sampled: states that stay the
+    same."""
     model, judge = load(str(folder)), load(str(teacher))
     with closing(SqliteStore(given.parent / "runs/tiny/store.sqlite")) as store:
         groups = [group for group in store.groups(stage="distill") if group.index < 4]
@@ -76,7 +90,16 @@ def gap(given: Path, teacher: Path, folder: Path) -> float:
         places = torch.tensor([place - 1 for place, weight in enumerate(row.weights["policy"]) if weight])
         with torch.no_grad():
             ours, theirs = (each.hidden(tokens, torch.arange(len(tokens)), where, places) for each in (model, judge))
-            found.append(from_teacher(model, ours, judge, theirs, Asked(tokens[places + 1], torch.ones(len(places)), None, None), Divergence()))
+            found.append(
+                from_teacher(
+                    model,
+                    ours,
+                    judge,
+                    theirs,
+                    Asked(tokens[places + 1], torch.ones(len(places)), None, None),
+                    Divergence(),
+                )
+            )
     return torch.cat(found).mean().item()
 
 
@@ -85,7 +108,15 @@ def gap(given: Path, teacher: Path, folder: Path) -> float:
     ("bound", "settings"),
     [
         (0.95, ("distill.steps=60",)),
-        (0.95, ("distill.steps=60", 'distill.estimator="squared"', 'distill.aggregation="sequence_mean"', "rollout.max_lag=1")),
+        (
+            0.95,
+            (
+                "distill.steps=60",
+                'distill.estimator="squared"',
+                'distill.aggregation="sequence_mean"',
+                "rollout.max_lag=1",
+            ),
+        ),
         (0.8, ("distill.steps=40", 'distill.over="top_k"', "distill.top_k=64")),
         (0.8, ("distill.steps=20", 'distill.over="vocabulary"', 'distill.divergence="forward"')),
         (0.8, ("distill.steps=12", 'distill.over="vocabulary"', 'distill.divergence="jensen_shannon"')),
@@ -107,8 +138,15 @@ def test_a_teacher_of_another_tongue_teaches(given: Path, teacher: Path, checkpo
     other = tmp_path / "other"
     shutil.copytree(teacher, other)
     train_tokenizer([], MIN_VOCAB_SIZE, other)
-    settings = ("distill.train={learning_rate=3e-3}", "distill.steps=8", 'distill.tokenizers="any"', "distill.observations=0.1")
-    steps = distilled(given, {"teacher": teacher, "other": other}, *settings, routes='{ even = "teacher", "*" = "other" }')
+    settings = (
+        "distill.train={learning_rate=3e-3}",
+        "distill.steps=8",
+        'distill.tokenizers="any"',
+        "distill.observations=0.1",
+    )
+    steps = distilled(
+        given, {"teacher": teacher, "other": other}, *settings, routes='{ even = "teacher", "*" = "other" }'
+    )
     assert all(step["distill_gap"] > 0 for step in steps)
     assert gap(given, teacher, given.parent / "runs/tiny/distill/model") != gap(given, teacher, checkpoint)
 
@@ -116,7 +154,12 @@ def test_a_teacher_of_another_tongue_teaches(given: Path, teacher: Path, checkpo
 @pytest.mark.slow
 def test_the_policy_teaches_itself_what_a_success_tells(given: Path, teacher: Path) -> None:
     world = Path(__file__).parent / "tiny_world.py:Chance"
-    settings = (f"models.policy.path={teacher}", f"env.name={world}", 'distill.feedback="sibling"', 'distill.over="top_k"')
+    settings = (
+        f"models.policy.path={teacher}",
+        f"env.name={world}",
+        'distill.feedback="sibling"',
+        'distill.over="top_k"',
+    )
     steps = distilled(given, {}, *settings, routes='{ "*" = "policy" }')
     assert any(step["rollout/success"] > 0 for step in steps), "else nobody is told anything"
     assert any(step["divergence"] > 0 for step in steps)
@@ -128,12 +171,21 @@ def test_a_killed_run_ends_with_the_same_bits(given: Path, teacher: Path, name: 
     settings = ('distill.over="top_k"', "distill.train={learning_rate=3e-3, save_every=2}", "observe.progress=plain")
     if name == "average":
         world = Path(__file__).parent / "tiny_world.py:Chance"
-        settings += (f"models.policy.path={teacher}", f"env.name={world}", 'distill.feedback="sibling"', "distill.decay=0.5")
+        settings += (
+            f"models.policy.path={teacher}",
+            f"env.name={world}",
+            'distill.feedback="sibling"',
+            "distill.decay=0.5",
+        )
     models = {"teacher": teacher} if name == "teacher" else {}
     asked = str(recipe(given, models, f'{{ "*" = "{name}" }}'))
 
     def line(folder: str, *more: str) -> list[str]:
-        return ["run", asked, *words(*settings, "observe.lines_every_s=0", f"run.directory={given.parent / folder}", *more)]
+        return [
+            "run",
+            asked,
+            *words(*settings, "observe.lines_every_s=0", f"run.directory={given.parent / folder}", *more),
+        ]
 
     def weights(folder: str) -> dict[str, bytes]:
         found = load_file(given.parent / folder / "tiny/distill/model/model.safetensors")
@@ -173,20 +225,34 @@ def test_a_world_that_only_a_second_pass_scores_is_distilled(given: Path, checkp
         (("distill.teachers={}",), "distill.teachers: expected at least one teacher"),
         (('distill.teachers={odd="nobody"}',), "distill.teachers.odd: expected a model of the recipe"),
         (('distill.teachers={"*"="policy"}',), "a teacher that knows more than the policy"),
-        (('distill.teachers={"*"="average"}', 'distill.over="vocabulary"'), "a teacher that knows more than the policy"),
+        (
+            ('distill.teachers={"*"="average"}', 'distill.over="vocabulary"'),
+            "a teacher that knows more than the policy",
+        ),
         (('distill.teachers={"*"="average"}', "models.average.path=there"), "models.average: expected another name"),
         (('distill.teachers={"*"="bytes"}',), "models.bytes.path: expected a teacher with the student's tokenizer"),
-        (("eval.teachers=true", 'eval.checkpoints=["init"]'), "eval.checkpoints: expected \"distill\", whose success"),
+        (("eval.teachers=true", 'eval.checkpoints=["init"]'), 'eval.checkpoints: expected "distill", whose success'),
         (("eval.teachers=true", 'run.stages=["init"]'), "eval.teachers: expected a stage distill"),
         (("rollout.top_p=0.9",), "rollout.top_p: expected its default while the run distils"),
         (("rollout.min_turn_tokens=2",), "rollout.min_turn_tokens: expected its default"),
-        (('models.teacher.served={url="http://127.0.0.1:1/v1"}', 'distill.over="vocabulary"'), "whole distribution is computed here"),
+        (
+            ('models.teacher.served={url="http://127.0.0.1:1/v1"}', 'distill.over="vocabulary"'),
+            "whole distribution is computed here",
+        ),
         (('models.teacher.served={url="http://a/v1"}', "rollout.temperature=0.7"), "rollout.temperature: expected 1"),
-        (('models.teacher.served={kind="chat", url="http://a/v1", served_model="m"}',), "a server that judges token ids"),
-        (('models.teacher.served={url="http://a/v1", api_key_env="NO_SUCH_KEY"}',), "environment variable NO_SUCH_KEY: expected a key"),
+        (
+            ('models.teacher.served={kind="chat", url="http://a/v1", served_model="m"}',),
+            "a server that judges token ids",
+        ),
+        (
+            ('models.teacher.served={url="http://a/v1", api_key_env="NO_SUCH_KEY"}',),
+            "environment variable NO_SUCH_KEY: expected a key",
+        ),
     ],
 )
-def test_what_makes_no_sense_is_refused(given: Path, checkpoint: Path, tmp_path: Path, settings: tuple[str, ...], said: str) -> None:
+def test_what_makes_no_sense_is_refused(
+    given: Path, checkpoint: Path, tmp_path: Path, settings: tuple[str, ...], said: str
+) -> None:
     other = tmp_path / "bytes"
     shutil.copytree(checkpoint, other)
     train_tokenizer([], MIN_VOCAB_SIZE, other)

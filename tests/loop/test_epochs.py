@@ -1,4 +1,5 @@
-"""A data file is gone through again and again: each time with other random numbers, also after a resume, and as a run began."""
+"""A data file is gone through again and again: each time with other random numbers, also after a resume, and as a run
+began."""
 
 from __future__ import annotations
 
@@ -96,7 +97,9 @@ class Machine:
                 found.append(group)
                 self._learn(group, learning_rate)
                 version = self.engine.version + 1
-                await self.engine.pull(WeightRef(model="policy", version=version, checksum="", transport="", location=None))
+                await self.engine.pull(
+                    WeightRef(model="policy", version=version, checksum="", transport="", location=None)
+                )
                 self.window.release(version)
             return found
 
@@ -144,8 +147,8 @@ def test_another_stage_draws_other_numbers() -> None:
 
 @pytest.mark.slow
 def test_bandits_that_hardly_ever_pay_are_learnt() -> None:
-    """40 tasks from p = 0.043, 60 visits each: a group of 8 sees the arm that pays in three of ten visits at first. With the same
-    numbers in every visit two thirds of the tasks never see it, and the mean ends at 0.32."""
+    """40 tasks from p = 0.043, 60 visits each: a group of 8 sees the arm that pays in three of ten visits at first.
+    With the same numbers in every visit two thirds of the tasks never see it, and the mean ends at 0.32."""
     machine = Machine(bandits(40), 60)
     assert machine.chances().mean() == pytest.approx(0.0432, abs=1e-4)
     machine.groups(learning_rate=0.25)
@@ -154,7 +157,8 @@ def test_bandits_that_hardly_ever_pay_are_learnt() -> None:
 
 @pytest.fixture
 def words(given: Path, tmp_path: Path) -> list[str]:
-    """`sparring run` of the tiny checkpoint on a file of two rows, and one that is held out: six updates, three epochs."""
+    """`sparring run` of the tiny checkpoint on a file of two rows, and one that is held out: six updates, three
+    epochs."""
     rows = [{"prompt": f"{number} + 2 = ?", "answer": str(number + 2)} for number in (3, 4, 5)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = (
@@ -177,7 +181,9 @@ def weights(folder: Path) -> dict[str, bytes]:
     return {name: tensor.tobytes() for name, tensor in load_file(folder / "rl/model/model.safetensors").items()}
 
 
-def test_a_killed_run_goes_on_with_the_numbers_of_the_whole_one(words: list[str], tmp_path: Path, killed_and_finished) -> None:
+def test_a_killed_run_goes_on_with_the_numbers_of_the_whole_one(
+    words: list[str], tmp_path: Path, killed_and_finished
+) -> None:
     killed_and_finished([*words, "--name", "killed"], ["rl 3/6"])
     assert main([*words, "--name", "whole"]) == 0
     whole, killed = tmp_path / "runs/whole", tmp_path / "runs/killed"
@@ -190,7 +196,8 @@ def test_a_killed_run_goes_on_with_the_numbers_of_the_whole_one(words: list[str]
 def test_a_run_that_was_begun_with_equal_numbers_keeps_them(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its checkpoints do not say that a task has fresh ones when it comes again. What it sampled is replayed either way."""
+    """Its checkpoints do not say that a task has fresh ones when it comes again. What it sampled is replayed either
+    way."""
     assert main(words) == 0
     folder = tmp_path / "runs/tiny"
     shutil.rmtree(folder / "rl/checkpoints/step-000006")

@@ -1,4 +1,5 @@
-"""`sparring eval` on a tiny model: several samples, comparison, gate, endpoints, files; and evaluation beside a real training."""
+"""`sparring eval` on a tiny model: several samples, comparison, gate, endpoints, files; and evaluation beside a real
+training."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def test_a_checkpoint_against_itself(given: Path, checkpoint: Path, capsys: pyte
     out = said(capsys, *words)
     results = json.loads(file.read_text())
     one, other = (evaluated["evaluation"] for evaluated in results["evaluations"])
-    assert one == other and one["rollouts"] == 18 and one["success"]["tasks"] == 6 and list(one["pass_hat"]) == ["1", "3"]
+    assert (
+        one == other and one["rollouts"] == 18 and one["success"]["tasks"] == 6 and list(one["pass_hat"]) == ["1", "3"]
+    )
     assert all(len(task["rewards"]) == 3 for task in one["tasks"].values())
     [compared] = results["comparisons"]
     assert compared["verdict"] == "held" and compared["comparison"]["changes"]["pass^3"]["value"] == 0.0
@@ -64,7 +67,9 @@ def test_more_samples_go_on_from_fewer_and_an_earlier_file_is_a_baseline(
     kept.write_text(before.read_text())
     store = SqliteStore(folder_of(given) / "store.sqlite", read_only=True)
     first = {group.id: group.rollouts[0].trajectories[0].timing for group in store.groups(stage="eval")}
-    out = said(capsys, given, kept, checkpoint, "--samples", "2", "--gate", "0.02", "--figure", "reward", "--strict", code=1)
+    out = said(
+        capsys, given, kept, checkpoint, "--samples", "2", "--gate", "0.02", "--figure", "reward", "--strict", code=1
+    )
     assert "12 rollouts, 2 of each task" in out and "gate: reward may fall by 0.02: undecided" in out
     second = {group.id: group.rollouts[0].trajectories[0].timing for group in store.groups(stage="eval")}
     store.close()
@@ -132,7 +137,10 @@ def test_another_environment(given: Path, checkpoint: Path, capsys: pytest.Captu
         (("no/such.json",), "no/such.json: expected a result file of sparring eval, such as evaluation.json, got "),
         (("http://127.0.0.1:9/v1",), "engine at http://127.0.0.1:9/v1: expected "),
         (("{c}", "--env", "nowhere"), "env.name: expected one of reasoning_gym, or package.module:Name"),
-        (("{c}", "--json", "/no/such/folder/r.json"), "/no/such/folder/r.json: expected a file in a folder that can be written, got "),
+        (
+            ("{c}", "--json", "/no/such/folder/r.json"),
+            "/no/such/folder/r.json: expected a file in a folder that can be written, got ",
+        ),
     ],
 )
 def test_what_is_refused(
@@ -152,7 +160,9 @@ def test_a_figure_that_will_not_come_out_is_refused_before_anything_is_sampled(
     assert not (given.parent / "runs/tiny/evaluations").exists()
 
 
-def test_a_baseline_says_which_figures_there_are(given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_baseline_says_which_figures_there_are(
+    given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     said(capsys, given, checkpoint)
     [before] = (given.parent / "runs/tiny/evaluations").glob("*/evaluation.json")
     kept = given.parent / "kept.json"
@@ -168,14 +178,22 @@ def test_evaluations_of_other_tasks_are_not_compared(
     said(capsys, given, checkpoint)
     file = folder_of(given) / "evaluation.json"
     error = said(capsys, given, file, checkpoint, "--set", "run.seed=4", code=2)
-    assert error.startswith("comparison: expected two evaluations of the same tasks, got two different tasks called Sums/eval/")
+    assert error.startswith(
+        "comparison: expected two evaluations of the same tasks, got two different tasks called Sums/eval/"
+    )
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ('engine.live_kv="drain"', 'eval.every: expected 0 where an update waits for every request, evaluation\'s too, got 3, '),
-        ('run.stages=["sft", "eval"]', "eval.every: expected 0 without a stage beside which it evaluates (rl, distill), got 3; leave it out"),
+        (
+            'engine.live_kv="drain"',
+            "eval.every: expected 0 where an update waits for every request, evaluation's too, got 3, ",
+        ),
+        (
+            'run.stages=["sft", "eval"]',
+            "eval.every: expected 0 without a stage beside which it evaluates (rl, distill), got 3; leave it out",
+        ),
         ("eval.every_tasks=13", "eval.every_tasks: expected at most 12, the held-out tasks, got 13; "),
         ("eval.every=-1", "tasks, no_tool_tasks, every and every_tasks must be 0 or more"),
         ("eval.max_lost=1.5", "max_lost must be a share from 0 to 1, got 1.5"),
@@ -204,7 +222,9 @@ def test_too_many_lost_rollouts_fail_it(given: Path, checkpoint: Path, capsys: p
     words = ("--env", f"{world}:Judged", "--set", "env.held_out=4", "--tasks", "4", "--set", "rollout.retries=0")
     assert main(["eval", str(given), str(checkpoint), *words]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("EvaluationFailed: eval: expected at most 5.0% of rollouts broken by infrastructure or judge")
+    assert error.startswith(
+        "EvaluationFailed: eval: expected at most 5.0% of rollouts broken by infrastructure or judge"
+    )
     assert "got 4 of 4: eval/0 (JudgeError: judge: 503); " in error
     out = said(capsys, given, checkpoint, *words, "--set", "eval.max_lost=1.0")
     assert "lost to infrastructure or judge, and in no figure: 4 of 4: eval/0 (JudgeError: judge: 503)" in out
@@ -239,7 +259,9 @@ def test_killed_and_interrupted_it_goes_on(given: Path, checkpoint: Path) -> Non
 
 @pytest.mark.slow
 def test_an_endpoint_of_ours_keeps_its_weights(
-    given: Path, checkpoint: Path, served: Callable[..., AbstractContextManager[tuple[subprocess.Popen[str], str]]],
+    given: Path,
+    checkpoint: Path,
+    served: Callable[..., AbstractContextManager[tuple[subprocess.Popen[str], str]]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = given.parent / "results.json"

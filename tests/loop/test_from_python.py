@@ -48,7 +48,9 @@ def test_a_run_from_python_is_the_command_lines_to_the_bit(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("given", [str(TINY), TINY, {"run": {"name": "a"}}, None])
 def test_what_is_no_config_is_refused(given: object) -> None:
-    with pytest.raises(BadInput, match="sparring.run: expected a RunConfig, got .*; load a file with sparring.config.load, a"):
+    with pytest.raises(
+        BadInput, match="sparring.run: expected a RunConfig, got .*; load a file with sparring.config.load, a"
+    ):
         sparring.run(given)  # type: ignore[arg-type]
 
 

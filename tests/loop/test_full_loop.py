@@ -34,7 +34,10 @@ TALKS = {"steps = 2\nrows_per_step = 2": "steps = 150\nrows_per_step = 8"}
 
 @pytest.mark.slow
 def test_one_command_runs_the_whole_loop(tmp_path: Path) -> None:
-    for file in ("full-loop.toml", *(f"full-loop/{name}.toml" for name in ("base", "people", "walks", "student", "imitation"))):
+    for file in (
+        "full-loop.toml",
+        *(f"full-loop/{name}.toml" for name in ("base", "people", "walks", "student", "imitation")),
+    ):
         text = (RECIPES / file).read_text()
         text = text.replace('name = "recipes/full-loop/world.py', f'name = "{RECIPES}/full-loop/world.py')
         for key, short in SHORT.items():

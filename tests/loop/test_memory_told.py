@@ -1,5 +1,5 @@
-"""What a run is told of its memory, through the real command line: refused, warned, and said again where memory runs out. And what
-is said of a small model bounds what the process of a real run has."""
+"""What a run is told of its memory, through the real command line: refused, warned, and said again where memory runs
+out. And what is said of a small model bounds what the process of a real run has."""
 
 import re
 import resource
@@ -19,7 +19,7 @@ WARN = "run.memory=warn"
 
 
 def words(recipe: Path, *overrides: str) -> list[str]:
-    return [str(recipe), *(word for override in ("run.stages=[\"rl\"]", *overrides) for word in ("--set", override))]
+    return [str(recipe), *(word for override in ('run.stages=["rl"]', *overrides) for word in ("--set", override))]
 
 
 def limited() -> None:
@@ -30,28 +30,43 @@ def limited() -> None:
 OFFLOAD = (HUGE, 'engine.kv_across_turns="offload"', "models.policy.dtype=float32")
 
 
-def test_a_run_that_does_not_fit_is_refused_and_says_how_to_go_on(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_does_not_fit_is_refused_and_says_how_to_go_on(
+    given: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["check", *words(given, *OFFLOAD)]) == 2
     said = capsys.readouterr().err
-    assert re.match(r"memory: expected \d+\.\d GiB in stage rl \(.*engines' caches 65536\.\d.*\), got \d+\.\d GiB on this machine; ", said)
+    assert re.match(
+        r"memory: expected \d+\.\d GiB in stage rl \(.*engines' caches 65536\.\d.*\), got \d+\.\d GiB on this machine; ",
+        said,
+    )
     assert 'run.memory = "warn" goes on' in said
 
 
 def test_a_warned_run_that_dies_for_want_of_memory_says_what_it_was_told(given: Path) -> None:
-    done = subprocess.run([*COMMAND, *words(given, WARN, *OFFLOAD)], preexec_fn=limited, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*COMMAND, *words(given, WARN, *OFFLOAD)], preexec_fn=limited, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1, done.stderr
     assert re.search(r"^check: memory: warning: expected \d{5}\.\d GiB", done.stdout, re.M)
-    assert re.search(r"memory ran out: .*; before it began, the run was told: memory: warning: expected \d{5}\.\d GiB", done.stderr)
+    assert re.search(
+        r"memory ran out: .*; before it began, the run was told: memory: warning: expected \d{5}\.\d GiB", done.stderr
+    )
 
 
-def test_a_killed_run_says_when_it_goes_on_what_it_was_told(given: Path, wait_for: Callable[[subprocess.Popen[str], str], None]) -> None:
+def test_a_killed_run_says_when_it_goes_on_what_it_was_told(
+    given: Path, wait_for: Callable[[subprocess.Popen[str], str], None]
+) -> None:
     """A kernel that is short of memory kills so."""
     command = [*COMMAND, *words(given, "rl.steps=60")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
         wait_for(run, "rl 1/60")
         run.kill()
     again = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert re.search(r"^run: the process before this one was killed; before it began, it was told: memory: about 0\.", again.stdout, re.M)
+    assert re.search(
+        r"^run: the process before this one was killed; before it began, it was told: memory: about 0\.",
+        again.stdout,
+        re.M,
+    )
     finished = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "was killed" not in finished.stdout
 

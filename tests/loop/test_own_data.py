@@ -1,4 +1,5 @@
-"""A user's own data, end to end on the tiny model: conversations to imitate, tasks with a reward function, a model by hub name."""
+"""A user's own data, end to end on the tiny model: conversations to imitate, tasks with a reward function, a model by
+hub name."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from sparring.cli.main import main
 from sparring.store.sqlite import SqliteStore
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
-BLOCKS = dict(re.findall(r"^```\w+\n# (\S+)\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL))
+BLOCKS = dict(
+    re.findall(r"^```\w+\n# (\S+)\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+)
 SETTINGS = ("rl.steps=2", "rl.groups_per_step=2", "rollout.group_size=3", "rollout.max_turn_tokens=8", "run.threads=1")
 
 
@@ -31,7 +34,10 @@ def conversation(number: int) -> dict[str, object]:
     answer = {"role": "assistant", "content": str(number + 1)}
     arguments = json.dumps({"code": f"print({number} + 1)"})
     call = {"id": "a", "type": "function", "function": {"name": "python", "arguments": arguments}}
-    called = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": f"{number + 1}\n"}]
+    called = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": f"{number + 1}\n"},
+    ]
     return {"messages": [question, *(called if number % 2 else ()), answer]}
 
 
@@ -50,8 +56,8 @@ def test_conversations_from_a_file_are_imitated(given: Path, tmp_path: Path) -> 
 def test_the_tutorials_reward_function_is_trained(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its recipe as it stands on the page, but for the model and the number of steps. A random model earns no reward, so that
-    every token is accounted for as of no advantage and no agreement of log-probabilities is claimed."""
+    """Its recipe as it stands on the page, but for the model and the number of steps. A random model earns no reward,
+    so that every token is accounted for as of no advantage and no agreement of log-probabilities is claimed."""
     for name, text in BLOCKS.items():
         (tmp_path / name).write_text(text)
     with contextlib.chdir(tmp_path):
@@ -75,7 +81,9 @@ def test_a_fresh_model_from_nothing_but_files(given: Path, tmp_path: Path) -> No
     text = given.read_text()
     init = "[models.policy.init]\nhidden_size = 32\nnum_layers = 1\nnum_heads = 2\nnum_kv_heads = 1\nhead_dim = 16\n"
     env = f'[env]\nreward = "{tmp_path}/judge.py:reward"\ndata = "{tmp_path}/tasks.jsonl"\n\n[env.limits]'
-    text = re.sub(r"\[models.policy\].*?\[env.limits\]", lambda _: f"{init}vocab_size = 400\n\n{env}", text, flags=re.DOTALL)
+    text = re.sub(
+        r"\[models.policy\].*?\[env.limits\]", lambda _: f"{init}vocab_size = 400\n\n{env}", text, flags=re.DOTALL
+    )
     given.write_text(text)
     learnt = ("sft.steps=60", "sft.train.learning_rate=0.01")  # to end an answer: one that is cut short earns nothing
     finished(str(given), f"sft.data={tmp_path}/chats.jsonl", "eval.tasks=4", "eval.no_tool_tasks=0", *learnt, *SETTINGS)
@@ -96,7 +104,10 @@ def test_a_model_by_its_hub_name(given: Path, checkpoint: Path, tmp_path: Path) 
         blob.write_bytes(file.read_bytes())
         (model / "snapshots" / commit / file.name).symlink_to(Path("../../blobs") / blob.name)
     overrides = ("models.policy.path=owner/name", 'run.stages=["rl", "export"]', *SETTINGS)
-    words = [*(sys.executable, "-m", "sparring.cli.main", "run", str(given)), *(w for o in overrides for w in ("--set", o))]
+    words = [
+        *(sys.executable, "-m", "sparring.cli.main", "run", str(given)),
+        *(w for o in overrides for w in ("--set", o)),
+    ]
     environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

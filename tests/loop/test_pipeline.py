@@ -70,9 +70,17 @@ def test_every_step_was_exact(whole: Path) -> None:
 def test_every_step_says_what_the_engine_did_for_it(whole: Path) -> None:
     lines = [json.loads(line) for line in (whole / "tiny" / "metrics.jsonl").read_text().splitlines()]
     steps = [line["values"] for line in lines if line["stage"] == "rl" and "step" in line]
-    assert sum(values["engine/generated_tokens"] for values in steps) >= sum(values["tokens_trained"] for values in steps) > 0
+    assert (
+        sum(values["engine/generated_tokens"] for values in steps)
+        >= sum(values["tokens_trained"] for values in steps)
+        > 0
+    )
     saved = [f"engine/kv_{source}_tokens" for source in ("kept", "shared", "restored")]
-    assert sum(values["engine/cached_tokens"] for values in steps) == sum(values[name] for values in steps for name in saved) > 0
+    assert (
+        sum(values["engine/cached_tokens"] for values in steps)
+        == sum(values[name] for values in steps for name in saved)
+        > 0
+    )
     assert [values["engine/updates"] for values in steps] == [1.0] * 6
     assert all(0 < values["engine/max_kv_bytes"] >= values["engine/kv_bytes_now"] for values in steps)
 

@@ -1,4 +1,5 @@
-"""Parts of the algorithm that ask the stage for something: a reference, versions, a coefficient that adapts, a first pass."""
+"""Parts of the algorithm that ask the stage for something: a reference, versions, a coefficient that adapts, a first
+pass."""
 
 from __future__ import annotations
 
@@ -10,7 +11,14 @@ import pytest
 
 from sparring.cli.main import main
 
-RL = ('run.stages=["rl"]', "rl.steps=4", "rl.minibatches=2", "rollout.max_lag=1", "observe.progress=off", "rl.train.save_every=2")
+RL = (
+    'run.stages=["rl"]',
+    "rl.steps=4",
+    "rl.minibatches=2",
+    "rollout.max_lag=1",
+    "observe.progress=off",
+    "rl.train.save_every=2",
+)
 KL = ("algo.kl_reward.coefficient=0.1", "algo.kl_reward.target=0.01")
 
 
@@ -45,8 +53,14 @@ def test_a_preset_runs(given: Path, preset: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (("algo.kl.coefficient=0.1", "algo.kl.reference=nobody"), "expected start, last, average or a model with a path"),
-        (("algo.kl.coefficient=0.1", "algo.kl.reference=last", "rl.minibatches=1"), "several optimiser steps an update"),
+        (
+            ("algo.kl.coefficient=0.1", "algo.kl.reference=nobody"),
+            "expected start, last, average or a model with a path",
+        ),
+        (
+            ("algo.kl.coefficient=0.1", "algo.kl.reference=last", "rl.minibatches=1"),
+            "several optimiser steps an update",
+        ),
     ],
 )
 def test_a_reference_that_cannot_be_asked_is_refused(

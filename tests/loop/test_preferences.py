@@ -1,4 +1,5 @@
-"""Preferences end to end on the tiny model: rows of a file become weights that prefer what the rows do, on prompts never seen."""
+"""Preferences end to end on the tiny model: rows of a file become weights that prefer what the rows do, on prompts
+never seen."""
 
 from __future__ import annotations
 
@@ -62,14 +63,18 @@ def settings(stage: str, data: Path, loss: dict[str, object], *, steps: int) -> 
     ]
 
 
-@pytest.mark.parametrize("name", ["dpo", *(pytest.param(name, marks=pytest.mark.slow) for name in LOSSES if name != "dpo")])
+@pytest.mark.parametrize(
+    "name", ["dpo", *(pytest.param(name, marks=pytest.mark.slow) for name in LOSSES if name != "dpo")]
+)
 def test_the_policy_learns_to_prefer(given: Path, tmp_path: Path, name: str) -> None:
     data = written(tmp_path, pairs(120))
     finished(given, *settings("preference", data, {"name": name, **LOSSES[name]}, steps=12))
     result = recorded(tmp_path, "preference")
     assert result["rows"] == 80 and result["held_out"]["count"] == (80 if name == "kto" else 40)
     assert result["held_out"]["accuracy"] > 0.9 and result["held_out"]["low"] > 0.8
-    assert json.loads((tmp_path / "runs/tiny/summary.json").read_text())["held_out"] == {"preference": result["held_out"]}
+    assert json.loads((tmp_path / "runs/tiny/summary.json").read_text())["held_out"] == {
+        "preference": result["held_out"]
+    }
     first, last = result["metrics"][0], result["metrics"][-1]
     assert last["loss_preference"] < first["loss_preference"]
     if name not in ("simpo", "orpo"):
@@ -83,7 +88,9 @@ def test_a_reward_model_learns_what_replies_are_worth(given: Path, tmp_path: Pat
     data = written(tmp_path, pairs(120))
     finished(given, *settings("reward_model", data, {"name": "bradley_terry", "centre": 0.01}, steps=12))
     result = recorded(tmp_path, "reward_model")
-    assert result["held_out"]["accuracy"] > 0.9 and result["held_out"]["low"] > 0.8 and result["held_out"]["count"] == 40
+    assert (
+        result["held_out"]["accuracy"] > 0.9 and result["held_out"]["low"] > 0.8 and result["held_out"]["count"] == 40
+    )
     assert result["metrics"][0]["loss_preference"] == pytest.approx(0.6931472)
     config = json.loads((Path(result["model"]) / "config.json").read_text())
     assert config["architectures"] == ["Qwen3ForSequenceClassification"]
@@ -94,7 +101,9 @@ def solutions(count: int) -> list[dict[str, object]]:
     draw, rows = random.Random(4), []
     for _ in range(count):
         labels = [draw.random() < 0.6 for _ in range(3)]
-        steps = ["".join(draw.choice("0123" if right else "6789") for _ in range(draw.randint(1, 4))) for right in labels]
+        steps = [
+            "".join(draw.choice("0123" if right else "6789") for _ in range(draw.randint(1, 4))) for right in labels
+        ]
         rows.append({"prompt": f"{draw.randrange(10**6)} ?", "steps": steps, "labels": labels})
     return rows
 
@@ -150,13 +159,26 @@ def test_a_row_that_cannot_be_trained_is_refused_first(given: Path, tmp_path: Pa
 def test_what_makes_no_sense_is_refused_by_name(given: Path, tmp_path: Path, capfd) -> None:
     data = written(tmp_path, [ONE, ONE])
     for overrides, message in (
-        (["preference.held_out=2"], "preference.held_out: expected rows of some prompts left to train on, got 2 of 2 rows, 1 prompts"),
-        (["preference.loss.name=kto"], "preference.data: expected replies to at least two prompts with kto, got one prompt"),
+        (
+            ["preference.held_out=2"],
+            "preference.held_out: expected rows of some prompts left to train on, got 2 of 2 rows, 1 prompts",
+        ),
+        (
+            ["preference.loss.name=kto"],
+            "preference.data: expected replies to at least two prompts with kto, got one prompt",
+        ),
         (["preference.loss.name=orpo", "preference.imitate=0"], "imitate must be above 0 with orpo"),
-        (["preference.loss.name=robust_dpo", "preference.loss.flip_rate=0.5"], "flip_rate must be 0 or more and below 0.5"),
+        (
+            ["preference.loss.name=robust_dpo", "preference.loss.flip_rate=0.5"],
+            "flip_rate must be 0 or more and below 0.5",
+        ),
         (["run.stages=['preference', 'sft']"], "run.stages: expected sft -> preference"),
     ):
-        words = [word for override in (*settings("preference", data, {}, steps=1)[:2], *overrides) for word in ("--set", override)]
+        words = [
+            word
+            for override in (*settings("preference", data, {}, steps=1)[:2], *overrides)
+            for word in ("--set", override)
+        ]
         assert main(["check", str(given), *words]) == 2
         assert message in capfd.readouterr().err
 
@@ -176,11 +198,16 @@ def test_a_reward_model_of_the_run_scores_its_rollouts(given: Path, tmp_path: Pa
     assert scores and all(score.reward is not None and "reward_model" in score.parts for score in scores)
     assert len({score.parts["reward_model"] for score in scores}) > 1
     words = [word for override in overrides for word in ("--set", override)]
-    assert main(["eval", str(given), str(tmp_path / "runs/tiny/rl/model"), *words, "--json", str(tmp_path / "found.json")]) == 0
+    assert (
+        main(["eval", str(given), str(tmp_path / "runs/tiny/rl/model"), *words, "--json", str(tmp_path / "found.json")])
+        == 0
+    )
     [again] = json.loads((tmp_path / "found.json").read_text())["evaluations"]
     assert again["evaluation"]["reward"] == {**held_out["reward"], "interval": list(held_out["reward"]["interval"])}
     assert held_out["reward"]["value"] != held_out["success"]["value"]
-    assert "score.weight" not in (Path(result["model"]) / "model.safetensors").read_bytes()[:20000].decode(errors="replace")
+    assert "score.weight" not in (Path(result["model"]) / "model.safetensors").read_bytes()[:20000].decode(
+        errors="replace"
+    )
     assert "score.weight" in (Path(input_of_rl) / "model.safetensors").read_bytes()[:20000].decode(errors="replace")
 
 
@@ -203,7 +230,11 @@ def judged_turns(count: int) -> list[dict[str, object]]:
 def test_a_process_reward_model_of_the_run_scores_every_turn(given: Path, tmp_path: Path, credit: str) -> None:
     """Conversations with judged turns, then the reward model, then reinforcement learning on what it says of turns."""
     data = written(tmp_path, judged_turns(160))
-    overrides = [*settings("reward_model", data, {"name": "turns"}, steps=60), "run.stages=['reward_model', 'rl']", "rl.steps=2"]
+    overrides = [
+        *settings("reward_model", data, {"name": "turns"}, steps=60),
+        "run.stages=['reward_model', 'rl']",
+        "rl.steps=2",
+    ]
     overrides += ["rl.reward_model=reward_model", "rl.reward_by=turn", "rl.reward_weight=0.5", f"algo.credit={credit}"]
     finished(given, *overrides)
     judged, result = recorded(tmp_path, "reward_model"), recorded(tmp_path, "rl")
@@ -225,11 +256,17 @@ def test_a_process_reward_model_of_the_run_scores_every_turn(given: Path, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("credit", ["process", "reinforce_plus_plus"])
 def test_a_process_reward_model_of_the_run_scores_every_step(given: Path, tmp_path: Path, credit: str) -> None:
-    """Solutions whose steps were judged, then reinforcement learning on what the model says of the steps inside each turn. What
-    the tiny policy says has few lines: here a blank ends a step."""
+    """Solutions whose steps were judged, then reinforcement learning on what the model says of the steps inside each
+    turn. What the tiny policy says has few lines: here a blank ends a step."""
     data, stages = written(tmp_path, solutions(160)), "run.stages=['reward_model', 'rl']"
     overrides = [*settings("reward_model", data, {"name": "steps", "separator": '" "'}, steps=20), stages]
-    overrides += ["rl.reward_model=reward_model", "rl.reward_by=step", "rl.steps=2", f"algo.credit={credit}", "rl.reward_weight=0.5"]
+    overrides += [
+        "rl.reward_model=reward_model",
+        "rl.reward_by=step",
+        "rl.steps=2",
+        f"algo.credit={credit}",
+        "rl.reward_weight=0.5",
+    ]
     finished(given, *overrides)
     store = SqliteStore(tmp_path / "runs/tiny/store.sqlite", read_only=True)
     members = [pair for group in store.groups(stage="rl") for pair in zip(group.rollouts, group.scores, strict=True)]
@@ -247,15 +284,29 @@ def test_a_process_reward_model_of_the_run_scores_every_step(given: Path, tmp_pa
 
 def test_turns_that_nobody_could_judge_or_tell_apart_are_refused(given: Path, tmp_path: Path, capfd) -> None:
     data = written(tmp_path, judged_turns(4))
-    stages = [f"reward_model.data={data}", "run.stages=['reward_model', 'rl']", "rl.reward_model=reward_model", "rl.reward_by=turn"]
+    stages = [
+        f"reward_model.data={data}",
+        "run.stages=['reward_model', 'rl']",
+        "rl.reward_model=reward_model",
+        "rl.reward_by=turn",
+    ]
     turns = [*stages, "reward_model.loss=turns"]
     rules = "gae, gigpo, optimal_token_baseline, process, reinforce, reinforce_plus_plus, turn_level"
     for overrides, message in (
         (["rl.reward_by=turn"], 'reward_by = "turn" needs a reward_model that says what each is worth'),
         (["rl.reward_separator=;", *turns], 'reward_separator is for reward_by = "step" alone'),
-        ([*turns, "rl.reward_by=step", "algo.credit=process"], 'expected a reward model that learns steps beside "step", got \'turns\''),
-        ([*stages, "algo.credit=process"], 'rl.reward_by: expected a reward model that learns turns beside "turn", got \'bradley_terry\''),
-        (turns, f"rl.reward_by: expected a credit that tells turns apart beside \"turn\" ({rules}), got 'grpo'; choose one of these"),
+        (
+            [*turns, "rl.reward_by=step", "algo.credit=process"],
+            "expected a reward model that learns steps beside \"step\", got 'turns'",
+        ),
+        (
+            [*stages, "algo.credit=process"],
+            "rl.reward_by: expected a reward model that learns turns beside \"turn\", got 'bradley_terry'",
+        ),
+        (
+            turns,
+            f"rl.reward_by: expected a credit that tells turns apart beside \"turn\" ({rules}), got 'grpo'; choose one of these",
+        ),
         ([*turns, "rl.preference=dpo"], "got rl.preference; choose one of these"),
     ):
         words = [word for override in overrides for word in ("--set", override)]
@@ -265,7 +316,9 @@ def test_turns_that_nobody_could_judge_or_tell_apart_are_refused(given: Path, tm
     steps = [*stages, "reward_model.loss=steps", "rl.reward_by=step", "rl.reward_separator=;", "algo.credit=process"]
     assert main(["check", str(given), *(word for override in steps for word in ("--set", override))]) == 2
     assert "rl.reward_separator: expected none with the run's own reward model, got ';'" in capfd.readouterr().err
-    words = [word for override in (*stages, "algo.credit=process", "reward_model.loss=turns") for word in ("--set", override)]
+    words = [
+        word for override in (*stages, "algo.credit=process", "reward_model.loss=turns") for word in ("--set", override)
+    ]
     data.write_text("".join(json.dumps(row) + "\n" for row in judged_turns(4)))
     assert main(["check", str(given), *words]) == 0
     assert "rl: the stage reward_model scores every turn" in capfd.readouterr().out
@@ -277,7 +330,10 @@ def test_a_reward_model_is_named_and_fits(given: Path, checkpoint: Path, tmp_pat
         (tmp_path / "other" / name).write_text(text)
     for overrides, message in (
         (["rl.reward_model=reward_model"], "rl.reward_model: expected a stage reward_model before rl, got ['rl']"),
-        (["rl.reward_model=judge"], "rl.reward_model: expected reward_model or a model with a path (none), got 'judge'"),
+        (
+            ["rl.reward_model=judge"],
+            "rl.reward_model: expected reward_model or a model with a path (none), got 'judge'",
+        ),
         (
             ["rl.reward_model=judge", f"models.judge.path={tmp_path / 'other'}"],
             "models.judge.path: expected the policy's own tokenizer.json, got another or none",
@@ -302,14 +358,17 @@ def test_what_reads_fewer_tokens_than_the_policy_says_is_refused_by_name(
     overrides = ["run.stages=['rl']", f"models.judge.path={tmp_path / 'short'}", section]
     overrides += ['algo.preset="ppo"'] if "critic" in section else []
     assert main(["check", str(given), *(word for override in overrides for word in ("--set", override))]) == 2
-    assert "models.judge.path: expected a model that reads the policy's 512 tokens, got 511; take another" in capfd.readouterr().err
+    assert (
+        "models.judge.path: expected a model that reads the policy's 512 tokens, got 511; take another"
+        in capfd.readouterr().err
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dpo", "simpo"])
 def test_rollouts_are_compared_online(given: Path, tmp_path: Path, name: str) -> None:
-    """The world rewards by length: what is trained is the best of a group against its worst, and at the first step policy and
-    reference agree to the bit."""
+    """The world rewards by length: what is trained is the best of a group against its worst, and at the first step
+    policy and reference agree to the bit."""
     overrides = ["run.stages=['rl']", f"rl.preference={name}", "rl.steps=4", "rollout.group_size=4"]
     finished(given, *overrides)
     result = recorded(tmp_path, "rl")
@@ -327,7 +386,10 @@ def test_rollouts_are_compared_online(given: Path, tmp_path: Path, name: str) ->
 def test_online_comparisons_that_make_no_sense_are_refused(given: Path, capfd) -> None:
     for overrides, message in (
         (["rl.preference=kto"], 'rl.preference.name: expected one of "dpo", "robust_dpo", "ipo", "simpo", got "kto"'),
-        (["rl.preference=dpo", "algo.kl.coefficient=0.1"], "[algo]: expected neither kl nor entropy_bonus with rl.preference"),
+        (
+            ["rl.preference=dpo", "algo.kl.coefficient=0.1"],
+            "[algo]: expected neither kl nor entropy_bonus with rl.preference",
+        ),
     ):
         words = [word for override in ("run.stages=['rl']", *overrides) for word in ("--set", override)]
         assert main(["check", str(given), *words]) == 2

@@ -1,4 +1,5 @@
-"""PRIME: an implicit process reward model learns beside the policy which rollouts were right, and its token rewards are credited."""
+"""PRIME: an implicit process reward model learns beside the policy which rollouts were right, and its token rewards are
+credited."""
 
 from __future__ import annotations
 
@@ -25,12 +26,16 @@ def test_policy_and_implicit_model_end_with_the_same_bits_after_a_resume(whole_a
         assert "implicit/logprob_max_abs_diff" not in values and values["logprob_max_abs_diff"] == 0.0
     # every sampled token of the groups that stay teaches it, once a pass
     account = whole[0]["account"]
-    assert sum(values["implicit/tokens_trained"] for values in metrics) == 2 * (account["sampled"] - account["filtered"])
+    assert sum(values["implicit/tokens_trained"] for values in metrics) == 2 * (
+        account["sampled"] - account["filtered"]
+    )
 
 
 def test_it_begins_as_its_reference(given: Path, tmp_path: Path) -> None:
     """The first rewards are exactly 0 and the loss log 2; the advantages are then RLOO's alone."""
-    finished(given, "rl.steps=2", "algo.credit.name=prime", "algo.credit.beta=1.0", "rl.implicit.train.learning_rate=0.003")
+    finished(
+        given, "rl.steps=2", "algo.credit.name=prime", "algo.credit.beta=1.0", "rl.implicit.train.learning_rate=0.003"
+    )
     finished(given, "rl.steps=1", "algo.credit=rloo", "run.name=rloo")
     ours, theirs = (recorded(tmp_path, name) for name in ("tiny", "rloo"))
     assert ours[0]["implicit/reward_chosen"] == ours[0]["implicit/reward_rejected"] == 0.0
@@ -42,9 +47,14 @@ def test_it_begins_as_its_reference(given: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_implicit_model_of_another_run_goes_on(given: Path, tmp_path: Path) -> None:
-    """It knows from the start what the first run's has learned. A policy with an adapter has one, too, and the reference may follow
-    the policy."""
-    common = ["algo.preset=prime", "algo.difficulty.lowest=0", "algo.difficulty.highest=1", "rl.implicit.train.learning_rate=0.003"]
+    """It knows from the start what the first run's has learned. A policy with an adapter has one, too, and the
+    reference may follow the policy."""
+    common = [
+        "algo.preset=prime",
+        "algo.difficulty.lowest=0",
+        "algo.difficulty.highest=1",
+        "rl.implicit.train.learning_rate=0.003",
+    ]
     finished(given, *common, "rl.steps=3")
     others = [f"models.judge.path={tmp_path / 'runs/tiny/rl/implicit'}", "rl.implicit.model=judge", "rl.steps=1"]
     finished(given, *common, *others, "run.name=second")
@@ -58,13 +68,28 @@ def test_an_implicit_model_of_another_run_goes_on(given: Path, tmp_path: Path) -
 
 
 REFUSED = [
-    (["algo.credit=prime"], "rl.implicit: expected a table with credit 'prime', which asks it, got none; write [rl.impl"),
-    (["rl.implicit.model=policy"], "rl.implicit: expected none without credit 'prime', which alone asks it, got credit 'grpo'"),
-    (["algo.preset=prime", "rl.implicit.model=policy", "rl.preference.name=dpo"], "which alone asks it, got rl.preference; leave it out"),
-    (["algo.preset=prime", "rl.implicit.model=judge"], "rl.implicit.model: expected one of policy, got 'judge'; add [models.judge]"),
+    (
+        ["algo.credit=prime"],
+        "rl.implicit: expected a table with credit 'prime', which asks it, got none; write [rl.impl",
+    ),
+    (
+        ["rl.implicit.model=policy"],
+        "rl.implicit: expected none without credit 'prime', which alone asks it, got credit 'grpo'",
+    ),
+    (
+        ["algo.preset=prime", "rl.implicit.model=policy", "rl.preference.name=dpo"],
+        "which alone asks it, got rl.preference; leave it out",
+    ),
+    (
+        ["algo.preset=prime", "rl.implicit.model=judge"],
+        "rl.implicit.model: expected one of policy, got 'judge'; add [models.judge]",
+    ),
     (["algo.preset=prime", "rl.implicit.train.learning_rat=1"], "rl.implicit.train.learning_rat: expected one of"),
     (["algo.preset=prime", "algo.credit.beta=0"], "beta must be above 0"),
-    (["algo.preset=prime", "rl.implicit.model=policy", "rollout.group_size=1"], "rollout.group_size: expected at least 2 rollouts"),
+    (
+        ["algo.preset=prime", "rl.implicit.model=policy", "rollout.group_size=1"],
+        "rollout.group_size: expected at least 2 rollouts",
+    ),
 ]
 
 

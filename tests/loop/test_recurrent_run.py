@@ -1,4 +1,5 @@
-"""A policy with recurrent state, through the whole path under fast numerics; refused by name where exactness is asked for."""
+"""A policy with recurrent state, through the whole path under fast numerics; refused by name where exactness is asked
+for."""
 
 from __future__ import annotations
 
@@ -54,9 +55,12 @@ def test_exact_numerics_are_refused_by_name_before_anything_starts(
     path = policy(checkpoint, tmp_path, family)
     guesses = ("models.policy.numerics=fast", "engine.speculation=ngram")
     assert main(["check", *words(given, path, 'run.stages=["rl"]', *guesses)]) == 2
-    assert """engine.speculation: expected "off" for a model with recurrent state, got 'ngram'""" in capsys.readouterr().err
+    assert (
+        """engine.speculation: expected "off" for a model with recurrent state, got 'ngram'"""
+        in capsys.readouterr().err
+    )
     for verb in ("check", "run"):
         assert main([verb, *words(given, path, 'run.stages=["rl"]')]) == 2
-        told = f"got a {family} model, with linear_attention layers; set numerics = \"fast\" for this model"
+        told = f'got a {family} model, with linear_attention layers; set numerics = "fast" for this model'
         assert told in capsys.readouterr().err
     assert not (tmp_path / "runs" / "tiny" / "rl").exists()

@@ -1,4 +1,5 @@
-"""What a policy is held to: a reference over the whole vocabulary, one that moves with it, and a run that was killed with either."""
+"""What a policy is held to: a reference over the whole vocabulary, one that moves with it, and a run that was killed
+with either."""
 
 from __future__ import annotations
 
@@ -9,7 +10,13 @@ import pytest
 
 from sparring.cli.main import main
 
-RL = ('run.stages=["rl"]', "rl.steps=4", "rl.train={learning_rate=3e-3, save_every=2}", "observe.progress=plain", "observe.lines_every_s=0")
+RL = (
+    'run.stages=["rl"]',
+    "rl.steps=4",
+    "rl.train={learning_rate=3e-3, save_every=2}",
+    "observe.progress=plain",
+    "observe.lines_every_s=0",
+)
 KL = ("algo.kl.coefficient=0.3", "algo.kl.estimator=full")
 
 
@@ -71,7 +78,10 @@ def told_weights(folder: Path) -> bytes:
         ((*KL, "algo.kl.reference=average", "algo.kl.decay=1.0"), "decay must lie between 0 and 1"),
         ((*KL, "algo.kl.reference=last"), "several optimiser steps an update"),
         ((*KL, "algo.kl.reference=average", "models.average.path=HERE"), "models.average: expected another name"),
-        (('rl.preference={name="dpo"}', "algo.kl.reference=nobody"), "expected start, last, average or a model with a path"),
+        (
+            ('rl.preference={name="dpo"}', "algo.kl.reference=nobody"),
+            "expected start, last, average or a model with a path",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(

@@ -1,4 +1,5 @@
-"""Bad input, through the real command line: refused as *where: expected X, got Y; do Z*, status 2, before any work starts."""
+"""Bad input, through the real command line: refused as *where: expected X, got Y; do Z*, status 2, before any work
+starts."""
 
 from __future__ import annotations
 
@@ -76,8 +77,16 @@ def nothing_done(runs: Path) -> bool:
         ("run.device=tpu", "run.device", 'expected one of "auto", "cpu", "cuda", got "tpu"'),
         ("run.name=..", "run", "name must be one folder name, got '..'"),
         ("run.name=", "run", "name must be one folder name, got ''"),
-        ("models.policy.init.digits=2", "models.policy", "expected exactly one of `path` and `init` (the shape of a fresh model), got both"),
-        ("env.name=no_such_package:World", "env.name", "expected an installed module no_such_package, got ModuleNotFoundError"),
+        (
+            "models.policy.init.digits=2",
+            "models.policy",
+            "expected exactly one of `path` and `init` (the shape of a fresh model), got both",
+        ),
+        (
+            "env.name=no_such_package:World",
+            "env.name",
+            "expected an installed module no_such_package, got ModuleNotFoundError",
+        ),
         ("env.name=reasoning_gim", "env.name", "expected one of reasoning_gym, or package.module:Name"),
         ("env.name=worlds.py:Sums", "env.name", "expected a Python file worlds.py, got no such file"),
         ("env.args.colour=red", "env.args", "got has unknown field colour"),
@@ -91,7 +100,11 @@ def nothing_done(runs: Path) -> bool:
         ("rollout.min_p=1.5", "rollout", "0 <= min_p <= 1"),
         ("rollout.top_p=0", "rollout", "0 < top_p <= 1"),
         ("engine.kv_tokens=256", "engine", "expected a cache of at least 512 tokens"),
-        ("engine.kv_bytes=1000", "engine.kv_bytes", "expected a cache for more than the 16 tokens that fit, got a prompt of "),
+        (
+            "engine.kv_bytes=1000",
+            "engine.kv_bytes",
+            "expected a cache for more than the 16 tokens that fit, got a prompt of ",
+        ),
         ("env.demonstrations=0", "[env]", "expected tasks to demonstrate"),
         ('run.stages=["rl", "sft"]', "run.stages", "expected sft -> rl, got rl -> sft"),
         ('run.stages=["init", "eval"]', "eval.checkpoints", "expected one of the run's stages"),
@@ -116,10 +129,14 @@ def test_a_model_that_is_too_short_for_its_prompts(refused: Callable[..., str]) 
     assert "raise models.policy.init.max_positions" in message
 
 
-def test_a_given_model_that_is_too_short_for_its_prompts(refused: Callable[..., str], broken: Callable[..., str]) -> None:
+def test_a_given_model_that_is_too_short_for_its_prompts(
+    refused: Callable[..., str], broken: Callable[..., str]
+) -> None:
     folder = broken(config=lambda config: {**config, "max_position_embeddings": 150})
     message = refused(folder, 'run.stages=["rl"]')
-    assert message.startswith("task Sums/train/0: expected fewer tokens than the 150 positions of the model, got a prompt of ")
+    assert message.startswith(
+        "task Sums/train/0: expected fewer tokens than the 150 positions of the model, got a prompt of "
+    )
 
 
 @pytest.fixture
@@ -142,7 +159,10 @@ def broken(checkpoint: Path, tmp_path: Path) -> Callable[..., str]:
     [
         ("config.json", "expected a Hugging Face checkpoint folder, got a folder without config.json"),
         ("*.safetensors", "broken: expected weights (*.safetensors), got a folder without"),
-        ("tokenizer.json", "broken/tokenizer.json: expected a tokenizer.json (a fast tokenizer), got a folder without one"),
+        (
+            "tokenizer.json",
+            "broken/tokenizer.json: expected a tokenizer.json (a fast tokenizer), got a folder without one",
+        ),
     ],
 )
 def test_a_checkpoint_with_a_piece_missing(
@@ -154,7 +174,10 @@ def test_a_checkpoint_with_a_piece_missing(
 def test_weights_that_the_library_would_make_up(refused: Callable[..., str], broken: Callable[..., str]) -> None:
     folder = broken(config=lambda config: {**config, "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2})
     message = refused(folder)
-    assert "broken: expected all weights of its config, got none for model.layers.1." in message and "(11 in all)" in message
+    assert (
+        "broken: expected all weights of its config, got none for model.layers.1." in message
+        and "(11 in all)" in message
+    )
 
 
 def test_weights_of_another_shape(refused: Callable[..., str], broken: Callable[..., str]) -> None:
@@ -172,7 +195,10 @@ def test_an_architecture_that_is_not_exact(refused: Callable[..., str], broken: 
     scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     folder = broken(config=lambda config: {**config, "rope_parameters": scaling})
     message = refused(folder)
-    assert "expected rotary frequencies that depend on the position alone, got rope_type 'dynamic'; set numerics" in message
+    assert (
+        "expected rotary frequencies that depend on the position alone, got rope_type 'dynamic'; set numerics"
+        in message
+    )
 
 
 @pytest.mark.parametrize("config", [lambda config: [], lambda config: {"model_type": "resnet"}])
@@ -202,9 +228,15 @@ ANSWER = {"role": "assistant", "content": "2"}
         ("[1, 2]", ":2: expected a JSON object, got list"),
         (json.dumps({"messages": [QUESTION]}), ":2: expected an assistant message to learn, got none"),
         (json.dumps({"messages": [ANSWER, QUESTION]}), ":2, messages[0]: expected a question before the first reply"),
-        (json.dumps({"messages": [QUESTION, {**ANSWER, "role": "bot"}]}), ":2, messages[1]: expected an object with role"),
+        (
+            json.dumps({"messages": [QUESTION, {**ANSWER, "role": "bot"}]}),
+            ":2, messages[1]: expected an object with role",
+        ),
         (json.dumps({"text": "2"}), ":2: expected a column 'prompt', got 'text'"),
-        (json.dumps({"messages": [QUESTION, {**ANSWER, "content": "2" * 900}]}), ", row 2: expected fewer tokens than the 512 positions of the model, got a demonstration of"),
+        (
+            json.dumps({"messages": [QUESTION, {**ANSWER, "content": "2" * 900}]}),
+            ", row 2: expected fewer tokens than the 512 positions of the model, got a demonstration of",
+        ),
     ],
 )
 def test_a_row_of_conversations_that_does_not_parse(
@@ -228,7 +260,11 @@ def held_out_prompts(given: Path) -> list[str]:
 
 CHATS: dict[str, Callable[[str], list[dict]]] = {
     "alone": lambda text: [{"role": "user", "content": text}, ANSWER],
-    "behind a system message": lambda text: [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}, ANSWER],
+    "behind a system message": lambda text: [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": text},
+        ANSWER,
+    ],
     "later in a chat": lambda text: [QUESTION, ANSWER, {"role": "user", "content": text}, ANSWER],
 }
 
@@ -255,7 +291,10 @@ def test_a_chat_that_asks_for_a_held_out_task(
     [
         ('{"prompt": "a", "answer": "1"}\n{"prompt": ', "tasks.jsonl:2: expected one JSON object on the line"),
         ('{"question": "a", "answer": "1"}\n', "tasks.jsonl:1: expected a column 'prompt', got 'question', 'answer'"),
-        ('{"prompt": "a", "answer": "1"}\n', "expected fewer than the 1 different prompts of env.data, got 1; add rows"),
+        (
+            '{"prompt": "a", "answer": "1"}\n',
+            "expected fewer than the 1 different prompts of env.data, got 1; add rows",
+        ),
         ("", "tasks.jsonl: expected prompts for training and others for evaluation, got none"),
         ('{"prompt": "a"}\n{"prompt": "b"}\n', "expected a column 'answer' for the reward function"),
     ],
@@ -300,7 +339,9 @@ def test_a_world_that_never_ends(refused: Callable[..., str], tmp_path: Path) ->
         "    async def step(self, reply):\n        return Observation(messages=(Message(role='user', content='go on'),))\n"
     )
     message = refused(f"env.name={world}:Endless")
-    assert message.startswith("task Endless/demonstration/0: expected an expert that succeeds, or earns more than an empty answer, got reward 0.0 ")
+    assert message.startswith(
+        "task Endless/demonstration/0: expected an expert that succeeds, or earns more than an empty answer, got reward 0.0 "
+    )
 
 
 @pytest.mark.parametrize("verb", ["check", "run"])
@@ -375,9 +416,21 @@ PATHS = "a path that this machine computes (exact-torch), got exact-tiles: no C+
 @pytest.mark.parametrize(
     ("verb", "environment", "said"),
     [
-        ("run", {"SPARRING_KERNELS": "exact"}, "SPARRING_KERNELS: expected one of off, portable, pairs, tiles, got 'exact'; "),
-        ("check", {"SPARRING_KERNELS": "tiles", "CXX": "nothing of that name"}, f"SPARRING_KERNELS=tiles: expected {PATHS}; "),
-        ("serve", {"SPARRING_KERNELS": "tiles", "CXX": "nothing of that name"}, f"SPARRING_KERNELS=tiles: expected {PATHS}; "),
+        (
+            "run",
+            {"SPARRING_KERNELS": "exact"},
+            "SPARRING_KERNELS: expected one of off, portable, pairs, tiles, got 'exact'; ",
+        ),
+        (
+            "check",
+            {"SPARRING_KERNELS": "tiles", "CXX": "nothing of that name"},
+            f"SPARRING_KERNELS=tiles: expected {PATHS}; ",
+        ),
+        (
+            "serve",
+            {"SPARRING_KERNELS": "tiles", "CXX": "nothing of that name"},
+            f"SPARRING_KERNELS=tiles: expected {PATHS}; ",
+        ),
     ],
 )
 def test_kernels_that_this_machine_cannot_compute(
@@ -393,7 +446,16 @@ def test_kernels_that_this_machine_cannot_compute(
 
 def test_a_full_disk_loses_nothing(given: Path, tmp_path: Path) -> None:
     """A disk of its own under the run is filled to the last byte in the middle of RL, and freed again."""
-    words = ["run", str(given), "--set", 'run.stages=["rl"]', "--set", "rl.steps=30", "--set", "observe.lines_every_s=0"]
+    words = [
+        "run",
+        str(given),
+        "--set",
+        'run.stages=["rl"]',
+        "--set",
+        "rl.steps=30",
+        "--set",
+        "observe.lines_every_s=0",
+    ]
     assert main(words) == 0
     weights = hashlib.sha256((tmp_path / "runs/tiny/rl/model/model.safetensors").read_bytes()).hexdigest()
     disk = tmp_path / "disk"
@@ -401,7 +463,10 @@ def test_a_full_disk_loses_nothing(given: Path, tmp_path: Path) -> None:
     inside = ["bwrap", "--dev-bind", "/", "/", "--size", str(48 << 20), "--tmpfs", str(disk), "--die-with-parent"]
     driver = [sys.executable, str(Path(__file__).with_name("full_disk.py")), str(disk)]
     done = subprocess.run(
-        [*inside, *driver, *COMMAND, *words, "--set", f"run.directory={disk}"], capture_output=True, text=True, timeout=240
+        [*inside, *driver, *COMMAND, *words, "--set", f"run.directory={disk}"],
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

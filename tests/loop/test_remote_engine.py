@@ -1,4 +1,5 @@
-"""A run whose engine is another process, `sparring serve`: the same weights, bit by bit, as with an engine of its own."""
+"""A run whose engine is another process, `sparring serve`: the same weights, bit by bit, as with an engine of its
+own."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ def test_so_has_a_run_that_trains_an_adapter(given: Path, checkpoint: Path, serv
     settings = ['run.stages=["rl"]', "models.policy.lora.rank=4", "models.policy.lora.alpha=8", "rl.steps=3"]
     own = finished(given, "own", *settings)
     with served(str(checkpoint)) as (_, url):
-        remote = [finished(given, name, *settings, "engine.kind=remote", f"engine.url={url}") for name in ("one", "two")]
+        remote = [
+            finished(given, name, *settings, "engine.kind=remote", f"engine.url={url}") for name in ("one", "two")
+        ]
     trained = [(folder / "rl/model/adapter_model.safetensors").read_bytes() for folder in (own, *remote)]
     assert trained[0] == trained[1] == trained[2]
     assert json.loads((remote[1] / "summary.json").read_text())["logprob_max_abs_diff"] == 0.0

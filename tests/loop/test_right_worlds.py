@@ -1,4 +1,5 @@
-"""Worlds that are right although they look odd: one prompt for all tasks, an expert that earns 0, a penalty for silence."""
+"""Worlds that are right although they look odd: one prompt for all tasks, an expert that earns 0, a penalty for
+silence."""
 
 from __future__ import annotations
 
@@ -104,7 +105,12 @@ def recipe(tmp_path: Path) -> Callable[..., object]:
 
 
 @pytest.mark.parametrize(
-    ("world", "fact"), [("Nim", "expert 0, empty answer -1"), ("Costly", "expert -0.1, empty answer -1"), ("Paid", "expert 0, empty answer 0")]
+    ("world", "fact"),
+    [
+        ("Nim", "expert 0, empty answer -1"),
+        ("Costly", "expert -0.1, empty answer -1"),
+        ("Paid", "expert 0, empty answer 0"),
+    ],
 )
 def test_they_pass_the_preflight(recipe: Callable[..., object], world: str, fact: str) -> None:
     assert f"env: {world}: {fact}" in check_recipe(recipe(world))
@@ -127,7 +133,12 @@ def test_wrong_ones_do_not(recipe: Callable[..., object], world: str, said: str)
 def test_a_checkpoint_plays_a_game_of_one_prompt(given: Path, tmp_path: Path, recipe: Callable[..., object]) -> None:
     """Without demonstrations, of which the default asks for more than there are keys."""
     recipe("Nim")
-    settings = [f"env.name={tmp_path}/worlds.py:Nim", "env.demonstrations=1024", 'run.stages=["rl", "eval"]', "rl.steps=1"]
+    settings = [
+        f"env.name={tmp_path}/worlds.py:Nim",
+        "env.demonstrations=1024",
+        'run.stages=["rl", "eval"]',
+        "rl.steps=1",
+    ]
     folder = run_recipe(load(given, [*settings, "observe.progress=off"]))
     assert json.loads((folder / "summary.json").read_text())["eval_tasks"] == 6
 

@@ -1,4 +1,5 @@
-"""Reinforcement learning from human feedback: what was preferred becomes a reward model, and PPO with a critic follows it."""
+"""Reinforcement learning from human feedback: what was preferred becomes a reward model, and PPO with a critic follows
+it."""
 
 from __future__ import annotations
 
@@ -56,7 +57,11 @@ def test_people_prefer_what_it_has_learned_to_say(tmp_path: Path) -> None:
     assert judged["accuracy"] > 0.8
     assert summary["rl_success_low"] > 2 * summary["sft_success_high"]
     assert summary["logprob_max_abs_diff"] == 0.0
-    assert "clip_fraction" not in metrics[4] and "clip_fraction" in metrics[5], "the critic alone learns through five updates"
+    assert "clip_fraction" not in metrics[4] and "clip_fraction" in metrics[5], (
+        "the critic alone learns through five updates"
+    )
     explained = [values["critic/explained_variance"] for values in metrics[4:12]]
-    assert sum(explained) / len(explained) > 0.2, "0 is a critic that says the same of everything; replies are decided late"
+    assert sum(explained) / len(explained) > 0.2, (
+        "0 is a critic that says the same of everything; replies are decided late"
+    )
     assert any(0.01 < values["clip_fraction"] < 0.3 for values in metrics[5:])

@@ -45,7 +45,12 @@ weight = 0.5
 max_tokens = 64
 opponents = 1
 """
-SETTINGS = ("rl.steps=2", "rollout.max_turn_tokens=8", "run.threads=1", 'rollout.constraint={kind="regex", source="[0-9]{1,3}"}')
+SETTINGS = (
+    "rl.steps=2",
+    "rollout.max_turn_tokens=8",
+    "run.threads=1",
+    'rollout.constraint={kind="regex", source="[0-9]{1,3}"}',
+)
 
 
 @pytest.fixture
@@ -65,7 +70,9 @@ def words(*settings: str) -> list[str]:
 
 
 def trained(recipe: Path, name: str) -> tuple[list[Group], list[dict[str, float]], dict[str, Any]]:
-    config = load(recipe, [*SETTINGS, f"run.name={name}", 'run.stages=["rl", "eval"]', "eval.tasks=2", "eval.no_tool_tasks=0"])
+    config = load(
+        recipe, [*SETTINGS, f"run.name={name}", 'run.stages=["rl", "eval"]', "eval.tasks=2", "eval.no_tool_tasks=0"]
+    )
     folder = run_recipe(config)
     store = SqliteStore(folder / "store.sqlite", read_only=True)
     found = list(store.groups(stage="rl")), [values for _, values in store.metrics("rl")], store.get("stage/eval")
@@ -89,13 +96,17 @@ def test_a_run_whose_rewards_a_real_engine_gives(recipe: Path) -> None:
     assert [g.scores for g in again] == [g.scores for g in groups]
     assert all(values["judge/questions"] > 0 and values["judge/reply_s"] > 0 for values in steps)
     assert "judge/failures" not in steps[0] and "judge/unread" not in steps[0]
-    assert steps[0]["rollout/part/liked"] == pytest.approx(sum(s.parts["liked"] for g in groups[:2] for s in g.scores) / 6)
+    assert steps[0]["rollout/part/liked"] == pytest.approx(
+        sum(s.parts["liked"] for g in groups[:2] for s in g.scores) / 6
+    )
     assert evaluated["rl"]["success"]["tasks"] == 2 and not evaluated["rl"]["lost"]
 
 
 def test_a_judge_that_never_answers_trains_nothing(recipe: Path) -> None:
     """Not a reward of 0: every rollout leaves its group, with the judge's failure in the record."""
-    text = recipe.read_text().replace("constrain = true\nweight = 0.5", "constrain = true\nweight = 0.5\ntimeout_s = 1e-9\nretries = 0")
+    text = recipe.read_text().replace(
+        "constrain = true\nweight = 0.5", "constrain = true\nweight = 0.5\ntimeout_s = 1e-9\nretries = 0"
+    )
     recipe.write_text(text)
     groups, steps, _ = trained(recipe, "one")
     assert len(groups) == 4 and not any(group.rollouts for group in groups)
@@ -115,12 +126,24 @@ def test_the_rubric_is_evaluated_by_the_command(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ('env.rubric.liked.model="nobody"', "env.rubric.liked.model: expected a table [models.nobody] with a path, got none"),
-        ('env.rubric.liked.model="policy"', "env.rubric.liked.model: expected a table [models.policy] with a path, got the policy"),
+        (
+            'env.rubric.liked.model="nobody"',
+            "env.rubric.liked.model: expected a table [models.nobody] with a path, got none",
+        ),
+        (
+            'env.rubric.liked.model="policy"',
+            "env.rubric.liked.model: expected a table [models.policy] with a path, got the policy",
+        ),
         ('models.judge.path="./nowhere"', "model ./nowhere: expected a Hugging Face checkpoint folder or a hub name"),
         ("env.rubric.liked.prompt=Well?", "prompt must say where {completion} stands"),
-        ('models.judge.served={kind="openai", url="http://127.0.0.1:9/v1"}', "env.rubric.liked.constrain: expected false, got true with"),
-        ("env.rubric={r={kind='ranking', model='judge', prompt='{answers}'}}", "env.rubric: expected a part that says what one"),
+        (
+            'models.judge.served={kind="openai", url="http://127.0.0.1:9/v1"}',
+            "env.rubric.liked.constrain: expected false, got true with",
+        ),
+        (
+            "env.rubric={r={kind='ranking', model='judge', prompt='{answers}'}}",
+            "env.rubric: expected a part that says what one",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(recipe: Path, change: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,9 +181,15 @@ def test_more_samples_ask_the_judge_nothing_that_it_has_said(
     server = ChatServer(lambda body: message("yes"))
     served = f'served = {{ kind = "chat", url = "{server.url}", served_model = "big" }}'
     liked = 'kind = "judge"\nmodel = "judge"\nprompt = "Is {completion} the answer to {prompt}"\nchoices = { yes = 1.0, no = 0.0 }'
-    text = given.read_text().replace("[env.limits]", f"[env.rubric.liked]\n{liked}\n\n[models.judge]\n{served}\n\n[env.limits]")
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"{n} + 2 = ?", "answer": n + 2}) + "\n" for n in range(20)))
-    given.write_text(re.sub(r'(\[env\]\n).*?(\n\[env\.rubric)', rf'\1data = "{tmp_path}/rows.jsonl"\n\2', text, flags=re.DOTALL))
+    text = given.read_text().replace(
+        "[env.limits]", f"[env.rubric.liked]\n{liked}\n\n[models.judge]\n{served}\n\n[env.limits]"
+    )
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{n} + 2 = ?", "answer": n + 2}) + "\n" for n in range(20))
+    )
+    given.write_text(
+        re.sub(r"(\[env\]\n).*?(\n\[env\.rubric)", rf'\1data = "{tmp_path}/rows.jsonl"\n\2', text, flags=re.DOTALL)
+    )
     command = ["eval", str(given), str(checkpoint), "--tasks", "3", *words("rollout.temperature=0")]
     try:
         counts = []
@@ -173,13 +202,21 @@ def test_more_samples_ask_the_judge_nothing_that_it_has_said(
     assert "6 rollouts, 2 of each task" in capsys.readouterr().out
 
 
-def test_rows_whose_own_right_program_fails_are_refused(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_whose_own_right_program_fails_are_refused(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """And those that pass are counted."""
     text = recipe.read_text()
     rubric = text[text.index("[env.rubric.right]") : text.index("[env.limits]")]
     recipe.write_text(text.replace(rubric, '[env.rubric.right]\nkind = "code"\n\n'))
-    rows = [{"prompt": f"Add {n}.", "answer": f"def add(x): return x + {n}", "tests": f"assert add(2) == {n + 2}"} for n in range(20)]
-    for last, status, said in (("", 0, "20 of 20 rows"), (" + 1", 2, "19, env.rubric.right: column answer: expected a program that")):
+    rows = [
+        {"prompt": f"Add {n}.", "answer": f"def add(x): return x + {n}", "tests": f"assert add(2) == {n + 2}"}
+        for n in range(20)
+    ]
+    for last, status, said in (
+        ("", 0, "20 of 20 rows"),
+        (" + 1", 2, "19, env.rubric.right: column answer: expected a program that"),
+    ):
         rows[18]["answer"] = f"def add(x): return x + 18{last}"
         (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         settings = ("run.stages=['rl', 'eval']", "eval.tasks=2", "eval.no_tool_tasks=0")

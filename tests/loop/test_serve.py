@@ -34,7 +34,9 @@ def roomy(tmp_path_factory):
 
 
 def ask(number=0, tokens=PROMPT, **sampling):
-    return GenerateRequest(id=f"r{number}", tokens=tokens, sampling=Sampling(**{"max_tokens": 40, "seed": number, **sampling}))
+    return GenerateRequest(
+        id=f"r{number}", tokens=tokens, sampling=Sampling(**{"max_tokens": 40, "seed": number, **sampling})
+    )
 
 
 def on(url, scenario):
@@ -184,12 +186,16 @@ def test_what_cannot_be_served_ends_with_2(checkpoint, served, refused_here, tmp
     assert "got a folder without config.json" in refused_here(tmp_path)
     assert "a key of [engine], got another" in refused_here(checkpoint, "--set", "rl.steps=3")
     assert "max_running must be at least 1" in refused_here(checkpoint, "--set", "engine.max_running=0")
-    assert "environment variable NO_SUCH_KEY: expected a key, got nothing" in refused_here(checkpoint, "--api-key-env", "NO_SUCH_KEY")
+    assert "environment variable NO_SUCH_KEY: expected a key, got nothing" in refused_here(
+        checkpoint, "--api-key-env", "NO_SUCH_KEY"
+    )
     assert "an address that is free" in refused_here(checkpoint, "--port", "70000")
     assert "--threads: expected 0 (one a core) or more, got -1" in refused_here(checkpoint, "--threads", "-1")
     assert "an address that is free" in refused_here(checkpoint, "--host", "host.invalid")
     assert "an address that is free" in refused_here(checkpoint, "--host", "h" * 70)
-    assert 'engine.kind: expected "native", which is what is served' in refused_here(checkpoint, "--set", "engine.kind=vllm")
+    assert 'engine.kind: expected "native", which is what is served' in refused_here(
+        checkpoint, "--set", "engine.kind=vllm"
+    )
     notes = tmp_path / "notes.txt"
     notes.write_text("mine")
     assert "a path that is free, or a socket, got something else" in refused_here(checkpoint, "--unix", notes)

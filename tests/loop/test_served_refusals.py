@@ -15,8 +15,14 @@ from sparring.testing.served import ServerThread
 REFUSED = [
     (["engine.kind=remote"], "url must be given for kinds remote and openai and no other, got remote and ''"),
     (["engine.url=http://127.0.0.1:1"], "url must be given for kinds remote and openai and no other, got native"),
-    (["engine.kind=openai", "engine.url=http://127.0.0.1:1/v1"], 'engine.kind: expected an engine that takes weights while the run trains, got "openai"'),
-    (["engine.kind=remote", "engine.url=http://127.0.0.1:1"], "engine at http://127.0.0.1:1: expected a running `sparring serve`, got ConnectError"),
+    (
+        ["engine.kind=openai", "engine.url=http://127.0.0.1:1/v1"],
+        'engine.kind: expected an engine that takes weights while the run trains, got "openai"',
+    ),
+    (
+        ["engine.kind=remote", "engine.url=http://127.0.0.1:1"],
+        "engine at http://127.0.0.1:1: expected a running `sparring serve`, got ConnectError",
+    ),
     (["engine.kind=remote", "engine.url=http://[::1"], "expected a running `sparring serve`, got InvalidURL"),
     (
         ["engine.kind=remote", "engine.url=http://127.0.0.1:1", "engine.speculation=ngram"],
@@ -32,7 +38,7 @@ REFUSED = [
     ),
     (
         ["engine.kind=openai", "engine.url=http://127.0.0.1:1/v1", 'rollout.constraint={kind="regex",source="a+"}'],
-        "rollout.constraint: expected none with engine.kind = \"openai\", which asks nobody between two tokens, got one, of kind regex",
+        'rollout.constraint: expected none with engine.kind = "openai", which asks nobody between two tokens, got one, of kind regex',
     ),
     (
         ["engine.kind=remote", "engine.url=http://127.0.0.1:1", "engine.api_key_env=NO_SUCH_KEY"],
@@ -54,7 +60,9 @@ def test_a_server_that_computes_otherwise_is_refused_and_one_that_fits_is_named(
     try:
         remote = ["check", str(given), "--set", "engine.kind=remote", "--set", f"engine.url={server.url}"]
         assert main([*remote, "--set", "models.policy.dtype=bfloat16"]) == 2
-        assert "a model in bfloat16, as models.policy.dtype, got float32; serve it with --dtype" in capsys.readouterr().err
+        assert (
+            "a model in bfloat16, as models.policy.dtype, got float32; serve it with --dtype" in capsys.readouterr().err
+        )
         assert main(remote) == 0
         assert f"engine: {server.url} serves float32 on exact-" in capsys.readouterr().out
     finally:

@@ -1,4 +1,5 @@
-"""Updates of several optimiser steps, with a ratio of sequences, a penalty for leaving the start and an entropy bonus."""
+"""Updates of several optimiser steps, with a ratio of sequences, a penalty for leaving the start and an entropy
+bonus."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ def test_they_end_with_the_same_bits_after_a_resume(whole_and_resumed) -> None:
     assert whole == resumed
     assert len(metrics) == 6 and all(values["optimiser_steps"] == 4 for values in metrics)
     for values in metrics:
-        # only the first of the four steps has the weights that sampled; there the two agree to the bit, and the others do not
+        # only the first of the four steps has the weights that sampled; there the two agree to the bit, and the others
+        # do not
         assert (values["logprob_max_abs_diff"], values["logprob_stale_share"]) == (0.0, 0.75)
         assert values["logprob_stale_max_abs_diff"] > 0 and values["ratio"] != 1.0
         assert values["correction_weight"] == 1.0, "to the proximal log-probabilities, which are those of the engine"

@@ -42,7 +42,12 @@ def test_a_stage_whose_result_was_lost_says_the_same_again(tmp_path: Path) -> No
 
 
 def test_a_checkpoint_is_only_evaluated(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = ['run.stages=["init", "eval"]', 'eval.checkpoints=["init"]', "rollout.group_size=1", "eval.no_tool_tasks=0"]
+    settings = [
+        'run.stages=["init", "eval"]',
+        'eval.checkpoints=["init"]',
+        "rollout.group_size=1",
+        "eval.no_tool_tasks=0",
+    ]
     assert main(["run", str(given), *(word for setting in settings for word in ("--set", setting))]) == 0
     summary = json.loads((given.parent / "runs/tiny/summary.json").read_text())
     assert (summary["init_success"], summary["init_success_low"], summary["eval_tasks"]) == (0.0, 0.0, 6)

@@ -22,7 +22,9 @@ def written(given: Path, name: str, *settings: str) -> Path:
 
 def after(given: Path, name: str, before: Path, *settings: str) -> Path:
     """A recipe that evaluates what it is given, after another."""
-    return written(given, name, 'run.stages=["init", "eval"]', 'eval.checkpoints=["init"]', f'run.after=["{before}"]', *settings)
+    return written(
+        given, name, 'run.stages=["init", "eval"]', 'eval.checkpoints=["init"]', f'run.after=["{before}"]', *settings
+    )
 
 
 def demonstrated(given: Path, *settings: str) -> Path:
@@ -32,7 +34,9 @@ def demonstrated(given: Path, *settings: str) -> Path:
 
 def test_a_prompt_of_the_run_before_is_not_held_out(given: Path) -> None:
     last = load(after(given, "second", demonstrated(given)))
-    with pytest.raises(BadInput, match="held-out task Sums/eval/.*got a prompt of the run of .*first.toml; give both recipes"):
+    with pytest.raises(
+        BadInput, match="held-out task Sums/eval/.*got a prompt of the run of .*first.toml; give both recipes"
+    ):
         run_with_earlier(last)
     alone = msgspec.structs.replace(last, run=msgspec.structs.replace(last.run, name="alone", after=()))
     assert (run_recipe(alone) / "summary.json").is_file(), "it says that it comes after nothing"

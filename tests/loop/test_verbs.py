@@ -1,4 +1,5 @@
-"""Every verb as a newcomer uses it, on one tiny run: from another folder, with spaces in paths, stopped and started again."""
+"""Every verb as a newcomer uses it, on one tiny run: from another folder, with spaces in paths, stopped and started
+again."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of the user's own: the recipe and the world beside it, named relatively."""
     folder = tmp_path_factory.mktemp("a user's folder")
     shutil.copy(HERE / "tiny_world.py", folder / "my world.py")
-    (folder / "first try.toml").write_text((HERE / "tiny.toml").read_text().replace("tests/loop/tiny_world.py", "my world.py"))
+    (folder / "first try.toml").write_text(
+        (HERE / "tiny.toml").read_text().replace("tests/loop/tiny_world.py", "my world.py")
+    )
     return folder
 
 
@@ -61,7 +64,9 @@ def test_stopped_in_every_stage_it_ends_as_if_it_never_was(run: Path, home: Path
         if moment == "export:" and process.returncode == 0:
             continue  # it was done before the signal came
         assert process.returncode == 130, moment
-        assert "the same command goes on where it stopped: sparring run 'first try.toml' --name 'stopped often'" in error
+        assert (
+            "the same command goes on where it stopped: sparring run 'first try.toml' --name 'stopped often'" in error
+        )
     assert sparring(home, *words[3:]).returncode == 0
     again = run.with_name("stopped often")
     for stage in ("sft/model", "rl/model", "export"):
@@ -127,7 +132,17 @@ def test_the_report_is_written_again(run: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_a_run_that_is_going_on_may_be_looked_at(home: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = (*COMMAND, "run", "first try.toml", "--name", "live", "--set", "rl.steps=100000", "--set", "observe.lines_every_s=0")
+    words = (
+        *COMMAND,
+        "run",
+        "first try.toml",
+        "--name",
+        "live",
+        "--set",
+        "rl.steps=100000",
+        "--set",
+        "observe.lines_every_s=0",
+    )
     with subprocess.Popen(words, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         assert any(line.startswith("rl 3/") for line in process.stdout)
@@ -181,7 +196,18 @@ def test_control_c_stops_an_answer_and_the_talk_goes_on(run: Path, tmp_path: Pat
     shutil.copytree(run / "rl/model", long)
     config = json.loads((long / "config.json").read_text())
     (long / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 60000, "eos_token_id": 0}))
-    words = [sys.executable, "-c", STOPPED, "chat", str(long), "--no-tools", "--max-tokens", "50000", "--temperature", "0"]
+    words = [
+        sys.executable,
+        "-c",
+        STOPPED,
+        "chat",
+        str(long),
+        "--no-tools",
+        "--max-tokens",
+        "50000",
+        "--temperature",
+        "0",
+    ]
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -205,9 +231,17 @@ def test_control_c_stops_an_answer_and_the_talk_goes_on(run: Path, tmp_path: Pat
         ("config.json", "{", ": expected a Hugging Face causal LM, got OSError: "),
         ("config.json", "{}", ": expected a Hugging Face causal LM, got ValueError: "),
         ("tokenizer.json", "{", "/tokenizer.json: expected a tokenizer of the tokenizers library, got Exception: "),
-        ("tokenizer.json", None, "/tokenizer.json: expected a tokenizer.json (a fast tokenizer), got a folder without one; "),
+        (
+            "tokenizer.json",
+            None,
+            "/tokenizer.json: expected a tokenizer.json (a fast tokenizer), got a folder without one; ",
+        ),
         ("tokenizer_config.json", "{", "/tokenizer_config.json: expected JSON, got JSONDecodeError: "),
-        ("chat_template.jinja", "{% for %}", "/chat_template.jinja: expected a chat template in Jinja, got TemplateSyntaxError: "),
+        (
+            "chat_template.jinja",
+            "{% for %}",
+            "/chat_template.jinja: expected a chat template in Jinja, got TemplateSyntaxError: ",
+        ),
     ],
 )
 def test_chat_refuses_a_broken_checkpoint(
@@ -232,7 +266,9 @@ def test_chat_refuses_a_broken_checkpoint(
         (("--temperature", "warm"), "argument --temperature: expected a value of type float, got 'warm'"),
     ],
 )
-def test_chat_refuses_numbers_that_make_no_sense(words: tuple[str, str], message: str, capsys: pytest.CaptureFixture) -> None:
+def test_chat_refuses_numbers_that_make_no_sense(
+    words: tuple[str, str], message: str, capsys: pytest.CaptureFixture
+) -> None:
     with pytest.raises(SystemExit) as end:
         main(["chat", "anywhere", *words])
     assert end.value.code == 2

@@ -12,7 +12,10 @@ from sparring.cli.main import main
 
 @pytest.mark.parametrize(
     ("python", "got"),
-    [("/no/such/python", "/no/such/python: No such file or directory"), (sys.executable, f"{sys.executable}, which does not")],
+    [
+        ("/no/such/python", "/no/such/python: No such file or directory"),
+        (sys.executable, f"{sys.executable}, which does not"),
+    ],
 )
 def test_no_vllm(given: Path, capsys: pytest.CaptureFixture[str], python: str, got: str) -> None:
     assert main(["check", str(given), "--set", "engine.kind=vllm", "--set", f"engine.vllm.python={python}"]) == 2
@@ -28,11 +31,17 @@ def test_two_bounds_on_importance_weights_are_refused(given: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("engine.speculation=ngram", "engine.speculation: expected engine.kind = \"native\", which alone reads it, got 'ngram'"),
+        (
+            "engine.speculation=ngram",
+            "engine.speculation: expected engine.kind = \"native\", which alone reads it, got 'ngram'",
+        ),
         ("engine.kv_tokens=4096", 'engine.kv_tokens: expected engine.kind = "native"'),
         ("engine.kv_across_turns=offload", 'engine.kv_across_turns: expected "keep" or "drop" with vLLM'),
         ("models.policy.lora={rank=4}", "models.policy.lora: expected none with vLLM"),
-        ('rollout.constraint={kind="regex",source="a+"}', 'rollout.constraint: expected none with engine.kind = "vllm"'),
+        (
+            'rollout.constraint={kind="regex",source="a+"}',
+            'rollout.constraint: expected none with engine.kind = "vllm"',
+        ),
     ],
 )
 def test_what_vllm_does_not_do(given: Path, capsys: pytest.CaptureFixture[str], setting: str, said: str) -> None:

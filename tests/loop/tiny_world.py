@@ -28,13 +28,16 @@ class Sums(PythonTool, Env):
             if messages[-1].role == "tool":
                 return Message(role="assistant", content=messages[-1].content)
             code = f"print({task.data['prompt'].removesuffix(' = ?')})"
-            return Message(role="assistant", tool_calls=(ToolCall(id="call_0", name="python", arguments={"code": code}),))
+            return Message(
+                role="assistant", tool_calls=(ToolCall(id="call_0", name="python", arguments={"code": code}),)
+            )
 
         return reply
 
 
 class Chance(Sums):
-    """The same, where about every other rollout succeeds, whatever it says: the last reply's ids add up to an odd number."""
+    """The same, where about every other rollout succeeds, whatever it says: the last reply's ids add up to an odd
+    number."""
 
     async def score(self, trajectory: Trajectory) -> Score:
         """Also of rollouts that were cut short."""

@@ -43,7 +43,9 @@ MODELS = {
 
 @pytest.fixture(scope="module", params=MODELS)
 def path(request, tmp_path_factory):
-    return tiny_model(request.param.split()[0], tmp_path_factory.mktemp("model") / "tiny", seed=5, **MODELS[request.param])
+    return tiny_model(
+        request.param.split()[0], tmp_path_factory.mktemp("model") / "tiny", seed=5, **MODELS[request.param]
+    )
 
 
 class Play:
@@ -128,7 +130,10 @@ class Play:
 
 def columns(sampled):
     """Tokens, log-probabilities, kept ids and likeliest tokens, the last two as empty where there are none."""
-    kept, tops = (values or [[none] * len(new) for new in sampled.tokens] for values, none in ((sampled.kept, b""), (sampled.tops, ())))
+    kept, tops = (
+        values or [[none] * len(new) for new in sampled.tokens]
+        for values, none in ((sampled.kept, b""), (sampled.tops, ()))
+    )
     return sampled.tokens, sampled.logprobs, kept, tops
 
 
@@ -320,7 +325,9 @@ def test_bad_tables_and_tokens_are_refused_before_anything_is_written(path):
 @of_best
 def test_who_takes_which_way(path, tmp_path):
     def kind(model):
-        return type(step_of(model, ops.KvPages(model.kv_heads, num_pages=4, dtype=model.dtype), Slots.of(2, 2, VOCABULARY)))
+        return type(
+            step_of(model, ops.KvPages(model.kv_heads, num_pages=4, dtype=model.dtype), Slots.of(2, 2, VOCABULARY))
+        )
 
     assert kind(load(path)) is DecoderStep
     assert kind(load(path, numerics="fast")) is DecoderStep

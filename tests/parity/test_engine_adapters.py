@@ -1,4 +1,5 @@
-"""Law 3 with adapters: what the engine samples under one of several has, to the bit, the log-probability of the trainer's forward."""
+"""Law 3 with adapters: what the engine samples under one of several has, to the bit, the log-probability of the
+trainer's forward."""
 
 import asyncio
 import itertools
@@ -25,8 +26,18 @@ pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths("
 NAMES = ("a", "b", "c", "d")
 ATTENTION, EXPERTS = ("q_proj", "v_proj"), ("experts.gate_up_proj", "experts.down_proj")
 TARGETS = {
-    "qwen3": {"a": ("all-linear", ()), "b": (ATTENTION, ()), "c": (("down_proj", "o_proj", "k_proj"), ()), "d": (("gate_proj",), ())},
-    "qwen3_moe": {"a": ("all-linear", EXPERTS), "b": (ATTENTION, ()), "c": ((), EXPERTS[1:]), "d": (("k_proj",), EXPERTS[:1])},
+    "qwen3": {
+        "a": ("all-linear", ()),
+        "b": (ATTENTION, ()),
+        "c": (("down_proj", "o_proj", "k_proj"), ()),
+        "d": (("gate_proj",), ()),
+    },
+    "qwen3_moe": {
+        "a": ("all-linear", EXPERTS),
+        "b": (ATTENTION, ()),
+        "c": ((), EXPERTS[1:]),
+        "d": (("k_proj",), EXPERTS[:1]),
+    },
 }
 """Of each model, what linear layers and what experts an adapter has factors for."""
 EVERYONE = (*NAMES, None)
@@ -106,7 +117,13 @@ def test_every_adapter_of_a_crowd_equals_its_trainer(folders, dtype):
 def test_a_request_in_a_crowd_is_as_alone(folders, dtype):
     asked = list(requests())
     alone = [served(folders, [request], dtype, max_batch_tokens=2048)[0][0] for request in asked[::9]]
-    for settings in ({}, {"max_running": 7, "max_batch_tokens": 8}, {"share_prefixes": False}, {"kv_tokens": 192, "max_running": 8}, {"speculation": "ngram", "max_running": 4}):
+    for settings in (
+        {},
+        {"max_running": 7, "max_batch_tokens": 8},
+        {"share_prefixes": False},
+        {"kv_tokens": 192, "max_running": 8},
+        {"speculation": "ngram", "max_running": 4},
+    ):
         answers, metrics = served(folders, asked, dtype, **settings)
         assert [(a.tokens, a.logprobs) for a in answers[::9]] == [(a.tokens, a.logprobs) for a in alone]
         assert metrics["preemptions"] > 0 or "kv_tokens" not in settings

@@ -57,7 +57,9 @@ def trained(model, rows):
     lengths = [len(prompt) + len(answer) for prompt, answer, _, _ in rows]
     positions = torch.cat([torch.arange(length) for length in lengths])
     starts = itertools.accumulate([0, *lengths[:-1]])
-    predicting = torch.cat([torch.arange(len(a)) + s + len(p) - 1 for s, (p, a, _, _) in zip(starts, rows, strict=True)])
+    predicting = torch.cat(
+        [torch.arange(len(a)) + s + len(p) - 1 for s, (p, a, _, _) in zip(starts, rows, strict=True)]
+    )
     heat = torch.cat([torch.full((len(answer),), temperature) for _, answer, _, temperature in rows])
     hidden = model.hidden(tokens, positions, Packed.of(lengths))
     logprobs = token_quantities(model, hidden[predicting], tokens[predicting + 1], heat, {"logprob"})["logprob"]

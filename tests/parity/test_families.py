@@ -1,7 +1,9 @@
-"""Every family that we claim, on tiny random models: as close to float64 as the library, and one set of bits in both uses.
+"""Every family that we claim, on tiny random models: as close to float64 as the library, and one set of bits in both
+uses.
 
-Logits of the engine's kind of forward (keys in pages, prompts in pieces) against the untouched library in float64; the same
-against the trainer's kind of forward. What is special about a family must matter here: without it the comparison fails.
+Logits of the engine's kind of forward (keys in pages, prompts in pieces) against the untouched library in float64; the
+same against the trainer's kind of forward. What is special about a family must matter here: without it the comparison
+fails.
 """
 
 import asyncio
@@ -36,7 +38,12 @@ SCALED_ROPE = {
     "original_max_position_embeddings": 32,
 }
 NO_WINDOW = {"layer_types": ["full_attention", "full_attention"]}
-ALIKE = {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+ALIKE = {
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+}
 FAMILIES = {
     "llama": {"rope_parameters": SCALED_ROPE},
     "qwen2": {},
@@ -49,7 +56,13 @@ FAMILIES = {
     "gemma2": {"tied": True},
     "gemma3_text": {"tied": True},
     "gemma4_text": {"tied": True},
-    "gemma4_text with experts": {**ALIKE, "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24},
+    "gemma4_text with experts": {
+        **ALIKE,
+        "enable_moe_block": True,
+        "num_experts": 6,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 24,
+    },
     "mimo_v2_flash": {},
     "gemma4": {"tied": True},
     "qwen3_vl": {},
@@ -163,7 +176,11 @@ def library(path, dtype="float32", *, wide=False, weights=("", 0.0), attention="
         setattr(config.get_text_config(), name, value)
     implementations = {"attn_implementation": attention, "experts_implementation": "eager"}
     module = class_of(config).from_pretrained(path, config=config, dtype=DTYPES[dtype], **implementations)
-    touched = [parameter.fill_(weights[1]) for name, parameter in module.named_parameters() if weights[0] and weights[0] in name]
+    touched = [
+        parameter.fill_(weights[1])
+        for name, parameter in module.named_parameters()
+        if weights[0] and weights[0] in name
+    ]
     assert bool(touched) == bool(weights[0])
     if not wide:
         return torch.cat([module(input_ids=row[None]).logits[0] for row in rows()])
@@ -202,17 +219,22 @@ def error(found, exact):
 
 
 def typical_error(found, exact):
-    """That of the median row. A row near the border between two experts may take the other one, in ours or in theirs."""
+    """That of the median row. A row near the border between two experts may take the other one, in ours or in
+    theirs."""
     return float((found.detach().double() - exact).square().mean(-1).sqrt().median())
 
 
-@pytest.mark.parametrize(("dtype", "error"), [("float32", error), ("bfloat16", typical_error)], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "error"), [("float32", error), ("bfloat16", typical_error)], ids=["float32", "bfloat16"]
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_engine_logits_are_as_close_to_float64_as_the_librarys(family, dtype, error, path_of):
     path = path_of(family)
     exact = library(path, dtype, wide=True)
     assert exact.dtype is torch.float64
-    assert error(paged(load(path, dtype=dtype), chunk=40, page_size=16), exact) <= 2 * error(library(path, dtype), exact)
+    assert error(paged(load(path, dtype=dtype), chunk=40, page_size=16), exact) <= 2 * error(
+        library(path, dtype), exact
+    )
 
 
 @pytest.mark.parametrize("case", WITHOUT)
@@ -272,13 +294,17 @@ def test_gradients_of_no_family_do(family, dtype, path_of):
 def test_the_engine_samples_with_the_trainers_probabilities(family, dtype, path_of):
     requests = [
         GenerateRequest(
-            id=str(i), tokens=tuple(row.tolist()), sampling=Sampling(max_tokens=9 + 20 * i, seed=i, temperature=(1.0, 0.7)[i % 2])
+            id=str(i),
+            tokens=tuple(row.tolist()),
+            sampling=Sampling(max_tokens=9 + 20 * i, seed=i, temperature=(1.0, 0.7)[i % 2]),
         )
         for i, row in enumerate(rows())
     ]
 
     async def serve():
-        engine = NativeEngine(load(path_of(family), dtype=dtype), EngineConfig(max_running=3, max_batch_tokens=48), threads=1)
+        engine = NativeEngine(
+            load(path_of(family), dtype=dtype), EngineConfig(max_running=3, max_batch_tokens=48), threads=1
+        )
         answers = await asyncio.gather(*(engine.generate(request) for request in requests))
         await engine.close()
         return answers
@@ -287,7 +313,9 @@ def test_the_engine_samples_with_the_trainers_probabilities(family, dtype, path_
     trainer = load(path_of(family), dtype=dtype, gradient_checkpointing=True)
     whole = [torch.tensor((*request.tokens, *answer.tokens)) for request, answer in zip(requests, answers, strict=True)]
     positions = torch.cat([torch.arange(len(row)) for row in whole])
-    hidden = trainer.hidden(torch.cat(whole), positions, Packed.of([len(row) for row in whole])).split([len(row) for row in whole])
+    hidden = trainer.hidden(torch.cat(whole), positions, Packed.of([len(row) for row in whole])).split(
+        [len(row) for row in whole]
+    )
     for request, answer, row, states in zip(requests, answers, whole, hidden, strict=True):
         begin = len(request.tokens)
         heat = torch.full((len(answer.tokens),), request.sampling.temperature)
@@ -332,5 +360,17 @@ def test_experts_are_unevenly_loaded(family, path_of):
 
 
 def test_windows_are_shorter_than_the_sequences(path_of):
-    for family in ("qwen3 with windows", "mistral", "phi3", "gemma2", "gemma3_text", "gemma4", "mimo_v2_flash", "mixtral", "gpt_oss"):
-        assert AutoConfig.from_pretrained(path_of(family)).get_text_config().sliding_window < min(length for length in LENGTHS if length > 5)
+    for family in (
+        "qwen3 with windows",
+        "mistral",
+        "phi3",
+        "gemma2",
+        "gemma3_text",
+        "gemma4",
+        "mimo_v2_flash",
+        "mixtral",
+        "gpt_oss",
+    ):
+        assert AutoConfig.from_pretrained(path_of(family)).get_text_config().sliding_window < min(
+            length for length in LENGTHS if length > 5
+        )

@@ -70,7 +70,9 @@ def test_rule_and_reference_agree_with_the_example_worked_by_hand(name):
         [[a] * sum(m["turns"]) if isinstance(a, float) else a for m, a in zip(group["members"], of, strict=True)]
         for group, of in zip(case["groups"], case["advantages"], strict=True)
     ]
-    assert not differs(credit.plain(REFERENCES[name](case["groups"], case["settings"])), expected), REFERENCES[name].__doc__
+    assert not differs(credit.plain(REFERENCES[name](case["groups"], case["settings"])), expected), REFERENCES[
+        name
+    ].__doc__
     assert not differs(credited(case)[0], expected)
 
 

@@ -1,4 +1,5 @@
-"""Distillation against its equations: value and gradient, in float64 and float32, and no mutated sign gets past them."""
+"""Distillation against its equations: value and gradient, in float64 and float32, and no mutated sign gets past
+them."""
 
 from __future__ import annotations
 
@@ -65,7 +66,9 @@ def found(
             quantities["divergence"] = heads.from_tops(Identity(), logits, heat, micro.tops, form)
         else:
             teacher = torch.tensor(case.teacher_logits, dtype=dtype)
-            quantities["divergence"] = heads.from_teacher(Identity(), logits, Identity(), teacher, Asked(micro.targets, heat, None, None), form)
+            quantities["divergence"] = heads.from_teacher(
+                Identity(), logits, Identity(), teacher, Asked(micro.targets, heat, None, None), form
+            )
     result = loss(quantities, micro)
     result.loss.backward()
     return result.loss.item(), logits.grad.double().numpy()
@@ -76,7 +79,9 @@ def agrees(name: str, case: golden.Case, dtype: torch.dtype, **modules: ModuleTy
     loss, slopes = found(name, case, dtype, **modules)
     expected, wanted = golden.value(name, case), golden.gradient(name, case)
     scale = np.abs(wanted).max()
-    return abs(loss - expected) <= tolerance * abs(expected) and bool((np.abs(slopes - wanted) <= tolerance * scale).all())
+    return abs(loss - expected) <= tolerance * abs(expected) and bool(
+        (np.abs(slopes - wanted) <= tolerance * scale).all()
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -89,7 +94,9 @@ def test_value_and_gradient(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("kind", ["reverse", "forward", "jensen_shannon"])
 def test_the_likeliest_of_all_are_the_vocabulary(kind: str) -> None:
     case = golden.case(top_k=9)
-    for whole, part in zip(found(f"vocabulary/{kind}", case, torch.float64), found(f"top_k/{kind}", case, torch.float64), strict=True):
+    for whole, part in zip(
+        found(f"vocabulary/{kind}", case, torch.float64), found(f"top_k/{kind}", case, torch.float64), strict=True
+    ):
         assert np.allclose(whole, part, rtol=1e-6, atol=1e-8)  # the teacher's log-probabilities travel as float32
     few = [found(f"top_k/{kind}", golden.case(top_k=k), torch.float64)[0] for k in range(1, 9)]
     assert few == sorted(few), "merging outcomes never raises a divergence"
@@ -101,8 +108,11 @@ def test_the_worked_example() -> None:
     by_hand = {
         "token/policy_gradient": math.log(1.5),
         "token/squared": math.log(1.5) ** 2 / 2,
-        **{f"{over}/{kind}": number for over in ("top_k", "vocabulary") for kind, number in
-           (("forward", forward), ("reverse", reverse), ("jensen_shannon", mixture))},
+        **{
+            f"{over}/{kind}": number
+            for over in ("top_k", "vocabulary")
+            for kind, number in (("forward", forward), ("reverse", reverse), ("jensen_shannon", mixture))
+        },
     }
     for name, number in by_hand.items():
         assert golden.value(name, golden.hand()) == pytest.approx(number, rel=1e-7)
@@ -115,7 +125,11 @@ MUTATIONS = {
     "token/policy_gradient": ("algo/loss/distill.py", "gap = logprob - ", "gap = logprob + "),
     "token/squared": ("algo/loss/distill.py", "gap = logprob - ", "gap = logprob + "),
     "top_k/reverse": ("model/divergence.py", "given = (1.0 - ", "given = (1.0 + "),
-    "top_k/forward": ("model/divergence.py", "logsumexp(1, keepdim=True) - log_z", "logsumexp(1, keepdim=True) + log_z"),
+    "top_k/forward": (
+        "model/divergence.py",
+        "logsumexp(1, keepdim=True) - log_z",
+        "logsumexp(1, keepdim=True) + log_z",
+    ),
     "top_k/jensen_shannon": ("model/divergence.py", "ids.where(there, 0)) - log_z", "ids.where(there, 0)) + log_z"),
     "vocabulary/reverse": ("model/divergence.py", "(a - b)", "(a + b)"),
     "vocabulary/forward": ("model/divergence.py", "(a - b)", "(b - a)"),

@@ -1,4 +1,5 @@
-"""The imitate term, alone and beside the policy's, against its reference in float64 NumPy; what was not sampled has no temperature."""
+"""The imitate term, alone and beside the policy's, against its reference in float64 NumPy; what was not sampled has no
+temperature."""
 
 from __future__ import annotations
 
@@ -42,10 +43,15 @@ def computed(name: str, case: golden.Case, dtype: torch.dtype) -> tuple[float, n
     of = row(case)
     micro = micro_batch([of], {term: sum(weights) for term, weights in of.weights.items()})
     logits = torch.tensor(case.logits, dtype=dtype, requires_grad=True)
-    there = torch.tensor([place - 1 for place in range(1, len(of.tokens)) if any(w[place] for w in of.weights.values())])
+    there = torch.tensor(
+        [place - 1 for place in range(1, len(of.tokens)) if any(w[place] for w in of.weights.values())]
+    )
     logs = (logits[there] / micro.temperature.to(dtype)[:, None]).log_softmax(1)
     quantities = {"logprob": logs.gather(1, micro.targets[:, None])[:, 0], "entropy": -(logs.exp() * logs).sum(1)}
-    exact = {"behaviour_logprobs": case.behaviour * (case.sampled != 0), "advantages": case.advantages * (case.sampled != 0)}
+    exact = {
+        "behaviour_logprobs": case.behaviour * (case.sampled != 0),
+        "advantages": case.advantages * (case.sampled != 0),
+    }
     micro = replace(micro, **{key: torch.tensor(value, dtype=dtype)[there] for key, value in exact.items()})
     losses = [ImitateLoss(scale=case.scale), *([PolicyLoss(AlgoConfig())] if name == "echo" else [])]
     loss = sum(loss(quantities, micro).loss for loss in losses)
@@ -87,7 +93,8 @@ def test_one_turned_sign_is_noticed(name):
 
 
 def test_a_token_of_zero_advantage_keeps_its_temperature():
-    """What was sampled is compared with what the engine recorded, also where the imitate term alone has a use for it."""
+    """What was sampled is compared with what the engine recorded, also where the imitate term alone has a use for
+    it."""
     case = golden.draw(0)
     both = row(case._replace(advantages=np.zeros(8), observed=case.observed + case.sampled))
     found = micro_batch([both], {"policy": 5.0, "imitate": 6.5}).temperature

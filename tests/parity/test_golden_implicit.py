@@ -1,4 +1,5 @@
-"""What an implicit process reward model learns against its reference in float64 NumPy: from the credited rows to value and gradient."""
+"""What an implicit process reward model learns against its reference in float64 NumPy: from the credited rows to value
+and gradient."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ RELATIVE = {torch.float64: 1e-9, torch.float32: 1e-5}
 
 
 def credited(case):
-    """The rollouts as the credit leaves them, with the places of their tokens: every other one has two branches, which differ in
-    their first token and share none."""
+    """The rollouts as the credit leaves them, with the places of their tokens: every other one has two branches, which
+    differ in their first token and share none."""
     found = []
     for number, right in enumerate(case.right):
         places = np.flatnonzero(case.rollout == number)
@@ -54,7 +55,10 @@ def computed(case, dtype, *, budget=10_000):
         order = np.concatenate([places[row.id] for row in packed])
         micro = micro_batch(packed, totals)
         weights = torch.tensor([w for row in packed for w in row.weights["preference"] if w], dtype=dtype)
-        exact = {"weights": {"preference": weights}, "annotations": {"reference": torch.tensor(case.reference[order], dtype=dtype)}}
+        exact = {
+            "weights": {"preference": weights},
+            "annotations": {"reference": torch.tensor(case.reference[order], dtype=dtype)},
+        }
         said = torch.tensor(case.logprob[order], dtype=dtype, requires_grad=True)
         result = loss({"logprob": said}, replace(micro, **exact))
         result.loss.backward()

@@ -1,4 +1,5 @@
-"""The KL over the vocabulary and the moving average against their equations: value and gradient, and no mutated sign gets past them."""
+"""The KL over the vocabulary and the moving average against their equations: value and gradient, and no mutated sign
+gets past them."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def targets(case: dict[str, Any]) -> list[int]:
 
 
 def rows_of(case: dict[str, Any], part: list[int]) -> MicroBatch:
-    """Some of the case's tokens as a micro-batch of one row, whose first token nothing predicts; their advantages are 0."""
+    """Some of the case's tokens as a micro-batch of one row, whose first token nothing predicts; their advantages are
+    0."""
     count = len(part) + 1
     row = Sample(
         id="r",
@@ -74,7 +76,9 @@ def found(case: dict[str, Any], dtype: torch.dtype, parts: list[list[int]] | Non
             "entropy": zero,
             "divergence": from_teacher(Identity(), logits[part], Identity(), theirs, asked, Divergence(kind="reverse")),
         }
-        micro = replace(micro, weights={"policy": torch.tensor([case["weights"][place] for place in part], dtype=dtype)})
+        micro = replace(
+            micro, weights={"policy": torch.tensor([case["weights"][place] for place in part], dtype=dtype)}
+        )
         result = loss(quantities, micro)
         result.loss.backward()
         total += result.loss.item()
@@ -83,7 +87,9 @@ def found(case: dict[str, Any], dtype: torch.dtype, parts: list[list[int]] | Non
 
 def agrees(ours: tuple[float, np.ndarray], expected: dict[str, Any], tolerance: float) -> bool:
     loss, wanted = expected["loss"], np.array(expected["gradient"])
-    return abs(ours[0] - loss) <= tolerance * abs(ours[0]) and bool((np.abs(ours[1] - wanted) <= tolerance * np.abs(ours[1]).max()).all())
+    return abs(ours[0] - loss) <= tolerance * abs(ours[0]) and bool(
+        (np.abs(ours[1] - wanted) <= tolerance * np.abs(ours[1]).max()).all()
+    )
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -152,8 +158,12 @@ def test_the_logits_of_all_tokens_never_exist_at_once() -> None:
     form = Divergence(kind="reverse")
     value = from_teacher(model, hidden, reference, theirs, asked, form)
     value.sum().backward()
-    assert max(model.rows + reference.rows) == CHUNK_ROWS and sum(model.rows) == 2 * count, "computed again for the gradient"
-    q, p = (golden.probabilities((of @ model.weight.detach()).numpy(), [{}] * count, kept, 0.7) for of in (hidden, theirs))
+    assert max(model.rows + reference.rows) == CHUNK_ROWS and sum(model.rows) == 2 * count, (
+        "computed again for the gradient"
+    )
+    q, p = (
+        golden.probabilities((of @ model.weight.detach()).numpy(), [{}] * count, kept, 0.7) for of in (hidden, theirs)
+    )
     assert np.abs(value.detach().numpy() - golden.divergence(q, p)).max() < 1e-12
     expected = hidden.numpy().T @ golden.slopes(q, p, 0.7)
     assert np.abs(model.weight.grad.numpy() - expected).max() < 1e-9 and reference.weight.grad is None

@@ -1,4 +1,5 @@
-"""Every preference loss against its reference in float64 NumPy: values, gradients, hand-worked numbers, and proof that each bites."""
+"""Every preference loss against its reference in float64 NumPy: values, gradients, hand-worked numbers, and proof that
+each bites."""
 
 import itertools
 import random
@@ -41,18 +42,25 @@ def row(answer, *, number, label, share=0.5):
 
 
 def pair_rows(pairs):
-    rows = [row(answer, number=n, label=side) for n, pair in enumerate(pairs) for answer, side in zip(pair, (1.0, -1.0), strict=True)]
+    rows = [
+        row(answer, number=n, label=side)
+        for n, pair in enumerate(pairs)
+        for answer, side in zip(pair, (1.0, -1.0), strict=True)
+    ]
     random.Random(3).shuffle(rows)
     return rows
 
 
 def computed(loss, rows, given, *, dtype=torch.float64, totals=None, quantity="logprob"):
-    """The loss of these rows and its gradients, row by row, where the model says `given` [one array per row] of their tokens."""
+    """The loss of these rows and its gradients, row by row, where the model says `given` [one array per row] of their
+    tokens."""
     totals = totals or denominators(rows)
     micro = micro_batch(rows, totals)
     values = torch.cat([torch.tensor(values, dtype=dtype) for values in given]).requires_grad_()
     places = [(r, at) for r in rows for at, weight in enumerate(next(iter(r.weights.values()))) if weight]
-    exact = {name: torch.tensor([r.annotations[name][at] for r, at in places], dtype=dtype) for name in micro.annotations}
+    exact = {
+        name: torch.tensor([r.annotations[name][at] for r, at in places], dtype=dtype) for name in micro.annotations
+    }
     weights = {term: torch.tensor([r.weights[term][at] for r, at in places], dtype=dtype) for term in micro.weights}
     micro = replace(micro, annotations=exact, weights=weights)
     if loss.needs.survey:
@@ -68,11 +76,14 @@ def drawn(seed, count=COUNT):
 
 
 def agreement(name, setting, reference, dtype, seed=0):
-    """The largest difference of loss and gradients between ours and `reference`, each relative to the largest of its kind."""
+    """The largest difference of loss and gradients between ours and `reference`, each relative to the largest of its
+    kind."""
     pairs = drawn(seed)
     rows = pair_rows(pairs)
     answers = [pairs[int(r.group.split()[1])][r.label < 0] for r in rows]
-    found, ours, _ = computed(PairLoss(FORMS[name](**setting)), rows, [answer.policy for answer in answers], dtype=dtype)
+    found, ours, _ = computed(
+        PairLoss(FORMS[name](**setting)), rows, [answer.policy for answer in answers], dtype=dtype
+    )
 
     def loss(tokens):
         known = {id(answer): Reply(moved, answer.reference) for answer, moved in zip(answers, tokens, strict=True)}
@@ -151,7 +162,10 @@ def test_equal_models_know_nothing():
     ]
     value, _, metrics = computed(PairLoss(Dpo()), rows, [answer.policy for answer in answers], dtype=torch.float32)
     assert value == pytest.approx(np.log(2.0), rel=1e-6)
-    assert metrics == {"accuracy": (2.5, 5), **{f"reward_{what}": (0.0, 5) for what in ("margin", "chosen", "rejected")}}
+    assert metrics == {
+        "accuracy": (2.5, 5),
+        **{f"reward_{what}": (0.0, 5) for what in ("margin", "chosen", "rejected")},
+    }
 
 
 def test_a_reply_of_two_branches_is_one_reply():
@@ -218,7 +232,10 @@ def test_one_turned_sign_is_noticed_by_kto():
 
 
 def test_kto_by_hand():
-    answers = [Reply(np.array(policy), np.array(known)) for policy, known in (([-0.5, -0.7], [-0.8, -0.8]), ([-2.0], [-1.6]), ([-0.1], [-0.3]))]
+    answers = [
+        Reply(np.array(policy), np.array(known))
+        for policy, known in (([-0.5, -0.7], [-0.8, -0.8]), ([-2.0], [-1.6]), ([-0.1], [-0.3]))
+    ]
     rows, _ = kto_rows(answers[:1], answers[1:2], answers[2:])
     assert computed(Kto(beta=0.5), rows, [answer.policy for answer in answers])[0] == pytest.approx(0.4502891, abs=1e-7)
 
@@ -282,7 +299,12 @@ def rows_of_vector(vector):
     """Our rows of its inputs, and what the model says of each."""
     if vector.name == "step_labels":
         values, labels = vector.inputs["values"], vector.inputs["labels"]
-        yield labelled_steps(range(1, len(values) + 1), dict(zip(range(1, len(values) + 1), labels, strict=True)), id="a"), values
+        yield (
+            labelled_steps(
+                range(1, len(values) + 1), dict(zip(range(1, len(values) + 1), labels, strict=True)), id="a"
+            ),
+            values,
+        )
     elif vector.name == "bradley_terry":
         for side in ("chosen", "rejected"):
             for n, value in enumerate(vector.inputs[side]):

@@ -1,4 +1,5 @@
-"""The critic's loss against its reference in float64 NumPy: values, gradients, the example by hand, packing, and proof that it bites."""
+"""The critic's loss against its reference in float64 NumPy: values, gradients, the example by hand, packing, and proof
+that it bites."""
 
 from __future__ import annotations
 
@@ -64,7 +65,9 @@ def test_the_gradient_is_that_of_finite_differences():
     case, step = golden.draw(3), 1e-6
     _, ours, _ = computed([row(case)], case.now, clip=0.2)
     for at in range(len(case.now)):
-        either = [computed([row(case)], case.now + sign * step * np.eye(len(case.now))[at], clip=0.2)[0] for sign in (1, -1)]
+        either = [
+            computed([row(case)], case.now + sign * step * np.eye(len(case.now))[at], clip=0.2)[0] for sign in (1, -1)
+        ]
         assert (either[0] - either[1]) / (2 * step) == pytest.approx(ours[at], abs=1e-8)
 
 
@@ -72,7 +75,9 @@ def test_one_turned_sign_is_noticed():
     every = list(mutants(golden.value))
     assert len(every) >= 5
     for line, mutant in every:
-        assert max(agreement(mutant, clip, torch.float64, seed) for clip in golden.CLIPS for seed in range(4)) > 1e-3, line
+        assert max(agreement(mutant, clip, torch.float64, seed) for clip in golden.CLIPS for seed in range(4)) > 1e-3, (
+            line
+        )
 
 
 def test_the_example_worked_by_hand():
@@ -94,7 +99,9 @@ def test_any_packing_gives_the_same():
     packs, found, sums = pack(rows, 14), 0.0, {}
     assert len(packs) > 2
     for part in packs:
-        value, of_part, measured = computed(part, np.concatenate([said[r.id] for r in part]), clip=0.2, denominator=total)
+        value, of_part, measured = computed(
+            part, np.concatenate([said[r.id] for r in part]), clip=0.2, denominator=total
+        )
         found += value
         sums = {name: np.add(sums.get(name, (0.0, 0.0)), pair) for name, pair in measured.items()}
         for r, own in zip(part, np.split(of_part, np.cumsum([len(said[r.id]) for r in part])[:-1]), strict=True):
@@ -115,4 +122,6 @@ def test_values_that_say_what_was_earned_explain_everything():
 
 def explained(metrics):
     means = {name: amount / count for name, (amount, count) in metrics.items()}
-    return explained_variance(means["return"], **{name: means[name] for name in ("return_square", "error", "error_square")})
+    return explained_variance(
+        means["return"], **{name: means[name] for name in ("return_square", "error", "error_square")}
+    )

@@ -1,7 +1,7 @@
 """GRPO from scored groups to gradients, against a reference in plain NumPy and float64.
 
-The policy is a table of logits [V, V]: the distribution of a token given the one before it. That is all a causal model is to
-credit and loss, and its gradient can be written by hand.
+The policy is a table of logits [V, V]: the distribution of a token given the one before it. That is all a causal model
+is to credit and loss, and its gradient can be written by hand.
 """
 
 import itertools
@@ -32,7 +32,8 @@ def log_softmax(logits):
 
 
 def make_groups(generator, behaviour):
-    """Three groups of four rollouts of two turns each, sampled by the table `behaviour`; the last group has no variance."""
+    """Three groups of four rollouts of two turns each, sampled by the table `behaviour`; the last group has no
+    variance."""
     logprobs = log_softmax(behaviour / TEMPERATURE)
     groups = []
     for number in range(3):
@@ -41,7 +42,9 @@ def make_groups(generator, behaviour):
             segments, last = [], None
             for turn in range(2):
                 given = tuple(generator.integers(0, VOCABULARY, generator.integers(1, 4)).tolist())
-                segments.append(Segment(index=2 * turn, parent=2 * turn - 1 if turn else None, source="tool", tokens=given))
+                segments.append(
+                    Segment(index=2 * turn, parent=2 * turn - 1 if turn else None, source="tool", tokens=given)
+                )
                 last, tokens = given[-1], []
                 for _ in range(generator.integers(1, 7)):
                     tokens.append(int(generator.integers(0, VOCABULARY)))
@@ -61,7 +64,9 @@ def make_groups(generator, behaviour):
             outcome = Outcome(kind="completed", reason="answered")
             name = f"{number}-{index}"
             trajectory = Trajectory(id=name, task="t", role="policy", segments=tuple(segments), outcome=outcome)
-            rollouts.append(Rollout(id=name, task=TASK, index=index, attempt=0, purpose="train", trajectories=(trajectory,)))
+            rollouts.append(
+                Rollout(id=name, task=TASK, index=index, attempt=0, purpose="train", trajectories=(trajectory,))
+            )
             scores.append(Score(reward=1.0 if number == 2 else float(generator.integers(0, 4)) + index))
         groups.append(Group(id=str(number), index=number, task=TASK, rollouts=tuple(rollouts), scores=tuple(scores)))
     return groups
@@ -124,7 +129,9 @@ def test_loss_and_gradient_equal_the_reference(advantage, aggregation, filtered,
     behaviour = generator.normal(size=(VOCABULARY, VOCABULARY))
     table = behaviour + 0.3 * generator.normal(size=behaviour.shape)
     groups = make_groups(generator, behaviour)
-    config = AlgoConfig(credit=Grpo(normalise=advantage == "standard"), aggregation=aggregation, zero_variance_filter=filtered)
+    config = AlgoConfig(
+        credit=Grpo(normalise=advantage == "standard"), aggregation=aggregation, zero_variance_filter=filtered
+    )
     options = {"advantage": advantage, "aggregation": aggregation, "filtered": filtered, "low": 0.2, "high": 0.28}
     expected_loss, expected = reference(groups, table, behaviour, **options)
     loss, gradient = ours(groups, table, config, token_budget)
@@ -143,5 +150,8 @@ def test_the_reference_gradient_is_the_derivative_of_its_loss():
     gradient = reference(groups, table, behaviour, **options)[1]
     direction = generator.normal(size=table.shape)
     step = 1e-6 * direction
-    rise = reference(groups, table + step, behaviour, **options)[0] - reference(groups, table - step, behaviour, **options)[0]
+    rise = (
+        reference(groups, table + step, behaviour, **options)[0]
+        - reference(groups, table - step, behaviour, **options)[0]
+    )
     assert rise / 2e-6 == pytest.approx((gradient * direction).sum(), abs=1e-6)

@@ -38,7 +38,9 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
     return torch.cat(pieces)
 
 
-def bent_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
+def bent_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None
+) -> torch.Tensor:
     """The formulas, sequence by sequence, for `BENT`."""
     pieces = []
     for begin, end in zip(offsets().tolist(), offsets().tolist()[1:], strict=False):
@@ -133,7 +135,12 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[torch.Tenso
     "attention with window, cap and sinks": (
         lambda q, k, v, sinks: ops.attention_packed(q, k, v, offsets(), BENT, None, sinks),
         bent_attention,
-        (random(sum(LENGTHS), 2, 72), random(sum(LENGTHS), 1, 72, seed=1), random(sum(LENGTHS), 1, 72, seed=2), random(2)),
+        (
+            random(sum(LENGTHS), 2, 72),
+            random(sum(LENGTHS), 1, 72, seed=1),
+            random(sum(LENGTHS), 1, 72, seed=2),
+            random(2),
+        ),
     ),
     "token_logprobs": (
         lambda z: ops.token_logprobs(z, TARGETS, TEMPERATURE),

@@ -68,7 +68,9 @@ def test_values_and_gradients_are_the_librarys(path, settings):
     torch.testing.assert_close(found[1].double(), expected[1], rtol=1e-4, atol=1e-5)
     assert found[2].keys() == expected[2].keys()
     for name, gradient in found[2].items():
-        torch.testing.assert_close(gradient.double(), expected[2][name], rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            gradient.double(), expected[2][name], rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 def test_bfloat16_is_close(path):

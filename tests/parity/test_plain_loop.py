@@ -1,8 +1,9 @@
-"""The whole trainer against the loop that one writes by hand: groups with rewards in, losses, gradient norms and weights out.
+"""The whole trainer against the loop that one writes by hand: groups with rewards in, losses, gradient norms and
+weights out.
 
-Ours: flatten, credit, assemble, micro-batches, `LocalTrainer`. The other: a plain `transformers` model, one forward for each
-rollout, the papers' losses, `clip_grad_norm_`, `torch.optim.AdamW`. Conversations of several turns at temperature 0.7, recorded
-under other probabilities than the policy's, each update trained twice.
+Ours: flatten, credit, assemble, micro-batches, `LocalTrainer`. The other: a plain `transformers` model, one forward for
+each rollout, the papers' losses, `clip_grad_norm_`, `torch.optim.AdamW`. Conversations of several turns at temperature
+0.7, recorded under other probabilities than the policy's, each update trained twice.
 """
 
 from __future__ import annotations
@@ -138,7 +139,8 @@ def group(draw: np.random.Generator, model: Any, number: int, rewards: Sequence[
             parts += [words(draw, int(draw.integers(1, 4)))] * bool(turn) + [words(draw, int(draw.integers(1, 6)))]
         with torch.no_grad():
             logprobs, _ = judged(model, [token for part in parts for token in part])
-        # good rollouts have become rarer and bad ones likelier: advantages alone would add up to a loss of nearly nothing
+        # good rollouts have become rarer and bad ones likelier: advantages alone would add up to a loss of nearly
+        # nothing
         noise, segments, start = draw.normal(0.6 * (rewards[index] - 0.5), 0.35, size=len(logprobs)), [], 0
         for at, tokens in enumerate(parts):
             own, stop = at % 2 == 1, start + len(tokens)

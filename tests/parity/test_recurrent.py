@@ -1,7 +1,9 @@
-"""Models with recurrent state under fast numerics: as close to float64 as the library, in the engine and in the trainer.
+"""Models with recurrent state under fast numerics: as close to float64 as the library, in the engine and in the
+trainer.
 
-Whatever the engine does to a request (chunks, neighbours, preemption, turns, forks, updates), the log-probabilities that it
-returns are those of a forward of the whole sequence, up to rounding: a state that is lost, stale or another sequence's is not.
+Whatever the engine does to a request (chunks, neighbours, preemption, turns, forks, updates), the log-probabilities
+that it returns are those of a forward of the whole sequence, up to rounding: a state that is lost, stale or another
+sequence's is not.
 """
 
 import asyncio
@@ -26,7 +28,8 @@ from sparring.weights.inline import publish
 
 FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron_h")
 ROUNDING = 2e-4
-"""Largest difference of a log-probability in float32 between the engine and a forward of the whole sequence; 3e-5 are found."""
+"""Largest difference of a log-probability in float32 between the engine and a forward of the whole sequence; 3e-5 are
+found."""
 TYPICAL = 0.05
 """That of the median token in bfloat16, where a row near the border between two experts may take the other one."""
 
@@ -48,7 +51,8 @@ def fast(path, dtype="float32", **options):
 
 @torch.no_grad()
 def paged(model, *, chunk, forget=()):
-    """All sequences side by side, up to `chunk` tokens of each in a call; `forget`: states that are zero again in each call."""
+    """All sequences side by side, up to `chunk` tokens of each in a call; `forget`: states that are zero again in each
+    call."""
     per_sequence = -(-max(LENGTHS) // 16)
     pages = ops.KvPages(model.kv_heads, num_pages=per_sequence * len(LENGTHS), dtype=model.dtype)
     tables = torch.arange(per_sequence * len(LENGTHS), dtype=torch.int32).view(len(LENGTHS), -1)
@@ -73,7 +77,9 @@ def paged(model, *, chunk, forget=()):
 @pytest.mark.usefixtures("kernel_path")
 @pytest.mark.kernel_paths(portable=False)
 @pytest.mark.parametrize("chunk", [1, 23, 40, 100])
-@pytest.mark.parametrize(("dtype", "error"), [("float32", error), ("bfloat16", typical_error)], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "error"), [("float32", error), ("bfloat16", typical_error)], ids=["float32", "bfloat16"]
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_in_pieces_are_as_close_to_float64_as_the_librarys(family, dtype, error, chunk, path_of):
     path = path_of(family)
@@ -98,7 +104,9 @@ def request(number, tokens=None, conversation=None, **sampling):
     return GenerateRequest(
         id=str(number),
         tokens=tokens or tuple((5 * number + 7 * j) % VOCABULARY for j in range(1 + 13 * number)),
-        sampling=Sampling(**{"max_tokens": 20 + number, "seed": number, "temperature": (1.0, 0.7)[number % 2], **sampling}),
+        sampling=Sampling(
+            **{"max_tokens": 20 + number, "seed": number, "temperature": (1.0, 0.7)[number % 2], **sampling}
+        ),
         conversation=conversation,
     )
 
@@ -123,7 +131,8 @@ def crowd(engine):
 
 @torch.no_grad()
 def differences(model, asked, tokens, logprobs):
-    """Between what the engine says of `tokens` behind a request and a forward of all of it under the weights of `model`."""
+    """Between what the engine says of `tokens` behind a request and a forward of all of it under the weights of
+    `model`."""
     row = torch.tensor((*asked.tokens, *tokens))
     hidden = model.hidden(row, torch.arange(len(row)), Packed.of([len(row)]))[len(asked.tokens) - 1 : -1]
     heat = torch.full((len(tokens),), asked.sampling.temperature)
@@ -225,8 +234,13 @@ def test_turns_go_on_from_the_state_of_the_last(family, path_of):
 def test_who_begins_alike_goes_on_from_a_copy(family, path_of):
     """One after the other: the second learns what is shared, the third finds it; and a group that comes at once."""
     model, system = fast(path_of(family)), tuple((3 * j) % VOCABULARY for j in range(50))
-    alone = [replace(request(number, tokens=(*system, *[number + 1] * 29)), id=f"alone {number}") for number in range(3)]
-    group = [replace(request(number, tokens=(*system, *[j % 7 for j in range(60)])), id=f"member {number}") for number in range(6)]
+    alone = [
+        replace(request(number, tokens=(*system, *[number + 1] * 29)), id=f"alone {number}") for number in range(3)
+    ]
+    group = [
+        replace(request(number, tokens=(*system, *[j % 7 for j in range(60)])), id=f"member {number}")
+        for number in range(6)
+    ]
 
     async def scenario(engine):
         one_by_one = [await engine.generate(asked) for asked in alone]
@@ -240,7 +254,10 @@ def test_who_begins_alike_goes_on_from_a_copy(family, path_of):
             # whoever came before the others knew of them led, and so did the first that knew
             assert sorted(answer.cached_tokens for answer in answers[3:])[2:] == [109] * 4
     apart = serve(scenario, path_of(family), share_prefixes=False)
-    assert all(answer.cached_tokens == 0 and agrees(model, asked, answer) for asked, answer in zip(alone + group, apart, strict=True))
+    assert all(
+        answer.cached_tokens == 0 and agrees(model, asked, answer)
+        for asked, answer in zip(alone + group, apart, strict=True)
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)

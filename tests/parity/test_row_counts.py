@@ -1,4 +1,5 @@
-"""Every number of rows from 1 to 300, every number of threads from 1 to 4, at the shapes that are trained and measured."""
+"""Every number of rows from 1 to 300, every number of threads from 1 to 4, at the shapes that are trained and
+measured."""
 
 from __future__ import annotations
 
@@ -21,7 +22,13 @@ MOST = 300
 THREADS = (1, 2, 3, 4)
 PAGE, PAGES_PER_TABLE = 16, 3
 A = {"hidden_size": 256, "num_attention_heads": 4, "head_dim": 64, "intermediate_size": 768, "vocab_size": 4096}
-B = {"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072}
+B = {
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 3072,
+}
 LENGTHS = [1, 2, 3, 8, 1, 15, 33, 64, 7, 40, 90, 36]
 
 
@@ -90,7 +97,8 @@ def test_rows_of_packed_sequences(model):
 
 
 class Decode:
-    """`MOST` sequences over pages, of 1 to 40 tokens; each step adds none: it computes the last token of some of them again."""
+    """`MOST` sequences over pages, of 1 to 40 tokens; each step adds none: it computes the last token of some of them
+    again."""
 
     def __init__(self, model, kind):
         pages = ops.KvPages(model.kv_heads, num_pages=MOST * PAGES_PER_TABLE, page_size=PAGE, dtype=model.dtype)

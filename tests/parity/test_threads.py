@@ -27,7 +27,33 @@ from sparring.types import Batch, Sample
 THREADS = (1, 2, 3, 4)
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 DTYPES = pytest.mark.parametrize("dtype", (FLOAT32, BFLOAT16), ids=("float32", "bfloat16"))
-ROWS = (1, 2, 3, 7, 8, 12, 15, 16, 31, 33, 64, 65, 127, 129, 255, 257, 511, 512, 513, 1000, 1024, 2047, 2048, 4095, 4096)
+ROWS = (
+    1,
+    2,
+    3,
+    7,
+    8,
+    12,
+    15,
+    16,
+    31,
+    33,
+    64,
+    65,
+    127,
+    129,
+    255,
+    257,
+    511,
+    512,
+    513,
+    1000,
+    1024,
+    2047,
+    2048,
+    4095,
+    4096,
+)
 FEWER_ROWS = (1, 7, 31, 257, 512, 1000, 2048, 4095, 4096)
 MODEL_A = {"width": 256, "heads": 4, "kv_heads": 2, "size": 64, "inner": 768, "vocabulary": 4096}
 MODEL_B = {"width": 1024, "heads": 16, "kv_heads": 8, "size": 128, "inner": 3072, "vocabulary": 9192}
@@ -170,7 +196,14 @@ CASES: dict[str, Case] = {
     "log-probabilities": logprobs,
     "mixture": mixture,
 }
-PRODUCTS = ("queries, keys and values", "output of attention", "gate and up", "down", "head in chunks, tied", "low rank")
+PRODUCTS = (
+    "queries, keys and values",
+    "output of attention",
+    "gate and up",
+    "down",
+    "head in chunks, tied",
+    "low rank",
+)
 QUICK = {"odd product": 4095, "narrow product": 4096, "output of attention": 1000, "head in chunks, tied": 300}
 
 
@@ -238,7 +271,14 @@ def test_the_numbers_of_threads_are_real() -> None:
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Two layers as wide as model A."""
-    sizes = {"hidden_size": 256, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "intermediate_size": 768}
+    sizes = {
+        "hidden_size": 256,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 64,
+        "intermediate_size": 768,
+    }
     init = InitConfig(**sizes, max_positions=512, tie_embeddings=False, vocab_size=512)
     return str(create(init, 512, str(tmp_path_factory.mktemp("threads") / "model"), 0))
 
@@ -261,7 +301,9 @@ def test_two_steps_of_the_trainer_do_not_either(dtype: str, model_path: str, ker
 
     async def weights(threads: int) -> dict[str, torch.Tensor]:
         config = TrainConfig(token_budget=4096, learning_rate=1e-3, gradient_clip=0.1)
-        trainer = LocalTrainer(load(model_path, dtype=dtype), config, [ImitateLoss()], name="policy", total_steps=9, threads=threads)
+        trainer = LocalTrainer(
+            load(model_path, dtype=dtype), config, [ImitateLoss()], name="policy", total_steps=9, threads=threads
+        )
         for _ in range(2):
             await trainer.forward_backward(batch)
             await trainer.step()

@@ -77,7 +77,9 @@ def group_of(answers):
         segments = tuple(decode(encode(segment), Segment) for segment in segments)
         done = Outcome(kind="completed", reason="answered")
         trajectory = Trajectory(id=f"r{number}", task="t", role="policy", segments=segments, outcome=done)
-        rollouts.append(Rollout(id=f"r{number}", task=TASK, index=number, attempt=0, purpose="train", trajectories=(trajectory,)))
+        rollouts.append(
+            Rollout(id=f"r{number}", task=TASK, index=number, attempt=0, purpose="train", trajectories=(trajectory,))
+        )
     scores = tuple(Score(reward=float(number % 3)) for number in range(len(rollouts)))
     return Group(id="g", index=0, task=TASK, rollouts=tuple(rollouts), scores=scores)
 
@@ -110,7 +112,9 @@ def steps(path, dtype, limits):
     config = TrainConfig(learning_rate=1e-2, token_budget=90, warmup_steps=0)
 
     def trainer():
-        return LocalTrainer(load(path, dtype=dtype), config, [PolicyLoss(AlgoConfig())], name="policy", total_steps=2, threads=1)
+        return LocalTrainer(
+            load(path, dtype=dtype), config, [PolicyLoss(AlgoConfig())], name="policy", total_steps=2, threads=1
+        )
 
     async def main():
         engine = NativeEngine(load(path, dtype=dtype), EngineConfig(max_running=4, max_batch_tokens=24), threads=1)
@@ -119,7 +123,9 @@ def steps(path, dtype, limits):
         without = await other.forward_backward(batch_of(group_of(answers), 1, forget=True))
         found = []
         for step in (1, 2):
-            found.append(await ours.forward_backward(batch_of(group_of(await sampled(engine, limits, 100 * (step - 1))), step)))
+            found.append(
+                await ours.forward_backward(batch_of(group_of(await sampled(engine, limits, 100 * (step - 1))), step))
+            )
             await ours.step()
             await engine.pull(await ours.push())
         for part in (engine, ours, other):
@@ -142,7 +148,9 @@ def test_the_importance_ratio_at_equal_weights_is_one(path, dtype, limits):
     for _, answer in answers:
         assert len(answer.kept) == len(answer.tokens)
         sets = [answer.kept.ids(place) for place in range(len(answer.tokens))]
-        assert all(token in ids and ids == tuple(sorted(set(ids))) for token, ids in zip(answer.tokens, sets, strict=True))
+        assert all(
+            token in ids and ids == tuple(sorted(set(ids))) for token, ids in zip(answer.tokens, sets, strict=True)
+        )
         assert all(len(ids) < VOCABULARY for ids in sets)
 
 
@@ -203,10 +211,14 @@ def test_chunks_and_recomputation_do_not_show(path):
     found = []
     for limit in (count * VOCABULARY, 0):
         hidden = values.clone().requires_grad_()
-        logprob = head.token_quantities(model, hidden, targets, torch.ones(count), {"logprob"}, kept, keep_elements=limit)["logprob"]
+        logprob = head.token_quantities(
+            model, hidden, targets, torch.ones(count), {"logprob"}, kept, keep_elements=limit
+        )["logprob"]
         found.append((logprob.detach(), *torch.autograd.grad(logprob.sum(), hidden)))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     for n in (0, 1, 1023, 1024, 1025, count - 1):
         own = (torch.tensor([0, len(sets[n])]), torch.tensor(sets[n], dtype=torch.int32))
-        alone = head.token_quantities(model, values[n : n + 1], targets[n : n + 1], torch.ones(1), {"logprob"}, own)["logprob"]
+        alone = head.token_quantities(model, values[n : n + 1], targets[n : n + 1], torch.ones(1), {"logprob"}, own)[
+            "logprob"
+        ]
         assert torch.equal(alone, found[0][0][n : n + 1])

@@ -2,8 +2,8 @@
 
     .venv-trl/bin/python tests/trl/peer.py SPEC.json
 
-SPEC names the algorithm and its settings, the folders of model and reference, the rows, and where the gradients go. Prints the
-batch as rows of tokens, with which of them are the reply's, and the loss.
+SPEC names the algorithm and its settings, the folders of model and reference, the rows, and where the gradients go.
+Prints the batch as rows of tokens, with which of them are the reply's, and the loss.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ def batch_of(name: str, batch: dict[str, Any]) -> dict[str, list[dict[str, Any]]
         rows = of_masks(batch["input_ids"], batch["completion_mask"], batch["attention_mask"])
         others = of_masks(batch["KL_input_ids"], batch["KL_completion_mask"], batch["KL_attention_mask"])
         wanted = [bool(label) for label in batch["label"]]
-        sides = {side: [r for r, w in zip(rows, wanted, strict=True) if w == (side == "chosen")] for side in ("chosen", "rejected")}
+        sides = {
+            side: [r for r, w in zip(rows, wanted, strict=True) if w == (side == "chosen")]
+            for side in ("chosen", "rejected")
+        }
         return {**sides, "mismatched": others}
     if name == "dpo":
         rows = of_masks(batch["input_ids"], batch["completion_mask"], batch["attention_mask"])
@@ -55,7 +58,8 @@ def batch_of(name: str, batch: dict[str, Any]) -> dict[str, list[dict[str, Any]]
 
 
 def loss_of(name: str, trainer: Any, batch: dict[str, Any]) -> torch.Tensor:
-    """The trainer's own. Of ORPO the odds ratio's part alone: its likelihood takes in the prompt, the paper's does not."""
+    """The trainer's own. Of ORPO the odds ratio's part alone: its likelihood takes in the prompt, the paper's does
+    not."""
     if name == "orpo":
         chosen, rejected = trainer.concatenated_forward(trainer.model, batch)[:2]
         return -trainer.odds_ratio_loss(chosen, rejected)[0].mean()
@@ -83,15 +87,21 @@ def main() -> None:
         report_to="none",
         **spec["settings"],
     )
-    model, reference = (AutoModelForCausalLM.from_pretrained(spec[which], dtype=torch.float32) for which in ("model", "reference"))
+    model, reference = (
+        AutoModelForCausalLM.from_pretrained(spec[which], dtype=torch.float32) for which in ("model", "reference")
+    )
     tokenizer = AutoTokenizer.from_pretrained(spec["model"])
     others = {"ref_model": reference} if name in ("dpo", "kto") else {}
-    trainer = kind(model=model, args=arguments, train_dataset=Dataset.from_list(rows), processing_class=tokenizer, **others)
+    trainer = kind(
+        model=model, args=arguments, train_dataset=Dataset.from_list(rows), processing_class=tokenizer, **others
+    )
     trainer.model.train()
     batch = next(iter(trainer.get_train_dataloader()))
     loss = loss_of(name, trainer, batch)
     loss.backward()
-    save_file({n: p.grad.contiguous() for n, p in trainer.model.named_parameters() if p.grad is not None}, spec["gradients"])
+    save_file(
+        {n: p.grad.contiguous() for n, p in trainer.model.named_parameters() if p.grad is not None}, spec["gradients"]
+    )
     print(json.dumps({"loss": loss.item(), **batch_of(name, batch)}))
 
 

@@ -38,10 +38,22 @@ LABELS = {"chosen": CHOSEN, "rejected": REJECTED, "mismatched": MISMATCHED}
 
 CASES = {
     "dpo": ("dpo", {"beta": 0.3}, PairLoss(Dpo(beta=0.3))),
-    "robust_dpo": ("dpo", {"beta": 0.3, "loss_type": "robust", "label_smoothing": 0.2}, PairLoss(RobustDpo(beta=0.3, flip_rate=0.2))),
+    "robust_dpo": (
+        "dpo",
+        {"beta": 0.3, "loss_type": "robust", "label_smoothing": 0.2},
+        PairLoss(RobustDpo(beta=0.3, flip_rate=0.2)),
+    ),
     "ipo": ("dpo", {"beta": 0.3, "loss_type": "ipo"}, PairLoss(Ipo(beta=0.3, length_averaged=True))),
-    "kto": ("kto", {"beta": 0.3, "desirable_weight": 1.2, "undesirable_weight": 0.9}, Kto(beta=0.3, wanted=1.2, unwanted=0.9)),
-    "simpo": ("simpo", {"beta": 2.0, "loss_type": "simpo", "cpo_alpha": 0.0, "simpo_gamma": 0.7}, PairLoss(SimPo(beta=2.0, gamma=0.7))),
+    "kto": (
+        "kto",
+        {"beta": 0.3, "desirable_weight": 1.2, "undesirable_weight": 0.9},
+        Kto(beta=0.3, wanted=1.2, unwanted=0.9),
+    ),
+    "simpo": (
+        "simpo",
+        {"beta": 2.0, "loss_type": "simpo", "cpo_alpha": 0.0, "simpo_gamma": 0.7},
+        PairLoss(SimPo(beta=2.0, gamma=0.7)),
+    ),
     "orpo": ("orpo", {"beta": 0.4}, PairLoss(Orpo(strength=0.4))),
 }
 
@@ -49,7 +61,9 @@ CASES = {
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> tuple[Path, Path]:
     """Two random models of one shape and their tokenizer."""
-    init = InitConfig(hidden_size=48, num_layers=2, head_dim=16, intermediate_size=64, max_positions=256, initializer_range=0.3)
+    init = InitConfig(
+        hidden_size=48, num_layers=2, head_dim=16, intermediate_size=64, max_positions=256, initializer_range=0.3
+    )
     found = []
     for seed in (0, 1):
         path = tmp_path_factory.mktemp("model") / "model"
@@ -109,7 +123,9 @@ def test_loss_and_gradients_are_trls(name: str, folders: tuple[Path, Path], tmp_
         two = LocalTrainer(model, TrainConfig(token_budget=80), [loss], name="policy", total_steps=1)
         try:
             known = await one.forward(rows, frozenset({"logprob"}))
-            referred = [replace(row, annotations={"reference": v["logprob"]}) for row, v in zip(rows, known, strict=True)]
+            referred = [
+                replace(row, annotations={"reference": v["logprob"]}) for row, v in zip(rows, known, strict=True)
+            ]
             return await two.forward_backward(preference_batch(units(referred, PAIRED), step=1, model="policy"))
         finally:
             await one.close()

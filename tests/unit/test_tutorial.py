@@ -1,4 +1,5 @@
-"""docs/tutorial.md, executed: every file on the page is written, loaded, and played as far as it goes without a model."""
+"""docs/tutorial.md, executed: every file on the page is written, loaded, and played as far as it goes without a
+model."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ async def play(factory: EnvFactory, task: Task, replies: list[Message]) -> tuple
             if seen.done:
                 break
         segments = tuple(
-            Segment(index=i, parent=i - 1 if i else None, source="expert", tokens=(), message=m) for i, m in enumerate(messages)
+            Segment(index=i, parent=i - 1 if i else None, source="expert", tokens=(), message=m)
+            for i, m in enumerate(messages)
         )
         outcome = Outcome(kind="completed", reason="answered")
         score = await env.score(Trajectory(id="r", task=task.id, role="policy", segments=segments, outcome=outcome))

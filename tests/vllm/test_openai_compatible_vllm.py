@@ -40,14 +40,46 @@ def server(request: pytest.FixtureRequest, model_path: Path) -> Iterator[tuple[s
     """Its address and its --logprobs-mode."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    arguments = ["--skip-tokenizer-init", "--dtype", "float32", "--enforce-eager", "--max-num-seqs", "16", "--block-size", "32"]
-    arguments += ["--kv-cache-memory-bytes", str(64 << 20), "--logprobs-mode", request.param, "--generation-config", "vllm"]
-    command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", model_path, "--port", str(port), *arguments]
-    settings = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "PYTHONPATH": ""}
+    arguments = [
+        "--skip-tokenizer-init",
+        "--dtype",
+        "float32",
+        "--enforce-eager",
+        "--max-num-seqs",
+        "16",
+        "--block-size",
+        "32",
+    ]
+    arguments += [
+        "--kv-cache-memory-bytes",
+        str(64 << 20),
+        "--logprobs-mode",
+        request.param,
+        "--generation-config",
+        "vllm",
+    ]
+    command = [
+        PYTHON,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        model_path,
+        "--port",
+        str(port),
+        *arguments,
+    ]
+    settings = {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "PYTHONPATH": "",
+    }
     runtime = PYTHON.parents[1] / "lib" / "libiomp5.so"
     environment = {**os.environ, **settings, "LD_PRELOAD": str(runtime) if runtime.exists() else ""}
     arguments = [str(part) for part in command]
-    with subprocess.Popen(arguments, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        arguments, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             said = list(until_started(process))
             assert STARTED in said[-1], "".join(said)
@@ -66,7 +98,9 @@ def until_started(process: subprocess.Popen[str]) -> Iterator[str]:
 
 
 def ask(number: int = 0, **sampling: object) -> GenerateRequest:
-    return GenerateRequest(id=f"r{number}", tokens=PROMPT, sampling=Sampling(**{"max_tokens": 40, "seed": number, **sampling}))
+    return GenerateRequest(
+        id=f"r{number}", tokens=PROMPT, sampling=Sampling(**{"max_tokens": 40, "seed": number, **sampling})
+    )
 
 
 def scored(model_path: Path, *asks: ScoreRequest):
@@ -93,7 +127,9 @@ def test_it_samples_scores_stops_and_aborts(server: tuple[str, str], model_path:
             stop = plain.tokens[5]
             stopped = await engine.generate(ask(2, stop=(stop,)))
             crowd = await asyncio.gather(*(engine.generate(ask(number)) for number in range(8)))
-            judged = await engine.score(ScoreRequest(id="s", tokens=(*PROMPT, *plain.tokens), first=len(PROMPT), top_k=3))
+            judged = await engine.score(
+                ScoreRequest(id="s", tokens=(*PROMPT, *plain.tokens), first=len(PROMPT), top_k=3)
+            )
             pieces = []
             async for piece in engine.stream(ask(4, max_tokens=3000)):
                 pieces.append(piece)
@@ -108,8 +144,12 @@ def test_it_samples_scores_stops_and_aborts(server: tuple[str, str], model_path:
             await engine.close()
 
     warm, plain, greedy, stopped, stop, crowd, judged, pieces = asyncio.run(scenario())
-    sampled = [(answer, 0.7) for answer in warm] + [(answer, 1.0) for answer in (plain, *crowd, *(() if processed else (greedy,)))]
-    asks = [ScoreRequest(id="n", tokens=(*PROMPT, *a.tokens), first=len(PROMPT), temperature=t, top_k=3) for a, t in sampled]
+    sampled = [(answer, 0.7) for answer in warm] + [
+        (answer, 1.0) for answer in (plain, *crowd, *(() if processed else (greedy,)))
+    ]
+    asks = [
+        ScoreRequest(id="n", tokens=(*PROMPT, *a.tokens), first=len(PROMPT), temperature=t, top_k=3) for a, t in sampled
+    ]
     ours = scored(model_path, *asks)
     for (answer, _), scores in zip(sampled, ours, strict=True):
         assert len(answer.tokens) == 40 and answer.finish_reason == "length"

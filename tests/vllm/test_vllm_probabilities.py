@@ -1,4 +1,5 @@
-"""What the real vLLM says of its draws, judged by our own forward on the same weights: of the distribution sampled from."""
+"""What the real vLLM says of its draws, judged by our own forward on the same weights: of the distribution sampled
+from."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def test_log_probabilities_are_at_the_temperature(run, weights, temperature):
 
 
 @pytest.mark.parametrize(
-    "limits", [{"top_k": 7}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 30, "top_p": 0.8, "min_p": 0.05, "temperature": 0.8}]
+    "limits",
+    [{"top_k": 7}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 30, "top_p": 0.8, "min_p": 0.05, "temperature": 0.8}],
 )
 def test_truncated_draws_bring_what_was_kept_and_the_trainer_renormalises_over_it(run, weights, limits):
     answer = run(lambda engine: engine.generate(turn(max_tokens=30, **limits)))
@@ -87,9 +89,16 @@ def test_likeliest_tokens_and_prompts_and_scores_are_those_of_our_own_engine(run
     answer, prompt, ours, score, own = run(scenario)
     best = logits(weights, (*PROMPT, *answer.tokens))[len(PROMPT) - 1 : -1].log_softmax(-1).topk(3)
     assert [[token for token, _ in tops] for tops in answer.top_logprobs] == best.indices.tolist()
-    assert [value for tops in answer.top_logprobs for _, value in tops] == pytest.approx(best.values.flatten().tolist(), abs=CLOSE)
-    assert prompt.prompt_logprobs == pytest.approx(ours.prompt_logprobs, abs=CLOSE) and len(prompt.prompt_logprobs) == len(PROMPT) - 1
-    assert score.logprobs == pytest.approx(own.logprobs, abs=CLOSE) and score.entropies == pytest.approx(own.entropies, abs=CLOSE)
+    assert [value for tops in answer.top_logprobs for _, value in tops] == pytest.approx(
+        best.values.flatten().tolist(), abs=CLOSE
+    )
+    assert (
+        prompt.prompt_logprobs == pytest.approx(ours.prompt_logprobs, abs=CLOSE)
+        and len(prompt.prompt_logprobs) == len(PROMPT) - 1
+    )
+    assert score.logprobs == pytest.approx(own.logprobs, abs=CLOSE) and score.entropies == pytest.approx(
+        own.entropies, abs=CLOSE
+    )
     assert score.top_ids == own.top_ids
 
 
@@ -109,7 +118,9 @@ def test_whoever_watches_for_the_end_ends_the_turn(run, weights):
 
     whole, cut, seen = run(scenario)
     assert cut.tokens == whole.tokens[: len(cut.tokens)] and cut.tokens[-2:] == whole.tokens[20:22]
-    assert cut.finish_reason == "stop" and len(cut.versions) == len(cut.kv_versions) == len(cut.logprobs) == len(cut.tokens)
+    assert cut.finish_reason == "stop" and len(cut.versions) == len(cut.kv_versions) == len(cut.logprobs) == len(
+        cut.tokens
+    )
     assert all(new > 0 for new in seen)
 
 

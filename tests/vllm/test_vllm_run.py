@@ -1,4 +1,5 @@
-"""A whole run on the real vLLM: rollouts by another implementation than the trainer's, measured per step and corrected."""
+"""A whole run on the real vLLM: rollouts by another implementation than the trainer's, measured per step and
+corrected."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [word for one in said for word in ("--set", one)]
 
 
-def test_a_run_trains_with_updates_and_reports_the_mismatch_of_each_step(settings: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_trains_with_updates_and_reports_the_mismatch_of_each_step(
+    settings: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["run", str(LOOP / "tiny.toml"), *settings, "--set", "rl.train.learning_rate=0.01"]) == 0
     out = capsys.readouterr().out
     assert "rl: correction token weights of at most 2: engine vllm in exact numerics does not agree" in out

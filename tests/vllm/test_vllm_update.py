@@ -58,7 +58,10 @@ def test_vllms_own_reload_leaves_the_old_head_and_verification_sees_it(run, weig
     async def scenario(engine):
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(weights[1].path)}}
         await asyncio.to_thread(engine.server.ask, "POST", "/collective_rpc", reload)
-        with pytest.raises(WeightsError, match="expected the publisher's log-probabilities on its probe within 0.01, got a difference of"):
+        with pytest.raises(
+            WeightsError,
+            match="expected the publisher's log-probabilities on its probe within 0.01, got a difference of",
+        ):
             await engine.verify(weights[1].ref.probe, "after vLLM's own reload")
         await engine.pull(weights[1].at(5))  # ours repacks the head
         await engine.verify(weights[1].ref.probe, "after ours")
@@ -91,7 +94,8 @@ def test_a_failed_update_leaves_the_old_weights(run, weights, break_it):
 
 
 def test_nobody_is_served_with_weights_that_were_not_verified(run, weights):
-    """A request is under way while an update fails: all its tokens are of the old weights, also by their log-probabilities."""
+    """A request is under way while an update fails: all its tokens are of the old weights, also by their
+    log-probabilities."""
 
     async def scenario(engine):
         task = await running(engine)

@@ -52,8 +52,8 @@ def denominator(rows: Iterable[Sample], how: Aggregation) -> float | None:
 def recounted(weights: torch.Tensor, kept: torch.Tensor, trajectories: torch.Tensor, how: Aggregation) -> torch.Tensor:
     """What the weights of an optimiser step's M tokens are multiplied with so that only kept ones count.
 
-    The loss is then divided by as much as if the others had not been sampled: by the kept tokens, or by the trajectories of which
-    any is kept, each as long as what is kept of it. Exactly 1 where all are kept.
+    The loss is then divided by as much as if the others had not been sampled: by the kept tokens, or by the
+    trajectories of which any is kept, each as long as what is kept of it. Exactly 1 where all are kept.
 
     Args:
         weights: [M] what each token counts, 0 where it is not ours.

@@ -52,19 +52,20 @@ OF_TOKENS = (TvMask, KlMask, Geometric, ClipCov, KlCov, M2po)
 """Gates that look at each token's own ratio."""
 
 OF_PRODUCTS = (Vespo, Topr)
-"""Gates that can take the ratio of a whole sequence, which no fixed range around 1 holds and whose gradient grows with the
-length: they take it as a weight."""
+"""Gates that can take the ratio of a whole sequence, which no fixed range around 1 holds and whose gradient grows with
+the length: they take it as a weight."""
 
 INEXACT: dict[str, Any] = {"correction": Correction(weight="token"), "anchor": "proximal"}
 """What `correction = "auto"` is where the engine does not compute as the trainer does."""
 
 
 class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How scores become advantages and losses: an algorithm is a credit rule, a ratio, a gate, a correction and an aggregation.
+    """How scores become advantages and losses: an algorithm is a credit rule, a ratio, a gate, a correction and an
+    aggregation.
 
     Credit, ratio, gate and correction are chosen by name, `gate = "cispo"`, or by a table with settings,
-    `gate = { name = "cispo", high = 0.4 }`; a table without a name has settings of the default. docs/algorithms.md lists the
-    names.
+    `gate = { name = "cispo", high = 0.4 }`; a table without a name has settings of the default. docs/algorithms.md
+    lists the names.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -109,12 +110,12 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """What is made of ratio and advantage."""
 
     anchor: Literal["behaviour", "proximal", "loglinear"] = "behaviour"
-    """What the ratio is to. behaviour: what the engine recorded; proximal: the trainer's own log-probabilities before the
-    update; loglinear: an estimate of these between recorded and current ones, which costs no forward."""
+    """What the ratio is to. behaviour: what the engine recorded; proximal: the trainer's own log-probabilities before
+    the update; loglinear: an estimate of these between recorded and current ones, which costs no forward."""
 
     correction: Correction | Literal["auto"] = "auto"
-    """What is done about an engine whose probabilities are not the trainer's. auto: none where engine and numerics are exact,
-    else tis with the anchor proximal."""
+    """What is done about an engine whose probabilities are not the trainer's. auto: none where engine and numerics are
+    exact, else tis with the anchor proximal."""
 
     aggregation: Aggregation = "token_mean"
     """What each token counts."""
@@ -129,14 +130,15 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Coefficient of the mean entropy in what is maximised."""
 
     top_entropy: float = 1.0
-    """The share of an optimiser step's tokens, those of highest entropy, that the surrogate is taken of; 0.2: the 80/20 rule
-    (arXiv 2506.01939). Below 1 it costs a first pass over the step's tokens."""
+    """The share of an optimiser step's tokens, those of highest entropy, that the surrogate is taken of; 0.2: the 80/20
+    rule (arXiv 2506.01939). Below 1 it costs a first pass over the step's tokens."""
 
     right_answers: RightAnswers | None = None
     """A language-model loss on right answers, beside the policy's."""
 
     shaping: tuple[ShapingRule, ...] = ()
-    """What is added to rewards before credit, in this order: a list of tables, each with the name of a rule and its settings."""
+    """What is added to rewards before credit, in this order: a list of tables, each with the name of a rule and its
+    settings."""
 
     kl_reward: KlReward | None = None
     """A price per token for leaving the reference, in the reward."""
@@ -145,11 +147,13 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Train only groups of which this share of rollouts succeeded."""
 
     zero_variance_filter: bool = False
-    """Leave out groups whose rewards are all equal, or all alike to the credit rule, so that the mean is over the others (DAPO).
-    Without it they count in the denominator, and are not computed unless something beside the advantage moves their tokens."""
+    """Leave out groups whose rewards are all equal, or all alike to the credit rule, so that the mean is over the
+    others (DAPO). Without it they count in the denominator, and are not computed unless something beside the advantage
+    moves their tokens."""
 
     control: Literal["none", "shuffled"] = "none"
-    """`shuffled` permutes the rewards over all rollouts of an update: an experiment's control, which must learn nothing."""
+    """`shuffled` permutes the rewards over all rollouts of an update: an experiment's control, which must learn
+    nothing."""
 
     def __post_init__(self) -> None:
         if self.preset and self.preset not in ALGORITHMS:
@@ -164,7 +168,9 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError("max_tokens and entropy_bonus must be 0 or more")
         if self.max_tokens and self.aggregation != "constant":
             why = 'which "constant" alone reads'
-            raise ValueError(f'max_tokens must be 0 beside aggregation = "{self.aggregation}", {why}, got {self.max_tokens}')
+            raise ValueError(
+                f'max_tokens must be 0 beside aggregation = "{self.aggregation}", {why}, got {self.max_tokens}'
+            )
         if not 0 < self.top_entropy <= 1:
             raise ValueError(f"top_entropy must lie above 0 and at most at 1, got {self.top_entropy}")
         if self.kl.target is not None and self.kl_reward is not None and self.kl_reward.target is not None:
@@ -176,10 +182,14 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if isinstance(self.gate, OF_TOKENS) and not isinstance(self.ratio, TokenRatio):
             raise ValueError(f'ratio must be "token" beside the gate "{gate}", which looks at tokens, got "{ratio}"')
         if isinstance(self.gate, Vespo) and not isinstance(self.ratio, ProductRatio):
-            raise ValueError(f'ratio must be "product" beside the gate "vespo", which is of whole sequences, got "{ratio}"')
+            raise ValueError(
+                f'ratio must be "product" beside the gate "vespo", which is of whole sequences, got "{ratio}"'
+            )
         if isinstance(self.ratio, ProductRatio) and not isinstance(self.gate, OF_PRODUCTS):
             names = ", ".join(str(rule.__struct_config__.tag) for rule in OF_PRODUCTS)
-            raise ValueError(f'gate must be one of {names} beside the ratio "product", which leaves fixed ranges, got "{gate}"')
+            raise ValueError(
+                f'gate must be one of {names} beside the ratio "product", which leaves fixed ranges, got "{gate}"'
+            )
 
     @property
     def correction_rule(self) -> Correction:
@@ -240,8 +250,11 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def needs_idle_rows(self) -> bool:
-        """Whether rows without any advantage have a part in the gradient, or in that of other rows; else nobody computes them."""
-        whole_step = isinstance(self.gate, StepGate) and not isinstance(self.gate, M2po)  # which looks at moves away alone
+        """Whether rows without any advantage have a part in the gradient, or in that of other rows; else nobody
+        computes them."""
+        whole_step = isinstance(self.gate, StepGate) and not isinstance(
+            self.gate, M2po
+        )  # which looks at moves away alone
         return bool(self.kl.coefficient or self.entropy_bonus or whole_step or self._looks_at_the_step)
 
     @property
@@ -254,19 +267,26 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Refuse a credit rule that could not work in a stage with groups of this size which writes these annotations.
 
         Raises:
-            BadInput: it compares more members than there are, or reads what nobody writes; or every group would be filtered.
+            BadInput: it compares more members than there are, or reads what nobody writes; or every group would be
+                filtered.
         """
         refuse_group_size(self.credit, group_size)
         refuse_annotations(self.credit, annotations)
         self._check_rewards()
         if group_size < 2 and self.zero_variance_filter:
-            got, do = "a filter that drops every group of one", "write zero_variance_filter = false, or raise rollout.group_size"
+            got, do = (
+                "a filter that drops every group of one",
+                "write zero_variance_filter = false, or raise rollout.group_size",
+            )
             raise refusal("algo.zero_variance_filter", "groups that can differ", got, do)
 
     def _check_rewards(self) -> None:
         """What changes rewards changes something that the credit reads, and nothing that it cannot."""
         if self.kl_reward is not None and isinstance(self.credit, BLIND_TO_TOKENS):
-            got, do = repr(name_of(self.credit)), "set algo.kl.coefficient, which is in the loss, or choose another credit"
+            got, do = (
+                repr(name_of(self.credit)),
+                "set algo.kl.coefficient, which is in the loss, or choose another credit",
+            )
             raise refusal("algo.kl_reward", "a credit that counts rewards of tokens", got, do)
         if isinstance(self.credit, MaxRl) and (self.shaping or self.kl_reward is not None):
             got, do = "shaping or kl_reward, which may make them negative", "leave these out, or choose another credit"
@@ -283,8 +303,8 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def named(algo: Any) -> Any:
-    """`[algo]` as it is written, with presets filled in and every part as a table with its name. What is not understood is left
-    for the config to refuse."""
+    """`[algo]` as it is written, with presets filled in and every part as a table with its name. What is not understood
+    is left for the config to refuse."""
     if not isinstance(algo, Mapping):
         return algo
     given = {key: _table(key, value) for key, value in algo.items()}
@@ -299,7 +319,11 @@ def named(algo: Any) -> Any:
         tables = isinstance(algo[key], Mapping) and isinstance(base, Mapping)
         filled[key] = {**base, **value} if tables and value.get("name", base.get("name")) == base.get("name") else value
     correction = filled.get("correction")
-    if isinstance(correction, Mapping) and correction.get("weight", "none") != "none" and not correction.get("metrics_only"):
+    if (
+        isinstance(correction, Mapping)
+        and correction.get("weight", "none") != "none"
+        and not correction.get("metrics_only")
+    ):
         filled.setdefault("anchor", "proximal")
     _refuse_whole_reward(filled.get("kl_reward"))
     return {key: _with_name(key, value) for key, value in filled.items()}
@@ -321,7 +345,8 @@ def _with_name(key: str, value: Any) -> Any:
 
 
 def _refuse_foreign_keys(key: str, value: Any, base: Any, preset: str) -> None:
-    """Refuse settings of a part that names no rule, where the rule that the preset or the default chose has no such settings."""
+    """Refuse settings of a part that names no rule, where the rule that the preset or the default chose has no such
+    settings."""
     if key not in RULES or not isinstance(value, Mapping) or "name" in value:
         return
     chosen = base["name"] if isinstance(base, Mapping) else RULES[key].__struct_config__.tag
@@ -329,7 +354,11 @@ def _refuse_foreign_keys(key: str, value: Any, base: Any, preset: str) -> None:
     known = [field.name for field in msgspec.structs.fields(rule)]
     foreign = [name for name in value if name not in known]
     if foreign:
-        rule_of = f"the {key} {chosen!r} of preset {preset!r}" if isinstance(base, Mapping) else f"the default {key} {chosen!r}"
+        rule_of = (
+            f"the {key} {chosen!r} of preset {preset!r}"
+            if isinstance(base, Mapping)
+            else f"the default {key} {chosen!r}"
+        )
         what = f"a key of {rule_of}: {', '.join(sorted(known))}" if known else f"no key: {rule_of} has none"
         raise msgspec.ValidationError(f"{what}, got {foreign[0]!r} - at `$.algo.{key}.{foreign[0]}`")
 
@@ -338,7 +367,9 @@ def _refuse_whole_reward(price: Any) -> None:
     if isinstance(price, Mapping) and price.get("estimator") == "full":
         why = "which is the same whatever is sampled in a place, so that no token would pay for itself"
         do = 'set algo.kl.estimator = "full", which is in the loss'
-        raise msgspec.ValidationError(f"one of k1, k2, k3, abs, got 'full', {why}; {do} - at `$.algo.kl_reward.estimator`")
+        raise msgspec.ValidationError(
+            f"one of k1, k2, k3, abs, got 'full', {why}; {do} - at `$.algo.kl_reward.estimator`"
+        )
 
 
 def _known(key: str, name: Any, *names: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Where names, formulas and defaults are from. The facts stand beside what they are about; docs/algorithms.md prints them."""
+"""Where names, formulas and defaults are from. The facts stand beside what they are about; docs/algorithms.md prints
+them."""
 
 from __future__ import annotations
 

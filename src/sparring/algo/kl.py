@@ -19,19 +19,19 @@ Estimator = Literal["k2", "k3", "abs", "full"]
 
 
 class Kl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A penalty of coefficient * KL(policy || reference) in the loss, estimated from the sampled tokens, with d = log(policy /
-    reference) (http://joschu.net/blog/kl-approx.html), or computed:
+    """A penalty of coefficient * KL(policy || reference) in the loss, estimated from the sampled tokens, with d =
+    log(policy / reference) (http://joschu.net/blog/kl-approx.html), or computed:
 
         k2    d^2 / 2             never negative; its gradient is the one of the divergence itself
         k3    exp(-d) - 1 + d     never negative, unbiased; GRPO's (arXiv 2402.03300, equation 4)
         abs   |d|
         full  sum_v policy(v) log(policy(v) / reference(v))     over the vocabulary, in the place of each sampled token
 
-    The unbiased d itself, k1, is for `kl_reward` alone: as a loss its gradient is that of the log-probability, which is 0 on
-    average. full is what k1, k2's gradient and k3 are on average where the policy has sampled, without their noise; it costs a
-    forward of the reference beside each of the policy's, and two more products with the heads. Where sampling kept a part of the
-    vocabulary, or added to logits, every estimator is of the distribution that was sampled from, and the reference's over the
-    same ids. Use it to keep a policy near a model whose other abilities matter.
+    The unbiased d itself, k1, is for `kl_reward` alone: as a loss its gradient is that of the log-probability, which is
+    0 on average. full is what k1, k2's gradient and k3 are on average where the policy has sampled, without their
+    noise; it costs a forward of the reference beside each of the policy's, and two more products with the heads. Where
+    sampling kept a part of the vocabulary, or added to logits, every estimator is of the distribution that was sampled
+    from, and the reference's over the same ids. Use it to keep a policy near a model whose other abilities matter.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -57,26 +57,30 @@ class Kl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The divergence in nats per trajectory that an adaptive coefficient holds; None: the coefficient is fixed."""
 
     gain: float = 0.1
-    """How far an adaptive coefficient moves: by gain times the relative error, which is cut to a fifth, at each update."""
+    """How far an adaptive coefficient moves: by gain times the relative error, which is cut to a fifth, at each
+    update."""
 
     reference: str = "start"
-    """What the reference is, also for `kl_reward`. "start": the weights that the stage starts from; "last": the policy's own
-    before each update; "average": the moving average of these; else the model that `[models.<name>]` describes, with the policy's
-    tokenizer."""
+    """What the reference is, also for `kl_reward`. "start": the weights that the stage starts from; "last": the
+    policy's own before each update; "average": the moving average of these; else the model that `[models.<name>]`
+    describes, with the policy's tokenizer."""
 
     decay: float = 0.99
-    """Of the reference "average", which begins as the start: after every update average = decay * average + (1 - decay) * policy
-    (WARP, arXiv 2406.16768, section 3.1)."""
+    """Of the reference "average", which begins as the start: after every update average = decay * average + (1 - decay)
+    * policy (WARP, arXiv 2406.16768, section 3.1)."""
 
     def __post_init__(self) -> None:
         if not self.coefficient >= 0:
             raise ValueError(f"coefficient must be 0 or more, got {self.coefficient}")
         if not 0 < self.decay < 1:
-            raise ValueError(f'decay must lie between 0 and 1, got {self.decay}; its ends are the references "last" and "start"')
+            raise ValueError(
+                f'decay must lie between 0 and 1, got {self.decay}; its ends are the references "last" and "start"'
+            )
         check_target(self.coefficient, self.target, self.gain)
 
     def __call__(self, logprob: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-        """The estimate of each token [M], with the gradient of `logprob`. "full" is no estimate: it is computed from logits."""
+        """The estimate of each token [M], with the gradient of `logprob`. "full" is no estimate: it is computed from
+        logits."""
         difference = bounded(logprob - reference)
         if self.estimator == "k2":
             return difference.square() / 2

@@ -63,8 +63,7 @@ PRESETS: dict[str, Preset] = {
             "aggregation": "sequence_mean",
         },
         source=(
-            "arXiv 2507.18071, equations 13 and 14, for advantages that differ within a sequence; bounds of section "
-            "5.1"
+            "arXiv 2507.18071, equations 13 and 14, for advantages that differ within a sequence; bounds of section 5.1"
         ),
         differences=(),
     ),
@@ -163,7 +162,7 @@ PRESETS: dict[str, Preset] = {
         },
         source="arXiv 2602.10693, equation 20",
         differences=(
-            "Its authors' code divides by tokens instead of sequences: aggregation = \"token_mean\".",
+            'Its authors\' code divides by tokens instead of sequences: aggregation = "token_mean".',
             (
                 "Its authors' recipe leaves verl's division of advantages by the group's deviation on: credit = { "
                 "normalise = true }."
@@ -225,7 +224,7 @@ PRESETS: dict[str, Preset] = {
             "aggregation": "token_mean",
         },
         source=(
-            "as `decoupled_ppo`, with AReaL's `prox_logp_method = \"loglinear\"`: the proximal policy guessed from "
+            'as `decoupled_ppo`, with AReaL\'s `prox_logp_method = "loglinear"`: the proximal policy guessed from '
             "versions"
         ),
         differences=(
@@ -309,7 +308,7 @@ PRESETS: dict[str, Preset] = {
         },
         source="arXiv 2501.03262, equations 1 and 6 to 8",
         differences=(
-            "The paper's loss holds a k2 penalty (equation 8), which is not set: add kl with estimator = \"k2\".",
+            'The paper\'s loss holds a k2 penalty (equation 8), which is not set: add kl with estimator = "k2".',
         ),
     ),
     "remax": Preset(
@@ -391,7 +390,7 @@ PRESETS: dict[str, Preset] = {
             "aggregation": "sequence_sum",
         },
         source="arXiv 2503.14286, equations 7 and 8",
-        differences=("Its authors' experiments divide by lengths: aggregation = \"sequence_mean\".",),
+        differences=('Its authors\' experiments divide by lengths: aggregation = "sequence_mean".',),
     ),
 }
 """What is not set here is the default, which the recipe may set. A paper that only says how to credit (pass_at_k; gdpo,

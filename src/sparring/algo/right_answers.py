@@ -19,11 +19,11 @@ class RightAnswers(
     """VAPO's positive-example loss: right rollouts are imitated, beside what their advantages say.
 
         loss  = policy loss + coefficient * L_NLL
-        L_NLL = - sum_i sum_t log pi(y_i,t) / sum_i T_i       over an optimiser step's right rollouts i of T_i sampled tokens
+        L_NLL = - sum_i sum_t log pi(y_i,t) / sum_i T_i    over a step's right rollouts i of T_i sampled tokens
 
-    Yue et al., arXiv 2504.05118, section 4.3. Right is what the scorer's `success` says, or, where it says nothing or roles earn
-    rewards of their own, a reward above solved_above, before shaping; groups that a filter leaves out are not imitated. Use it
-    where right answers are rare, so that each is used more than once.
+    Yue et al., arXiv 2504.05118, section 4.3. Right is what the scorer's `success` says, or, where it says nothing or
+    roles earn rewards of their own, a reward above solved_above, before shaping; groups that a filter leaves out are
+    not imitated. Use it where right answers are rare, so that each is used more than once.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -62,4 +62,6 @@ def is_right(score: Score, role: str, solved_above: float) -> bool:
 
 
 def _imitated(row: Sample) -> Sample:
-    return replace(row, weights={**row.weights, "imitate": tuple([float(weight != 0) for weight in row.weights["policy"]])})
+    return replace(
+        row, weights={**row.weights, "imitate": tuple([float(weight != 0) for weight in row.weights["policy"]])}
+    )

@@ -1,4 +1,5 @@
-"""What the parts of the policy term are handed: the policy's tokens of a micro-batch. Torch-free: methods of tensors only.
+"""What the parts of the policy term are handed: the policy's tokens of a micro-batch. Torch-free: methods of tensors
+only.
 
 Shapes: M weighted tokens of a micro-batch.
 """
@@ -14,16 +15,16 @@ if TYPE_CHECKING:
 
 Unit = Literal["token", "turn", "sequence"]
 LARGEST_LOG_RATIO = 20.0
-"""exp(20) is far outside every clip range and far inside float32: a broken log-probability then shows in the metrics instead of
-turning the weights into NaN."""
+"""exp(20) is far outside every clip range and far inside float32: a broken log-probability then shows in the metrics
+instead of turning the weights into NaN."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyTokens:
     """Everything a ratio, a gate or a correction may look at, each [M].
 
-    Only `logprob` and `entropy` have gradients. A sequence is a row, which is one branch of a trajectory; a turn is what the
-    policy sampled of it between two pieces of context.
+    Only `logprob` and `entropy` have gradients. A sequence is a row, which is one branch of a trajectory; a turn is
+    what the policy sampled of it between two pieces of context.
     """
 
     logprob: torch.Tensor
@@ -75,7 +76,8 @@ class PolicyTokens:
         return (values * self.ours).sum() / self.ours.sum().clamp(min=1)
 
     def largest(self, values: torch.Tensor, count: int) -> torch.Tensor:
-        """Which `count` tokens have the largest values [M]: bool [M]. Of equals the first; never one that is not ours."""
+        """Which `count` tokens have the largest values [M]: bool [M]. Of equals the first; never one that is not
+        ours."""
         order = values.masked_fill(~self.ours, -float("inf")).sort(descending=True, stable=True).indices
         found = self.ours & False
         found[order[:count]] = True
@@ -100,8 +102,8 @@ def bounded(log_ratio: torch.Tensor) -> torch.Tensor:
 
 @dataclass(kw_only=True, slots=True)
 class Gated:
-    """What a gate says of M tokens: `surrogate` [M], with gradient, whose weighted mean the update raises, and `stopped` [M]
-    bool, the tokens that it keeps from moving further."""
+    """What a gate says of M tokens: `surrogate` [M], with gradient, whose weighted mean the update raises, and
+    `stopped` [M] bool, the tokens that it keeps from moving further."""
 
     surrogate: torch.Tensor
     stopped: torch.Tensor
@@ -118,8 +120,8 @@ class Ratio(Protocol):
 
 
 class Gate(Protocol):
-    """Implemented by `algo/gate/*`. `unit` is whose ratios it looks at together. At a ratio of 1 the gradient of every token is
-    that of advantage * logprob (unless the gate says otherwise in its docstring) and nothing is stopped."""
+    """Implemented by `algo/gate/*`. `unit` is whose ratios it looks at together. At a ratio of 1 the gradient of every
+    token is that of advantage * logprob (unless the gate says otherwise in its docstring) and nothing is stopped."""
 
     unit: ClassVar[Unit]
 
@@ -130,7 +132,8 @@ class Gate(Protocol):
 
 @runtime_checkable
 class StepGate(Gate, Protocol):
-    """A gate that singles tokens out among all of an optimiser step. It finds them as 1.0 in the annotation `chosen`."""
+    """A gate that singles tokens out among all of an optimiser step. It finds them as 1.0 in the annotation
+    `chosen`."""
 
     def chosen(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
         """Which of the step's tokens [M] they are: bool [M]. Without gradient."""

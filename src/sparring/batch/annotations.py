@@ -11,8 +11,8 @@ from sparring.types import Sample
 def agreed(rows: Sequence[Sample]) -> list[str]:
     """The names of the annotations of `rows`, in order.
 
-    A loss reads a column of values per annotation. A column that one row lacks would be missing for all: without `proximal`,
-    say, every ratio of the batch would be 1 and nothing be clipped.
+    A loss reads a column of values per annotation. A column that one row lacks would be missing for all: without
+    `proximal`, say, every ratio of the batch would be 1 and nothing be clipped.
 
     Raises:
         SparringError: two rows carry different ones.

@@ -22,11 +22,12 @@ Rows = Callable[[Sequence[Sample]], list[Sample]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """How an update is made of its groups: `passes` over their rows, each in `minibatches` optimiser steps. A trajectory is in
-    one of a pass, with all its branches. `seed` decides which; `stage` is what groups are recorded under; with `idle_rows`
-    the policy's rows without any advantage are trained too, because something beside the advantage moves their tokens.
-    `learners` are the models that learn of rollouts beside the policy, such as a critic: each batch of the policy follows one of
-    theirs, of the same rollouts. Through the first `warmup_steps` updates they alone learn."""
+    """How an update is made of its groups: `passes` over their rows, each in `minibatches` optimiser steps. A
+    trajectory is in one of a pass, with all its branches. `seed` decides which; `stage` is what groups are recorded
+    under; with `idle_rows` the policy's rows without any advantage are trained too, because something beside the
+    advantage moves their tokens. `learners` are the models that learn of rollouts beside the policy, such as a critic:
+    each batch of the policy follows one of theirs, of the same rollouts. Through the first `warmup_steps` updates they
+    alone learn."""
 
     stage: str = "rl"
     passes: int = 1
@@ -48,12 +49,12 @@ async def batches(
     store: Store | None = None,
     plan: Plan = Plan(),
 ) -> AsyncIterator[Batch]:
-    """One update for each of `steps`, which is one batch or as many as `plan` says, of the next `groups_per_step` groups in the
-    order they come (law 5).
+    """One update for each of `steps`, which is one batch or as many as `plan` says, of the next `groups_per_step`
+    groups in the order they come (law 5).
 
     No group is taken before the batch that needs it is asked for. When the groups end early, what is left makes a last,
-    smaller batch. A step's groups are appended to `store` in one commit when the last of them is there; their turns have
-    been there since they ended.
+    smaller batch. A step's groups are appended to `store` in one commit when the last of them is there; their turns
+    have been there since they ended.
 
     Args:
         groups: scored groups in admission order.
@@ -66,7 +67,8 @@ async def batches(
         plan: how an update is made of its groups.
 
     Raises:
-        SparringError: an annotator or the credit lost or doubled a token (law 7), or annotated some rows and others not.
+        SparringError: an annotator or the credit lost or doubled a token (law 7), or annotated some rows and others
+            not.
     """
     if groups_per_step < 1:
         raise ValueError(f"groups_per_step must be at least 1, got {groups_per_step}")
@@ -92,16 +94,16 @@ def assemble(
 ) -> list[Batch]:
     """The batches of one update: one, or `plan.passes` times `plan.minibatches`, each an optimiser step of its own.
 
-    The denominator of a term is the sum of its weights over all rows of the batch (or what the credit says), tokens of zero
-    advantage included, also those of groups in which every advantage is zero. A row in which only the policy term has weight and
-    every advantage is exactly zero adds nothing to the gradient; unless the plan keeps idle rows it counts in the denominator
-    and is left out of `rows`. An update of which no row is left has one batch without rows: the trainer then only advances its
-    version.
+    The denominator of a term is the sum of its weights over all rows of the batch (or what the credit says), tokens of
+    zero advantage included, also those of groups in which every advantage is zero. A row in which only the policy term
+    has weight and every advantage is exactly zero adds nothing to the gradient; unless the plan keeps idle rows it
+    counts in the denominator and is left out of `rows`. An update of which no row is left has one batch without rows:
+    the trainer then only advances its version.
 
     While a critic warms up every advantage is zero and no batch of the policy has rows.
 
-    The account and the groups stand on the last batch, which is the one that is published. A token counts there once, however
-    often it is passed.
+    The account and the groups stand on the last batch, which is the one that is published. A token counts there once,
+    however often it is passed.
 
     Raises:
         SparringError: the account does not balance, or rows of one batch carry different annotations.
@@ -122,7 +124,9 @@ def assemble(
             batches.append(_batch(step, learner, taught, denominators(taught)))
         trained = [row for row in part if not warming and (plan.idle_rows or _has_gradient(row))]
         batches.append(_batch(step, model, trained, denominators(part, policy=credit.denominator(part))))
-    last = replace(batches[-1], publish=True, ends_update=True, account=account, groups=tuple(group.id for group in groups))
+    last = replace(
+        batches[-1], publish=True, ends_update=True, account=account, groups=tuple(group.id for group in groups)
+    )
     return [*batches[:-1], last]
 
 
@@ -133,8 +137,8 @@ def _batch(step: int, model: str, rows: Sequence[Sample], totals: Mapping[str, f
 
 
 def _parts(rows: Sequence[Sample], plan: Plan, step: int) -> list[list[Sample]]:
-    """The rows of each optimiser step: for every pass the trajectories in an order drawn anew, dealt into parts of nearly equal
-    size."""
+    """The rows of each optimiser step: for every pass the trajectories in an order drawn anew, dealt into parts of
+    nearly equal size."""
     if plan.minibatches == plan.passes == 1:
         return [list(rows)]
     whole: dict[str, list[Sample]] = {}
@@ -143,7 +147,9 @@ def _parts(rows: Sequence[Sample], plan: Plan, step: int) -> list[list[Sample]]:
         whole.setdefault(row.trajectory if row.label is None else row.group, []).append(row)
     parts = []
     for number in range(plan.passes):
-        order = sorted(whole, key=lambda id: xxhash.xxh3_64_intdigest(f"parts/{plan.seed}/{step}/{number}/{id}".encode()))
+        order = sorted(
+            whole, key=lambda id: xxhash.xxh3_64_intdigest(f"parts/{plan.seed}/{step}/{number}/{id}".encode())
+        )
         # as many as ever, some of them empty: the learning rate's schedule counts them
         bounds = [len(order) * part // plan.minibatches for part in range(plan.minibatches + 1)]
         dealt = [set(order[begin:end]) for begin, end in pairwise(bounds)]
@@ -165,27 +171,29 @@ def _account(group: Group, before: Sequence[Sample], after: Sequence[Sample], mo
     if not account.balanced:
         raise SparringError(
             f"group {group.id}: expected sampled = trained + filtered + zero_advantage + failed, got {account}; "
-            "an annotator or the credit dropped, doubled or re-weighted rows: it may only set values on the rows it is given"
+            "an annotator or the credit dropped, doubled or re-weighted rows: it may only set values on its rows"
         )
     return account
 
 
 def _policy_tokens(row: Sample) -> int:
-    """Tokens with weight in the term that trains what the policy sampled: its own, or in its place the preference term or the
-    distill term."""
+    """Tokens with weight in the term that trains what the policy sampled: its own, or in its place the preference term
+    or the distill term."""
     weights = row.weights.get("policy" if row.label is None else "preference") or row.weights.get("distill", ())
     return len(weights) - weights.count(0.0)
 
 
 def _trained_tokens(row: Sample) -> int:
-    """Of these, the ones whose advantage is not exactly zero; of compared rows, those with a label that is not; all that the
-    distill term weighs."""
+    """Of these, the ones whose advantage is not exactly zero; of compared rows, those with a label that is not; all
+    that the distill term weighs."""
     if row.label is not None:
         return _policy_tokens(row) if row.label else 0
     if "policy" not in row.weights and "distill" in row.weights:
         return _policy_tokens(row)
     if row.advantages is None:
-        raise SparringError(f"sample {row.id}: expected advantages from the credit, got none; set them or drop the whole group")
+        raise SparringError(
+            f"sample {row.id}: expected advantages from the credit, got none; set them or drop the whole group"
+        )
     weighted = list(compress(row.advantages, row.weights.get("policy", ())))
     return len(weighted) - weighted.count(0.0)
 

@@ -13,11 +13,11 @@ NEEDS = ("value", "return")
 
 
 def value_rows(rows: Sequence[Sample]) -> list[Sample]:
-    """The rows for the value term: every token that the policy term weighs has weight 1, whatever its advantage, so that the
-    critic's loss is a mean over all steps of the rollouts that stay in the update.
+    """The rows for the value term: every token that the policy term weighs has weight 1, whatever its advantage, so
+    that the critic's loss is a mean over all steps of the rollouts that stay in the update.
 
-    What is predicted at a token is the value of the text before it, which is the state in which the token was sampled; what
-    belongs to sampling (log-probabilities, kept sets, biases) stays behind.
+    What is predicted at a token is the value of the text before it, which is the state in which the token was sampled;
+    what belongs to sampling (log-probabilities, kept sets, biases) stays behind.
 
     Raises:
         SparringError: a row lacks an annotation out of `NEEDS`.
@@ -28,7 +28,9 @@ def value_rows(rows: Sequence[Sample]) -> list[Sample]:
 def _row(row: Sample) -> Sample:
     missing = [name for name in NEEDS if name not in row.annotations]
     if missing:
-        raise SparringError(f"sample {row.id}: expected the annotation {missing[0]!r} for the critic, got none; use credit gae")
+        raise SparringError(
+            f"sample {row.id}: expected the annotation {missing[0]!r} for the critic, got none; use credit gae"
+        )
     return Sample(
         id=row.id,
         group=row.group,

@@ -18,14 +18,17 @@ def demonstration(tokens: Sequence[int], sampled: Sequence[bool], id: str) -> Sa
         id: names the demonstration in messages and reports.
 
     Raises:
-        BadInput: the two differ in length, nothing is to be learned, or the first token (which nothing predicts) is marked.
+        BadInput: the two differ in length, nothing is to be learned, or the first token (which nothing predicts) is
+            marked.
     """
     if len(tokens) != len(sampled):
         raise refusal(f"demonstration {id}", f"{len(tokens)} marks", str(len(sampled)), "mark every rendered token")
     if not any(sampled):
         raise refusal(f"demonstration {id}", "an assistant message", "none", "add one or leave the row out")
     if sampled[0]:
-        raise refusal(f"demonstration {id}", "a prompt token first", "a sampled one", "begin with a prompt or a start token")
+        raise refusal(
+            f"demonstration {id}", "a prompt token first", "a sampled one", "begin with a prompt or a start token"
+        )
     weights = {"imitate": tuple(1.0 if mark else 0.0 for mark in sampled)}
     return Sample(id=id, group=id, source="expert", tokens=tuple(tokens), weights=weights)
 

@@ -15,8 +15,8 @@ Bias = tuple[tuple[int, float], ...]
 def flatten(group: Group, model: str) -> list[Sample]:
     """The rows of a group: one per branch, in rollout, role and leaf order, with id `<trajectory id>#<branch>`.
 
-    A segment that `model` sampled carries weight 1 in the first branch that contains it and 0 in all others (law 1); every
-    other token is context. A branch without a weighted token would be computed for nothing and is left out.
+    A segment that `model` sampled carries weight 1 in the first branch that contains it and 0 in all others (law 1);
+    every other token is context. A branch without a weighted token would be computed for nothing and is left out.
 
     Raises:
         ValueError: a rollout is not meant for training; a branch mixes temperatures or starts with a sampled token.

@@ -13,11 +13,11 @@ NEEDS = ("reference", "right")
 
 
 def implicit_rows(rows: Sequence[Sample]) -> list[Sample]:
-    """The rows for the preference term: wanted where the rollout was right, unwanted where it was wrong. All branches of a
-    trajectory are one reply, whose tokens weigh 1 together; its name is their group.
+    """The rows for the preference term: wanted where the rollout was right, unwanted where it was wrong. All branches
+    of a trajectory are one reply, whose tokens weigh 1 together; its name is their group.
 
-    Log-probabilities are of the distribution that was sampled from, as those of the reference are: temperature, kept sets and
-    biases stay.
+    Log-probabilities are of the distribution that was sampled from, as those of the reference are: temperature, kept
+    sets and biases stay.
 
     Raises:
         SparringError: a row lacks an annotation out of `NEEDS`.
@@ -45,5 +45,7 @@ def _row(row: Sample, share: float) -> Sample:
         kept=row.kept,
         bias=row.bias,
         annotations={"reference": row.annotations["reference"]},
-        label=1.0 if any(right for right, weight in zip(row.annotations["right"], weights, strict=True) if weight) else -1.0,
+        label=1.0
+        if any(right for right, weight in zip(row.annotations["right"], weights, strict=True) if weight)
+        else -1.0,
     )

@@ -23,14 +23,15 @@ Unit = tuple[int, int]
 def pack(rows: Sequence[Sample], token_budget: int) -> list[list[Sample]]:
     """At most `token_budget` distinct prefixes' tokens per micro-batch: what several rows begin with counts once.
 
-    Two orders are tried, and the one that makes fewer micro-batches, or else computes fewer tokens, is taken: row by row in
-    lexicographic order, which parts a group only where a micro-batch is full; and subtrees that fit the budget, the largest
-    first, so that rows which share nothing are packed best-fit decreasing: at most 11/9 of the fewest possible, and 4
-    (Johnson, Demers, Ullman, Garey and Graham 1974). Each goes where it adds least, and of these where it leaves least room; a
-    row longer than the budget gets a micro-batch of its own. So at most one micro-batch ends half empty.
+    Two orders are tried, and the one that makes fewer micro-batches, or else computes fewer tokens, is taken: row by
+    row in lexicographic order, which parts a group only where a micro-batch is full; and subtrees that fit the budget,
+    the largest first, so that rows which share nothing are packed best-fit decreasing: at most 11/9 of the fewest
+    possible, and 4 (Johnson, Demers, Ullman, Garey and Graham 1974). Each goes where it adds least, and of these where
+    it leaves least room; a row longer than the budget gets a micro-batch of its own. So at most one micro-batch ends
+    half empty.
 
-    A function of the rows' order and tokens alone. Rows keep their given order inside a micro-batch, and micro-batches are
-    ordered by their first row.
+    A function of the rows' order and tokens alone. Rows keep their given order inside a micro-batch, and micro-batches
+    are ordered by their first row.
     """
     if token_budget < 1:
         raise ValueError(f"token_budget must be at least 1, got {token_budget}")
@@ -45,19 +46,21 @@ def pack(rows: Sequence[Sample], token_budget: int) -> list[list[Sample]]:
 def share(rows: Sequence[Sample], parts: int, context: float = 0.0) -> list[list[Sample]]:
     """Rows as `parts` of nearly equal cost, some empty where there are too few rows: for ranks, or lanes of one rank.
 
-    A micro-batch packed at R budgets, shared over R ranks, gives every rank as many micro-batches, and one as dear as the others
-    at every turn, and their gradients add up to those of one rank. `LocalTrainer` is that one and does not call this; who trains
-    on several ranks does. Two ways are tried, and the one whose dearest part costs least, or else all of them together, is
-    taken: the walk of the rows cut into stretches, which parts few groups; and subtrees dealt out, the dearest first, to the part
-    that is cheapest with it (Graham 1969: at most 4/3 of the best where rows share nothing).
+    A micro-batch packed at R budgets, shared over R ranks, gives every rank as many micro-batches, and one as dear as
+    the others at every turn, and their gradients add up to those of one rank. `LocalTrainer` is that one and does not
+    call this; who trains on several ranks does. Two ways are tried, and the one whose dearest part costs least, or else
+    all of them together, is taken: the walk of the rows cut into stretches, which parts few groups; and subtrees dealt
+    out, the dearest first, to the part that is cheapest with it (Graham 1969: at most 4/3 of the best where rows share
+    nothing).
 
     Order and dependence as in `pack`; each part by its first row, empty ones last.
 
     Args:
         rows: what is computed at once.
         parts: how many.
-        context: over how many earlier positions a token must attend for that to cost as much as all else that is done with it;
-            0 where attention is not counted. A prefix that parts have in common is computed, and counted, in each.
+        context: over how many earlier positions a token must attend for that to cost as much as all else that is done
+            with it; 0 where attention is not counted. A prefix that parts have in common is computed, and counted, in
+            each.
     """
     if parts < 1:
         raise ValueError(f"parts must be at least 1, got {parts}")
@@ -67,8 +70,8 @@ def share(rows: Sequence[Sample], parts: int, context: float = 0.0) -> list[list
 
 
 def lanes(rows: Sequence[Sample], count: int, context: float = 0.0) -> list[list[Sample]]:
-    """One micro-batch as `count` parts to be computed side by side on one processor; or as it is, where they would be small, or
-    would compute so much twice that nothing is gained. `context` as in `share`."""
+    """One micro-batch as `count` parts to be computed side by side on one processor; or as it is, where they would be
+    small, or would compute so much twice that nothing is gained. `context` as in `share`."""
     tree = _Tree(rows, context)
     parts = _shared_out(tree, count)
     if min(part.cost for part in parts) < SMALLEST_PIECE or _total(parts) > (1 + MOST_EXTRA) * tree.cost:
@@ -87,7 +90,8 @@ class _Part:
 class _Tree:
     """Rows as a walk through their tree of prefixes, and what parts of it cost.
 
-    Each distinct prefix costs one, and for what its last token attends to: a row's first n positions n + n^2 / (2 context).
+    Each distinct prefix costs one, and for what its last token attends to: a row's first n positions n + n^2 / (2
+    context).
     """
 
     def __init__(self, rows: Sequence[Sample], context: float = 0.0) -> None:
@@ -140,14 +144,16 @@ class _Tree:
             insort(part.rows, row)
 
     def stretches(self, parts: int) -> list[_Part]:
-        """The walk in `parts` stretches of nearly equal cost, cut where little is shared: a row that adds much to those before it
-        shares little with them."""
+        """The walk in `parts` stretches of nearly equal cost, cut where little is shared: a row that adds much to those
+        before it shares little with them."""
         count = min(parts, len(self._order))
         cuts = [0]
         for piece in range(1, count):
             goal = self.cost * piece / count
             places = range(cuts[-1] + 1, len(self._order) - count + piece + 1)
-            cuts.append(min(places, key=lambda row: abs(self._before[row] - goal) - (self._before[row + 1] - self._before[row])))
+            cuts.append(
+                min(places, key=lambda row: abs(self._before[row] - goal) - (self._before[row + 1] - self._before[row]))
+            )
         found = [_Part() for _ in range(parts)]
         for part, stretch in zip(found, pairwise([*cuts, len(self._order)]), strict=False):
             if stretch[0] < stretch[1]:

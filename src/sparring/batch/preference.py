@@ -13,11 +13,19 @@ CHOSEN, REJECTED, MISMATCHED = 1.0, -1.0, 0.0
 """`Sample.label`."""
 
 BEHIND = 0
-"""The id of a token that stands behind the end of a text. Its value is what the text is worth; it is never computed itself."""
+"""The id of a token that stands behind the end of a text. Its value is what the text is worth; it is never computed
+itself."""
 
 
 def reply(
-    tokens: Sequence[int], ours: Sequence[bool], *, id: str, group: str, label: float, share: float, imitate: bool = False
+    tokens: Sequence[int],
+    ours: Sequence[bool],
+    *,
+    id: str,
+    group: str,
+    label: float,
+    share: float,
+    imitate: bool = False,
 ) -> Sample:
     """A rendered reply as a row of the preference term: `share` is spread evenly over its tokens.
 
@@ -85,7 +93,8 @@ def labelled_steps(tokens: Sequence[int], ends: Mapping[int, float], *, id: str)
 
 
 def mismatched(row: Sample, other: Sample, longest: int) -> Sample:
-    """The prompt of `row` with the reply of `other`, of at most `longest` tokens, for KTO's estimate of the divergence."""
+    """The prompt of `row` with the reply of `other`, of at most `longest` tokens, for KTO's estimate of the
+    divergence."""
     first, start = (next(place for place, weight in enumerate(r.weights["preference"]) if weight) for r in (row, other))
     ours = (*(False,) * first, *(weight != 0 for weight in other.weights["preference"][start:]))[:longest]
     tokens = (row.tokens[:first] + other.tokens[start:])[:longest]

@@ -11,8 +11,8 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """B sequences over N tokens, one for each distinct prefix. Sequence b of the walk is the first shared[b] tokens of the
-    one before it, followed by tokens[cu_seqlens[b]:cu_seqlens[b + 1]]."""
+    """B sequences over N tokens, one for each distinct prefix. Sequence b of the walk is the first shared[b] tokens of
+    the one before it, followed by tokens[cu_seqlens[b]:cu_seqlens[b + 1]]."""
 
     tokens: np.ndarray
     """[N] int64: ids."""
@@ -23,14 +23,15 @@ class Layout:
     shared: np.ndarray
     """[B] int32."""
     paths: list[np.ndarray]
-    """For each sequence in the order given (not that of the walk), where its tokens lie: tokens[paths[i]] is sequence i."""
+    """For each sequence in the order given (not that of the walk), where its tokens lie: tokens[paths[i]] is sequence
+    i."""
 
 
 def walk(sequences: Sequence[Sequence[int] | np.ndarray]) -> tuple[list[int], list[int]]:
     """The sequences' lexicographic order and, in this order, how many leading tokens each shares with the one before.
 
-    No earlier sequence shares more with one than its neighbour does, so what a sequence adds to the ones before it is what
-    follows those tokens: together, one token for each distinct prefix. Equal sequences keep their order.
+    No earlier sequence shares more with one than its neighbour does, so what a sequence adds to the ones before it is
+    what follows those tokens: together, one token for each distinct prefix. Equal sequences keep their order.
 
     Args:
         sequences: token ids, at least 0 and below 2^32.
@@ -68,7 +69,8 @@ def _words(sequence: Sequence[int] | np.ndarray) -> bytes:
 
 
 def _common(a: bytes, b: bytes) -> int:
-    """How many words two sequences begin with in common: above the highest bit in which they differ, as two large numbers."""
+    """How many words two sequences begin with in common: above the highest bit in which they differ, as two large
+    numbers."""
     length = min(len(a), len(b))
     differs = int.from_bytes(a[:length], "big") ^ int.from_bytes(b[:length], "big")
     return (8 * length - differs.bit_length()) // 32

@@ -1,7 +1,8 @@
 """Rows -> tensors of one micro-batch.
 
-Shapes: N tokens, one for each distinct prefix of a row; R rows given; B rows of the walk; M weighted tokens (those that some
-term trains); K kept ids in all, or a teacher's likeliest ids per token; A logits in all that something was added to.
+Shapes: N tokens, one for each distinct prefix of a row; R rows given; B rows of the walk; M weighted tokens (those that
+some term trains); K kept ids in all, or a teacher's likeliest ids per token; A logits in all that something was added
+to.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from sparring.types import Sample
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
-    """Packed rows, without padding. The model's log-probability of targets[m] is read at row predicting[m] of its output.
+    """Packed rows, without padding. The model's log-probability of targets[m] is read at row predicting[m] of its
+    output.
 
-    What rows begin with in common stands, and is computed, once: the rows are a walk through their tree of prefixes. Weighted
-    tokens are per row, in the order of the rows given: several may be predicted from one place, and a token that several rows
-    train is there for each of them.
+    What rows begin with in common stands, and is computed, once: the rows are a walk through their tree of prefixes.
+    Weighted tokens are per row, in the order of the rows given: several may be predicted from one place, and a token
+    that several rows train is there for each of them.
 
-    A row is cut before its last weighted token: what follows is predicted from there on but predicts nothing that is trained.
-    A policy token whose advantage is exactly zero has no gradient and is not a weighted token.
+    A row is cut before its last weighted token: what follows is predicted from there on but predicts nothing that is
+    trained. A policy token whose advantage is exactly zero has no gradient and is not a weighted token.
     """
 
     tokens: torch.Tensor
@@ -45,8 +47,8 @@ class MicroBatch:
     rows: torch.Tensor
     """[M] int64: which of the R rows the token is of, in the order given."""
     turns: torch.Tensor
-    """[M] int64: the turn that the token is in, from 0 over all rows: a stretch of the policy's tokens without context between,
-    or of weighted ones where the policy has none. What lies behind a turn has its number."""
+    """[M] int64: the turn that the token is in, from 0 over all rows: a stretch of the policy's tokens without context
+    between, or of weighted ones where the policy has none. What lies behind a turn has its number."""
     weights: Mapping[str, torch.Tensor]
     """Per term [M] float32; 0 where the term does not touch the token."""
     behaviour_logprobs: torch.Tensor
@@ -58,17 +60,17 @@ class MicroBatch:
     kv_versions: torch.Tensor
     """[M] int64: the oldest version it attended to; -1 where nothing was sampled."""
     temperature: torch.Tensor
-    """[M] float32: what the row was sampled at; 1 where the imitate term alone weighs the token: nobody sampled it, and what is
-    to be likelier is the model's own distribution."""
+    """[M] float32: what the row was sampled at; 1 where the imitate term alone weighs the token: nobody sampled it, and
+    what is to be likelier is the model's own distribution."""
     kept: tuple[torch.Tensor, torch.Tensor] | None
-    """Offsets [M + 1] int64 and ids [K] int32: token m was drawn from ids[offsets[m]:offsets[m + 1]], ascending; from the whole
-    vocabulary where these are none. None where that is so for all."""
+    """Offsets [M + 1] int64 and ids [K] int32: token m was drawn from ids[offsets[m]:offsets[m + 1]], ascending; from
+    the whole vocabulary where these are none. None where that is so for all."""
     bias: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
-    """Offsets [M + 1] int64, ids [A] int64 and values [A] float32: what was added to which logits before token m was drawn. None
-    where that is nothing for all."""
+    """Offsets [M + 1] int64, ids [A] int64 and values [A] float32: what was added to which logits before token m was
+    drawn. None where that is nothing for all."""
     tops: tuple[torch.Tensor, torch.Tensor] | None
-    """ids [M, K] int64 and log-probabilities [M, K] float32 of what a teacher finds likeliest; a row that has fewer than K ends
-    in -1 and minus infinity. None where no teacher was asked."""
+    """ids [M, K] int64 and log-probabilities [M, K] float32 of what a teacher finds likeliest; a row that has fewer
+    than K ends in -1 and minus infinity. None where no teacher was asked."""
     teachers: Mapping[str, torch.Tensor]
     """Per teacher that a row names, which of the M tokens are of its rows: [M] bool."""
     annotations: Mapping[str, torch.Tensor]
@@ -84,10 +86,14 @@ class MicroBatch:
 
 
 def micro_batch(
-    rows: Sequence[Sample], denominators: Mapping[str, float], device: torch.device | str = "cpu", *, idle_tokens: bool = False
+    rows: Sequence[Sample],
+    denominators: Mapping[str, float],
+    device: torch.device | str = "cpu",
+    *,
+    idle_tokens: bool = False,
 ) -> MicroBatch:
-    """Lay rows out as tensors on `device`, with the terms of `denominators`. With `idle_tokens` the policy's tokens of zero
-    advantage stay.
+    """Lay rows out as tensors on `device`, with the terms of `denominators`. With `idle_tokens` the policy's tokens of
+    zero advantage stay.
 
     Rows without a weighted token are left out; all may be (then N = B = M = 0).
 
@@ -111,11 +117,8 @@ def micro_batch(
     def integers(values: np.ndarray) -> torch.Tensor:
         return torch.as_tensor(values, dtype=torch.int64).to(device)
 
-    def column(values: Iterable[Sequence[float] | None], absent: float = 0.0) -> torch.Tensor:
-        return torch.from_numpy(flat.column(values, absent, np.float32)[chosen]).to(device)
-
-    def versions(values: Iterable[Sequence[int] | None]) -> torch.Tensor:
-        return torch.from_numpy(flat.column(values, -1, np.int64)[chosen]).to(device)
+    def column(values: Iterable[Sequence[float] | None], absent: float = 0, kind: type = np.float32) -> torch.Tensor:
+        return torch.from_numpy(flat.column(values, absent, kind)[chosen]).to(device)
 
     return MicroBatch(
         tokens=integers(layout.tokens),
@@ -126,11 +129,11 @@ def micro_batch(
         targets=integers(flat.tokens[chosen]),
         rows=integers(flat.of_each(range(len(rows)), np.int64)[chosen]),
         turns=integers(turns[chosen]),
-        weights={term: torch.from_numpy(values[chosen]).to(device) for term, values in zip(terms, weights, strict=True)},
+        weights={t: torch.from_numpy(each[chosen]).to(device) for t, each in zip(terms, weights, strict=True)},
         behaviour_logprobs=column(row.logprobs for row in rows),
         advantages=column(row.advantages for row in rows),
-        versions=versions(row.versions for row in rows),
-        kv_versions=versions(row.kv_versions for row in rows),
+        versions=column((row.versions for row in rows), -1, np.int64),
+        kv_versions=column((row.kv_versions for row in rows), -1, np.int64),
         temperature=torch.from_numpy(temperature[chosen]).to(device),
         kept=_kept(flat, chosen, device),
         bias=_bias(flat, chosen, device),
@@ -181,8 +184,8 @@ def _weights(flat: _Flat, terms: Sequence[str]) -> np.ndarray:
 
 
 def _temperature(flat: _Flat, terms: Sequence[str], weights: np.ndarray) -> np.ndarray:
-    """[T]: see `MicroBatch.temperature`. `weights` are those of the rows, so that a sampled token keeps its temperature whatever
-    its advantage."""
+    """[T]: see `MicroBatch.temperature`. `weights` are those of the rows, so that a sampled token keeps its temperature
+    whatever its advantage."""
     sampled = [values for term, values in zip(terms, weights, strict=True) if term != "imitate"]
     imitated = [values for term, values in zip(terms, weights, strict=True) if term == "imitate"]
     heat = flat.of_each([row.temperature for row in flat.rows], np.float32)
@@ -250,7 +253,8 @@ def _teachers(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> di
 
 
 def _predicting(flat: _Flat, chosen: np.ndarray) -> tuple[Layout, np.ndarray]:
-    """The layout of all rows, each up to its last weighted token, and where in it the `chosen` [M] of the T are predicted."""
+    """The layout of all rows, each up to its last weighted token, and where in it the `chosen` [M] of the T are
+    predicted."""
     counts = np.diff(np.searchsorted(chosen, flat.offsets))
     starts = flat.offsets[:-1][counts > 0]
     ends = chosen[counts.cumsum()[counts > 0] - 1]

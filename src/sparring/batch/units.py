@@ -14,7 +14,8 @@ Unit = list[Sample]
 
 
 def units(rows: Sequence[Sample], paired: Set[str]) -> list[Unit]:
-    """The rows that one of the terms `paired` weighs, group by group, and every other row alone; in the order of their first."""
+    """The rows that one of the terms `paired` weighs, group by group, and every other row alone; in the order of their
+    first."""
     found: dict[tuple[str, str | int], Unit] = {}
     for place, row in enumerate(rows):
         key = ("pair", row.group) if paired & row.weights.keys() else ("row", place)
@@ -23,9 +24,9 @@ def units(rows: Sequence[Sample], paired: Set[str]) -> list[Unit]:
 
 
 def pack_units(rows: Sequence[Sample], token_budget: int, paired: Set[str]) -> list[list[Sample]]:
-    """As `pack`, but no unit is split. Where there are units of several rows, they are placed first-fit, and what one unit shares
-    with another is counted for both: a micro-batch may be smaller than it could, never larger than `token_budget`, but for a
-    unit that alone is.
+    """As `pack`, but no unit is split. Where there are units of several rows, they are placed first-fit, and what one
+    unit shares with another is counted for both: a micro-batch may be smaller than it could, never larger than
+    `token_budget`, but for a unit that alone is.
     """
     whole = units(rows, paired)
     if len(whole) == len(rows):

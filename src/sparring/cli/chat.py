@@ -39,7 +39,9 @@ def add(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "chat", help="talk to a checkpoint in the terminal", description=f"Talk to a checkpoint, tools included. {HELP}"
     )
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="a Hugging Face folder, or the folder of a run")
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", type=Path, help="a Hugging Face folder, or the folder of a run"
+    )
     parser.add_argument("--system", default="", help="a system message")
     parser.add_argument("--no-tools", action="store_true", help="offer no Python tool")
     parser.add_argument("--temperature", type=_number(float, 0), default=1.0, help="sampling temperature; 0 is greedy")

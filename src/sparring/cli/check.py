@@ -12,7 +12,8 @@ def add(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "check",
         help="find what is wrong with a recipe or this machine",
-        description="Resolve the recipe, estimate memory; open tokenizer, environment, sandbox and model; train nothing.",
+        description="Resolve the recipe, estimate memory; open tokenizer, environment, sandbox and model. "
+        "Nothing is trained.",
     )
     add_recipe(parser)
     parser.set_defaults(run=run)

@@ -1,4 +1,5 @@
-"""`sparring eval RECIPE CHECKPOINT...`: checkpoints or endpoints on a recipe's held-out tasks, compared with the first."""
+"""`sparring eval RECIPE CHECKPOINT...`: checkpoints or endpoints on a recipe's held-out tasks, compared with the
+first."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def add(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "eval",
         help="evaluate checkpoints or endpoints on a recipe's held-out tasks",
-        description="Sample checkpoints or endpoints on the held-out tasks of a recipe's environment, with 95 % intervals. "
+        description="Sample checkpoints or endpoints on the held-out tasks of a recipe's environment, "
+        "with 95 % intervals. "
         "Several are compared with the first, task by task. Stopped, the same command goes on where it was.",
         epilog="exit status: 0 done, 1 the gate closed or the evaluation failed, 2 refused",
     )
@@ -32,12 +34,18 @@ def add(subparsers: argparse._SubParsersAction) -> None:
         nargs="+",
         help="a Hugging Face folder, an adapter's, a run's; the URL of an endpoint; an evaluation.json of before",
     )
-    parser.add_argument("--env", metavar="NAME", help="an environment in place of the recipe's [env]; --set env.* adds to it")
+    parser.add_argument(
+        "--env", metavar="NAME", help="an environment in place of the recipe's [env]; --set env.* adds to it"
+    )
     parser.add_argument("--tasks", type=int, help="how many, in place of the recipe's [eval] tasks")
     parser.add_argument("--samples", type=int, help="of each task, in place of the recipe's [eval] samples")
     parser.add_argument("--k", metavar="K,...", help="tell pass@k and pass^k, in place of the recipe's [eval] ks")
-    parser.add_argument("--tokenizer", metavar="FOLDER", type=Path, help="of an endpoint; by default of the recipe's policy")
-    parser.add_argument("--gate", metavar="X", type=float, help="exit with 1 if a figure fell by more than X against the first")
+    parser.add_argument(
+        "--tokenizer", metavar="FOLDER", type=Path, help="of an endpoint; by default of the recipe's policy"
+    )
+    parser.add_argument(
+        "--gate", metavar="X", type=float, help="exit with 1 if a figure fell by more than X against the first"
+    )
     parser.add_argument("--figure", default="", help="of the gate: success, reward, pass@K or pass^K")
     parser.add_argument("--strict", action="store_true", help="the gate also closes where that cannot be excluded")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write all results into this file too")

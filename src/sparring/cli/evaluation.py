@@ -64,7 +64,9 @@ def comparison_lines(compared: Compared) -> Iterator[str]:
 def _cells(estimate: Estimate, *, percent: bool = True, signed: bool = False) -> tuple[str, ...]:
     low, high = estimate.interval or (None, None)
     interval = "" if low is None else f"{_number(low, percent, signed)} to {_number(high, percent, signed)}"
-    value, error = (_number(x, percent, signed and x is estimate.value) for x in (estimate.value, estimate.standard_error))
+    value, error = (
+        _number(x, percent, signed and x is estimate.value) for x in (estimate.value, estimate.standard_error)
+    )
     return value, error, interval, str(estimate.tasks)
 
 

@@ -13,7 +13,9 @@ def add(subparsers: argparse._SubParsersAction) -> None:
         help="write a checkpoint as a plain Hugging Face folder",
         description="Copy a checkpoint, with its tokenizer, to a folder that the transformers library loads.",
     )
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="a Hugging Face folder, or the folder of a run")
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", type=Path, help="a Hugging Face folder, or the folder of a run"
+    )
     parser.add_argument("out", metavar="OUT", type=Path, help="the folder to write; must not exist")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="type of the weights")
     parser.set_defaults(run=run)
@@ -30,7 +32,9 @@ def run(args: argparse.Namespace) -> int:
     from sparring.launch.run import export_checkpoint
 
     if args.out.exists():
-        raise refusal(str(args.out), "a folder that does not exist yet", "one that does", "choose another, or remove it")
+        raise refusal(
+            str(args.out), "a folder that does not exist yet", "one that does", "choose another, or remove it"
+        )
     export_checkpoint(find_checkpoint(args.checkpoint), args.out, args.dtype)
     print(args.out)
     return 0

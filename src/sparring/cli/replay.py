@@ -11,7 +11,8 @@ def add(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "replay",
         help="sample one recorded rollout again and compare bit by bit",
-        description="Sample a recorded rollout again, alone, with the same weights, and compare every token and log-probability.",
+        description="Sample a recorded rollout again, alone, with the same weights, and compare every token and "
+        "log-probability.",
     )
     parser.add_argument("folder", metavar="RUN", type=Path, help="the folder of a run, like runs/quickstart")
     parser.add_argument("rollout", metavar="ROLLOUT", help="the id of a rollout, as the report shows it")

@@ -63,7 +63,8 @@ def result_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def table(rows: list[tuple[str, ...]]) -> list[str]:
-    """Columns as wide as they must be; the first is left-aligned, and rules stand under the head and above the last row."""
+    """Columns as wide as they must be; the first is left-aligned, and rules stand under the head and above the last
+    row."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for first, *others in rows:

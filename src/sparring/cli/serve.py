@@ -11,17 +11,26 @@ def add(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "serve",
         help="serve a checkpoint to other processes",
-        description="Serve a checkpoint over HTTP, token ids in and out, until Ctrl-C. Endpoints: docs/engine/server.md.",
+        description="Serve a checkpoint over HTTP, token ids in and out, until Ctrl-C. "
+        "Endpoints: docs/engine/server.md.",
     )
     parser.add_argument("model", metavar="MODEL", help="a Hugging Face folder or hub name, or the folder of a run")
     parser.add_argument("--name", default="policy", help="what weight updates call the model")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0 takes a free one")
     parser.add_argument("--unix", type=Path, metavar="PATH", help="listen on a socket in the file system instead")
-    parser.add_argument("--api-key-env", default="", metavar="NAME", help="environment variable with the key clients must send")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="type of weights and computation")
-    parser.add_argument("--numerics", choices=("exact", "fast"), default="exact", help="exact: a row's bits hang on nothing else")
-    parser.add_argument("--set", action="append", default=[], dest="settings", metavar="engine.K=V", help="a key of [engine]")
+    parser.add_argument(
+        "--api-key-env", default="", metavar="NAME", help="environment variable with the key clients must send"
+    )
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="type of weights and computation"
+    )
+    parser.add_argument(
+        "--numerics", choices=("exact", "fast"), default="exact", help="exact: a row's bits hang on nothing else"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], dest="settings", metavar="engine.K=V", help="a key of [engine]"
+    )
     parser.add_argument("--threads", type=int, default=0, help="threads of the engine; 0: as many as there are cores")
     parser.set_defaults(run=run)
 

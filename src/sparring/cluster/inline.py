@@ -73,7 +73,10 @@ class InlineCluster:
             name=plan.role or name,
             total_steps=plan.total_steps,
             threads=self._threads,
-            teachers={**theirs, **{average: Average(theirs[average], decay) for average, decay in plan.averages.items()}},
+            teachers={
+                **theirs,
+                **{average: Average(theirs[average], decay) for average, decay in plan.averages.items()},
+            },
         )
         self._trainers.append(trainer)
         return trainer
@@ -91,8 +94,8 @@ class InlineCluster:
         return engine
 
     def worth(self, name: str, *, path: str) -> Worth:
-        """What serves the reward model in the checkpoint folder `path`, in the numerics of model `name`: one, however often it is
-        asked for."""
+        """What serves the reward model in the checkpoint folder `path`, in the numerics of model `name`: one, however
+        often it is asked for."""
         from sparring.engine.reward import RewardModel
         from sparring.model.load import load
 

@@ -1,4 +1,5 @@
-"""The evaluations of a run, as the page shows them: each with its intervals, and against the first of the same tasks."""
+"""The evaluations of a run, as the page shows them: each with its intervals, and against the first of the same
+tasks."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ FOLDERS = "evaluations"
 
 
 def evaluations(run_dir: Path, store: Store, config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row for each: those of the run's own eval stage, of teachers and of the runs that it is compared with, that of the
-    folder itself, those of `sparring eval` beside it.
+    """One row for each: those of the run's own eval stage, of teachers and of the runs that it is compared with, that
+    of the folder itself, those of `sparring eval` beside it.
 
     Args:
         run_dir: of a run, or of one evaluation.
@@ -55,7 +56,9 @@ def _found(run_dir: Path, store: Store, config: Mapping[str, Any]) -> Iterator[t
 
 
 def _row(name: str, found: Evaluation, before: Sequence[tuple[str, Evaluation]]) -> dict[str, Any]:
-    passes = [(f"pass@{k}", e) for k, e in found.pass_at.items()] + [(f"pass^{k}", e) for k, e in found.pass_hat.items()]
+    passes = [(f"pass@{k}", e) for k, e in found.pass_at.items()] + [
+        (f"pass^{k}", e) for k, e in found.pass_hat.items()
+    ]
     return {
         "name": name,
         "success": _figure(found.success),

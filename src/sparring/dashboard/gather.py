@@ -1,4 +1,5 @@
-"""Everything the page shows, as one plain value: read from a run's folder and its store, in one pass over the groups."""
+"""Everything the page shows, as one plain value: read from a run's folder and its store, in one pass over the
+groups."""
 
 from __future__ import annotations
 
@@ -173,7 +174,12 @@ def _evaluation(summary: Mapping[str, Any]) -> dict[str, Any] | None:
         for name, entry in by_dataset.items()
     ]
     tasks = summary.get("eval_tasks") or sum(row["tasks"] for row in rows)
-    total = {"name": "all together", "tasks": tasks, "before": _overall(summary, before), "after": _overall(summary, after)}
+    total = {
+        "name": "all together",
+        "tasks": tasks,
+        "before": _overall(summary, before),
+        "after": _overall(summary, after),
+    }
     return {"rows": rows, "total": total}
 
 
@@ -189,7 +195,12 @@ def _rate(rate: float | None, interval: Sequence[float] | None) -> tuple[float, 
 def _account(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Where the sampled tokens of training went, by the names of `TokenAccount`."""
     account = summary.get("tokens") or {}
-    names = {"trained": "trained", "filtered": "group without variance", "zero_advantage": "zero advantage", "failed": "failed"}
+    names = {
+        "trained": "trained",
+        "filtered": "group without variance",
+        "zero_advantage": "zero advantage",
+        "failed": "failed",
+    }
     found = [{"name": names[key], "tokens": account[key]} for key in names if account.get(key)]
     missing = account.get("sampled", 0) - sum(entry["tokens"] for entry in found)
     return found + ([{"name": "UNACCOUNTED", "tokens": missing}] if missing > 0 else [])

@@ -1,6 +1,7 @@
 """Token ids as text for the viewer, read from a checkpoint's tokenizer.json alone.
 
-Single tokens of a byte-level vocabulary need not be whole characters, so a piece is shown either as text or as its bytes.
+Single tokens of a byte-level vocabulary need not be whole characters, so a piece is shown either as text or as its
+bytes.
 """
 
 from __future__ import annotations

@@ -33,7 +33,9 @@ def write_report(run_dir: Path) -> Path:
 
     database = run_dir / "store.sqlite"
     if not database.is_file():
-        raise refusal(str(run_dir), "a run's folder with store.sqlite", "none", "give the folder of a run, like runs/quickstart")
+        raise refusal(
+            str(run_dir), "a run's folder with store.sqlite", "none", "give the folder of a run, like runs/quickstart"
+        )
     store = SqliteStore(database, read_only=True)
     try:
         data = gather(run_dir, store)
@@ -54,7 +56,9 @@ def page(data: Mapping[str, Any]) -> str:
     """
     style = _asset("page.css")
     script = "\n".join(_asset(name) for name in SCRIPTS)
-    policy = f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'"
+    policy = (
+        f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'"
+    )
     parts = {"CSP": policy, "TITLE": html.escape(f"{data['name']} · Sparring"), "STYLE": style, "SCRIPT": script}
     text = _asset("page.html")
     for name, value in parts.items():
@@ -63,7 +67,8 @@ def page(data: Mapping[str, Any]) -> str:
 
 
 def embedded_json(data: Mapping[str, Any]) -> str:
-    """JSON that is safe between script tags: plain ASCII without `<`, `>` or `&`. What is not a finite number is null."""
+    """JSON that is safe between script tags: plain ASCII without `<`, `>` or `&`. What is not a finite number is
+    null."""
     text = json.dumps(_finite(data), separators=(",", ":"), allow_nan=False)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")

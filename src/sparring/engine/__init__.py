@@ -1,1 +1,2 @@
-"""The native engine: continuous batching over paged KV, on its own thread, with the trainer's own module. Needs torch."""
+"""The native engine: continuous batching over paged KV, on its own thread, with the trainer's own module. Needs
+torch."""

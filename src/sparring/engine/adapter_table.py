@@ -16,8 +16,9 @@ from sparring.types import WeightRef
 
 @dataclass(eq=False, slots=True)
 class Served:
-    """An adapter under its name; a swap changes `version`, `checksum` and `serial` in place. `serial` is of this load alone: an
-    adapter that comes again under an old name and version has another, and so finds no keys and values of the old one."""
+    """An adapter under its name; a swap changes `version`, `checksum` and `serial` in place. `serial` is of this load
+    alone: an adapter that comes again under an old name and version has another, and so finds no keys and values of the
+    old one."""
 
     name: str
     number: int
@@ -75,8 +76,8 @@ class AdapterTable:
         return self._served[name]
 
     def commit(self, ref: WeightRef, adapter: Adapter) -> Served | None:
-        """Load or swap an adapter that is staged and verify it by the reference's probe; on any failure the old one, which nobody
-        touched, serves on.
+        """Load or swap an adapter that is staged and verify it by the reference's probe; on any failure the old one,
+        which nobody touched, serves on.
 
         Returns:
             The adapter as it is served, None where this very version was served already.

@@ -12,8 +12,8 @@ LARGEST_ID, LARGEST_BIAS = 1 << 31, 1e30
 
 
 class Room(NamedTuple):
-    """What an engine can serve: token ids below `vocab_size`, texts of up to `max_positions` tokens, `capacity` tokens in its
-    cache."""
+    """What an engine can serve: token ids below `vocab_size`, texts of up to `max_positions` tokens, `capacity` tokens
+    in its cache."""
 
     vocab_size: int
     max_positions: int
@@ -92,7 +92,8 @@ def problem_of(request: GenerateRequest, vocab_size: int) -> str | None:
     if any(not -LARGEST_ID <= token < LARGEST_ID for token in sampling.stop):
         return f"stop tokens of 32 bits, got {sampling.stop}; use the model's tokenizer"
     if (sampling.stop_strings and not request.ends) or (sampling.constraint and not request.allowed):
-        return "`ends` and `allowed` beside stop_strings and constraint, got the text alone; bind the request (Renderer.bind)"
+        expected = "`ends` and `allowed` beside stop_strings and constraint"
+        return f"{expected}, got the text alone; bind the request (Renderer.bind)"
     if request.allowed and sampling.min_tokens:
         return "min_tokens 0 where a grammar says what may come, got both; let the grammar say it"
     return None

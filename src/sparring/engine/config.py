@@ -17,7 +17,8 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Python interpreter that has vLLM; empty: the one that runs Sparring."""
 
     arguments: tuple[str, ...] = ()
-    """Further arguments of vLLM's own command line, such as `["--enforce-eager"]` or `["--tensor-parallel-size", "2"]`."""
+    """Further arguments of vLLM's own command line, such as `["--enforce-eager"]` or `["--tensor-parallel-size",
+    "2"]`."""
 
     start_timeout_s: float = 600.0
     """How long it may take to load and compile."""
@@ -28,15 +29,17 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """None of these but `weight_noise` changes a sampled token: in exact numerics a request does not see its neighbours."""
+    """None of these but `weight_noise` changes a sampled token: in exact numerics a request does not see its
+    neighbours."""
 
     kind: Literal["native", "vllm", "remote", "openai"] = "native"
-    """native: the trainer's own model, so that the two agree to the bit; vllm: a vLLM server, which does not; remote: a `sparring
-    serve` on this machine, which does; openai: a server that speaks OpenAI's completions with token ids, which takes no weights
-    and so only evaluates. The settings below are the native engine's."""
+    """native: the trainer's own model, so that the two agree to the bit; vllm: a vLLM server, which does not; remote: a
+    `sparring serve` on this machine, which does; openai: a server that speaks OpenAI's completions with token ids,
+    which takes no weights and so only evaluates. The settings below are the native engine's."""
 
     url: str = ""
-    """Of a remote or openai engine: `http://host:port`, or `unix:path` of a socket; for openai with the path up to `/v1`."""
+    """Of a remote or openai engine: `http://host:port`, or `unix:path` of a socket; for openai with the path up to
+    `/v1`."""
 
     api_key_env: str = ""
     """Environment variable with the key that the server at `url` wants; empty: none."""
@@ -54,17 +57,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Tokens whose keys and values fit into the cache; 0: what `kv_bytes` holds."""
 
     kv_bytes: int = 512 << 20
-    """Size of the cache when `kv_tokens` is 0; less where `max_running` requests of full length need less. A model with recurrent
-    state holds up to as much again in states: one for each request that runs, the others for conversations between turns and for
-    what several prompts begin with."""
+    """Size of the cache when `kv_tokens` is 0; less where `max_running` requests of full length need less. A model with
+    recurrent state holds up to as much again in states: one for each request that runs, the others for conversations
+    between turns and for what several prompts begin with."""
 
     kv_across_turns: Literal["keep", "drop", "offload"] = "keep"
-    """keep: a conversation's next turn prefills only what is new, unless others needed the room meanwhile; offload: it is then
-    copied to host memory and back; drop: every turn starts over."""
+    """keep: a conversation's next turn prefills only what is new, unless others needed the room meanwhile; offload: it
+    is then copied to host memory and back; drop: every turn starts over."""
 
     idle_kv_bytes: int = 0
-    """How much of the cache conversations may hold between their turns; beyond it those go that waited longest. 0: all that
-    nobody else needs."""
+    """How much of the cache conversations may hold between their turns; beyond it those go that waited longest. 0: all
+    that nobody else needs."""
 
     offload_bytes: int = 2 << 30
     """Host memory for "offload"; when it is full, the conversations go that have lain there longest."""
@@ -73,22 +76,25 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Whether requests that begin with the same tokens compute full pages of them once."""
 
     live_kv: Literal["keep", "recompute", "drain"] = "keep"
-    """What an update of the weights does with requests under way. keep: they go on with the keys and values they have, and it is
-    recorded per token; recompute: they compute them again under the new weights; drain: the update waits until they are done."""
+    """What an update of the weights does with requests under way. keep: they go on with the keys and values they have,
+    and it is recorded per token; recompute: they compute them again under the new weights; drain: the update waits
+    until they are done."""
 
     speculation: Literal["off", "ngram"] = "off"
-    """ngram: while at most 8 requests generate, tokens that followed the last ones earlier in the same request are computed ahead
-    and kept as far as sampling says the same. Pays where a step takes a millisecond or more and text repeats itself."""
+    """ngram: while at most 8 requests generate, tokens that followed the last ones earlier in the same request are
+    computed ahead and kept as far as sampling says the same. Pays where a step takes a millisecond or more and text
+    repeats itself."""
 
     speculation_tokens: int = 4
     """Tokens that are guessed at once, fewer where several requests generate."""
 
     update_timeout_s: float = 300.0
-    """How long an update may take to arrive and to wait for its turn; a late one is refused and the old weights serve on."""
+    """How long an update may take to arrive and to wait for its turn; a late one is refused and the old weights serve
+    on."""
 
     weight_noise: float = 0.0
-    """For studies of mismatch: the native engine serves every tensor with a fixed normal noise of this share of its root mean
-    square, so that it disagrees with the trainer by a known amount. Then it is not exact."""
+    """For studies of mismatch: the native engine serves every tensor with a fixed normal noise of this share of its
+    root mean square, so that it disagrees with the trainer by a known amount. Then it is not exact."""
 
     vllm: VllmConfig = VllmConfig()
     """The server that `kind = "vllm"` starts."""
@@ -124,12 +130,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         if (self.kind in ("remote", "openai")) != bool(self.url):
-            raise ValueError(f"url must be given for kinds remote and openai and no other, got {self.kind} and {self.url!r}")
+            raise ValueError(
+                f"url must be given for kinds remote and openai and no other, got {self.kind} and {self.url!r}"
+            )
         for name in ("max_running", "max_batch_tokens", "kv_bytes", "speculation_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.weight_noise < 1 or self.weight_noise and self.kind != "native":
-            raise ValueError(f"weight_noise must be a share from 0 to below 1, and 0 but for native, got {self.weight_noise}")
+            raise ValueError(
+                f"weight_noise must be a share from 0 to below 1, and 0 but for native, got {self.weight_noise}"
+            )
         if not self.update_timeout_s > 0:
             raise ValueError(f"update_timeout_s must be above 0, got {self.update_timeout_s}")
         for name in ("kv_tokens", "idle_kv_bytes", "offload_bytes"):

@@ -1,12 +1,12 @@
 """Who owns which page of the KV cache. Torch-free: pages are numbers.
 
-A page is free, or held by one or more sequences and idle conversations (reference count). A full page carries a digest of
-the weight version and of every token from the start of its sequence, by which a request that begins with the same tokens
-finds it; a freed page keeps its digest until it is given out again.
+A page is free, or held by one or more sequences and idle conversations (reference count). A full page carries a digest
+of the weight version and of every token from the start of its sequence, by which a request that begins with the same
+tokens finds it; a freed page keeps its digest until it is given out again.
 
-An idle conversation whose pages are needed is copied to pages in host memory, where there are any, and copied back for its next
-turn. Those are a pool like the first: what several conversations share lies there once, and what was copied before and has
-not been given out again is found there.
+An idle conversation whose pages are needed is copied to pages in host memory, where there are any, and copied back for
+its next turn. Those are a pool like the first: what several conversations share lies there once, and what was copied
+before and has not been given out again is found there.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Shelf:
         return next(item for item in self._idle.items() if any(map(self.pool.is_idle, reversed(item[1].pages))))
 
     def release(self, conversation: str) -> None:
-        """Forget a conversation; none is fine. The last pages are freed first: a beginning is more likely to be asked for
-        again than an end."""
+        """Forget a conversation; none is fine. The last pages are freed first: a beginning is more likely to be asked
+        for again than an end."""
         idle = self._idle.pop(conversation, None)
         for page in reversed(idle.pages if idle is not None else ()):
             self.pool.drop(page, idle=True)
@@ -85,8 +85,8 @@ class Copy(NamedTuple):
 
 
 class Seat(NamedTuple):
-    """What an admitted request gets: its pages, how many of its tokens they hold, and how many of those its conversation had kept
-    in the cache (`kept`) and in host memory (`restored`)."""
+    """What an admitted request gets: its pages, how many of its tokens they hold, and how many of those its
+    conversation had kept in the cache (`kept`) and in host memory (`restored`)."""
 
     pages: list[int]
     known: int
@@ -96,8 +96,8 @@ class Seat(NamedTuple):
 
 @dataclass(slots=True)
 class KvCounts:
-    """Since the start: requests that began with something found and with nothing, tokens found by where they were, conversations
-    given up for good, pages copied to host memory and back, and the most pages that were held at once."""
+    """Since the start: requests that began with something found and with nothing, tokens found by where they were,
+    conversations given up for good, pages copied to host memory and back, and the most pages that were held at once."""
 
     hits: int = 0
     misses: int = 0
@@ -205,8 +205,8 @@ class KvCache:
             self._give_up()
 
     def keep(self, conversation: str, tokens: list[int], pages: list[int], version: Weights) -> None:
-        """Keep what a live sequence holds for the next turn of a conversation, in place of what was kept before. The sequence
-        may write on in the last page: only what `tokens` fill of it is the conversation's."""
+        """Keep what a live sequence holds for the next turn of a conversation, in place of what was kept before. The
+        sequence may write on in the last page: only what `tokens` fill of it is the conversation's."""
         gone = self.unread(len(tokens))
         self._host.release(conversation)
         self._here.put(conversation, Idle(tokens, [self.pool.hole] * gone + pages[gone:], version))
@@ -233,7 +233,8 @@ class KvCache:
         self._host.release(conversation)
 
     def evict(self, conversation: str | bytes) -> None:
-        """Give up what is kept of an idle conversation, if anything is, or the page lent under a key: it has become of no use."""
+        """Give up what is kept of an idle conversation, if anything is, or the page lent under a key: it has become of
+        no use."""
         if isinstance(conversation, bytes):
             return self.withdraw(conversation)
         self.counts.evictions += any(shelf.get(conversation) is not None for shelf in (self._here, self._host))
@@ -260,11 +261,12 @@ class KvCache:
         spare: int,
         tail: bytes | None = None,
     ) -> Seat | None:
-        """`count` pages for a request, where fewer than `spare` are not left afterwards; else None, and what was found is kept.
+        """`count` pages for a request, where fewer than `spare` are not left afterwards; else None, and what was found
+        is kept.
 
-        The last token is always left to compute; where its page was found full, what is written there stands there already.
-        Where the kept tokens are a beginning of `tokens`, all of them are reused; where they diverge, the pages that are full
-        and equal.
+        The last token is always left to compute; where its page was found full, what is written there stands there
+        already. Where the kept tokens are a beginning of `tokens`, all of them are reused; where they diverge, the
+        pages that are full and equal.
 
         Args:
             conversation: whose idle pages may be taken over.
@@ -307,7 +309,9 @@ class KvCache:
             self.host.drop(page)
         return None if fresh is None else Seat(pages, known + restored, min(kept, known), restored)
 
-    def publish(self, pages: list[int], tokens: list[int], computed: int, version: Weights, digests: list[bytes]) -> None:
+    def publish(
+        self, pages: list[int], tokens: list[int], computed: int, version: Weights, digests: list[bytes]
+    ) -> None:
         """Let others find the pages that are full once `computed` tokens have KV, all of `version`."""
         if not self.share_prefixes:
             return
@@ -318,7 +322,8 @@ class KvCache:
                 self.pool.publish(pages[index], digests[index])
 
     def _resume(self, conversation: str | None, tokens: list[int], version: Weights) -> tuple[list[int], int]:
-        """The idle pages of a conversation that hold a beginning of `tokens`, now the caller's, and how many tokens they hold."""
+        """The idle pages of a conversation that hold a beginning of `tokens`, now the caller's, and how many tokens
+        they hold."""
         idle = self._here.get(conversation)
         if idle is None:
             return [], 0
@@ -357,17 +362,20 @@ class KvCache:
         """Pages in host memory that hold more of `tokens` than the `known` ones, and how many more."""
         idle = self._host.get(conversation)
         more = 0 if idle is None else self._common(idle, tokens, version, self.host) - known
-        return (idle.pages[known // self.page_size : self.pages_for(known + more)], more) if idle and more > 0 else ([], 0)
+        return (
+            (idle.pages[known // self.page_size : self.pages_for(known + more)], more) if idle and more > 0 else ([], 0)
+        )
 
     def _common(self, idle: Idle, tokens: list[int], version: Weights, pool: PagePool) -> int:
-        """How many tokens of a conversation can be reused: where it diverges, as many as fill pages; none where a page is gone
-        that the next token reads."""
+        """How many tokens of a conversation can be reused: where it diverges, as many as fill pages; none where a page
+        is gone that the next token reads."""
         known = _common(idle.tokens, tokens[:-1]) if idle.version == version else 0
         known -= 0 if known == len(idle.tokens) else known % self.page_size
         return 0 if pool.hole in idle.pages[self.unread(known) : self.pages_for(known)] else known
 
     def _make_own(self, pages: list[int]) -> bool:
-        """Let the last page be written in: nobody else may hold it or find it. False where there is no room for a copy."""
+        """Let the last page be written in: nobody else may hold it or find it. False where there is no room for a
+        copy."""
         last = pages[-1]
         if self.pool.references[last] == 1:
             self.pool.forget(last)
@@ -388,7 +396,8 @@ class KvCache:
         self._here.release(name)
 
     def _put_away(self, name: str, idle: Idle) -> bool:
-        """Have a conversation copied to host memory, at the cost of those that lie there longest; False where it has no room."""
+        """Have a conversation copied to host memory, at the cost of those that lie there longest; False where it has no
+        room."""
         host, needed = self.host, len(idle.pages) - idle.pages.count(self.pool.hole)
         while host.num_free + host.num_idle >= needed > host.num_free:
             self._host.release(self._host.eldest()[0])
@@ -421,9 +430,9 @@ def kv_metrics(cache: KvCache, page_bytes: int) -> dict[str, float]:
     """What the cache did and holds.
 
     Counts since the start: kv_hits and kv_misses (requests that found KV, and that found none), kv_kept_tokens,
-    kv_restored_tokens, kv_shared_tokens (saved because the conversation had kept them in the cache, or in host memory, or
-    because others had computed them), kv_evictions (conversations given up for good), kv_out_bytes and kv_back_bytes (copied
-    to host memory and back). Levels: kv_bytes_now, kv_idle_bytes_now, kv_host_bytes_now; max_kv_bytes.
+    kv_restored_tokens, kv_shared_tokens (saved because the conversation had kept them in the cache, or in host memory,
+    or because others had computed them), kv_evictions (conversations given up for good), kv_out_bytes and kv_back_bytes
+    (copied to host memory and back). Levels: kv_bytes_now, kv_idle_bytes_now, kv_host_bytes_now; max_kv_bytes.
     """
     counts, pool, host = cache.counts, cache.pool, cache.host
     pages = {
@@ -440,7 +449,8 @@ def kv_metrics(cache: KvCache, page_bytes: int) -> dict[str, float]:
 
 
 def chain_digests(digests: list[bytes], tokens: Tokens[int], upto: int, page_size: int, version: Weights) -> None:
-    """Append the digests of the full pages of tokens[:upto] that are not in `digests` yet; each covers all before it."""
+    """Append the digests of the full pages of tokens[:upto] that are not in `digests` yet; each covers all before
+    it."""
     while (len(digests) + 1) * page_size <= upto:
         begin = len(digests) * page_size
         before = digests[-1] if digests else str(version).encode()

@@ -12,8 +12,8 @@ class Latencies:
     """Histograms over the requests that generate, in seconds.
 
     Attributes:
-        by_name: time_to_first_token_s, from the request's arrival; time_per_token_s, the mean over those after the first;
-            request_s, from arrival to the last token.
+        by_name: time_to_first_token_s, from the request's arrival; time_per_token_s, the mean over those after the
+            first; request_s, from arrival to the last token.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,11 @@
-"""Requests of a recurrent model that begin alike: one computes what they share, the others go on from a copy. Torch-free.
+"""Requests of a recurrent model that begin alike: one computes what they share, the others go on from a copy.
+Torch-free.
 
-Keys and values of an earlier token are found in pages at any time. A recurrent state is only the last one, so it must be copied
-when it is behind exactly what is shared: a prompt is cut there, while those that wait for it stay out. It is cut at the end of a
-page, and before its last token where that prompt is somebody else's too: then the page is lent in which it ends. Where a prompt
-is shared is known of those that wait; of those that came before, the second learns it, and the third goes on from there.
+Keys and values of an earlier token are found in pages at any time. A recurrent state is only the last one, so it must
+be copied when it is behind exactly what is shared: a prompt is cut there, while those that wait for it stay out. It is
+cut at the end of a page, and before its last token where that prompt is somebody else's too: then the page is lent in
+which it ends. Where a prompt is shared is known of those that wait; of those that came before, the second learns it,
+and the third goes on from there.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ SEVERAL = ""
 class Leads:
     """Who leads: a running request whose `lead` says how far its prompt is shared with some that wait.
 
-    A prompt may be cut at its ends: of its full pages, and before its last token. Each has a digest. Those chain: where two
-    prompts have the same one for an end, they have the same for all before it.
+    A prompt may be cut at its ends: of its full pages, and before its last token. Each has a digest. Those chain: where
+    two prompts have the same one for an end, they have the same for all before it.
 
     Args:
         states: the slots.
@@ -60,7 +62,11 @@ class Leads:
         for sequence, seen in reading:
             if sequence.slot < 0:
                 continue  # it has left
-            if sequence.lead and sequence.computed == sequence.lead and sequence.oldest == sequence.version_under(version):
+            if (
+                sequence.lead
+                and sequence.computed == sequence.lead
+                and sequence.oldest == sequence.version_under(version)
+            ):
                 self._remember(sequence, version)
             self._read_on(sequence, seen, self._arrived if not sequence.lead else waiting)
         self._arrived = []
@@ -68,7 +74,9 @@ class Leads:
     def entered(self, sequence: Sequence) -> None:
         """A request waits no longer, and may lead others."""
         digests, owner = self._digests(sequence), sequence.conversation or sequence.request.id
-        seen = next((place for place, digest in enumerate(digests) if self._seen.get(digest, owner) == owner), len(digests))
+        seen = next(
+            (place for place, digest in enumerate(digests) if self._seen.get(digest, owner) == owner), len(digests)
+        )
         self._read_on(sequence, seen, self._waiting)
         for digest in digests:
             self._seen[digest] = owner if self._seen.get(digest, owner) == owner else SEVERAL
@@ -102,8 +110,8 @@ class Leads:
             self._cache.lend(beginning.key, sequence.pages[sequence.computed // self._page_size])
 
     def _read_on(self, sequence: Sequence, seen: int, waiting: Several[Sequence]) -> None:
-        """Cut a prompt, behind what is computed, where the first parts of `waiting` that begin alike, or of the earlier ones that
-        had its first `seen` ends."""
+        """Cut a prompt, behind what is computed, where the first parts of `waiting` that begin alike, or of the earlier
+        ones that had its first `seen` ends."""
         digests, begin = self._digests(sequence), sequence.computed // self._page_size
         if sequence.computed >= self._before_last(sequence):
             sequence.lead = 0
@@ -113,7 +121,11 @@ class Leads:
             ends = [seen] if seen > begin else []
             for other in waiting[:NEXT]:
                 theirs = self._digests(other)
-                if begin < len(theirs) and theirs[begin] == digests[begin] and not self._states.behind(other.conversation):
+                if (
+                    begin < len(theirs)
+                    and theirs[begin] == digests[begin]
+                    and not self._states.behind(other.conversation)
+                ):
                     ends.append(_common(digests, theirs))
             sequence.lead = min(min(ends, default=0) * self._page_size, self._before_last(sequence))
         if sequence.lead:

@@ -36,18 +36,19 @@ from sparring.types import WeightRef
 from sparring.weights.inline import Probe
 
 PIECE_S = 0.02
-"""How long a call into the kernels may take while somebody reads a stream: tokens come 50 times a second, and what a shorter call
-costs beside its steps stays below a hundredth."""
+"""How long a call into the kernels may take while somebody reads a stream: tokens come 50 times a second, and what a
+shorter call costs beside its steps stays below a hundredth."""
 
 
 class NativeEngine:
     """Serves one model; implements `Engine`. All tensor work happens on one daemon thread.
 
-    The thread takes what came in, plans a step, computes it, and wakes the event loop once for all that finished. An error
-    in a step fails the requests of that step; the engine goes on.
+    The thread takes what came in, plans a step, computes it, and wakes the event loop once for all that finished. An
+    error in a step fails the requests of that step; the engine goes on.
 
     Args:
-        model: served, and from now on owned: the trainer has another one. Its adapter, where it has one, is the engine's own.
+        model: served, and from now on owned: the trainer has another one. Its adapter, where it has one, is the
+            engine's own.
         config: `[engine]`.
         name: which model of the run this is; updates of others are refused.
         version: of the weights that `model` holds.
@@ -100,7 +101,11 @@ class NativeEngine:
     @property
     def problem(self) -> EngineError | None:
         """Why no request is answered, where none is."""
-        return EngineError(f"engine {self._name}: expected an open engine, got a closed one") if self._closed else self._broken
+        return (
+            EngineError(f"engine {self._name}: expected an open engine, got a closed one")
+            if self._closed
+            else self._broken
+        )
 
     @property
     def context(self) -> int:
@@ -115,9 +120,9 @@ class NativeEngine:
     @property
     def metrics(self) -> dict[str, float]:
         """Counts since the start: steps, generated_tokens, prefill_tokens, scored_tokens, cached_tokens, preemptions,
-        failed_steps, updates, drafted_tokens, accepted_tokens (of those); busy_s; update_s and kv_copy_s, for which steps waited
-        for updates and for copies of pages; max_update_stall_s, the longest of the former; max_running, the most requests in one
-        step. running_now and waiting_now, requests; and what `kv_metrics` tells."""
+        failed_steps, updates, drafted_tokens, accepted_tokens (of those); busy_s; update_s and kv_copy_s, for which
+        steps waited for updates and for copies of pages; max_update_stall_s, the longest of the former; max_running,
+        the most requests in one step. running_now and waiting_now, requests; and what `kv_metrics` tells."""
         running, waiting = map(float, self._scheduler.load)
         now = {"preemptions": float(self._scheduler.num_preempted), "running_now": running, "waiting_now": waiting}
         return {**self._metrics, **now, **kv_metrics(self._scheduler.cache, self._page_bytes)}
@@ -134,24 +139,28 @@ class NativeEngine:
             return await reply.result()
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
-        """`generate` in pieces: what was sampled since the piece before, at last the Completion. Leaving drops the request.
+        """`generate` in pieces: what was sampled since the piece before, at last the Completion. Leaving drops the
+        request.
 
-        A piece comes after every call into the kernels: with a reader waiting, one takes about `PIECE_S` where a step is
-        shorter, else one step. A reader holds up nobody: pieces that it leaves lying become one.
+        A piece comes after every call into the kernels: with a reader waiting, one takes about `PIECE_S` where a step
+        is shorter, else one step. A reader holds up nobody: pieces that it leaves lying become one.
 
         Raises:
             EngineError: as for `generate`, at the first piece or behind what was sampled until then.
         """
-        async with self._serving(await self._sequence(request, Reply(streams=True))) as reply, aclosing(reply.pieces()) as pieces:
+        async with (
+            self._serving(await self._sequence(request, Reply(streams=True))) as reply,
+            aclosing(reply.pieces()) as pieces,
+        ):
             async for piece in pieces:
                 yield piece
 
     async def abort(self, request: str) -> None:
-        """End a request: its caller gets a Completion that finishes with "abort" and holds what was sampled so far, nothing
-        where none was. Unknown ones are fine.
+        """End a request: its caller gets a Completion that finishes with "abort" and holds what was sampled so far,
+        nothing where none was. Unknown ones are fine.
 
-        A request for its tokens followed by those, with the same seed, continues it under the weights that are then served:
-        a token's random number hangs on the seed and the token's position alone.
+        A request for its tokens followed by those, with the same seed, continues it under the weights that are then
+        served: a token's random number hangs on the seed and the token's position alone.
 
         Args:
             request: the id; of several with one id all end.
@@ -159,12 +168,12 @@ class NativeEngine:
         self._tell(lambda: self._abort(request))
 
     async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        """Branch a request that is under way, which itself goes on: requests that continue it from what it has sampled so far,
-        each with a seed of its own and with the tokens that were left to sample.
+        """Branch a request that is under way, which itself goes on: requests that continue it from what it has sampled
+        so far, each with a seed of its own and with the tokens that were left to sample.
 
-        What is computed is kept for each branch as for the next turn of a conversation: a branch that is then asked for computes
-        nothing of it again, unless an update or the need for room came between, or the request has seen an update itself.
-        `release` a branch's conversation when it is no longer needed, whether or not it was asked for.
+        What is computed is kept for each branch as for the next turn of a conversation: a branch that is then asked for
+        computes nothing of it again, unless an update or the need for room came between, or the request has seen an
+        update itself. `release` a branch's conversation when it is no longer needed, whether or not it was asked for.
 
         Args:
             request: its id.
@@ -176,8 +185,8 @@ class NativeEngine:
         return await self._call(EngineError, f"fork of {request}", lambda: self._fork(request, seeds))
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """Judge given tokens, computed among the requests that generate and within the same budgets; in exact numerics the
-        bits of the trainer's forward. An update on the way begins it again: all of it is of one version.
+        """Judge given tokens, computed among the requests that generate and within the same budgets; in exact numerics
+        the bits of the trainer's forward. An update on the way begins it again: all of it is of one version.
 
         Raises:
             EngineError: the request can never be served, its step failed, it was aborted, or the engine is closed.
@@ -192,14 +201,14 @@ class NativeEngine:
         self._tell(lambda: self._scheduler.release(conversation))
 
     async def pull(self, ref: WeightRef) -> None:
-        """Serve other weights: stage them, and between two steps copy, verify and commit them; returning acknowledges it. KV of
-        idle conversations goes; `[engine] live_kv` says what requests under way do with theirs.
+        """Serve other weights: stage them, and between two steps copy, verify and commit them; returning acknowledges
+        it. KV of idle conversations goes; `[engine] live_kv` says what requests under way do with theirs.
 
-        A reference to an adapter loads it beside the others, or swaps it for its older version; the model itself cannot change
-        while it has adapters.
+        A reference to an adapter loads it beside the others, or swaps it for its older version; the model itself cannot
+        change while it has adapters.
 
-        Whatever fails, the version that is served is the old one or the new one, whole. Who does not get the acknowledgement
-        (cancelled, for example) asks again: the version that is served is acknowledged again.
+        Whatever fails, the version that is served is the old one or the new one, whole. Who does not get the
+        acknowledgement (cancelled, for example) asks again: the version that is served is acknowledged again.
 
         Raises:
             WeightsError: the update failed its verification or is late; the old version serves on.
@@ -207,12 +216,16 @@ class NativeEngine:
         """
         if ref.model != self._name:
             raise WeightsError(f"{where(ref)}: expected model {self._name!r}; publish to the engine that serves it")
-        late = WeightsError(f"{where(ref)}: not in turn within {self._config.update_timeout_s} s; the old version serves on")
+        late = WeightsError(
+            f"{where(ref)}: not in turn within {self._config.update_timeout_s} s; the old version serves on"
+        )
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._config.update_timeout_s
         try:
             noise = self._config.weight_noise
-            staged = await asyncio.wait_for(asyncio.to_thread(stage, self._model, ref, noise), self._config.update_timeout_s)
+            staged = await asyncio.wait_for(
+                asyncio.to_thread(stage, self._model, ref, noise), self._config.update_timeout_s
+            )
         except asyncio.TimeoutError:
             raise late from None
         update = Update(replace(ref, probe=None) if noise else ref, staged)
@@ -293,7 +306,9 @@ class NativeEngine:
                     self._take_in()
                     self._update()
                     if self._broken is not None:
-                        self._deliveries += [sequence.reply.settle(self._broken) for sequence in self._scheduler.clear()]
+                        self._deliveries += [
+                            sequence.reply.settle(self._broken) for sequence in self._scheduler.clear()
+                        ]
                     if self._scheduler.busy and not self._stopping:
                         self._step()
                     self._wake()
@@ -371,14 +386,16 @@ class NativeEngine:
         self._pace_s = taken_s / max(map(len, sampled.tokens), default=1)
 
     def _most_steps(self, chunks: list[Chunk]) -> int:
-        """As many as a call can take; while somebody reads along, no more than `PIECE_S` holds at the last call's pace."""
+        """As many as a call can take; while somebody reads along, no more than `PIECE_S` holds at the last call's
+        pace."""
         most = self._runner.most_steps
         if not any(chunk.sequence.reply.streams for chunk in chunks):
             return most
         return steps_at(self._pace_s, most)
 
     def _limit(self, sequences: list[Sequence]) -> dict[Sequence, SparringError]:
-        """Ask what may come next in each; which failed, and how. Those are computed all the same: others may read their keys."""
+        """Ask what may come next in each; which failed, and how. Those are computed all the same: others may read their
+        keys."""
         broken = {}
         for sequence in sequences:
             try:
@@ -404,12 +421,16 @@ class NativeEngine:
         scored = sum(chunk.count for chunk in reading if chunk.sequence.scored_from is not None)
         metrics["scored_tokens"] += scored
         metrics["prefill_tokens"] += sum(chunk.count for chunk in reading) - scored
-        metrics["cached_tokens"] += sum(c.sequence.cached_tokens for c in reading if c.samples and not c.sequence.logprobs)
+        metrics["cached_tokens"] += sum(
+            c.sequence.cached_tokens for c in reading if c.samples and not c.sequence.logprobs
+        )
         metrics["max_running"] = max(metrics["max_running"], len(chunks))
 
     def _abort(self, request: str) -> None:
         for sequence in self._scheduler.abort(request, self._version):
-            aborted = sequence.completion() if sequence.scored_from is None else EngineError(f"score {request}: aborted")
+            aborted = (
+                sequence.completion() if sequence.scored_from is None else EngineError(f"score {request}: aborted")
+            )
             self._deliveries.append(sequence.reply.settle(aborted))
 
     def _fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
@@ -428,7 +449,9 @@ class NativeEngine:
             update = self._updates.pop(0)
             if update.claim():
                 started = time.perf_counter()
-                self._answer_with(update.reply, WeightsError, where(update.ref), lambda: self._commit(update.ref, update.staged))
+                self._answer_with(
+                    update.reply, WeightsError, where(update.ref), lambda: self._commit(update.ref, update.staged)
+                )
                 stall_s = time.perf_counter() - started
                 self._metrics["update_s"] += stall_s
                 self._metrics["max_update_stall_s"] = max(self._metrics["max_update_stall_s"], stall_s)
@@ -447,13 +470,17 @@ class NativeEngine:
         served = (ref.version, ref.checksum) == (self._version, self._checksum)
         if served and self._broken is None:
             return
-        if ref.version <= self._version and not served:  # its KV would pass for that of the weights served under this number
+        if (
+            ref.version <= self._version and not served
+        ):  # its KV would pass for that of the weights served under this number
             got = f"{ref.version}; publish every change of the weights under a number of its own"
             raise WeightsError(f"{where(ref)}: expected a version after {self._version}, which is served, got {got}")
         if self._adapters:
             raise WeightsError(f"{where(ref)}: expected an adapter, got the weights below one; drop the adapters first")
         if self._broken is not None and ref.probe is None:
-            raise WeightsError(f"{where(ref)}: expected a probe, for what is loaded is unknown, got none; publish it with one")
+            raise WeightsError(
+                f"{where(ref)}: expected a probe, for what is loaded is unknown, got none; publish it with one"
+            )
         try:
             commit(self._runner, ref, staged, self._probe)
         except NotRolledBack as cause:
@@ -464,9 +491,7 @@ class NativeEngine:
         self._metrics["updates"] += 1
         self._scheduler.recompute(None, all_of_them=again)
 
-    def _answer_with(
-        self, reply: Reply, error: type[SparringError], where: str, function: Callable[[], Any]
-    ) -> None:
+    def _answer_with(self, reply: Reply, error: type[SparringError], where: str, function: Callable[[], Any]) -> None:
         try:
             with boundary(error, where):
                 self._deliveries.append(reply.settle(function()))
@@ -496,5 +521,6 @@ class NativeEngine:
 
 
 def steps_at(pace_s: float, most: int) -> int:
-    """How many steps of `pace_s` a call takes while somebody reads a stream: `PIECE_S` in all, at least 1, at most `most`."""
+    """How many steps of `pace_s` a call takes while somebody reads a stream: `PIECE_S` in all, at least 1, at most
+    `most`."""
     return max(1, min(most, int(PIECE_S / pace_s)))

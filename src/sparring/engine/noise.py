@@ -9,8 +9,9 @@ import xxhash
 
 
 def disturbed(state: Mapping[str, torch.Tensor], noise: float) -> dict[str, torch.Tensor]:
-    """Every tensor plus `noise` times its root mean square times standard normal numbers, which depend on its name alone: the
-    same in every version, as the error of another kernel or of a quantised copy hangs on the place and not on the time.
+    """Every tensor plus `noise` times its root mean square times standard normal numbers, which depend on its name
+    alone: the same in every version, as the error of another kernel or of a quantised copy hangs on the place and not
+    on the time.
 
     Args:
         state: tensors by name; they are not changed.

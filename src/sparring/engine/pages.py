@@ -8,8 +8,8 @@ from collections import OrderedDict
 class PagePool:
     """Reference counts, the free list (the page freed longest ago is given out first) and the digests.
 
-    `num_idle` counts pages whose holders all give them up where room is needed: idle conversations, and those kept to be lent.
-    `hole` is no page: it stands where one was given back early, and holding or dropping it does nothing.
+    `num_idle` counts pages whose holders all give them up where room is needed: idle conversations, and those kept to
+    be lent. `hole` is no page: it stands where one was given back early, and holding or dropping it does nothing.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -56,8 +56,8 @@ class PagePool:
         return self._digest_of.get(page)
 
     def hold(self, page: int, *, idle: bool = False) -> None:
-        """One holder more, who gives it up where room is needed if `idle`; a free page leaves the free list with what it
-        contains."""
+        """One holder more, who gives it up where room is needed if `idle`; a free page leaves the free list with what
+        it contains."""
         if page == self.hole:
             return
         if self.references[page] == 0:

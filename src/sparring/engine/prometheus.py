@@ -37,7 +37,10 @@ class Histogram:
 
 
 def exposition(
-    metrics: Mapping[str, float], latencies: Mapping[str, Histogram], requests: Mapping[tuple[str, str], int], version: int
+    metrics: Mapping[str, float],
+    latencies: Mapping[str, Histogram],
+    requests: Mapping[tuple[str, str], int],
+    version: int,
 ) -> str:
     """The page that Prometheus reads.
 

@@ -15,11 +15,11 @@ Delivery = tuple[asyncio.AbstractEventLoop, Callable[[], None]]
 
 
 class Reply:
-    """The answer to one call: a result or an error. Made on the loop that waits for it, at `asked_s` by `time.perf_counter`; what
-    is sampled begins to come at `began_s`.
+    """The answer to one call: a result or an error. Made on the loop that waits for it, at `asked_s` by
+    `time.perf_counter`; what is sampled begins to come at `began_s`.
 
-    With `streams` it also tells what is sampled until then. What a slow reader leaves lying is joined into one delta: nobody
-    waits for a reader, and no more than the answer lies there.
+    With `streams` it also tells what is sampled until then. What a slow reader leaves lying is joined into one delta:
+    nobody waits for a reader, and no more than the answer lies there.
     """
 
     def __init__(self, *, streams: bool = False) -> None:

@@ -18,8 +18,9 @@ from sparring.model.head import token_quantities
 
 
 class RewardModel:
-    """Implements `protocols.Worth`: texts are packed and computed by the module and in the way of the trainer, on a thread of its
-    own. In exact numerics what a text is worth has the same bits in any company, and those that training found.
+    """Implements `protocols.Worth`: texts are packed and computed by the module and in the way of the trainer, on a
+    thread of its own. In exact numerics what a text is worth has the same bits in any company, and those that training
+    found.
 
     Args:
         model: with a scalar head; nobody else may compute with it.
@@ -40,7 +41,9 @@ class RewardModel:
         """
         for text in texts:
             if not 0 < len(text) <= self._model.max_positions:
-                raise EngineError(f"reward model: expected a text of 1 to {self._model.max_positions} tokens, got {len(text)}")
+                raise EngineError(
+                    f"reward model: expected a text of 1 to {self._model.max_positions} tokens, got {len(text)}"
+                )
         return await asyncio.get_running_loop().run_in_executor(self._worker, self._worth, texts)
 
     async def close(self) -> None:

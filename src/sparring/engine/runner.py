@@ -62,9 +62,9 @@ class Runner:
         return self._compute.most_steps
 
     def step(self, chunks: list[Chunk], steps: int, drafts: list[list[int]] | None = None) -> Sampled:
-        """Compute the chunks; sample for those that say so, in their order, and go on for up to `steps` steps in all. What is
-        scored on the way goes to its sequences. With `drafts`, for chunks of one token each: one step, in which each is followed
-        by the rows of its draft; every row samples."""
+        """Compute the chunks; sample for those that say so, in their order, and go on for up to `steps` steps in all.
+        What is scored on the way goes to its sequences. With `drafts`, for chunks of one token each: one step, in which
+        each is followed by the rows of its draft; every row samples."""
         rows = self._rows(chunks, steps)
         if drafts:
             return self._compute(_with_drafts(rows, drafts))
@@ -98,8 +98,9 @@ class Runner:
         self._interrupt[0] = wanted
 
     def probe(self, tokens: Rows[int], adapter: int = -1) -> tuple[list[float], list[float], list[float]]:
-        """Under the weights and the adapter as they are now: log-probabilities of tokens[1:] by the trainer's forward, and that
-        of the likeliest token behind the first few by a step of generation and by the trainer's forward again."""
+        """Under the weights and the adapter as they are now: log-probabilities of tokens[1:] by the trainer's forward,
+        and that of the likeliest token behind the first few by a step of generation and by the trainer's forward
+        again."""
         device = self._model.device
         row, targets = (torch.tensor(part, device=device) for part in (tokens[:-1], tokens[1:]))
         with self._model.adapters.of_rows(np.full(len(row), adapter)):

@@ -1,9 +1,10 @@
-"""Who is computed in the next step: continuous batching with chunked prompts over a limited number of pages. Torch-free.
+"""Who is computed in the next step: continuous batching with chunked prompts over a limited number of pages.
+Torch-free.
 
 Requests are served by rank (priority, then arrival). A step holds one token of every request that generates and, as far
-as the token budget goes, chunks of prompts. It cannot deadlock: a request is accepted only if it fits into the cache alone,
-pages for a prompt are taken whole at admission, and where generation runs out of pages the request of the worst rank gives
-its own back and starts again from its tokens.
+as the token budget goes, chunks of prompts. It cannot deadlock: a request is accepted only if it fits into the cache
+alone, pages for a prompt are taken whole at admission, and where generation runs out of pages the request of the worst
+rank gives its own back and starts again from its tokens.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ class Chunk(NamedTuple):
 
 
 class Scheduler:
-    """The waiting and the running requests, and the pages they hold; of a recurrent model also the `states`. While it is `held`,
-    only those that have begun are served: that run, or have sampled."""
+    """The waiting and the running requests, and the pages they hold; of a recurrent model also the `states`. While it
+    is `held`, only those that have begun are served: that run, or have sampled."""
 
-    def __init__(self, cache: KvCache, *, max_running: int, max_batch_tokens: int, states: StateSlots | None = None) -> None:
+    def __init__(
+        self, cache: KvCache, *, max_running: int, max_batch_tokens: int, states: StateSlots | None = None
+    ) -> None:
         self.cache, self.states = cache, states
         self._leads = Leads(states, cache) if states is not None and cache.share_prefixes else None
         self._max_batch_tokens = max_batch_tokens
@@ -94,9 +97,15 @@ class Scheduler:
             if gone > sequence.gone:
                 self.cache.leave(sequence.pages, sequence.gone, gone)
                 sequence.gone = gone
-            count = 1 if pending == 1 else min(pending, budget, sequence.lead - sequence.computed if sequence.lead else pending)
+            count = (
+                1
+                if pending == 1
+                else min(pending, budget, sequence.lead - sequence.computed if sequence.lead else pending)
+            )
             # a token within a page that is begun needs no other
-            if (pending == 1 and sequence.computed % page_size) or (count and self._grow(sequence, sequence.computed + count)):
+            if (pending == 1 and sequence.computed % page_size) or (
+                count and self._grow(sequence, sequence.computed + count)
+            ):
                 budget -= count if pending > 1 else 0
                 chunks.append(self._chunk(sequence, count, version))
         entering = [sequence for sequence in self._waiting if sequence.logprobs] if self.held else self._waiting[:]
@@ -110,15 +119,17 @@ class Scheduler:
             self._waiting.remove(sequence)
             if self._leads is not None:
                 self._leads.entered(sequence)
-            count = min(sequence.pending, budget, sequence.lead - sequence.computed if sequence.lead else sequence.pending)
+            count = min(
+                sequence.pending, budget, sequence.lead - sequence.computed if sequence.lead else sequence.pending
+            )
             budget -= count
             chunks.append(self._chunk(sequence, count, version))
         chunks.sort(key=_adapter)  # rows of one adapter side by side are one product
         return chunks
 
     def ahead(self, chunks: list[Chunk], most: int) -> int:
-        """How many steps, at most `most`, `chunks` can take without another plan: sequences that only generate, with pages for
-        what they will sample. Pages for it are taken only while nobody that runs has to give way."""
+        """How many steps, at most `most`, `chunks` can take without another plan: sequences that only generate, with
+        pages for what they will sample. Pages for it are taken only while nobody that runs has to give way."""
         if most == 1 or any(count > 1 or not samples for _, _, count, samples in chunks):
             return 1
         steps = min([most, *(sequence.max_new - len(sequence.logprobs) for sequence, *_ in chunks)])
@@ -148,8 +159,8 @@ class Scheduler:
         self._give_back(sequence)
 
     def recompute(self, adapter: Served | None, *, all_of_them: bool) -> None:
-        """Let an adapter's requests (None: those without one) compute their keys and values again: all, or only those to score,
-        whose answer is of one version."""
+        """Let an adapter's requests (None: those without one) compute their keys and values again: all, or only those
+        to score, whose answer is of one version."""
         for sequence in self._running[:]:
             if sequence.adapter is adapter and (all_of_them or sequence.scored_from is not None):
                 self._suspend(sequence)
@@ -185,7 +196,8 @@ class Scheduler:
             self._give_back(sequence)
 
     def discard(self, chunks: list[Chunk]) -> list[Sequence]:
-        """Take out the requests of a step that failed: what their pages hold is unknown, and whether its copies were made."""
+        """Take out the requests of a step that failed: what their pages hold is unknown, and whether its copies were
+        made."""
         self.cache.distrust()
         if self.states is not None:
             self.states.distrust()

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 
 from sparring.engine.kv import Weights
 from sparring.engine.reply import Reply
-from sparring.generation import Completion, FinishReason, GenerateRequest, KeptSets, Runs, Sampling, ScoreRequest, Scores
+from sparring.generation import (
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    KeptSets,
+    Runs,
+    Sampling,
+    ScoreRequest,
+    Scores,
+)
 
 if TYPE_CHECKING:
     from sparring.engine.adapter_table import Served
@@ -25,18 +34,19 @@ Top = tuple[tuple[int, float], ...]
 class Sequence:
     """The tokens of a request so far, and which of them have keys and values in the cache.
 
-    `computed` counts tokens whose KV is (or in the planned step will be) in `pages`; `oldest` is the oldest weight version
-    among them, None where there are none. `state` is the slot of the recurrent state behind those tokens, None in a model
-    without one; behind the first `lead` tokens of the prompt it is copied for others that wait for it, 0 where nobody does;
-    `beginning` has digests by which they know each other. `cached_tokens` is what was found when it was `admitted` for the first
-    time. `slot` is the sequence's row in the runner's tables while it runs, `table_length` how many pages stand there, `stale`
-    whether there are more by now. The first `gone` pages are given back, because no layer reads so far back any more. `origins`
-    says from which token on the sampling version and the oldest KV version were which: a step touches as little of each request
-    as it can, because computing it empties the caches of the processor.
+    `computed` counts tokens whose KV is (or in the planned step will be) in `pages`; `oldest` is the oldest weight
+    version among them, None where there are none. `state` is the slot of the recurrent state behind those tokens, None
+    in a model without one; behind the first `lead` tokens of the prompt it is copied for others that wait for it, 0
+    where nobody does; `beginning` has digests by which they know each other. `cached_tokens` is what was found when it
+    was `admitted` for the first time. `slot` is the sequence's row in the runner's tables while it runs, `table_length`
+    how many pages stand there, `stale` whether there are more by now. The first `gone` pages are given back, because no
+    layer reads so far back any more. `origins` says from which token on the sampling version and the oldest KV version
+    were which: a step touches as little of each request as it can, because computing it empties the caches of the
+    processor.
 
-    A request to score is a prompt that samples nothing: every token but the last, which predicts nothing. `scored_from` is
-    the first of them that predicts one of the tokens to score, None for a request that generates; `scores` is what is known
-    so far.
+    A request to score is a prompt that samples nothing: every token but the last, which predicts nothing. `scored_from`
+    is the first of them that predicts one of the tokens to score, None for a request that generates; `scores` is what
+    is known so far.
     """
 
     request: GenerateRequest | ScoreRequest
@@ -121,8 +131,8 @@ class Sequence:
 
     @property
     def reusable(self) -> list[int]:
-        """The beginning of the tokens whose KV may be found, up to and with one token that is computed all the same: nothing of
-        what is scored may be skipped."""
+        """The beginning of the tokens whose KV may be found, up to and with one token that is computed all the same:
+        nothing of what is scored may be skipped."""
         return self.tokens if self.scored_from is None else self.tokens[: self.scored_from + 1]
 
     @property
@@ -143,7 +153,8 @@ class Sequence:
         kept: list[bytes] | None = None,
         tops: list[Top] | None = None,
     ) -> None:
-        """Take sampled tokens up to the one that ends the sequence, which sets `finish_reason`. Arguments: see `Sampled`."""
+        """Take sampled tokens up to the one that ends the sequence, which sets `finish_reason`. Arguments: see
+        `Sampled`."""
         if version != self.version or self.oldest != self.kv_version:
             self.version, self.kv_version = version, self.oldest
             self.origins.append((len(self.logprobs), version, version if self.oldest is None else self.oldest))

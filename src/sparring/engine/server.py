@@ -1,4 +1,5 @@
-"""The token-level server: an engine behind HTTP, token ids in and out. Torch-free; `wire` says how everything is written.
+"""The token-level server: an engine behind HTTP, token ids in and out. Torch-free; `wire` says how everything is
+written.
 
     GET  /v1/model      what is served, and which version of it
     POST /v1/generate   a Completion, or with "stream" server-sent events
@@ -11,8 +12,8 @@
     GET  /health        200 while the engine answers
     GET  /metrics       counters, gauges and histograms for Prometheus
 
-An error is {"error": {"type", "message"}} with its class's status, and it is that of one request. Ids and conversations are the
-server's: clients that share one choose different ones.
+An error is {"error": {"type", "message"}} with its class's status, and it is that of one request. Ids and conversations
+are the server's: clients that share one choose different ones.
 """
 
 from __future__ import annotations
@@ -83,7 +84,11 @@ class TokenServer:
         routes = [Route(f"/v1/{name}", getattr(self, f"_{name}"), methods=["POST"]) for name in posts]
         gets = {"/v1/model": self._model, "/health": self._health, "/metrics": self._metrics}
         routes += [Route(path, answer, methods=["GET"]) for path, answer in gets.items()]
-        handlers: dict[Any, Any] = {SparringError: self._refused, HTTPException: self._no_route, ClientDisconnect: self._left}
+        handlers: dict[Any, Any] = {
+            SparringError: self._refused,
+            HTTPException: self._no_route,
+            ClientDisconnect: self._left,
+        }
         return self._guarded(Starlette(routes=routes, exception_handlers=handlers))
 
     def _guarded(self, inner: ASGIApp) -> ASGIApp:
@@ -98,7 +103,10 @@ class TokenServer:
             async def signed(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     here = ((wire.INSTANCE, self._served.instance), (wire.VERSION, str(self._engine.version)))
-                    message["headers"] = [*message["headers"], *((name.encode(), value.encode()) for name, value in here)]
+                    message["headers"] = [
+                        *message["headers"],
+                        *((name.encode(), value.encode()) for name, value in here),
+                    ]
                 await send(message)
 
             given = dict(scope["headers"]).get(b"authorization", b"")
@@ -180,7 +188,6 @@ class TokenServer:
         await _unless_left(request.receive, self._engine.pull(ref))
         return _json({})
 
-
     async def _drop(self, request: Request) -> Response:
         await self._engine.drop((await _body(request, wire.DropForm)).adapter)
         return _json({})
@@ -205,8 +212,8 @@ async def _whole(engine: Engine, asked: GenerateRequest) -> AsyncIterator[Delta 
 
 
 class _Events(Response):
-    """What an engine's stream says as server-sent events; its first piece is already on its way. The head goes out at once: who
-    has it knows that the engine has the request."""
+    """What an engine's stream says as server-sent events; its first piece is already on its way. The head goes out at
+    once: who has it knows that the engine has the request."""
 
     def __init__(
         self, pieces: AsyncIterator[Delta | Completion], first: asyncio.Future[Any], ended: Callable[[str], None]
@@ -272,7 +279,9 @@ async def _body(request: Request, kind: type[T]) -> T:
     async for chunk in request.stream():
         data += chunk
         if len(data) > MOST_BYTES:
-            raise refusal(f"POST {request.url.path}", f"a body of at most {MOST_BYTES} bytes", "a longer one", "send less")
+            raise refusal(
+                f"POST {request.url.path}", f"a body of at most {MOST_BYTES} bytes", "a longer one", "send less"
+            )
     return wire.decode(bytes(data), kind, f"POST {request.url.path}")
 
 

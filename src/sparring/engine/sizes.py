@@ -11,7 +11,8 @@ from sparring.model.recurrent import state_bytes
 
 
 class Sizes(NamedTuple):
-    """Pages of the cache, the size of each, pages in host memory, and slots of recurrent state (0: the model has none)."""
+    """Pages of the cache, the size of each, pages in host memory, and slots of recurrent state (0: the model has
+    none)."""
 
     num_pages: int
     page_bytes: int
@@ -20,7 +21,8 @@ class Sizes(NamedTuple):
 
     @staticmethod
     def of(model: CausalModel, config: EngineConfig) -> Sizes:
-        """No more pages than all running requests of full length could use; states for those that run and as many idle ones."""
+        """No more pages than all running requests of full length could use; states for those that run and as many idle
+        ones."""
         most = config.max_running * -(-model.max_positions // PAGE_SIZE)
         states = min(2 * config.max_running, config.states(state_bytes(model.recurrent))) if model.recurrent else 0
         size = token_bytes(model.kv_heads, model.dtype)

@@ -1,7 +1,9 @@
-"""Speculation: tokens guessed from what a request has said before, computed in one step and kept where sampling says the same.
+"""Speculation: tokens guessed from what a request has said before, computed in one step and kept where sampling says
+the same.
 
-A guess is only ever compared. Every row of the step is sampled as it would be alone, with the random number of its own position,
-and what is taken are the sampled tokens up to the first that is not the guessed one: the bits of ordinary generation.
+A guess is only ever compared. Every row of the step is sampled as it would be alone, with the random number of its own
+position, and what is taken are the sampled tokens up to the first that is not the guessed one: the bits of ordinary
+generation.
 """
 
 from __future__ import annotations
@@ -60,8 +62,8 @@ class Speculation:
         return self._most > 0 and few and all(chunk.count == 1 and chunk.samples for chunk in chunks)
 
     def drafts(self, chunks: list[Chunk], scheduler: Scheduler) -> list[list[int]] | None:
-        """What may follow each of `chunks`, with pages for it; nothing behind a request that is told what may come. None where
-        there is nothing to guess."""
+        """What may follow each of `chunks`, with pages for it; nothing behind a request that is told what may come.
+        None where there is nothing to guess."""
         room, found = min(self._most, ROWS // len(chunks) - 1), []
         for sequence, *_ in chunks:
             if sequence.lookup is None:
@@ -72,8 +74,8 @@ class Speculation:
 
 
 def accepted(sampled: Sampled, drafts: list[list[int]]) -> Sampled:
-    """Of a step in which every sequence had a row for its last token and one for each of its draft: what ordinary steps would
-    have sampled."""
+    """Of a step in which every sequence had a row for its last token and one for each of its draft: what ordinary steps
+    would have sampled."""
     begins, taken = [], []
     row = 0
     for draft in drafts:
@@ -85,6 +87,8 @@ def accepted(sampled: Sampled, drafts: list[list[int]]) -> Sampled:
         row += len(draft) + 1
 
     def joined(values: list[list]) -> list[list]:
-        return [[values[row][0] for row in range(begin, begin + count)] for begin, count in zip(begins, taken, strict=True)]
+        return [
+            [values[row][0] for row in range(begin, begin + count)] for begin, count in zip(begins, taken, strict=True)
+        ]
 
     return Sampled(*(None if values is None else joined(values) for values in sampled))

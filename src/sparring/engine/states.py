@@ -1,8 +1,9 @@
-"""Who owns which slot of recurrent state: models with such layers need one for every sequence, beside its pages. Torch-free.
+"""Who owns which slot of recurrent state: models with such layers need one for every sequence, beside its pages.
+Torch-free.
 
-A state is what a sequence has computed, all of it and nothing less: it cannot be cut back to an earlier token. So a conversation
-goes on from the state that its last turn left only where it begins with all the tokens of that turn. Requests that begin alike go
-on from a copy that is made where one of them has computed what they share.
+A state is what a sequence has computed, all of it and nothing less: it cannot be cut back to an earlier token. So a
+conversation goes on from the state that its last turn left only where it begins with all the tokens of that turn.
+Requests that begin alike go on from a copy that is made where one of them has computed what they share.
 """
 
 from __future__ import annotations
@@ -43,12 +44,13 @@ class Idle(NamedTuple):
 
 
 class StateSlots:
-    """Slots are free, held by one sequence, by one idle conversation or for a beginning; of the latter two the least recently
-    used gives way.
+    """Slots are free, held by one sequence, by one idle conversation or for a beginning; of the latter two the least
+    recently used gives way.
 
     Args:
         num_slots: how many there are.
-        lost: is told which conversation, or the key of which beginning, has no state any more; its pages are of no use then.
+        lost: is told which conversation, or the key of which beginning, has no state any more; its pages are of no use
+            then.
     """
 
     def __init__(self, num_slots: int, lost: Callable[[str | bytes], object]) -> None:
@@ -80,8 +82,8 @@ class StateSlots:
         self._idle[conversation] = Idle(slot, behind)
 
     def branch(self, conversation: str, slot: int, behind: Beginning) -> None:
-        """Keep a copy of the state in `slot` for a conversation, while the sequence that holds it goes on; not where all are in
-        use."""
+        """Keep a copy of the state in `slot` for a conversation, while the sequence that holds it goes on; not where
+        all are in use."""
         self.release(conversation)
         copy = self.take()
         if copy is None:
@@ -91,8 +93,8 @@ class StateSlots:
             self.keep(conversation, copy, behind)
 
     def remember(self, beginning: Beginning, slot: int) -> None:
-        """Keep a copy of the state in `slot` for whoever begins so, while the sequence that holds it goes on; not where all are
-        in use."""
+        """Keep a copy of the state in `slot` for whoever begins so, while the sequence that holds it goes on; not where
+        all are in use."""
         copy = None if beginning in self._idle else self.take()
         if copy is not None:
             self._copies.append((slot, copy))
@@ -111,8 +113,8 @@ class StateSlots:
     def go_on(self, whose: str | Beginning, found: Beginning) -> int | None:
         """A slot with the state of a conversation, which is idle no longer, or with a copy of a beginning's.
 
-        None where it is not behind exactly what is `found` in pages: where a conversation diverges, and under other weights. What
-        is kept of the conversation is forgotten then.
+        None where it is not behind exactly what is `found` in pages: where a conversation diverges, and under other
+        weights. What is kept of the conversation is forgotten then.
         """
         idle = self._idle.get(whose)
         fits = idle is not None and idle.behind == found
@@ -148,7 +150,8 @@ class StateSlots:
         return copies
 
     def _copy(self, beginning: str | Beginning, slot: int) -> int | None:
-        """A slot with a copy of what is in `slot`; where no other can be had it is that one, and the beginning is forgotten."""
+        """A slot with a copy of what is in `slot`; where no other can be had it is that one, and the beginning is
+        forgotten."""
         self._idle.move_to_end(beginning)
         copy = self.take()
         if copy is not None and copy != slot:

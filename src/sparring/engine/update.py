@@ -18,8 +18,8 @@ from sparring.weights.inline import Probe
 
 
 class Update:
-    """An update on its way from its caller to the engine's thread: whoever claims it first decides, the thread to begin it or
-    the caller to withdraw it."""
+    """An update on its way from its caller to the engine's thread: whoever claims it first decides, the thread to begin
+    it or the caller to withdraw it."""
 
     def __init__(self, ref: WeightRef, staged: Staged | Adapter) -> None:
         self.ref, self.staged, self.reply = ref, staged, Reply()
@@ -45,8 +45,9 @@ class NotRolledBack(WeightsError):
 
 
 def stage(model: CausalModel, ref: WeightRef, noise: float = 0.0) -> Staged | Adapter:
-    """The verified tensors of a reference, a model's or an adapter's, copied and packed for `model`, with this share of noise
-    (`[engine] weight_noise`). Takes long and writes nothing that a step reads: it runs beside the engine's thread.
+    """The verified tensors of a reference, a model's or an adapter's, copied and packed for `model`, with this share of
+    noise (`[engine] weight_noise`). Takes long and writes nothing that a step reads: it runs beside the engine's
+    thread.
 
     Raises:
         WeightsError: the tensors are not the ones that were published, or do not fit the model.
@@ -56,7 +57,11 @@ def stage(model: CausalModel, ref: WeightRef, noise: float = 0.0) -> Staged | Ad
             state = fetch(ref)
             if noise and ref.adapter is None:
                 state = disturbed(state, noise)
-            return Staged(model, state) if ref.adapter is None else model.adapters.fit(Adapter(state, model.dtype, model.device))
+            return (
+                Staged(model, state)
+                if ref.adapter is None
+                else model.adapters.fit(Adapter(state, model.dtype, model.device))
+            )
     except BadInput as cause:
         raise WeightsError(f"{where(ref)}: {cause}") from cause
 
@@ -89,12 +94,12 @@ def commit(runner: Runner, ref: WeightRef, staged: Staged, old: Probe | None) ->
 
 
 def verify(runner: Runner, what: str, probe: Probe | None, adapter: int = -1) -> None:
-    """Compare a probe with what the runner gives now, under the adapter of this number, by the trainer's forward and by a step of
-    generation: that one reads the weights through pointers of its own, and would serve others in silence if those were not the
-    model's.
+    """Compare a probe with what the runner gives now, under the adapter of this number, by the trainer's forward and by
+    a step of generation: that one reads the weights through pointers of its own, and would serve others in silence if
+    those were not the model's.
 
-    Scoring the probe as a scheduled request would add nothing: it is the trainer's forward over pages, which shares every product
-    with the one used here and has no pointers.
+    Scoring the probe as a scheduled request would add nothing: it is the trainer's forward over pages, which shares
+    every product with the one used here and has no pointers.
 
     Raises:
         WeightsError: they differ, by anything under exact numerics.
@@ -104,7 +109,9 @@ def verify(runner: Runner, what: str, probe: Probe | None, adapter: int = -1) ->
     tokens, expected = probe
     found, sampled, same = runner.probe(tokens, adapter)
     _compare(f"{what}: expected the publisher's log-probabilities on its probe", found, expected, runner.tolerance)
-    _compare(f"{what}: expected a step of generation to give the model's log-probability", sampled, same, runner.tolerance)
+    _compare(
+        f"{what}: expected a step of generation to give the model's log-probability", sampled, same, runner.tolerance
+    )
 
 
 def _compare(expected: str, found: Sequence[float], wanted: Sequence[float], tolerance: float) -> None:

@@ -1,4 +1,5 @@
-"""How the token-level server and its clients write requests, answers and errors: JSON, the same on both ends. Torch-free.
+"""How the token-level server and its clients write requests, answers and errors: JSON, the same on both ends.
+Torch-free.
 
 A log-probability is written with the digits that bring back the same 64 bits; kept sets are base64 of their 32-bit ids.
 """
@@ -33,8 +34,8 @@ T = TypeVar("T")
 
 
 def _form(noun: type, without: tuple[str, ...] = (), **replaced: tuple[Any, Any]) -> type[msgspec.Struct]:
-    """The fields of a noun, where none may be unknown: a misspelt one must not pass for a default. `replaced` have another type
-    and default, fields `without` are left out."""
+    """The fields of a noun, where none may be unknown: a misspelt one must not pass for a default. `replaced` have
+    another type and default, fields `without` are left out."""
     hints = typing.get_type_hints(noun)
     fields: list[Any] = []
     for field in dataclasses.fields(noun):
@@ -52,8 +53,8 @@ _Generate = _form(GenerateRequest, ("ends", "allowed"), id=(str, ""), sampling=(
 
 
 class GenerateForm(_Generate, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[misc, valid-type]
-    """A request to generate. Without `stream` the answer is a Completion; with it server-sent events: "delta" while tokens are
-    made, unless `deltas` is false, at last "completion" or "error"."""
+    """A request to generate. Without `stream` the answer is a Completion; with it server-sent events: "delta" while
+    tokens are made, unless `deltas` is false, at last "completion" or "error"."""
 
     stream: bool = False
     deltas: bool = True
@@ -87,8 +88,8 @@ class DropForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Served(msgspec.Struct, frozen=True, kw_only=True):
     """What a server says of itself: the name of its model, the version served now, how it computes, how much it takes.
 
-    `context` is the most tokens of one conversation, `token_bytes` the size of one's keys and values; `instance` is another for
-    every start of the server.
+    `context` is the most tokens of one conversation, `token_bytes` the size of one's keys and values; `instance` is
+    another for every start of the server.
     """
 
     model: str
@@ -168,8 +169,8 @@ def status(error: SparringError) -> int:
 
 
 def raised(found: Problem, where: str) -> SparringError:
-    """The error that a server sent, of the class it had there; a body that is bad input to the server is a refused request here,
-    and what this client does not know is the engine's."""
+    """The error that a server sent, of the class it had there; a body that is bad input to the server is a refused
+    request here, and what this client does not know is the engine's."""
     known = {kind.__name__: kind for kind in (WeightsError, RequestRefused)} | {BadInput.__name__: RequestRefused}
     return known.get(found.type, EngineError)(f"{where}: {found.message}")
 

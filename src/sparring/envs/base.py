@@ -85,16 +85,16 @@ class Env:
         return task.data["prompt"]
 
     def key(self, task: Task) -> str | None:
-        """What tells the task from others where its prompt does not: a game with one prompt and many seeds returns the seed.
-        Tasks of one key are the same, and are held out together. None (the default): the prompt tells it."""
+        """What tells the task from others where its prompt does not: a game with one prompt and many seeds returns the
+        seed. Tasks of one key are the same, and are held out together. None (the default): the prompt tells it."""
         return None
 
     def check(self, task: Task) -> None:
         """Refuse a task that `reward` could not score (`BadInput`), before anything starts."""
 
     async def prove(self, task: Task, box: Sandbox) -> bool:
-        """Refuse a task of a file whose own right answer `reward` would not call right (`BadInput`): `sparring check` asks this
-        of every task of a world with a box. False (the default) where the task has no such answer."""
+        """Refuse a task of a file whose own right answer `reward` would not call right (`BadInput`): `sparring check`
+        asks this of every task of a world with a box. False (the default) where the task has no such answer."""
         return False
 
     def reward(self, completion: str, task: Task) -> Any:
@@ -102,7 +102,8 @@ class Env:
         raise NotImplementedError(f"{type(self).__name__} needs a method reward(self, completion, task)")
 
     def expert(self, task: Task) -> Expert | None:
-        """The scripted demonstration of one task, each reply a function of the messages so far; None where there is none."""
+        """The scripted demonstration of one task, each reply a function of the messages so far; None where there is
+        none."""
         return None
 
     # The protocol.
@@ -196,7 +197,8 @@ class _Tool(NamedTuple):
 
 @functools.cache
 def _tools_of(kind: type[Env]) -> dict[str, _Tool]:
-    """Name -> tool: functions first, then methods in the order they were written, base classes before their children."""
+    """Name -> tool: functions first, then methods in the order they were written, base classes before their
+    children."""
     methods = dict.fromkeys(
         name for base in reversed(kind.__mro__) for name, value in vars(base).items() if hasattr(value, "__tool__")
     )

@@ -12,7 +12,8 @@ from sparring.types import Task
 
 
 class ByName:
-    """A function that may ask for `completion` (the final text), `task`, and any column of the row: `answer`, `prompt`, ...
+    """A function that may ask for `completion` (the final text), `task`, and any column of the row: `answer`, `prompt`,
+    ...
 
     Args:
         function: of the user.
@@ -32,7 +33,9 @@ class ByName:
         missing = [name for name in self._wants if name not in task.data and name not in ("completion", "task")]
         if missing:
             there = ", ".join(sorted(task.data))
-            raise refusal(f"task {task.id}", f"a column {missing[0]!r} for the reward function", there, "map it in env.columns")
+            raise refusal(
+                f"task {task.id}", f"a column {missing[0]!r} for the reward function", there, "map it in env.columns"
+            )
 
     def arguments(self, completion: str, task: Task) -> dict[str, Any]:
         """What it is called with. A column that it hints as `str` arrives as text even where the file has a number."""

@@ -28,7 +28,9 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         if min(self.max_turns, self.max_tokens) < 1 or self.max_tool_calls < 0 or self.timeout_s <= 0:
-            raise ValueError("max_turns and max_tokens must be at least 1, max_tool_calls at least 0, timeout_s above 0")
+            raise ValueError(
+                "max_turns and max_tokens must be at least 1, max_tool_calls at least 0, timeout_s above 0"
+            )
 
     def limits(self) -> Limits:
         """The same as the noun that a `Task` carries."""
@@ -61,10 +63,14 @@ class BoxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def __post_init__(self) -> None:
         if self.timeout_s <= 0 or min(self.memory_bytes, self.output_bytes, self.processes) < 1 or self.disk_bytes < 0:
-            raise ValueError("timeout_s, memory_bytes, output_bytes and processes must be above 0, disk_bytes 0 or more")
+            raise ValueError(
+                "timeout_s, memory_bytes, output_bytes and processes must be above 0, disk_bytes 0 or more"
+            )
         sizes = max(self.memory_bytes, self.disk_bytes, self.output_bytes)
         if self.timeout_s > 1e6 or sizes > 1 << 50 or self.processes > 1 << 22:
-            raise ValueError("timeout_s can be at most a million, sizes a pebibyte, processes 4194304: no machine limits more")
+            raise ValueError(
+                "timeout_s can be at most a million, sizes a pebibyte, processes 4194304: no machine limits more"
+            )
 
     def spec(self) -> BoxSpec:
         """The same as the noun that a `Task` carries."""
@@ -90,8 +96,8 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """What the row is about: which parts of a rubric it is for, and what reports are split by."""
 
     key: str = ""
-    """What tells the row's task from others where its prompt does not: rows of one key are the same task, and are held out
-    together. Empty: the prompt tells it."""
+    """What tells the row's task from others where its prompt does not: rows of one key are the same task, and are held
+    out together. Empty: the prompt tells it."""
 
     def mapping(self) -> Mapping[str, str]:
         """Our name -> the file's name, of all that have one."""
@@ -123,15 +129,17 @@ class EnvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Column mapping of both files."""
 
     held_out: int = 0
-    """Tasks kept for evaluation; no training stream ever shows one of their prompts. 0: 512, or a fifth of a smaller file."""
+    """Tasks kept for evaluation; no training stream ever shows one of their prompts. 0: 512, or a fifth of a smaller
+    file."""
 
     held_out_share: float = 0.0
-    """Of all prompts of a generated world, how many can be held out, told by their text alone: what one recipe holds out, no
-    other with the same share trains on, whatever their seeds and `args`. For runs that follow each other. 0: a prompt is held out
-    of its own run only."""
+    """Of all prompts of a generated world, how many can be held out, told by their text alone: what one recipe holds
+    out, no other with the same share trains on, whatever their seeds and `args`. For runs that follow each other. 0: a
+    prompt is held out of its own run only."""
 
     demonstrations: int = 1024
-    """Tasks that the world's expert demonstrates for supervised fine-tuning, where a world does not count them itself."""
+    """Tasks that the world's expert demonstrates for supervised fine-tuning, where a world does not count them
+    itself."""
 
     system: str = ""
     """A system message before every prompt."""

@@ -1,4 +1,5 @@
-"""What stands beside an `Env`: its tasks, generated or from rows of a file, its expert, and how one instance is made."""
+"""What stands beside an `Env`: its tasks, generated or from rows of a file, its expert, and how one instance is
+made."""
 
 from __future__ import annotations
 
@@ -48,7 +49,10 @@ class WorldFactory:
             self._train, self._eval = self._from_files(read_rows)
         elif type(self._probe).generate is Env.generate:
             raise refusal(
-                f"env {name}", "tasks", "neither data nor a method generate(self, random)", "set env.data or write generate"
+                f"env {name}",
+                "tasks",
+                "neither data nor a method generate(self, random)",
+                "set env.data or write generate",
             )
 
     def make(self) -> Env:
@@ -56,7 +60,8 @@ class WorldFactory:
         return self._make()
 
     def tasks(self, split: str, seed: int) -> Stream:
-        """`train` (endless), `eval` or `demonstration` (finite): a function of the seed; no eval task occurs in another.
+        """`train` (endless), `eval` or `demonstration` (finite): a function of the seed; no eval task occurs in
+        another.
 
         Raises:
             BadInput: no such split, or too few different tasks.
@@ -113,7 +118,9 @@ class WorldFactory:
 
         config = self._config
         held_out = config.held_out or DEFAULT_HELD_OUT
-        return Splits(self.name, draw, held_out=held_out, demonstrations=config.demonstrations, share=config.held_out_share)
+        return Splits(
+            self.name, draw, held_out=held_out, demonstrations=config.demonstrations, share=config.held_out_share
+        )
 
     def _task(self, id: str, data: Mapping[str, Any], messages: Sequence[Message], seed: int) -> Task:
         config = self._config
@@ -122,7 +129,9 @@ class WorldFactory:
         with boundary(BadInput, f"task {id}", "a task that can be scored", "correct the environment or its data"):
             self._probe.check(task)
         if not messages:
-            with boundary(BadInput, f"task {id}", f"a prompt from {self.name}.prompt", "correct the environment or its data"):
+            with boundary(
+                BadInput, f"task {id}", f"a prompt from {self.name}.prompt", "correct the environment or its data"
+            ):
                 asked = self._probe.prompt(task)
             messages = (Message(role="user", content=asked),) if isinstance(asked, str) else asked
         if config.system:
@@ -143,7 +152,9 @@ class WorldFactory:
         """What the world, or a column of its file, tells the task by; "" where that is its prompt."""
         if self._config.columns.key:
             return str(task.data["key"])
-        with boundary(BadInput, f"task {task.id}", f"a key from {self.name}.key", "correct the environment or its data"):
+        with boundary(
+            BadInput, f"task {task.id}", f"a key from {self.name}.key", "correct the environment or its data"
+        ):
             key = self._probe.key(task)
         return "" if key is None else str(key)
 
@@ -158,7 +169,10 @@ class WorldFactory:
         train = [task for task in tasks if identity(task) not in kept]
         if not train or not held_out:
             raise refusal(
-                "env.data", "prompts for training and others for evaluation", f"{len(train)} and {len(held_out)}", "add rows"
+                "env.data",
+                "prompts for training and others for evaluation",
+                f"{len(train)} and {len(held_out)}",
+                "add rows",
             )
         return train, held_out
 

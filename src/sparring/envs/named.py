@@ -24,7 +24,9 @@ def named(name: str, where: str) -> Any:
     module = _from_file(Path(source), where) if source.endswith(".py") else _from_package(source, where)
     if not hasattr(module, attribute):
         there = [n for n, v in vars(module).items() if isinstance(v, Callable) and v.__module__ == module.__name__]
-        raise refusal(where, f"a name defined in {source}", repr(attribute), f"use one of: {', '.join(there) or 'none'}")
+        raise refusal(
+            where, f"a name defined in {source}", repr(attribute), f"use one of: {', '.join(there) or 'none'}"
+        )
     return getattr(module, attribute)
 
 
@@ -35,7 +37,9 @@ def _from_package(source: str, where: str) -> Any:
 
 def _from_file(path: Path, where: str) -> Any:
     if not path.is_file():
-        raise refusal(where, f"a Python file {path}", "no such file", "check the path; it is relative to where you stand")
+        raise refusal(
+            where, f"a Python file {path}", "no such file", "check the path; it is relative to where you stand"
+        )
     name = f"sparring_user_{path.resolve().as_posix().strip('/').removesuffix('.py').replace('/', '_')}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, "a .py file always has a loader"

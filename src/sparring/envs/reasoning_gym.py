@@ -46,7 +46,9 @@ from sparring.types import Message, Score, Task
 SEEDED_AT_CREATION = frozenset({"acre", "composite", "gsm_symbolic", "list_functions", "survo"})
 """Datasets that draw from their seed when they are made; all others when an item is asked for, and are made once."""
 
-HASH_DEPENDENT = frozenset({"isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder"})
+HASH_DEPENDENT = frozenset(
+    {"isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder"}
+)
 """Datasets whose items follow the order of Python sets of strings, which differs between processes."""
 
 NOISY = frozenset({"bf", "codeio"})
@@ -69,8 +71,9 @@ class Dataset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Distinct tasks that the expert demonstrates for supervised fine-tuning."""
 
     tool_share: float = 1.0
-    """Share of its demonstrations in which the expert computes with the tool; in the others it knows the answer and writes it at
-    once, as a model that was trained on plain answers does: what is left to learn from rewards is to use the tool."""
+    """Share of its demonstrations in which the expert computes with the tool; in the others it knows the answer and
+    writes it at once, as a model that was trained on plain answers does: what is left to learn from rewards is to use
+    the tool."""
 
     params: dict[str, Any] = {}
     """Overrides of the dataset's own config."""
@@ -172,8 +175,8 @@ class ReasoningGym:
         return 0, 0
 
     def expert(self, task: Task) -> Expert | None:
-        """The scripted demonstration: one tool call, then its output as the answer, or the answer at once; None where there is
-        none."""
+        """The scripted demonstration: one tool call, then its output as the answer, or the answer at once; None where
+        there is none."""
         if not self._args.tool:
             return None
         if derived_seed(task.seed, "tool") / 2**31 < self._by_name[task.data["dataset"]].tool_share:
@@ -311,7 +314,10 @@ def _check(dataset: Dataset, where: str) -> None:
             raise refusal(f"{where}.params.{key}", "no such key", "one", "remove it: every item has a seed of its own")
     if dataset.demonstrations and not has_expert(dataset.name):
         raise refusal(
-            f"{where}.demonstrations", f"0, for {dataset.name} has no expert", str(dataset.demonstrations), "leave it out"
+            f"{where}.demonstrations",
+            f"0, for {dataset.name} has no expert",
+            str(dataset.demonstrations),
+            "leave it out",
         )
     fields = DATASETS[dataset.name][1].__dataclass_fields__
     for key in dataset.params:

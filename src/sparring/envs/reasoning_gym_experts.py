@@ -236,7 +236,8 @@ def _recurring(question: str, ordinal: str, weekday: str) -> str:
 
 
 def _dates(question: str, year: int) -> list[date]:
-    """The dates of a question in order; one that lies before its predecessor is of the next year, as the library means it."""
+    """The dates of a question in order; one that lies before its predecessor is of the next year, as the library means
+    it."""
     numeric = re.findall(r"(\d\d)/(\d\d)/(\d{4})", question)
     named = re.findall(rf"({_MONTHS}) (\d{{1,2}})\b", question)
     found = [date(int(y), int(m), int(d)) for m, d, y in numeric]

@@ -1,4 +1,5 @@
-"""`[env]` -> an `EnvFactory`: a built-in name, `package.module:Name`, `path/to/file.py:Name`, a reward function, or a rubric."""
+"""`[env]` -> an `EnvFactory`: a built-in name, `package.module:Name`, `path/to/file.py:Name`, a reward function, or a
+rubric."""
 
 from __future__ import annotations
 
@@ -44,7 +45,10 @@ def load_env(config: EnvConfig, read_rows: ReadRows | None = None, judges: Judge
     if config.name not in BUILT_IN and ":" not in config.name:
         known = ", ".join(sorted(BUILT_IN))
         raise refusal(
-            "env.name", f"one of {known}, or package.module:Name, or path/to/file.py:Name", repr(config.name), "correct it"
+            "env.name",
+            f"one of {known}, or package.module:Name, or path/to/file.py:Name",
+            repr(config.name),
+            "correct it",
         )
     world = named(BUILT_IN.get(config.name, config.name), "env.name")
     if isinstance(world, type) and issubclass(world, Env):

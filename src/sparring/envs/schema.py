@@ -74,7 +74,8 @@ def parameters(function: Callable[..., Any], where: str) -> dict[str, tuple[Any,
 
 
 def schema_of(annotation: Any, where: str) -> dict[str, Any]:
-    """The JSON schema of one type: str, int, float, bool, list[...], dict, Literal, Optional and unions, dataclass, TypedDict.
+    """The JSON schema of one type: str, int, float, bool, list[...], dict, Literal, Optional and unions, dataclass,
+    TypedDict.
 
     Raises:
         BadInput: any other type.
@@ -143,7 +144,8 @@ def env_args(args: dict[str, Any], kind: type[msgspec.Struct]) -> Any:
 
 
 def in_words(error: msgspec.ValidationError) -> str:
-    """msgspec's message with the path in front: "Expected `str`, got `int` - at `$.code`" -> "code: expected str, got int"."""
+    """msgspec's message with the path in front: "Expected `str`, got `int` - at `$.code`" -> "code: expected str, got
+    int"."""
     text, _, path = str(error).partition(" - at ")
     text = text.replace("Object contains", "has").replace("Object missing required field", "missing").replace("`", "")
     path = path.strip("`").removeprefix("$").removeprefix(".")

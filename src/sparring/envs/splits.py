@@ -30,8 +30,8 @@ def order(seed: int, epoch: int, count: int) -> tuple[int, ...]:
 
 
 def identity(task: Task) -> str:
-    """What makes two tasks the same: the world's own key, else the words of the prompt, without case and spacing. No key is equal
-    to any text: it begins with a separator, which is a space in a text."""
+    """What makes two tasks the same: the world's own key, else the words of the prompt, without case and spacing. No
+    key is equal to any text: it begins with a separator, which is a space in a text."""
     if task.key:
         return f"\x1f{task.key}"
     return normalised(" ".join(message.content for message in task.messages))
@@ -95,7 +95,8 @@ class Splits:
         draw: makes a task.
         held_out: distinct tasks in the eval stream.
         demonstrations: distinct tasks in the demonstration stream.
-        share: of all tasks, how many can be held out, and are then in no other stream of any seed; 0 lets the draws decide.
+        share: of all tasks, how many can be held out, and are then in no other stream of any seed; 0 lets the draws
+            decide.
     """
 
     def __init__(self, world: str, draw: Draw, *, held_out: int, demonstrations: int, share: float = 0.0) -> None:
@@ -138,10 +139,9 @@ class Splits:
             f"env {self._world}",
             f"a new {what} for the {split} split at task {index}{f' of {task.tag}' if task and task.tag else ''}",
             f"{MAX_TRIES} draws that all repeat {what}s already taken",
-            "lower held_out and demonstrations, or give the world more variety; where its tasks differ and their prompts do not, "
-            "give it a method key(self, task)",
+            "lower held_out and demonstrations, or give the world more variety; where its tasks differ and "
+            "their prompts do not, give it a method key(self, task)",
         )
-
 
     def _belongs(self, task: Task, split: str) -> bool:
         return not self._share or can_be_held_out(task, self._share) == (split == "eval")

@@ -9,7 +9,8 @@ from sparring.protocols import Episode
 
 
 class CallableHarness:
-    """Runs `function(episode)`. What it asks of `episode.session(role)` is recorded; it opens the world if it wants one."""
+    """Runs `function(episode)`. What it asks of `episode.session(role)` is recorded; it opens the world if it wants
+    one."""
 
     def __init__(self, function: Callable[[Episode], Awaitable[None]], name: str | None = None) -> None:
         self._function = function

@@ -15,7 +15,8 @@ class ChatHarness:
         Raises:
             LimitReached: a limit of the task was hit.
             EngineError: the engine failed.
-            EnvError: the world raised something untyped, neither ended nor said anything, or asked for what does not compile.
+            EnvError: the world raised something untyped, neither ended nor said anything, or asked for what does not
+                compile.
         """
         env, session = episode.env, episode.session()
         where = f"environment {episode.task.env}, task {episode.task.id}"

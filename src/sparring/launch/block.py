@@ -11,7 +11,8 @@ T = TypeVar("T")
 
 
 def block(work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns. Where a loop is running already, `work` gets a thread and a loop of its own, and that one waits.
+    """What `work` returns. Where a loop is running already, `work` gets a thread and a loop of its own, and that one
+    waits.
 
     Raises:
         KeyboardInterrupt: the user stopped it; `work` was cancelled and has cleaned up.

@@ -35,7 +35,8 @@ CONTENT = (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """What is evaluated: the weights of a folder, or what answers at an endpoint, of which the folder has the tokenizer."""
+    """What is evaluated: the weights of a folder, or what answers at an endpoint, of which the folder has the
+    tokenizer."""
 
     name: str
     folder: Path
@@ -44,7 +45,8 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
-    """A figure (success, reward, pass@k, pass^k; "" is success, or reward where a world knows none) may fall by `margin`."""
+    """A figure (success, reward, pass@k, pass^k; "" is success, or reward where a world knows none) may fall by
+    `margin`."""
 
     margin: float
     figure: str = ""
@@ -53,8 +55,8 @@ class Gate:
 def evaluate_subjects(config: RunConfig, subjects: Sequence[Subject | Path], gate: Gate | None = None) -> Results:
     """Evaluate each subject, and compare each with the first. A path is an earlier result file, which is read.
 
-    Every evaluation has a folder of its own under `<run.directory>/<run.name>/evaluations`, whose name hangs on all that decides
-    what is sampled. What is recorded there is not run again.
+    Every evaluation has a folder of its own under `<run.directory>/<run.name>/evaluations`, whose name hangs on all
+    that decides what is sampled. What is recorded there is not run again.
 
     Raises:
         BadInput: a subject, the recipe or the gate is refused.
@@ -181,7 +183,9 @@ def _write_recipe(folder: Path, recipe: RunConfig) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG).write_text(dump(recipe), encoding="utf-8")
     except OSError as error:
-        raise refusal(str(folder), "a folder that can be made", error.strerror or str(error), "choose another --name") from error
+        raise refusal(
+            str(folder), "a folder that can be made", error.strerror or str(error), "choose another --name"
+        ) from error
 
 
 def _recipe(config: RunConfig, subject: Subject, directory: str, name: str) -> RunConfig:
@@ -191,7 +195,12 @@ def _recipe(config: RunConfig, subject: Subject, directory: str, name: str) -> R
     run = config.run
     return RunConfig(
         run=RunSection(
-            name=name or "-", directory=directory, seed=run.seed, stages=("eval",), device=run.device, threads=run.threads
+            name=name or "-",
+            directory=directory,
+            seed=run.seed,
+            stages=("eval",),
+            device=run.device,
+            threads=run.threads,
         ),
         models={**config.models, **_reward_model(config), POLICY: spec},
         env=config.env,
@@ -232,8 +241,8 @@ def _served(engine: EngineConfig, url: str) -> ServedConfig:
 
 
 def _deciding(config: RunConfig, subject: Subject) -> list[Path]:
-    """The files that decide what is sampled and scored: of the checkpoint and of the models that score, with what they adapt, and
-    of the environment."""
+    """The files that decide what is sampled and scored: of the checkpoint and of the models that score, with what they
+    adapt, and of the environment."""
     from sparring.model.hub import base_folder, local_folder
 
     models, reward = {**config.models, **_reward_model(config)}, _rewards(config).reward_model

@@ -54,16 +54,22 @@ async def replay_recorded(folder: Path, rollout_id: str) -> Replayed:
             )
             try:
                 policy = config.models[POLICY]
-                renderer = load_renderer(base_folder(weights), policy.renderer, policy.thinking, config.render.control_tokens)
+                renderer = load_renderer(
+                    base_folder(weights), policy.renderer, policy.thinking, config.render.control_tokens
+                )
                 report = await replay(_from_zero(rollout), cluster.engine(POLICY, path=str(weights)), renderer)
             finally:
                 await cluster.close()
     finally:
         store.close()
-    lines = [f"{rollout_id}: {report.turns} turns, {report.tokens} tokens sampled again under version {version_of(rollout)}"]
+    lines = [
+        f"{rollout_id}: {report.turns} turns, {report.tokens} tokens sampled again under version {version_of(rollout)}"
+    ]
     if report.difference is not None:
         found = report.difference
-        lines.append(f"segment {found.segment}, position {found.position}: {found.what} {found.expected} -> {found.got}")
+        lines.append(
+            f"segment {found.segment}, position {found.position}: {found.what} {found.expected} -> {found.got}"
+        )
     return Replayed(identical=report.identical, lines=lines)
 
 
@@ -106,7 +112,9 @@ def _weights(config: RunConfig, folder: Path, store: SqliteStore, rollout: Rollo
         source = folder / "lora"
     if version == 0:
         return source
-    kept = {int(path.parent.name[5:]): path for path in (folder / stage).glob("checkpoints/step-??????/model.safetensors")}
+    kept = {
+        int(path.parent.name[5:]): path for path in (folder / stage).glob("checkpoints/step-??????/model.safetensors")
+    }
     if version not in kept:
         raise refusal(
             rollout.id,

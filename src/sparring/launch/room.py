@@ -1,7 +1,8 @@
 """Memory that a process will soon need, asked of the machine while it does something else, such as importing torch.
 
-The host of a virtual machine may take a second and more to give a GiB that nobody used of late. What a process has written and
-left is there for the next, for a while, so helpers write it: `python room.py BYTES` does, and goes when its standard input ends.
+The host of a virtual machine may take a second and more to give a GiB that nobody used of late. What a process has
+written and left is there for the next, for a while, so helpers write it: `python room.py BYTES` does, and goes when its
+standard input ends.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ GROUPS = Path("/sys/fs/cgroup")
 
 @contextmanager
 def room(num_bytes: int) -> Iterator[None]:
-    """Within, helpers ask for so much memory, on all cores but one; behind it, what came is free for this process. Nothing is
-    asked where there is not twice as much, or where this cannot be known: other systems than Linux."""
+    """Within, helpers ask for so much memory, on all cores but one; behind it, what came is free for this process.
+    Nothing is asked where there is not twice as much, or where this cannot be known: other systems than Linux."""
     helpers = min(MOST_HELPERS, cores() - 1) if 0 < 2 * num_bytes <= free() else 0
     with ExitStack() as stack:
         for _ in range(helpers):
@@ -46,7 +47,8 @@ def free() -> int:
 
 
 def cores() -> int:
-    """Processors that this process may use, within its group's quota; at least 1, also where the system does not say."""
+    """Processors that this process may use, within its group's quota; at least 1, also where the system does not
+    say."""
     try:
         shares = [share for group in _groups() for share in shares_in(group)]
         return max(1, int(min([len(os.sched_getaffinity(0)), *shares])))

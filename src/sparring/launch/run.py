@@ -70,7 +70,9 @@ def _earlier(config: RunConfig, begun: tuple[str, ...]) -> list[RunConfig]:
     found = []
     for recipe in config.run.after:
         if recipe in begun:
-            raise refusal("run.after", "recipes that do not wait for each other", " -> ".join((*begun, recipe)), "leave one out")
+            raise refusal(
+                "run.after", "recipes that do not wait for each other", " -> ".join((*begun, recipe)), "leave one out"
+            )
         after = load(recipe)
         found += [*_earlier(after, (*begun, recipe)), after]
     return found
@@ -97,8 +99,8 @@ async def _run(config: RunConfig) -> Path:
 
 @contextmanager
 def _telling_memory(context: Context) -> Iterator[None]:
-    """While stages run, the store holds what was said of the run's memory: where memory runs out, the error says it again. A
-    process that ends without an error was killed, by the kernel, it may be, and the next one says it.
+    """While stages run, the store holds what was said of the run's memory: where memory runs out, the error says it
+    again. A process that ends without an error was killed, by the kernel, it may be, and the next one says it.
 
     Raises:
         InfraError: memory ran out.
@@ -206,7 +208,8 @@ async def _open_model(config: RunConfig, cluster: Cluster, name: str) -> Replies
 
 
 def _who(config: RunConfig, name: str) -> str:
-    """What a model of `[models]` is: its settings and, where they lie here, its files. What a server has changed nobody tells."""
+    """What a model of `[models]` is: its settings and, where they lie here, its files. What a server has changed nobody
+    tells."""
     from sparring.model.hub import local_folder
 
     spec = config.models[name]
@@ -247,8 +250,8 @@ def _compare(folder: Path, config: RunConfig) -> None:
 
 
 def _filtered_by_default(file: Path) -> bool:
-    """Whether a run filters groups of equal rewards though its config does not say so: one that began when these credits did so
-    by default has no such key, every other has it."""
+    """Whether a run filters groups of equal rewards though its config does not say so: one that began when these
+    credits did so by default has no such key, every other has it."""
     algo = tomllib.loads(file.read_text(encoding="utf-8")).get("algo", {})
     said = "zero_variance_filter" in algo or "kl_reward" in algo
     return not said and algo.get("credit", {}).get("name") in ("grpo", "maxrl", "opo", "pass_at_k", "rloo")

@@ -41,8 +41,8 @@ GRACE_S = 10.0
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One server: which model under which name, where it listens, and how it computes. `unix` is a path, in place of host and
-    port; port 0 takes a free one."""
+    """One server: which model under which name, where it listens, and how it computes. `unix` is a path, in place of
+    host and port; port 0 takes a free one."""
 
     folder: Path
     name: str = "policy"
@@ -138,8 +138,9 @@ class StoppingServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, behind the engine's end.
 
-        First nobody is let in any longer, and only later are the listening sockets closed: asyncio loses a connection that it has
-        accepted but not yet made known when they are (`Server._attach` fails unheard), and whoever opened it waits for ever.
+        First nobody is let in any longer, and only later are the listening sockets closed: asyncio loses a connection
+        that it has accepted but not yet made known when they are (`Server._attach` fails unheard), and whoever opened
+        it waits for ever.
         """
         for listening in (one for server in self.servers for one in server.sockets):
             asyncio.get_running_loop().remove_reader(listening.fileno())
@@ -155,12 +156,14 @@ def _sweep() -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """Unwind, where the signal's own way would leave a socket behind; uvicorn sends it again when everybody is answered."""
+    """Unwind, where the signal's own way would leave a socket behind; uvicorn sends it again when everybody is
+    answered."""
     sys.exit(128 + number)
 
 
 def text_rules(folder: Path) -> Bind:
-    """What makes text rules with the tokenizer of a checkpoint folder; a request's stop tokens are what ends its turn."""
+    """What makes text rules with the tokenizer of a checkpoint folder; a request's stop tokens are what ends its
+    turn."""
     tokenizer = cache(lambda: load_tokenizer(base_folder(folder)))
     by_stop_ids = lru_cache(REMEMBERED)(lambda stop_ids: TextRules(tokenizer(), stop_ids))
     return lambda request: by_stop_ids(request.sampling.stop).bind(request)

@@ -21,7 +21,13 @@ MARGIN = 1.1
 
 
 def start_engine(
-    folder: str | Path, *, dtype: DType, numerics: Numerics, engine: EngineConfig, threads: int = 0, name: str = "policy"
+    folder: str | Path,
+    *,
+    dtype: DType,
+    numerics: Numerics,
+    engine: EngineConfig,
+    threads: int = 0,
+    name: str = "policy",
 ) -> NativeEngine:
     """Load a checkpoint and make its engine.
 

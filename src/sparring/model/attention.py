@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 IMPLEMENTATION = "sparring"
 """The name under which the library's attention interface knows our attention."""
 
+
 @dataclass(frozen=True, slots=True)
 class Packed:
     """Whole sequences end to end. `cu_seqlens[B+1]` int32: sequence b is tokens cu_seqlens[b]:cu_seqlens[b+1].
@@ -47,8 +48,8 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """New tokens of B sequences whose earlier keys and values lie in `pages`; `rows` says which and where. `states`: of a
-    recurrent model, where the sequences' states are kept and in which slots [B] int64.
+    """New tokens of B sequences whose earlier keys and values lie in `pages`; `rows` says which and where. `states`: of
+    a recurrent model, where the sequences' states are kept and in which slots [B] int64.
 
     A layer first writes all new keys and values, then attends, so a row may attend to what another sequence of the same
     call writes into a page that both share.

@@ -26,7 +26,8 @@ from sparring.model.rowwise import RowWise
 ATTENTION = {"full_attention", "sliding_attention"}
 """The kinds of layers that our attention serves: not attention in chunks."""
 CONTEXT_PER_WIDTH = 6
-"""Of the usual shape, a layer has 12 D^2 weights: 24 D^2 operations a token, and 4 D for each position that it attends to."""
+"""Of the usual shape, a layer has 12 D^2 weights: 24 D^2 operations a token, and 4 D for each position that it attends
+to."""
 
 Forward = Callable[[torch.Tensor, torch.Tensor, Attention, torch.Tensor | None], torch.Tensor]
 
@@ -34,12 +35,12 @@ Forward = Callable[[torch.Tensor, torch.Tensor, Attention, torch.Tensor | None],
 class CausalModel:
     """One module, two uses. Made by `load`; not safe for use from two threads at once.
 
-    `path_name` is the numerics actually in use: as `ops.path_name` has it, or "fast". `decoder` is the forward of the Llama
-    family, `library` that of other models, the other one None; `head` gives logits, or, where `is_scalar`, one number a row;
-    logits are multiplied by `logit_scale` and bent towards `logit_cap`, if any.
-    `context` is over how many positions a token attends for that to cost what all else costs, about.
-    `kv_heads` has the layers that attend, and what they keep; `recurrent` those with a recurrent state, if any. State and
-    parameters are the model's own; what stands beside them is in `adapters`.
+    `path_name` is the numerics actually in use: as `ops.path_name` has it, or "fast". `decoder` is the forward of the
+    Llama family, `library` that of other models, the other one None; `head` gives logits, or, where `is_scalar`, one
+    number a row; logits are multiplied by `logit_scale` and bent towards `logit_cap`, if any. `context` is over how
+    many positions a token attends for that to cost what all else costs, about. `kv_heads` has the layers that attend,
+    and what they keep; `recurrent` those with a recurrent state, if any. State and parameters are the model's own; what
+    stands beside them is in `adapters`.
     """
 
     def __init__(self, module: nn.Module, forward: Forward, *, path_name: str, max_positions: int) -> None:
@@ -73,7 +74,8 @@ class CausalModel:
 
     @property
     def window(self) -> int | None:
-        """How many positions, its own included, a position reads at most; None where a layer reads all or is the library's."""
+        """How many positions, its own included, a position reads at most; None where a layer reads all or is the
+        library's."""
         windows = [None] if self.decoder is None else [layer.form.window for layer in self.decoder.layers]
         return None if None in windows else max(windows)
 
@@ -114,15 +116,16 @@ class CausalModel:
         return logits if self.logit_cap is None else torch.tanh(logits / self.logit_cap) * self.logit_cap
 
     def weight_sum(self, hidden: torch.Tensor) -> tuple[torch.Tensor, ops.WeightSum | None]:
-        """hidden[M, D], to be cut into chunks, and where their logits add up the gradient of the head's weight. None where it has
-        none, or where the head is the library's, whose every chunk makes a gradient of its own."""
+        """hidden[M, D], to be cut into chunks, and where their logits add up the gradient of the head's weight. None
+        where it has none, or where the head is the library's, whose every chunk makes a gradient of its own."""
         if not isinstance(self.head, RowLinear) or not self.head.weight.requires_grad:
             return hidden, None
         total = ops.WeightSum()
         return total.behind(hidden, self.head.weight), total
 
     def values(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What a scalar head says of each row: a reward, where the row ends a text, or a value. hidden[M, D] -> [M] float32.
+        """What a scalar head says of each row: a reward, where the row ends a text, or a value. hidden[M, D] -> [M]
+        float32.
 
         Raises:
             BadInput: the head is over tokens.
@@ -134,8 +137,8 @@ class CausalModel:
         return self.head(hidden).float()[:, 0]
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Every parameter by its Hugging Face name, a tied weight once, and what else its files hold (such as the biases of a
-        router); the tensors share the module's storage."""
+        """Every parameter by its Hugging Face name, a tied weight once, and what else its files hold (such as the
+        biases of a router); the tensors share the module's storage."""
         return {name: parameter.detach() for name, parameter in self._parameters.items()}
 
     def parameters(self) -> dict[str, torch.Tensor]:
@@ -147,10 +150,14 @@ class CausalModel:
         own = self._parameters
         if own.keys() != state.keys():
             odd = sorted(own.keys() ^ state.keys())
-            raise WeightsError(f"weights: expected the {len(own)} parameters of this model, got a difference in {odd[:4]}")
+            raise WeightsError(
+                f"weights: expected the {len(own)} parameters of this model, got a difference in {odd[:4]}"
+            )
         for name, parameter in own.items():
             if parameter.shape != state[name].shape:
-                raise WeightsError(f"weights: {name} should be {tuple(parameter.shape)}, got {tuple(state[name].shape)}")
+                raise WeightsError(
+                    f"weights: {name} should be {tuple(parameter.shape)}, got {tuple(state[name].shape)}"
+                )
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Copy every parameter from `state` (values are cast to this model's dtype), then `refresh()`.
@@ -171,8 +178,8 @@ class CausalModel:
 
 
 class LibraryForward:
-    """The library's own forward around our attention, for models outside the Llama family and for fast numerics. `rowwise` is how
-    exact numerics compute what stands between our modules; None for fast."""
+    """The library's own forward around our attention, for models outside the Llama family and for fast numerics.
+    `rowwise` is how exact numerics compute what stands between our modules; None for fast."""
 
     def __init__(self, module: nn.Module, recurrent: Recurrent, *, exact: bool, gradient_checkpointing: bool) -> None:
         self.body, self.recurrent, self.adapters = text_model(module), recurrent, Adapters(module, None)
@@ -202,7 +209,8 @@ class LibraryForward:
 
 
 class _Within(AbstractContextManager[None]):
-    """For the library's code within: how its tokens lie, and row by row for exact numerics. Again and again, not in itself."""
+    """For the library's code within: how its tokens lie, and row by row for exact numerics. Again and again, not in
+    itself."""
 
     def __init__(self, attention: Attention | None, rowwise: RowWise | None) -> None:
         self._attention, self._rowwise = attention, rowwise or nullcontext()

@@ -36,10 +36,11 @@ class InitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     vocab_size: int = 2048
     """Number of token ids of the tokenizer that is trained for it."""
     tokenizer: str | None = None
-    """A checkpoint whose tokenizer and chat format it takes, as a student does of its teachers; None: one is trained for it, of
-    `vocab_size` ids."""
+    """A checkpoint whose tokenizer and chat format it takes, as a student does of its teachers; None: one is trained
+    for it, of `vocab_size` ids."""
     digits: int = 1
-    """Most digits of a number in one token of that tokenizer. Qwen has 1; a tiny model copies numbers more surely in pairs."""
+    """Most digits of a number in one token of that tokenizer. Qwen has 1; a tiny model copies numbers more surely in
+    pairs."""
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size"):
@@ -64,19 +65,19 @@ STACKED = ("gate_up_proj", "down_proj")
 
 
 class LoraConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Low-rank adaptation (Hu et al., arXiv 2106.09685): a linear layer W x becomes W x + scale * B (A x), and only A and B are
-    trained. No dropout: what is trained is what sampled."""
+    """Low-rank adaptation (Hu et al., arXiv 2106.09685): a linear layer W x becomes W x + scale * B (A x), and only A
+    and B are trained. No dropout: what is trained is what sampled."""
 
     rank: int = 16
     """Rows of A and columns of B."""
     alpha: float = 32.0
     """scale = alpha / rank."""
     target_modules: str | tuple[str, ...] = "all-linear"
-    """Linear layers by the end of their name, such as ["q_proj", "v_proj"]; "all-linear": all but the head; "default": those that
-    the PEFT library takes where it is told none, the query and value projections."""
+    """Linear layers by the end of their name, such as ["q_proj", "v_proj"]; "all-linear": all but the head; "default":
+    those that the PEFT library takes where it is told none, the query and value projections."""
     target_parameters: tuple[str, ...] = ()
-    """Stacked matrices of experts by the end of their name: ["experts.gate_up_proj", "experts.down_proj"] for all. Every expert
-    has factors of its own."""
+    """Stacked matrices of experts by the end of their name: ["experts.gate_up_proj", "experts.down_proj"] for all.
+    Every expert has factors of its own."""
     rslora: bool = False
     """scale = alpha / sqrt(rank) (rank stabilisation, arXiv 2312.03732)."""
 
@@ -92,17 +93,21 @@ class LoraConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError(f"alpha must be above 0, got {self.alpha}")
         named = isinstance(self.target_modules, str)
         if named and self.target_modules not in ("all-linear", "default"):
-            raise ValueError(f"target_modules must be a list of names, all-linear or default, got {self.target_modules!r}")
+            raise ValueError(
+                f"target_modules must be a list of names, all-linear or default, got {self.target_modules!r}"
+            )
         if not self.target_modules and not self.target_parameters:
-            raise ValueError("target_modules must name at least one linear layer, or target_parameters experts, got none")
+            raise ValueError(
+                "target_modules must name at least one linear layer, or target_parameters experts, got none"
+            )
 
 
 class ServedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A server that answers for a model; its checkpoint is still named, for tokenizer and chat format."""
 
     kind: Literal["openai", "remote", "chat"] = "openai"
-    """openai: an OpenAI-compatible server that takes and tells token ids, such as vLLM; remote: `sparring serve`; chat: any
-    server of chat completions, in text alone: a judge, or a teacher whose traces are imitated."""
+    """openai: an OpenAI-compatible server that takes and tells token ids, such as vLLM; remote: `sparring serve`; chat:
+    any server of chat completions, in text alone: a judge, or a teacher whose traces are imitated."""
     url: str
     """`http://host:port`, or `unix:path` of a socket; for openai with the path up to `/v1`."""
     api_key_env: str = ""
@@ -127,9 +132,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dtype: DType = "float32"
     """What forward and generation compute in; the trainer keeps float32 masters either way."""
     numerics: Numerics = "exact"
-    """exact: trainer and engine agree to the bit, or the model is refused; fast: whatever computes fastest, nothing promised."""
+    """exact: trainer and engine agree to the bit, or the model is refused; fast: whatever computes fastest, nothing
+    promised."""
     renderer: str = "auto"
-    """What turns messages into tokens: a name of the `renderers` library, `template` (the checkpoint's own), or auto."""
+    """What turns messages into tokens: a name of the `renderers` library, `template` (the checkpoint's own), or
+    auto."""
     thinking: bool = False
     """Whether the model may think before it speaks, where its format knows thoughts."""
     gradient_checkpointing: bool = False

@@ -25,8 +25,8 @@ def create(
 ) -> Path:
     """Write config, generation config and float32 weights of a random model.
 
-    The weights are a function of `init`, `vocab_size` and `seed` alone: every matrix and embedding is drawn from its own
-    generator in the order of its name, norms are one and biases zero (the initialisation of the Qwen3 family).
+    The weights are a function of `init`, `vocab_size` and `seed` alone: every matrix and embedding is drawn from its
+    own generator in the order of its name, norms are one and biases zero (the initialisation of the Qwen3 family).
 
     Args:
         init: the shape.

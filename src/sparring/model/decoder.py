@@ -1,5 +1,5 @@
-"""The forward of the Llama family (Llama, Mistral, Qwen2, Qwen3, and with experts Mixtral and Qwen3-MoE) over the library's own
-modules, without its wrappers.
+"""The forward of the Llama family (Llama, Mistral, Qwen2, Qwen3, and with experts Mixtral and Qwen3-MoE) over the
+library's own modules, without its wrappers.
 
 At small sizes the library's forward spends more time in decorators, masks and caches than in arithmetic. This one walks
 the same module objects on flat tokens; a parity test holds it to the untouched library in float64.
@@ -59,7 +59,9 @@ class Layer:
         attention = layer.self_attn
         self.index, self.head_dim = index, attention.head_dim
         self.form = AttentionForm(attention.scaling, _window(attention))
-        self.heads = [projection.out_features // attention.head_dim for projection in (attention.q_proj, attention.k_proj)]
+        self.heads = [
+            projection.out_features // attention.head_dim for projection in (attention.q_proj, attention.k_proj)
+        ]
         self.qkv, self.o = Product(attention.q_proj, attention.k_proj, attention.v_proj), attention.o_proj.product
         self.mlp = Mixture(layer.mlp) if hasattr(layer.mlp, "experts") else Mlp(layer.mlp)
         self.products = (self.qkv, self.o, *self.mlp.products)
@@ -77,7 +79,8 @@ class Layer:
         attention: Attention,
         rows: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The residual stream x[N, D] and what is still to be added to it, y[N, D] or nothing -> the same after this layer.
+        """The residual stream x[N, D] and what is still to be added to it, y[N, D] or nothing -> the same after this
+        layer.
 
         Args:
             x: the stream.

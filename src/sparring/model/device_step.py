@@ -1,9 +1,10 @@
-"""Steps of generation on a GPU: where every sequence brings one token, a CUDA graph for each of a few batch sizes is replayed.
+"""Steps of generation on a GPU: where every sequence brings one token, a CUDA graph for each of a few batch sizes is
+replayed.
 
-A graph draws the next tokens and takes them as its own input, so several steps follow each other without a word to the CPU.
-Rows that only fill up a batch belong to no sequence: nothing is written for them, and no other row's bits know of them.
-`unverified` on a device; on the CPU, where Triton is interpreted, the same operations run without a graph.
-B sequences, n rows of a graph, P pages of a table, S slots.
+A graph draws the next tokens and takes them as its own input, so several steps follow each other without a word to the
+CPU. Rows that only fill up a batch belong to no sequence: nothing is written for them, and no other row's bits know of
+them. `unverified` on a device; on the CPU, where Triton is interpreted, the same operations run without a graph. B
+sequences, n rows of a graph, P pages of a table, S slots.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Batch sizes for which a graph is captured, when one is first needed."""
 
 TOKEN, LENGTH, SEED, TEMPERATURE, COUNT = range(5)
-"""Rows of a graph's state [5, n] int64: what a sequence brings, how long it is with it, its seed, its temperature as the bits
-of a float64; and how many of the n are sequences."""
+"""Rows of a graph's state [5, n] int64: what a sequence brings, how long it is with it, its seed, its temperature as
+the bits of a float64; and how many of the n are sequences."""
 
 
 class DecodeGraph:
-    """One decode step of up to n sequences over fixed tensors: `state` [5, n] and `tables` [n, P] int32 in, and `tokens` [n]
-    int64 and `logprobs` [n] float32 out. `state` is left as the next step needs it."""
+    """One decode step of up to n sequences over fixed tensors: `state` [5, n] and `tables` [n, P] int32 in, and
+    `tokens` [n] int64 and `logprobs` [n] float32 out. `state` is left as the next step needs it."""
 
     def __init__(self, model: CausalModel, pages: ops.KvPages, size: int, pages_per_table: int) -> None:
         self._model, self._pages = model, pages
@@ -75,8 +76,8 @@ class DecodeGraph:
 
 
 class DeviceStep:
-    """Steps of a `Decoder` on a GPU. What a graph does not hold (prompts, truncated, limited or biased draws, the likeliest
-    tokens, adapters) goes to `others`, operation by operation; both give the same numbers to the bit."""
+    """Steps of a `Decoder` on a GPU. What a graph does not hold (prompts, truncated, limited or biased draws, the
+    likeliest tokens, adapters) goes to `others`, operation by operation; both give the same numbers to the bit."""
 
     most_steps = 16
 
@@ -129,7 +130,8 @@ class DeviceStep:
         graph.tables[: len(slots), : tables.shape[1]].copy_(torch.from_numpy(tables))
 
     def _graph(self, size: int) -> DecodeGraph:
-        """Captured anew where the model's tensors lie elsewhere now; values that change in place it follows by itself."""
+        """Captured anew where the model's tensors lie elsewhere now; values that change in place it follows by
+        itself."""
         pointers = _pointers_of(self._model)
         if pointers != self._pointers:
             self._graphs.clear()
@@ -150,6 +152,10 @@ def _pointers_of(model: CausalModel) -> list[int]:
     decoder: Decoder = model.decoder
     norms = [decoder.norm, *(norm for layer in decoder.layers for norm in layer.norms)]
     products: list[Product] = [model.head.product, *(product for layer in decoder.layers for product in layer.products)]
-    tensors = [decoder.embedding.weight, *(norm.weight for norm in norms), *(product.packed.storage for product in products)]
+    tensors = [
+        decoder.embedding.weight,
+        *(norm.weight for norm in norms),
+        *(product.packed.storage for product in products),
+    ]
     tensors += [product.bias for product in products if product.bias is not None]
     return [tensor.data_ptr() for tensor in tensors]

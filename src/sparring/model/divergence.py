@@ -1,4 +1,5 @@
-"""How far a model's distributions are from a teacher's, in chunks of rows: no [M, V] of a whole micro-batch exists at once.
+"""How far a model's distributions are from a teacher's, in chunks of rows: no [M, V] of a whole micro-batch exists at
+once.
 
 M rows, D width of the model, E of the teacher, V vocabulary, K likeliest tokens of a row, O outcomes.
 """
@@ -19,7 +20,8 @@ CHUNK_ROWS = 256
 """Of each, some [rows, V] exist at once: of the model, of the teacher, and what stands between them."""
 
 LEAST_REST = 2.0**-24
-"""Least probability of all that is not among a teacher's likeliest tokens: below, float32 log-probabilities cannot tell."""
+"""Least probability of all that is not among a teacher's likeliest tokens: below, float32 log-probabilities cannot
+tell."""
 
 
 class Head(Protocol):
@@ -36,12 +38,12 @@ def from_teacher(
     asked: Asked,
     form: Divergence,
 ) -> torch.Tensor:
-    """Over the vocabulary: between softmax((logits + bias) / temperature) of the model and of `teacher`; where sampling kept a
-    part of the vocabulary, both over that part, renormalised: the expectation, over what may be drawn there, of the difference
-    of the log-probabilities that `token_quantities` gives of the two.
+    """Over the vocabulary: between softmax((logits + bias) / temperature) of the model and of `teacher`; where sampling
+    kept a part of the vocabulary, both over that part, renormalised: the expectation, over what may be drawn there, of
+    the difference of the log-probabilities that `token_quantities` gives of the two.
 
-    Where the two heads have different numbers of rows (padding of one tokenizer's vocabulary), both distributions are over the
-    ids that both have.
+    Where the two heads have different numbers of rows (padding of one tokenizer's vocabulary), both distributions are
+    over the ids that both have.
 
     Args:
         model: whose head is applied to `hidden`.
@@ -67,7 +69,11 @@ def from_teacher(
 
 
 def from_tops(
-    model: Head, hidden: torch.Tensor, temperature: torch.Tensor, tops: tuple[torch.Tensor, torch.Tensor], form: Divergence
+    model: Head,
+    hidden: torch.Tensor,
+    temperature: torch.Tensor,
+    tops: tuple[torch.Tensor, torch.Tensor],
+    form: Divergence,
 ) -> torch.Tensor:
     """Over a teacher's likeliest tokens and, as one outcome more, all the others together. See `outcomes`.
 
@@ -92,10 +98,10 @@ def from_tops(
 def outcomes(logits: torch.Tensor, ids: torch.Tensor, logprobs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """A teacher's and the model's log-probabilities of K tokens and of the rest, which is one outcome.
 
-    Merging outcomes never raises an f-divergence (log-sum inequality: Cover and Thomas, Elements of Information Theory, theorem
-    2.7.1), so what is found is a lower bound of the divergence over the vocabulary, equal to it where K = V; and unlike the
-    top K alone, renormalised, it is 0 only where the model agrees about the rest, too (the bias of that: arXiv 2503.16870,
-    section 3).
+    Merging outcomes never raises an f-divergence (log-sum inequality: Cover and Thomas, Elements of Information Theory,
+    theorem 2.7.1), so what is found is a lower bound of the divergence over the vocabulary, equal to it where K = V;
+    and unlike the top K alone, renormalised, it is 0 only where the model agrees about the rest, too (the bias of that:
+    arXiv 2503.16870, section 3).
 
     Args:
         logits: [M, V], divided by the temperature.
@@ -125,7 +131,7 @@ def between(log_p: torch.Tensor, log_q: torch.Tensor, form: Divergence) -> torch
 
         forward         KL(p || q) = sum p (log p - log q)
         reverse         KL(q || p)
-        jensen_shannon  beta KL(p || m) + (1 - beta) KL(q || m), m = beta p + (1 - beta) q     (GKD, arXiv 2306.13649, section 2)
+        jensen_shannon  beta KL(p || m) + (1 - beta) KL(q || m), m = beta p + (1 - beta) q   (GKD, arXiv 2306.13649)
 
     Args:
         log_p: [M, O], the teacher's.
@@ -156,7 +162,6 @@ def _in_chunks(chunk: Callable[..., torch.Tensor], *columns: Iterable[object]) -
     """`chunk` of some rows after the other; where there are gradients, computed again for them."""
     again = torch.is_grad_enabled()
     parts = [
-        checkpoint(chunk, *rows, use_reentrant=False) if again else chunk(*rows)
-        for rows in zip(*columns, strict=True)
+        checkpoint(chunk, *rows, use_reentrant=False) if again else chunk(*rows) for rows in zip(*columns, strict=True)
     ]
     return torch.cat(parts)

@@ -45,7 +45,8 @@ class RowRouter(RowLinear):
 
     @ours
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # type: ignore[override]
-        """x[..., D] -> logits[N, E] and shares[N, k], both float32, and the experts' numbers [N, k], likeliest first."""
+        """x[..., D] -> logits[N, E] and shares[N, k], both float32, and the experts' numbers [N, k], likeliest
+        first."""
         # not rounded to the dtype of x, which would make ties
         logits = self.product(x.reshape(-1, self.in_features), torch.float32)
         chosen, shares = ops.route(logits, self.top_k, renormalised=self.renormalise)
@@ -55,9 +56,9 @@ class RowRouter(RowLinear):
 class RowExperts(nn.Module):
     """Gated MLPs of which every row has its own few: each expert's rows through one row-invariant product.
 
-    A row's outputs are weighed and added in float32 in the order of its choice, so neither the load of an expert nor what
-    other rows chose enters. `refresh()` after every change of the weights. `adapted` is None where the model
-    has no adapters.
+    A row's outputs are weighed and added in float32 in the order of its choice, so neither the load of an expert nor
+    what other rows chose enters. `refresh()` after every change of the weights. `adapted` is None where the model has
+    no adapters.
     """
 
     def __init__(self, experts: nn.Module, gate: Gate) -> None:
@@ -103,7 +104,8 @@ class RowExperts(nn.Module):
         return total.to(x.dtype)
 
     def _together(self, x: torch.Tensor, loads: torch.Tensor, adapted: Sequence[AdaptedExpert] | None) -> torch.Tensor:
-        """x[P, D], of whose rows loads[E] are of each expert in turn -> [P, D]; without gradients, all experts in one call."""
+        """x[P, D], of whose rows loads[E] are of each expert in turn -> [P, D]; without gradients, all experts in one
+        call."""
         stacked = (self.gate_up_proj_bias, self.down_proj_bias)
         for place, (stack, biases) in enumerate(zip(self.stacks, stacked, strict=True)):
             y = ops.linear_groups(x, stack, biases, loads)
@@ -115,7 +117,8 @@ class RowExperts(nn.Module):
 
     def _each(self, x: torch.Tensor, loads: torch.Tensor, adapted: Sequence[AdaptedExpert] | None) -> torch.Tensor:
         """The same with gradients, expert by expert."""
-        # one node of the graph for each stacked parameter: a slice for each expert would have a whole gradient of its own
+        # one node of the graph for each stacked parameter: a slice for each expert would have a whole gradient of its
+        # own
         pairs = zip(*self._weights(), *(stack.each for stack in self.stacks), strict=True)
         packed = [(gate_up.of(one), down.of(other)) for one, other, gate_up, down in pairs]
         biases = list(zip(*self._biases(), strict=True))
@@ -160,7 +163,8 @@ class RowExperts(nn.Module):
 
 
 def _loads(of_pair: torch.Tensor, experts: int) -> torch.Tensor:
-    """How many of the pairs [P] are of each expert [E]; as even as can be where nobody knows, on torch's meta device."""
+    """How many of the pairs [P] are of each expert [E]; as even as can be where nobody knows, on torch's meta
+    device."""
     if of_pair.is_meta:
         return torch.tensor([len(of_pair) * (e + 1) // experts - len(of_pair) * e // experts for e in range(experts)])
     return torch.bincount(of_pair, minlength=experts)
@@ -181,7 +185,8 @@ def _gelu_gate(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def _clamped_gate(gate_up: torch.Tensor, limit: float, alpha: float) -> torch.Tensor:
-    """(up + 1) * gate * sigmoid(alpha * gate) of clamped, interleaved values (GPT-OSS model card, 2025, section 2.2)."""
+    """(up + 1) * gate * sigmoid(alpha * gate) of clamped, interleaved values (GPT-OSS model card, 2025, section
+    2.2)."""
     gate, up = (gate_up[:, part::2].float() for part in (0, 1))
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return ((up + 1.0) * (ops.silu(gate * alpha) / alpha)).to(gate_up.dtype)

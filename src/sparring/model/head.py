@@ -17,8 +17,8 @@ from sparring.model.kernels import ops
 from sparring.model.kernels.kept import KeptRows, chosen, split
 
 BiasRows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""offsets [M + 1] int64, ids [A] int64 and values [A] float32: to logits of row m are added values offsets[m] to offsets[m + 1];
-an id beyond the vocabulary stands for nothing."""
+"""offsets [M + 1] int64, ids [A] int64 and values [A] float32: to logits of row m are added values offsets[m] to
+offsets[m + 1]; an id beyond the vocabulary stands for nothing."""
 
 QUANTITIES = frozenset({"logprob", "entropy", "probability_squares"})
 SCALAR_QUANTITIES = frozenset({"value"})
@@ -61,8 +61,8 @@ def token_quantities(
     *,
     keep_elements: int = KEEP_ELEMENTS,
 ) -> dict[str, torch.Tensor]:
-    """Log-probability of each target, entropy of its distribution, softmax((logits + bias) / temperature) over what was kept,
-    and the sum of its squares.
+    """Log-probability of each target, entropy of its distribution, softmax((logits + bias) / temperature) over what was
+    kept, and the sum of its squares.
 
     Args:
         model: whose head is applied.
@@ -99,11 +99,14 @@ def token_quantities(
         checkpoint(of_chunk, *arguments, use_reentrant=False) if recompute else of_chunk(*arguments)
         for arguments in zip(hidden.split(size), asked.split(size), strict=True)
     ]
-    return {name: torch.cat([chunk[name] for chunk in chunks]) if len(chunks) > 1 else chunks[0][name] for name in chunks[0]}
+    return {
+        name: torch.cat([chunk[name] for chunk in chunks]) if len(chunks) > 1 else chunks[0][name] for name in chunks[0]
+    }
 
 
 def _quantities(logits: torch.Tensor, asked: Asked, needs: Set[str]) -> dict[str, torch.Tensor]:
-    """The one place where quantities are made of logits: those of one chunk, logits[M, V], biases added. Each [M, ...]."""
+    """The one place where quantities are made of logits: those of one chunk, logits[M, V], biases added. Each [M,
+    ...]."""
     logprob, entropy = ops.token_logprobs(logits, asked.targets, asked.temperature, asked.kept)
     found = {name: value for name, value in (("logprob", logprob), ("entropy", entropy)) if name in needs}
     return found | {"probability_squares": _squares(logits, asked)} if "probability_squares" in needs else found
@@ -117,8 +120,8 @@ def _squares(logits: torch.Tensor, asked: Asked) -> torch.Tensor:
 
 
 def drawn_from(logits: torch.Tensor, asked: Asked) -> torch.Tensor:
-    """logits [M, V], biases added, of what each token was drawn from: divided by its temperature, minus infinity at what was not
-    kept. The softmax of a row is its distribution."""
+    """logits [M, V], biases added, of what each token was drawn from: divided by its temperature, minus infinity at
+    what was not kept. The softmax of a row is its distribution."""
     scaled = logits / torch.where(asked.temperature == 0, 1.0, asked.temperature)[:, None]
     if asked.kept is None:
         return scaled
@@ -148,8 +151,8 @@ class Judged(NamedTuple):
 def judge(
     model: CausalModel, hidden: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, top_k: int = 0
 ) -> Judged:
-    """`token_quantities` without gradients, to the bit, together with the `top_k` likeliest tokens of each row: the likeliest
-    first, equal logits by id. A log-probability does not depend on how its token came to be named.
+    """`token_quantities` without gradients, to the bit, together with the `top_k` likeliest tokens of each row: the
+    likeliest first, equal logits by id. A log-probability does not depend on how its token came to be named.
 
     Args:
         model: whose head is applied.

@@ -1,7 +1,7 @@
 """Modules that replace the library's, sharing its parameters: the same numbers, in an order that ignores the batch.
 
-torch changes a row's bits with the number of rows: matrix products pick another kernel, vectorised cos, exp and silu treat
-the tail of a tensor differently. Each module here calls one row-invariant operation. N rows, K inputs, M outputs.
+torch changes a row's bits with the number of rows: matrix products pick another kernel, vectorised cos, exp and silu
+treat the tail of a tensor differently. Each module here calls one row-invariant operation. N rows, K inputs, M outputs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class RowLinear(nn.Module):
 
     @property
     def product(self) -> Product:
-        """Packed when it is first asked for: a weight that only serves as part of a joint product is not packed twice."""
+        """Packed when it is first asked for: a weight that only serves as part of a joint product is not packed
+        twice."""
         if self._product is None:
             self._product = Product(self)
         return self._product
@@ -76,10 +77,11 @@ class RowConv1D(RowLinear):
 
 
 class Product:
-    """Linear layers of one input as one matrix product; their outputs stand side by side. `refresh()` as for each of them.
+    """Linear layers of one input as one matrix product; their outputs stand side by side. `refresh()` as for each of
+    them.
 
-    `bias` is the joined bias in float32, as the compiled product reads it; None where no layer has one. `adapted` is what
-    adapters make of x[N, K] and the product [N, sum of M]; None where the model has none.
+    `bias` is the joined bias in float32, as the compiled product reads it; None where no layer has one. `adapted` is
+    what adapters make of x[N, K] and the product [N, sum of M]; None where the model has none.
     """
 
     def __init__(self, *parts: RowLinear) -> None:
@@ -169,7 +171,8 @@ class RowSilu(nn.Module):
 
 
 class RotaryTable(nn.Module):
-    """Rotary cosines and sines of every position, computed once by the library's own module and looked up by position."""
+    """Rotary cosines and sines of every position, computed once by the library's own module and looked up by
+    position."""
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -187,8 +190,8 @@ class RotaryTable(nn.Module):
         return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The library's signature: position_ids[B, N] -> cos[B, N, d], sin[B, N, d]. Of [axes, B, N] the first: a model that also
-        sees images knows three, which are equal in text."""
+        """The library's signature: position_ids[B, N] -> cos[B, N, d], sin[B, N, d]. Of [axes, B, N] the first: a model
+        that also sees images knows three, which are equal in text."""
         places = position_ids[0] if position_ids.dim() == 3 else position_ids
         return self.cos[places], self.sin[places]
 
@@ -198,7 +201,9 @@ class RotaryPhases(nn.Module):
 
     phases: torch.Tensor
 
-    def __init__(self, rotary: Callable[..., torch.Tensor], max_positions: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, rotary: Callable[..., torch.Tensor], max_positions: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         super().__init__()
         positions = torch.arange(max_positions, device=device).unsqueeze(0)
         found = rotary(torch.empty(0, dtype=dtype, device=device), positions)
@@ -216,6 +221,8 @@ class RotaryTables(nn.Module):
         super().__init__()
         self.tables = nn.ModuleDict(tables)
 
-    def forward(self, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The library's signature: position_ids[B, N] -> cos[B, N, d], sin[B, N, d]."""
         return self.tables[layer_type](x, position_ids)

@@ -16,7 +16,8 @@ def class_of(config: Any) -> Any:
 
 
 def text_model(module: nn.Module) -> nn.Module:
-    """The part between tokens and head: of a model that sees or hears too its language model, of another one its base."""
+    """The part between tokens and head: of a model that sees or hears too its language model, of another one its
+    base."""
     composite = module.config.get_text_config() is not module.config
     return module.get_decoder() if composite else module.base_model
 

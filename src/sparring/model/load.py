@@ -28,7 +28,8 @@ from sparring.model.swap import swap
 transformers.utils.logging.disable_progress_bar()
 
 FAST_ONLY = {"linear_attention", "moe", "mlp"}
-"""Kinds of layers, beside those with our attention, that the library's own forward computes: with a recurrent state, or alone."""
+"""Kinds of layers, beside those with our attention, that the library's own forward computes: with a recurrent state, or
+alone."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -44,17 +45,17 @@ def load(
     head: str = "tokens",
     gradient_checkpointing: bool = False,
 ) -> CausalModel:
-    """Load any Hugging Face causal LM for training or generation, or with a scalar head. Dropout is off. Of a model that sees or
-    hears too, what computes text is kept.
+    """Load any Hugging Face causal LM for training or generation, or with a scalar head. Dropout is off. Of a model
+    that sees or hears too, what computes text is kept.
 
     Args:
         path: checkpoint folder or hub name; or an adapter folder, which is loaded beside its base and serves every row.
         dtype: "float32" or "bfloat16".
         device: a torch device.
-        numerics: "exact": a row's bits do not depend on the batch, or the model is refused; "fast": our compiled layers where
-            we have them, the library's own for the rest and on other devices, and nothing is promised of bits.
-        head: "tokens"; "scalar": one number a row, a checkpoint of the library's sequence classifiers with one label; "new
-            scalar": the same on any checkpoint, beginning at zero.
+        numerics: "exact": a row's bits do not depend on the batch, or the model is refused; "fast": our compiled layers
+            where we have them, the library's own for the rest and on other devices, and nothing is promised of bits.
+        head: "tokens"; "scalar": one number a row, a checkpoint of the library's sequence classifiers with one label;
+            "new scalar": the same on any checkpoint, beginning at zero.
         gradient_checkpointing: recompute layers in the backward pass.
 
     Raises:
@@ -81,7 +82,10 @@ def module_of(
         raise refusal("head", f"one of {sorted(HEADS)}", repr(head), "choose one of them")
     config = read_config(where, numerics)
     found_in = class_of(config) if head == "tokens" else transformers.AutoModelForSequenceClassification
-    with _without_report(), boundary(BadInput, where, "a checkpoint that the library loads", "repair it or take another"):
+    with (
+        _without_report(),
+        boundary(BadInput, where, "a checkpoint that the library loads", "repair it or take another"),
+    ):
         module, found = found_in.from_pretrained(
             where,
             dtype=DTYPES[dtype],
@@ -126,8 +130,8 @@ def _is_error(record: logging.LogRecord) -> bool:
 
 
 def served(module: nn.Module, where: str, *, numerics: str, gradient_checkpointing: bool = False) -> CausalModel:
-    """The library's module with our parts in it, proven where our own tests do not know it. On torch's meta device nothing can be
-    proven: the model has the parts that a proven one would have.
+    """The library's module with our parts in it, proven where our own tests do not know it. On torch's meta device
+    nothing can be proven: the model has the parts that a proven one would have.
 
     Raises:
         BadInput: it cannot run with these numerics. `where` names it.
@@ -148,7 +152,9 @@ def served(module: nn.Module, where: str, *, numerics: str, gradient_checkpointi
         lean = ours and config.model_type in FAMILY and config.hidden_act in ("silu", "swish")
         model = CausalModel(
             module,
-            forward_of(module, lean=lean, exact=exact, gradient_checkpointing=gradient_checkpointing, recurrent=recurrent),
+            forward_of(
+                module, lean=lean, exact=exact, gradient_checkpointing=gradient_checkpointing, recurrent=recurrent
+            ),
             path_name=path_name if exact else "fast",
             max_positions=max_positions,
         )
@@ -191,7 +197,9 @@ def refuse_incomplete(where: str, missing: Iterable[str], mismatched: Iterable[S
     """
     absent, do = sorted(missing), "take the whole checkpoint, or the config that belongs to it"
     if absent:
-        raise refusal(where, "all weights of its config", f"none for {', '.join(absent[:3])} ({len(absent)} in all)", do)
+        raise refusal(
+            where, "all weights of its config", f"none for {', '.join(absent[:3])} ({len(absent)} in all)", do
+        )
     for name, got, expected in sorted(mismatched):
         raise refusal(where, f"{name} of shape {list(expected)}, as its config says", str(list(got)), do)
 

@@ -1,9 +1,9 @@
 """Low-rank adapters beside a model's linear layers: y = W x + scale * B (A x) (Hu et al., arXiv 2106.09685, eq. 3).
 
-Rows of one call may have different adapters, or none. Exact numerics compute A x and B (A x) with the row-invariant product and
-add elementwise, so that a row's bits hang on that row and its adapter alone, not on its neighbours or theirs.
-N rows, K inputs, M outputs, R rank (times the layers that one product joins), E experts, whose matrices a parameter stacks: their
-factors are stacked too.
+Rows of one call may have different adapters, or none. Exact numerics compute A x and B (A x) with the row-invariant
+product and add elementwise, so that a row's bits hang on that row and its adapter alone, not on its neighbours or
+theirs. N rows, K inputs, M outputs, R rank (times the layers that one product joins), E experts, whose matrices a
+parameter stacks: their factors are stacked too.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Adapter:
     """The factors of one adapter by linear layer, as parameters; `place` them in a model before use.
 
     Args:
-        state: `<layer>.lora_A.weight` [R, K], `<layer>.lora_B.weight` [M, R] and `lora_scale`, a float64 number. Of stacked
-            experts [E, R, K] and [E, M, R]. Copied.
+        state: `<layer>.lora_A.weight` [R, K], `<layer>.lora_B.weight` [M, R] and `lora_scale`, a float64 number. Of
+            stacked experts [E, R, K] and [E, M, R]. Copied.
         dtype: of the model.
         device: of the model.
 
@@ -93,10 +93,14 @@ class Adapter:
             BadInput: names, shapes or the scale differ; nothing has been copied then.
         """
         own = self.state()
-        unlike = [n for n in own.keys() | state.keys() if n not in own or n not in state or own[n].shape != state[n].shape]
+        unlike = [
+            n for n in own.keys() | state.keys() if n not in own or n not in state or own[n].shape != state[n].shape
+        ]
         if unlike or float(state[SCALE]) != self.scale:
             got = f"a difference in {sorted(unlike)[:3]}" if unlike else f"scale {float(state[SCALE])}"
-            raise refusal("adapter", f"{len(self.factors)} layers of these shapes and scale {self.scale}", got, "load another")
+            raise refusal(
+                "adapter", f"{len(self.factors)} layers of these shapes and scale {self.scale}", got, "load another"
+            )
         for name, parameter in self._parameters.items():
             parameter.copy_(state[name])
         self.refresh()
@@ -122,7 +126,8 @@ class Adapter:
         return merged
 
     def check(self, targets: Mapping[str, Target]) -> None:
-        """Raises BadInput where it has factors for a weight that a model with these does not have, or of other shapes."""
+        """Raises BadInput where it has factors for a weight that a model with these does not have, or of other
+        shapes."""
         for name, (a, b) in self.factors.items():
             if name not in targets:
                 raise unknown(name, targets)
@@ -196,8 +201,8 @@ class ExpertDelta:
 
 
 class Site:
-    """One product of a model, where adapters add to the linear layers `names` of sizes M that it joins. `packed`: it is our own,
-    and so are theirs."""
+    """One product of a model, where adapters add to the linear layers `names` of sizes M that it joins. `packed`: it is
+    our own, and so are theirs."""
 
     def __init__(self, adapters: Adapters, names: Sequence[str], layers: Sequence[nn.Module], *, packed: bool) -> None:
         self._adapters, self.names, self.packed = adapters, names, packed
@@ -282,8 +287,8 @@ def _add(
 class Adapters:
     """The adapters of one model by number, and which rows of a call have which.
 
-    `everywhere` is the adapter of every row of a call that tells none apart, as in training. A model without adapters pays
-    nothing for this.
+    `everywhere` is the adapter of every row of a call that tells none apart, as in training. A model without adapters
+    pays nothing for this.
     """
 
     def __init__(self, module: nn.Module, decoder: Decoder | None) -> None:
@@ -317,7 +322,9 @@ class Adapters:
         numbers, groups = self._apart
         if groups and num_rows != len(numbers):
             expected = f"a product over the {len(numbers)} rows that have adapters"
-            raise refusal("adapters", expected, f"one over {num_rows}", "serve one adapter alone, merged into the weights")
+            raise refusal(
+                "adapters", expected, f"one over {num_rows}", "serve one adapter alone, merged into the weights"
+            )
         return groups
 
     @property
@@ -341,7 +348,8 @@ class Adapters:
         return self.told(self._tell(numbers))
 
     def among(self, rows: torch.Tensor) -> Apart | None:
-        """How a product over rows[n] of those of the call under way tells them apart, for `told`; None where that does not."""
+        """How a product over rows[n] of those of the call under way tells them apart, for `told`; None where that does
+        not."""
         return None if self._apart is None else self._tell(self._apart.numbers[rows.cpu().numpy()])
 
     @contextmanager
@@ -358,7 +366,8 @@ class Adapters:
         each = [(self._placed[number], np.flatnonzero(numbers == number)) for number in found[found >= 0].tolist()]
         whole = len(numbers)
         return Apart(
-            numbers, [(one, None if len(rows) == whole else torch.from_numpy(rows).to(self._device)) for one, rows in each]
+            numbers,
+            [(one, None if len(rows) == whole else torch.from_numpy(rows).to(self._device)) for one, rows in each],
         )
 
     def fit(self, adapter: Adapter) -> Adapter:
@@ -421,8 +430,8 @@ def foreign(name: str) -> Exception:
 
 
 def fresh_state(module: nn.Module, names: Sequence[str], rank: int, scale: float, seed: int) -> dict[str, torch.Tensor]:
-    """The state of an untrained adapter: A uniform within 1 / sqrt(K) (Kaiming's with a = sqrt(5), as the PEFT library begins), B
-    zero, so that the adapted model is the model. A function of the arguments alone.
+    """The state of an untrained adapter: A uniform within 1 / sqrt(K) (Kaiming's with a = sqrt(5), as the PEFT library
+    begins), B zero, so that the adapted model is the model. A function of the arguments alone.
 
     Args:
         module: has the layers; its weights do not matter and may be on the meta device.

@@ -1,7 +1,8 @@
-"""A model without values, on torch's meta device: made of the same parts as a real one, it says how much memory that takes.
+"""A model without values, on torch's meta device: made of the same parts as a real one, it says how much memory that
+takes.
 
-Whatever holds numbers is counted as what it is: parameters of their dtype, a tied one once; what the products read in the place
-of weights, as the path in use packs it; tables; and what a micro-batch allocates on its way forward and back.
+Whatever holds numbers is counted as what it is: parameters of their dtype, a tied one once; what the products read in
+the place of weights, as the path in use packs it; tables; and what a micro-batch allocates on its way forward and back.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ from sparring.model.lora import SCALE, A, Adapter, B
 from sparring.model.targets import targeted, targets_of
 
 OWN_MAPPING = 32 << 20
-"""Bytes from which on the C library gives a tensor's memory back to the system when it is freed; it may keep smaller ones for the
-thread that had them (M_MMAP_THRESHOLD, at its most on 64 bits)."""
+"""Bytes from which on the C library gives a tensor's memory back to the system when it is freed; it may keep smaller
+ones for the thread that had them (M_MMAP_THRESHOLD, at its most on 64 bits)."""
 
 
 class Size(NamedTuple):
-    """Bytes of tensors: of those that a thread keeps for its next ones when they are freed, and of those that the system gets
-    back at once."""
+    """Bytes of tensors: of those that a thread keeps for its next ones when they are freed, and of those that the
+    system gets back at once."""
 
     kept: int = 0
     returned: int = 0
@@ -115,17 +116,24 @@ class Outline:
         """What an update brings: weights, or an adapter's factors, and the same packed."""
         if self.model.adapters.everywhere is None:
             return self.weights, self.packed
-        return Size.of(one.nbytes for one in self._factors()), Size.of((one.nbytes for one in self._packed_factors()), LARGE)
+        return Size.of(one.nbytes for one in self._factors()), Size.of(
+            (one.nbytes for one in self._packed_factors()), LARGE
+        )
 
     def micro_batch(self, tokens: int) -> Size:
-        """What a micro-batch of so many tokens, all of them trained, has at the most at once: what the backward pass needs, and
-        the gradients.
+        """What a micro-batch of so many tokens, all of them trained, has at the most at once: what the backward pass
+        needs, and the gradients.
 
         Raises:
             BadInput: the model cannot be computed without values.
         """
         where = f"{type(self.model.module).__name__} without values"
-        with boundary(BadInput, where, "a forward and a backward pass", "report it"), _trainable(self), Unread(), Live() as live:
+        with (
+            boundary(BadInput, where, "a forward and a backward pass", "report it"),
+            _trainable(self),
+            Unread(),
+            Live() as live,
+        ):
             hidden = self._hidden(tokens)
             needs = frozenset({"value"} if self.model.is_scalar else {"logprob", "entropy"})
             targets, heat = (torch.empty(tokens, dtype=kind, device="meta") for kind in (torch.int64, torch.float32))
@@ -134,7 +142,8 @@ class Outline:
         return live.peak
 
     def step(self, tokens: int, sampled: int) -> Size:
-        """What a step of generation over so many tokens, of which some are followed by a new one, has at the most at once.
+        """What a step of generation over so many tokens, of which some are followed by a new one, has at the most at
+        once.
 
         Raises:
             BadInput: the model cannot be computed without values.
@@ -199,7 +208,9 @@ def outline(
         BadInput: there is no config, or none that the library makes a model of.
     """
     folder = base_folder(folder)
-    return outline_of(read_config(str(folder), numerics), str(folder), dtype, numerics, scalar, lora, gradient_checkpointing)
+    return outline_of(
+        read_config(str(folder), numerics), str(folder), dtype, numerics, scalar, lora, gradient_checkpointing
+    )
 
 
 def fresh_outline(init: InitConfig, **settings: Any) -> Outline:
@@ -251,8 +262,8 @@ def outline_of(
 
 
 class Unread(TorchDispatchMode):
-    """For models that look at values, of which each is 0, and for what torch refuses without them though it computes it with
-    them: grouped products of float32."""
+    """For models that look at values, of which each is 0, and for what torch refuses without them though it computes it
+    with them: grouped products of float32."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Called in the place of every operation of torch."""
@@ -260,7 +271,9 @@ class Unread(TorchDispatchMode):
             return 0
         if function is torch.ops.aten._grouped_mm.default and args[0].is_meta:
             a, b = args[:2]
-            groups = [] if a.dim() != b.dim() else [(kwargs or {}).get("offs", args[2] if len(args) > 2 else a).shape[0]]
+            groups = (
+                [] if a.dim() != b.dim() else [(kwargs or {}).get("offs", args[2] if len(args) > 2 else a).shape[0]]
+            )
             return a.new_empty([*groups, a.shape[0], b.shape[-1]])
         return function(*args, **(kwargs or {}))
 

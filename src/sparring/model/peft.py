@@ -21,13 +21,22 @@ CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """Before a layer's name in the file."""
 EXPERTS, INNER = "experts", "base_layer"
-"""What the module of experts is called. Where both of its parameters have factors, the first's lie one wrapper further in."""
+"""What the module of experts is called. Where both of its parameters have factors, the first's lie one wrapper further
+in."""
 
 UNSERVED = (
     *("modules_to_save", "use_dora", "lora_bias"),
-    *("trainable_token_indices", "layer_replication", "megatron_config", "corda_config", "use_qalora", "alora_invocation_tokens"),
+    *(
+        "trainable_token_indices",
+        "layer_replication",
+        "megatron_config",
+        "corda_config",
+        "use_qalora",
+        "alora_invocation_tokens",
+    ),
 )
-"""Settings of that library under which an adapter is more, or something else, than two factors a layer and one scale."""
+"""Settings of that library under which an adapter is more, or something else, than two factors a layer and one
+scale."""
 
 
 def is_adapter(path: str | Path) -> bool:
@@ -97,16 +106,19 @@ def read(path: str | Path) -> dict[str, torch.Tensor]:
         tensors = load_file(file)
     strange = sorted(name for name in tensors if not name.startswith(PREFIX))
     if strange:
-        raise refusal(str(file), f"names that begin with {PREFIX}", strange[0], "save it with the PEFT library's save_pretrained")
+        raise refusal(
+            str(file), f"names that begin with {PREFIX}", strange[0], "save it with the PEFT library's save_pretrained"
+        )
     state = _by_parameter({name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}, path)
     return {**state, SCALE: torch.tensor(config.scale, dtype=torch.float64)}
 
 
 def _by_parameter(state: Mapping[str, torch.Tensor], path: str | Path) -> dict[str, torch.Tensor]:
-    """Factors of stacked experts by the name of their parameter, A [E, R, K] and B [E, M, R]; those of layers as they are.
+    """Factors of stacked experts by the name of their parameter, A [E, R, K] and B [E, M, R]; those of layers as they
+    are.
 
-    That library wraps the module of the experts once for each of their parameters, and keeps of E experts A as [E R, K] and B as
-    [M, R E].
+    That library wraps the module of the experts once for each of their parameters, and keeps of E experts A as [E R, K]
+    and B as [M, R E].
     """
     config, settings, found = read_config(path), _settings(path), {}
     for name, tensor in state.items():
@@ -122,7 +134,9 @@ def _by_parameter(state: Mapping[str, torch.Tensor], path: str | Path) -> dict[s
         along = tensor.shape[1 if factor.startswith("B") else 0] if tensor.dim() == 2 else 0
         if along % rank or not along or (along != rank and not stacked):
             got = f"{list(tensor.shape)} in {name}"
-            raise refusal(f"{path}/{TENSORS}", f"factors of rank {rank}, as the settings say", got, "copy both files again")
+            raise refusal(
+                f"{path}/{TENSORS}", f"factors of rank {rank}, as the settings say", got, "copy both files again"
+            )
         if stacked and factor.startswith("B"):
             tensor = tensor.view(-1, rank, along // rank).permute(2, 0, 1)
         elif stacked:

@@ -24,8 +24,9 @@ WINDOW = 7
 
 @torch.no_grad()
 def prove(model: CausalModel, where: str, *, exact: bool) -> None:
-    """Compare with the library's own call (any numerics) and, for exact numerics, each sequence alone with all packed, and
-    one in pieces over pages. Finds the model's `kv_heads`, which configs say in too many ways, and what it does to its logits.
+    """Compare with the library's own call (any numerics) and, for exact numerics, each sequence alone with all packed,
+    and one in pieces over pages. Finds the model's `kv_heads`, which configs say in too many ways, and what it does to
+    its logits.
 
     Args:
         model: the freshly loaded model.
@@ -33,10 +34,11 @@ def prove(model: CausalModel, where: str, *, exact: bool) -> None:
         exact: whether bits matter.
 
     Raises:
-        BadInput: the library's logits are others (a head or an attention that we do not know), sequences see each other or do
-            not go on from their recurrent state, or, for exact numerics, a row's bits change with the batch or might, because the
-            library calls a function that `RowWise` does not know. Functions that only other calls reach (longer ones, or with
-            gradients) are refused when they come, in a model that needed some in another way at load, and else not seen.
+        BadInput: the library's logits are others (a head or an attention that we do not know), sequences see each other
+            or do not go on from their recurrent state, or, for exact numerics, a row's bits change with the batch or
+            might, because the library calls a function that `RowWise` does not know. Functions that only other calls
+            reach (longer ones, or with gradients) are refused when they come, in a model that needed some in another
+            way at load, and else not seen.
     """
     lengths = [length for length in LENGTHS if length <= model.max_positions]
     generator = torch.Generator().manual_seed(0)
@@ -52,7 +54,9 @@ def prove(model: CausalModel, where: str, *, exact: bool) -> None:
         expected = "the library's logits from what it tells our attention and a linear head"
         raise refusal(where, expected, f"others: {name} does more", "choose another model")
     if not all(_close(model, a, b) for a, b in zip(alone, packed, strict=True)):
-        raise refusal(where, "attention through the library's interface", f"{name}, which has its own", "choose another model")
+        raise refusal(
+            where, "attention through the library's interface", f"{name}, which has its own", "choose another model"
+        )
     with _short_windows(model.module):
         whole, continued = _outputs(model, rows[-1:]), _continued(model, rows[-1])
     if not _close(model, whole, continued):
@@ -85,7 +89,8 @@ def observe(model: CausalModel) -> None:
 
 @contextmanager
 def _short_windows(module: nn.Module) -> Iterator[None]:
-    """Sliding windows that our sequences leave: a model may mask by one that it does not tell the attention interface."""
+    """Sliding windows that our sequences leave: a model may mask by one that it does not tell the attention
+    interface."""
     holders = [module.config.get_text_config(), *module.modules()]
     before = [(holder, window) for holder in holders if (window := getattr(holder, "sliding_window", None))]
     try:
@@ -98,8 +103,8 @@ def _short_windows(module: nn.Module) -> Iterator[None]:
 
 
 def _find_logits(model: CausalModel, row: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Set `logit_scale`, and `logit_cap` to None where no logits fit under it. One name in configs means a factor here and a
-    divisor there, and a model that sees may leave out the cap of the one for text in it."""
+    """Set `logit_scale`, and `logit_cap` to None where no logits fit under it. One name in configs means a factor here
+    and a divisor there, and a model that sees may leave out the cap of the one for text in it."""
     if model.is_scalar:
         return
     text, scales = model.config.get_text_config(), [1.0]
@@ -128,7 +133,10 @@ def _continued(model: CausalModel, row: torch.Tensor) -> torch.Tensor:
     """The same of one sequence in three pieces, the last of one token, which goes on from pages and states."""
     num_pages, device = -(-len(row) // BLOCK), model.device
     where = {"device": device, "transposed": ops.transposes_keys(device)}
-    pages, states = ops.KvPages(model.kv_heads, num_pages=num_pages, dtype=model.dtype, **where), States(model.recurrent, 1)
+    pages, states = (
+        ops.KvPages(model.kv_heads, num_pages=num_pages, dtype=model.dtype, **where),
+        States(model.recurrent, 1),
+    )
     table, slots = torch.arange(num_pages, dtype=torch.int32, device=device)[None], torch.zeros(1, dtype=torch.int64)
     outputs = []
     for begin, end in pairwise((0, len(row) // 2, len(row) - 1, len(row))):

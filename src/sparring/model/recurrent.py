@@ -1,8 +1,8 @@
 """Layers with a recurrent state: the library's own mixers, each sequence of a forward computed from its own state.
 
-The library calls a mixer with sequences of one length and a cache of their states. Here the tokens of all sequences lie end to
-end, so a mixer is called once for the sequences of each length: all that generate in one call, each chunk of a prompt in another.
-N tokens, b sequences of n tokens each, S slots.
+The library calls a mixer with sequences of one length and a cache of their states. Here the tokens of all sequences lie
+end to end, so a mixer is called once for the sequences of each length: all that generate in one call, each chunk of a
+prompt in another. N tokens, b sequences of n tokens each, S slots.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ Kind = tuple[str, int]
 
 
 Recurrent = Mapping[int, Mapping[Kind, torch.Tensor]]
-"""By recurrent layer, the states [1, ...] of a sequence of one token: their kinds, shapes and dtypes are any sequence's."""
+"""By recurrent layer, the states [1, ...] of a sequence of one token: their kinds, shapes and dtypes are any
+sequence's."""
 
 
 class Carried:
-    """What a mixer asks of the library's cache, for b sequences side by side in one layer. `states` [b, ...] by kind: of a
-    convolution the last inputs [b, C, K], of a recurrence whatever the mixer says; none where the sequences begin."""
+    """What a mixer asks of the library's cache, for b sequences side by side in one layer. `states` [b, ...] by kind:
+    of a convolution the last inputs [b, C, K], of a recurrence whatever the mixer says; none where the sequences
+    begin."""
 
     def __init__(self, states: dict[Kind, torch.Tensor] | None = None) -> None:
         self.states = states or {}
@@ -53,7 +55,8 @@ class Carried:
     def update_conv_state(
         self, new: torch.Tensor, _layer: int, state_idx: int = 0, *, conv_kernel_size: int, **_: Any
     ) -> torch.Tensor:
-        """Keep the last K of new[b, C, n] and the inputs before them, which are zeros at the beginning; all of these."""
+        """Keep the last K of new[b, C, n] and the inputs before them, which are zeros at the beginning; all of
+        these."""
         before = self.states.get(("conv", state_idx))
         whole = torch.cat([new.new_zeros(*new.shape[:2], conv_kernel_size) if before is None else before, new], dim=-1)
         self.states["conv", state_idx] = whole[..., -conv_kernel_size:]
@@ -103,9 +106,9 @@ def state_bytes(recurrent: Recurrent) -> int:
 class Piece(NamedTuple):
     """Sequences that a mixer computes side by side.
 
-    rows [b, n] int64: where their tokens lie; of these the first `known` are computed for their state alone, because they lie in
-    another piece too. slots [b] int64: where their states are kept, None where the tokens are whole sequences. `begun`: a state
-    is there. `apart`: which of their tokens, end to end, have which adapter.
+    rows [b, n] int64: where their tokens lie; of these the first `known` are computed for their state alone, because
+    they lie in another piece too. slots [b] int64: where their states are kept, None where the tokens are whole
+    sequences. `begun`: a state is there. `apart`: which of their tokens, end to end, have which adapter.
     """
 
     rows: torch.Tensor
@@ -141,7 +144,8 @@ class Layout(NamedTuple):
 
 
 class _Path(NamedTuple):
-    """Where a sequence's tokens lie, rows [n]; `known` of them another has too; `begun`: others were computed before."""
+    """Where a sequence's tokens lie, rows [n]; `known` of them another has too; `begun`: others were computed
+    before."""
 
     rows: torch.Tensor
     known: int
@@ -154,7 +158,11 @@ def _paths(attention: Attention) -> tuple[list[_Path], torch.Tensor | None, Stat
         states, slots = attention.states
         cu_rows, ends = attention.rows.cu_rows.tolist(), attention.rows.context_lengths.tolist()
         bounds = zip(cu_rows, cu_rows[1:], ends, strict=False)
-        return [_Path(torch.arange(begin, end), 0, length > end - begin) for begin, end, length in bounds], slots, states
+        return (
+            [_Path(torch.arange(begin, end), 0, length > end - begin) for begin, end, length in bounds],
+            slots,
+            states,
+        )
     offsets = attention.cu_seqlens.tolist()
     shared = [0] * len(offsets) if attention.shared is None else attention.shared.tolist()
     paths, path = [], torch.arange(0)

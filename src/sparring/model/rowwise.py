@@ -1,8 +1,8 @@
 """What the library computes between our modules, row by row.
 
-torch changes an element's bits with the place that it has: vectorised functions treat what is behind the last whole vector, or
-where the next thread begins, in another way; sums and products go in an order that depends on the shape. Within `RowWise` such
-functions are computed so that neither enters, and those that nobody knows are noted, by name.
+torch changes an element's bits with the place that it has: vectorised functions treat what is behind the last whole
+vector, or where the next thread begins, in another way; sums and products go in an order that depends on the shape.
+Within `RowWise` such functions are computed so that neither enters, and those that nobody knows are noted, by name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ PIECE = 2048
 """Elements that torch never divides among threads."""
 
 POINTWISE = frozenset(
-    "sigmoid silu gelu tanh exp expm1 log log1p log2 exp2 erf softplus logsigmoid log_sigmoid mish elu selu celu hardsigmoid "
+    "sigmoid silu gelu tanh exp expm1 log log1p log2 exp2 erf softplus logsigmoid log_sigmoid mish elu selu celu "
+    "hardsigmoid "
     "hardswish sin cos pow rpow sqrt rsqrt reciprocal".split()
 )
 """Functions of one element whose vectorised form may round in another way than the plain one."""
@@ -39,12 +40,15 @@ SAFE = frozenset(
     # exact in any order
     "max min amax amin topk sort argsort kthvalue "
     # moved and looked up
-    "get set getitem setitem view view_as reshape reshape_as transpose swapaxes movedim permute contiguous t expand expand_as "
-    "repeat repeat_interleave tile unsqueeze squeeze flatten unflatten split split_with_sizes tensor_split chunk cat concat "
+    "get set getitem setitem view view_as reshape reshape_as transpose swapaxes movedim permute contiguous t "
+    "expand expand_as "
+    "repeat repeat_interleave tile unsqueeze squeeze flatten unflatten split split_with_sizes tensor_split chunk "
+    "cat concat "
     "concatenate stack unbind narrow select index_select index_copy gather take_along_dim scatter pad roll flip "
     "tril triu broadcast_to broadcast_tensors embedding view_as_real copy clone detach requires_grad fill zero "
     # of another kind, or new
-    "to type type_as float double half bfloat16 cpu cuda zeros zeros_like ones ones_like full full_like empty empty_like "
+    "to type type_as float double half bfloat16 cpu cuda zeros zeros_like ones ones_like full full_like "
+    "empty empty_like "
     "new_zeros new_ones new_full new_empty new_tensor tensor as_tensor arange linspace scalar_tensor eye "
     # switched off, or for gradients alone
     "dropout alpha_dropout feature_alpha_dropout".split()
@@ -76,9 +80,10 @@ def ours(function: Callable[..., Result]) -> Callable[..., Result]:
 
 
 class RowWise(TorchFunctionMode):
-    """For the library's code within, outside of functions that are `ours`. `replaced`: functions of torch that were computed in
-    another way. `unknown`: those that gave numbers and are not known to give a row the same bits in any batch. With `is_proven`
-    one that comes later is refused: the model calls others than at load. What TorchScript has compiled is not seen."""
+    """For the library's code within, outside of functions that are `ours`. `replaced`: functions of torch that were
+    computed in another way. `unknown`: those that gave numbers and are not known to give a row the same bits in any
+    batch. With `is_proven` one that comes later is refused: the model calls others than at load. What TorchScript has
+    compiled is not seen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +94,11 @@ class RowWise(TorchFunctionMode):
         self._has_complex = False
 
     def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Called in the place of every function of torch."""
         named = kwargs or {}
@@ -157,7 +166,8 @@ def _has_tensors(values: Iterable[Any]) -> bool:
 
 
 def pointwise(function: Callable[..., torch.Tensor], x: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
-    """function(x) of any shape, in whole vectors and without a second thread; on a GPU every element is computed alike."""
+    """function(x) of any shape, in whole vectors and without a second thread; on a GPU every element is computed
+    alike."""
     if x.device.type != "cpu":
         return function(x, *rest, **named)
     flat = x.reshape(-1)
@@ -209,14 +219,17 @@ def _rms_norm(
 ) -> torch.Tensor | None:
     if len(normalized_shape) != 1:
         return None
-    wide, least = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x, torch.finfo(x.dtype).eps if eps is None else eps
+    wide, least = (
+        x.float() if x.dtype in (torch.bfloat16, torch.float16) else x,
+        torch.finfo(x.dtype).eps if eps is None else eps,
+    )
     wide = wide * pointwise(torch.rsqrt, row_sums(wide * wide, -1, keepdim=True) / x.shape[-1] + least)
     return (wide if weight is None else wide * weight).to(x.dtype)
 
 
 def spread(function: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    """function(*args, **named); where it repeats a weight for many rows, the gradient of the weight is added up in an order
-    of ours: see `kernels.threads`."""
+    """function(*args, **named); where it repeats a weight for many rows, the gradient of the weight is added up in an
+    order of ours: see `kernels.threads`."""
     name = function.__name__.strip("_")
     if name in COPYING and isinstance(args[0], torch.Tensor) and args[0].requires_grad:
         return gradients.Spread.apply(args[0], function(*args, **named).shape)
@@ -249,7 +262,12 @@ def _layer_norm(
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor | None:
     """A small weight that is no module's, such as a router's: packed for this one call."""
-    if x.dtype is not weight.dtype or x.dtype not in (torch.float32, torch.bfloat16) or weight.dim() != 2 or not x.numel():
+    if (
+        x.dtype is not weight.dtype
+        or x.dtype not in (torch.float32, torch.bfloat16)
+        or weight.dim() != 2
+        or not x.numel()
+    ):
         return None
     y = ops.linear(x.reshape(-1, x.shape[-1]), ops.pack(weight), bias)
     return y.view(*x.shape[:-1], len(weight))

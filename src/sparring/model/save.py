@@ -20,8 +20,8 @@ COPIED = (".json", ".jinja", ".txt", ".model", ".py")
 
 
 def save(model_state: Mapping[str, torch.Tensor], source_path: str | Path, out_path: str | Path) -> Path:
-    """Write weights together with the config, generation config, tokenizer and chat template of `source_path`, and what else it
-    has: of a model that sees or hears too, the parts that do.
+    """Write weights together with the config, generation config, tokenizer and chat template of `source_path`, and what
+    else it has: of a model that sees or hears too, the parts that do.
 
     Args:
         model_state: parameters by Hugging Face name, a tied weight once, all of one dtype.
@@ -37,7 +37,11 @@ def save(model_state: Mapping[str, torch.Tensor], source_path: str | Path, out_p
     out = Path(out_path)
     out.mkdir(parents=True, exist_ok=True)
     for file in sorted(source.iterdir()):
-        if file.suffix in COPIED and not file.name.endswith(".index.json") and file.resolve() != (out / file.name).resolve():
+        if (
+            file.suffix in COPIED
+            and not file.name.endswith(".index.json")
+            and file.resolve() != (out / file.name).resolve()
+        ):
             shutil.copyfile(file, out / file.name)
     dtype = next(iter(model_state.values())).dtype
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
@@ -49,7 +53,9 @@ def save(model_state: Mapping[str, torch.Tensor], source_path: str | Path, out_p
         config["architectures"] = [reduce(lambda name, kind: name.replace(kind, SCALAR), kinds, name) for name in names]
         config["id2label"], config["label2id"] = {"0": "LABEL_0"}, {"LABEL_0": 0}
     (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in {**model_state, **_senses(source, dtype)}.items()}
+    state = {
+        name: tensor.detach().cpu().contiguous() for name, tensor in {**model_state, **_senses(source, dtype)}.items()
+    }
     on_disk = revert_weight_conversion(skeleton(source), state)
     # what was taken apart is a view of the whole, which the file format does not know
     save_torch_state_dict({name: tensor if name in state else tensor.clone() for name, tensor in on_disk.items()}, out)
@@ -57,7 +63,8 @@ def save(model_state: Mapping[str, torch.Tensor], source_path: str | Path, out_p
 
 
 def _senses(source: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """What `Senses` are in the checkpoint of a model that has any. In the files' own dtype it is mapped, not read as a whole."""
+    """What `Senses` are in the checkpoint of a model that has any. In the files' own dtype it is mapped, not read as a
+    whole."""
     if text_model(empty := skeleton(source)) is empty.base_model:
         return {}
     module = class_of(empty.config).from_pretrained(source, dtype="auto")
@@ -67,8 +74,8 @@ def _senses(source: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 
 def skeleton(source: str | Path) -> transformers.PreTrainedModel:
-    """The library's module of a checkpoint without weights: it knows its layers, and how files name them (experts, stacked in
-    memory, lie one by one)."""
+    """The library's module of a checkpoint without weights: it knows its layers, and how files name them (experts,
+    stacked in memory, lie one by one)."""
     config = transformers.AutoConfig.from_pretrained(source)
     with torch.device("meta"):
         return class_of(config).from_config(config)

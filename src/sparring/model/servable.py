@@ -20,11 +20,14 @@ SMALL_BYTES = 1 << 30
 """A checkpoint up to here is simply loaded."""
 
 
-def check_servable(path: str | Path, *, dtype: str, device: str, numerics: str, small_bytes: int = SMALL_BYTES) -> CausalModel:
+def check_servable(
+    path: str | Path, *, dtype: str, device: str, numerics: str, small_bytes: int = SMALL_BYTES
+) -> CausalModel:
     """Prove what `load` would, in seconds whatever the size of the checkpoint.
 
-    Of a large one two layers with random weights are made and proven, and the names and shapes in its files' headers are compared
-    with those that its config asks for (of the dense models of the Llama family; others may rename weights as they load).
+    Of a large one two layers with random weights are made and proven, and the names and shapes in its files' headers
+    are compared with those that its config asks for (of the dense models of the Llama family; others may rename weights
+    as they load).
 
     Args:
         path: checkpoint folder, or an adapter's.
@@ -91,8 +94,8 @@ def _shortened(config: Any) -> Any:
 
 
 def _with_few_layers(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a config whose layers differ by their number: the first layer of each kind, and, where the last ones read the
-    keys of others, the first of each kind of these."""
+    """Fields of a config whose layers differ by their number: the first layer of each kind, and, where the last ones
+    read the keys of others, the first of each kind of these."""
     kinds = fields["layer_types"]
     own = len(kinds) - (fields.get("num_kv_shared_layers") or 0)
     halves = ((0, kinds[:own]), (own, kinds[own:]))

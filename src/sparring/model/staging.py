@@ -11,8 +11,8 @@ from sparring.model.causal import CausalModel
 
 
 class Staged:
-    """A copy of `state` and of all that a model derives from it. Making one touches nothing that the model computes with, so
-    any thread may; `commit` and `undo` are for the thread that computes.
+    """A copy of `state` and of all that a model derives from it. Making one touches nothing that the model computes
+    with, so any thread may; `commit` and `undo` are for the thread that computes.
 
     Args:
         model: whose weights these are to be.
@@ -25,7 +25,10 @@ class Staged:
     def __init__(self, model: CausalModel, state: Mapping[str, torch.Tensor]) -> None:
         model.check(state)
         with torch.no_grad():
-            fresh = {parameter: torch.empty_like(parameter).copy_(state[name]) for name, parameter in model.parameters().items()}
+            fresh = {
+                parameter: torch.empty_like(parameter).copy_(state[name])
+                for name, parameter in model.parameters().items()
+            }
             derived = [(part, part.derived(fresh.__getitem__)) for part in model.parts]
         # what is derived on first use may come into being before the commit
         self._late = [part for part, changes in derived if not changes]

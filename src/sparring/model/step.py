@@ -1,8 +1,9 @@
-"""Steps of generation: new tokens in, sampled tokens out. Operation by operation, or as one call of the compiled kernels.
+"""Steps of generation: new tokens in, sampled tokens out. Operation by operation, or as one call of the compiled
+kernels.
 
-Both give the same numbers to the bit; the one call has nothing between its operations, a better use for a second thread, and
-takes several steps where sequences need nothing but what they sample.
-B sequences, N new rows, M sequences that sample, P pages of a table, S slots.
+Both give the same numbers to the bit; the one call has nothing between its operations, a better use for a second
+thread, and takes several steps where sequences need nothing but what they sample. B sequences, N new rows, M sequences
+that sample, P pages of a table, S slots.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ class Slots(NamedTuple):
     """By slot, what a running request needs in every step; the caller changes them in place.
 
     tables [S, P] int32, temperature [S] float32, top_k [S] int64, top_p [S] and min_p [S] float32, seeds [S] uint64;
-    stops [S, 8] int64: tokens behind which a sequence takes no further step, -1 for none. bias_values [S, 512] float32 is
-    added to the logits of the tokens bias_ids [S, 512] int32: bias_counts[s, 1] of them while sequence s has less than
-    bias_until[s] tokens (int64), afterwards those from bias_counts[s, 0] on; int32. Where limited [S] uint8, only
-    tokens with a bit in allowed [S, ceil(V / 64)] uint64 may come. tops [S] int32: how many of the likeliest
-    tokens are wanted, at most 20. adapters [S] int32: the number of the sequence's adapter, -1 for none. states [S] int64: where
-    a recurrent model keeps the state of its sequence.
+    stops [S, 8] int64: tokens behind which a sequence takes no further step, -1 for none. bias_values [S, 512] float32
+    is added to the logits of the tokens bias_ids [S, 512] int32: bias_counts[s, 1] of them while sequence s has less
+    than bias_until[s] tokens (int64), afterwards those from bias_counts[s, 0] on; int32. Where limited [S] uint8, only
+    tokens with a bit in allowed [S, ceil(V / 64)] uint64 may come. tops [S] int32: how many of the likeliest tokens are
+    wanted, at most 20. adapters [S] int32: the number of the sequence's adapter, -1 for none. states [S] int64: where a
+    recurrent model keeps the state of its sequence.
     """
 
     tables: np.ndarray
@@ -97,8 +98,8 @@ class Slots(NamedTuple):
         )
 
     def bias(self, slot: int, until: int, banned: Sequence[int], added: Sequence[tuple[int, float]]) -> None:
-        """Tokens that are impossible until the sequence has `until` tokens, and what is added to logits; each token once in
-        each, 512 in all."""
+        """Tokens that are impossible until the sequence has `until` tokens, and what is added to logits; each token
+        once in each, 512 in all."""
         count = len(banned) + len(added)
         self.bias_counts[slot], self.bias_until[slot] = (len(banned), count), until
         self.bias_ids[slot, :count] = [*banned, *(token for token, _ in added)]
@@ -115,7 +116,9 @@ class Slots(NamedTuple):
         """Bias and limit the logits [V] of a sequence of `length` tokens, in place."""
         first, end = self.bias_counts[slot]
         places = slice(0 if length < self.bias_until[slot] else first, end)
-        for token, value in zip(self.bias_ids[slot, places].tolist(), self.bias_values[slot, places].tolist(), strict=True):
+        for token, value in zip(
+            self.bias_ids[slot, places].tolist(), self.bias_values[slot, places].tolist(), strict=True
+        ):
             row[token] += value
         if self.limited[slot]:
             bits = np.unpackbits(self.allowed[slot].view(np.uint8), bitorder="little")[: len(row)]
@@ -135,10 +138,10 @@ class Slots(NamedTuple):
 class StepRows(NamedTuple):
     """The new rows of one step, as `ops.PagedRows` has them, by slot. Plain arrays: filling these costs the least.
 
-    slots "i" [B]; cu_rows "i" [B + 1]; lengths "i" [B] with the new rows; tokens "q" [N]; samples "B" [B]: 1 where the last
-    row gives the next token. `independent`: no sequence reads keys that another one writes in this call. `steps`: how many
-    steps may be taken, where sequences are independent, bring one row each and all sample; pages for them are there. All take
-    fewer once one of them samples one of its stops, or another thread sets interrupt[0], "i" [1].
+    slots "i" [B]; cu_rows "i" [B + 1]; lengths "i" [B] with the new rows; tokens "q" [N]; samples "B" [B]: 1 where the
+    last row gives the next token. `independent`: no sequence reads keys that another one writes in this call. `steps`:
+    how many steps may be taken, where sequences are independent, bring one row each and all sample; pages for them are
+    there. All take fewer once one of them samples one of its stops, or another thread sets interrupt[0], "i" [1].
     """
 
     slots: array[int]
@@ -156,9 +159,9 @@ Top = tuple[tuple[int, float], ...]
 
 
 class Sampled(NamedTuple):
-    """Tokens and log-probabilities of each sequence that samples, [M] lists of at least one step. `kept`: the ids that each
-    token was drawn from, empty where nothing was truncated (see `types.KeptSets`), or None where nothing was in any. `tops`:
-    the likeliest tokens of each draw, none where they are not wanted, or None where nobody wants any."""
+    """Tokens and log-probabilities of each sequence that samples, [M] lists of at least one step. `kept`: the ids that
+    each token was drawn from, empty where nothing was truncated (see `types.KeptSets`), or None where nothing was in
+    any. `tops`: the likeliest tokens of each draw, none where they are not wanted, or None where nobody wants any."""
 
     tokens: list[list[int]]
     logprobs: list[list[float]]
@@ -175,7 +178,8 @@ def _kept(masks: np.ndarray | None, bounds: Sequence[tuple[int, int]]) -> list[l
 
 
 def _tops(ids: np.ndarray, logprobs: np.ndarray, bounds: Sequence[tuple[int, int]]) -> list[list[Top]]:
-    """The likeliest tokens of each sequence, whose draws are rows `bounds` of ids and logprobs [N, 20]; -1 stands for none."""
+    """The likeliest tokens of each sequence, whose draws are rows `bounds` of ids and logprobs [N, 20]; -1 stands for
+    none."""
     counts, ids, logprobs = (ids >= 0).sum(1).tolist(), ids.tolist(), logprobs.tolist()
     draws = [tuple(zip(ids[n][:count], logprobs[n][:count], strict=True)) for n, count in enumerate(counts)]
     return [draws[begin:end] for begin, end in bounds]
@@ -201,7 +205,11 @@ class OperationStep:
         tables = torch.from_numpy(self._slots.tables[rows.slots, :width])
         counts = cu_rows.diff()
         positions = torch.arange(len(tokens)) + torch.repeat_interleave(ends - cu_rows[1:], counts)
-        kept = None if self._states is None else (self._states, self._there(torch.from_numpy(self._slots.states[rows.slots])))
+        kept = (
+            None
+            if self._states is None
+            else (self._states, self._there(torch.from_numpy(self._slots.states[rows.slots])))
+        )
         tokens, positions, *where = (self._there(t) for t in (tokens, positions, tables, cu_rows, ends))
         paged = Paged(self._pages, ops.PagedRows(*where, int(counts.max())), kept)
         adapters = self._slots.adapters[rows.slots]
@@ -240,7 +248,11 @@ class OperationStep:
             wide = logits[n, ids] if len(ids) else logits[n]
             order = wide.sort(descending=True, stable=True).indices[: self._slots.tops[slot]]
             best = self._there(torch.from_numpy(ids))[order].long() if len(ids) else order
-            sets = (len(ids) * torch.arange(len(best) + 1), torch.from_numpy(np.tile(ids, len(best)))) if len(ids) else None
+            sets = (
+                (len(ids) * torch.arange(len(best) + 1), torch.from_numpy(np.tile(ids, len(best))))
+                if len(ids)
+                else None
+            )
             sets = None if sets is None else (self._there(sets[0]), self._there(sets[1]))
             heat = torch.full((len(best),), float(self._slots.temperature[slot]), device=logits.device)
             logprobs, _ = ops.token_logprobs(logits[n].expand(len(best), -1), best, heat, sets)
@@ -249,9 +261,11 @@ class OperationStep:
 
 
 class DecoderStep:
-    """Steps as one call, for a `Decoder` on the compiled kernels. Follows every change of the weights and of the adapters.
+    """Steps as one call, for a `Decoder` on the compiled kernels. Follows every change of the weights and of the
+    adapters.
 
-    A thread takes part for every `work_per_thread` multiplications, because waking one for fewer costs more than the work.
+    A thread takes part for every `work_per_thread` multiplications, because waking one for fewer costs more than the
+    work.
     """
 
     most_steps = 16
@@ -268,7 +282,9 @@ class DecoderStep:
         self._norms = [decoder.norm, *(norm for layer in decoder.layers for norm in layer.norms)]
         self._products = [head, *(product for layer in decoder.layers for product in layer.products)]
         self._products += [mixture.router.product for mixture in decoder.mixtures]
-        self._stacks = [(mixture.router.top_k, stack) for mixture in decoder.mixtures for stack in mixture.experts.stacks]
+        self._stacks = [
+            (mixture.router.top_k, stack) for mixture in decoder.mixtures for stack in mixture.experts.stacks
+        ]
         self._work_per_sample, *per_row = (p.packed.num_outputs * p.packed.num_inputs for p in self._products)
         self._work_per_row = sum(per_row) + sum(count * one.num_outputs * one.num_inputs for count, one in self._stacks)
 
@@ -276,7 +292,8 @@ class DecoderStep:
         """Compute the rows; lengths and tokens of `rows` move on where more than one step is taken.
 
         Raises:
-            BadInput: a table is too short or names no page, or a token or position is out of range; nothing was computed.
+            BadInput: a table is too short or names no page, or a token or position is out of range; nothing was
+                computed.
         """
         self._follow()
         slots, cu_rows, lengths, tokens, samples, independent, steps, interrupt = rows
@@ -358,7 +375,10 @@ class DecoderStep:
         weights, chosen = [_weight(product) for product in layer.products], (0, 0)
         if isinstance(layer.mlp, Mixture):
             router = layer.mlp.router
-            weights += [*(Weight.on(ops.path_name(), stack, None) for stack in layer.mlp.experts.stacks), _weight(router.product)]
+            weights += [
+                *(Weight.on(ops.path_name(), stack, None) for stack in layer.mlp.experts.stacks),
+                _weight(router.product),
+            ]
             chosen = (router.top_k, router.renormalise)
         else:
             weights.append(Weight())
@@ -429,7 +449,8 @@ def _mlp_widths(decoder: Decoder) -> set[int]:
 def step_of(
     model: CausalModel, pages: ops.KvPages, slots: Slots, states: States | None = None
 ) -> DecoderStep | DeviceStep | OperationStep:
-    """The one call where the model is of the Llama family and the compiled kernels are in use; graphs of it on a GPU."""
+    """The one call where the model is of the Llama family and the compiled kernels are in use; graphs of it on a
+    GPU."""
     operations = OperationStep(model, pages, slots, states)
     if model.decoder is None or not isinstance(model.head, RowLinear):
         return operations
@@ -439,5 +460,7 @@ def step_of(
         from sparring.model.device_step import DeviceStep
 
         return DeviceStep(model, pages, slots, operations)
-    one_call = len(_mlp_widths(model.decoder)) <= 1 and all(mixture.experts.is_plain for mixture in model.decoder.mixtures)
+    one_call = len(_mlp_widths(model.decoder)) <= 1 and all(
+        mixture.experts.is_plain for mixture in model.decoder.mixtures
+    )
     return DecoderStep(model, pages, slots) if ops.is_compiled(model.device) and one_call else operations

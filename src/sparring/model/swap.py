@@ -1,4 +1,5 @@
-"""Which parts of a library module are replaced by the row-invariant ones in `layers` and `experts`: all, for exact numerics."""
+"""Which parts of a library module are replaced by the row-invariant ones in `layers` and `experts`: all, for exact
+numerics."""
 
 from __future__ import annotations
 
@@ -29,11 +30,12 @@ from sparring.model.library import text_model
 
 
 def swap(module: nn.Module, max_positions: int, *, exact: bool) -> bool:
-    """Replace linear layers, norms, activations, rotary embeddings, routers and experts in place; parameters keep their names.
+    """Replace linear layers, norms, activations, rotary embeddings, routers and experts in place; parameters keep their
+    names.
 
-    A part is recognised by what it computes, not by its class alone: it is replaced only by one of ours that gives the same
-    values on random input. What is left computes as the library does, within `RowWise`. On torch's meta device, where nothing has
-    values, each is taken for the first of ours.
+    A part is recognised by what it computes, not by its class alone: it is replaced only by one of ours that gives the
+    same values on random input. What is left computes as the library does, within `RowWise`. On torch's meta device,
+    where nothing has values, each is taken for the first of ours.
 
     Args:
         module: a Hugging Face causal LM.
@@ -99,7 +101,8 @@ def _router(router: nn.Module) -> RowRouter | None:
     if router.weight.is_meta:
         knows_more = {name for name, _ in [*router.named_parameters(), *router.named_buffers()]} - {"weight", "bias"}
         return None if knows_more else RowRouter(router, renormalise=True)
-    # in float32: theirs rounds its logits to bfloat16, and a row with nearly equal ones may then have other experts than ours
+    # in float32: theirs rounds its logits to bfloat16, and a row with nearly equal ones may then have other experts
+    # than ours
     theirs = copy.deepcopy(router).float()
     weight = theirs.weight
 

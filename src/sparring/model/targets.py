@@ -24,8 +24,8 @@ DEFAULT = ("q_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn")
 
 
 class Target(NamedTuple):
-    """A weight that an adapter may add to: the name of its parameter, its shape (M, K) or (E, M, K), and whether the parameter
-    has the last two the other way round."""
+    """A weight that an adapter may add to: the name of its parameter, its shape (M, K) or (E, M, K), and whether the
+    parameter has the last two the other way round."""
 
     weight: str
     shape: tuple[int, ...]
@@ -33,7 +33,8 @@ class Target(NamedTuple):
 
 
 def linears_of(module: nn.Module) -> dict[str, nn.Module]:
-    """The linear layers of a Hugging Face model that may have adapters, by name: neither the head nor routers and experts."""
+    """The linear layers of a Hugging Face model that may have adapters, by name: neither the head nor routers and
+    experts."""
     text = {*text_model(module).modules()} - {module.get_output_embeddings(), getattr(module, "score", None)}
     return {
         name: part
@@ -49,7 +50,8 @@ def shape_of(layer: nn.Module) -> tuple[int, int]:
 
 
 def targets_of(module: nn.Module) -> dict[str, Target]:
-    """What adapters may add to: linear layers by name, and stacked matrices of experts by the name of their parameter."""
+    """What adapters may add to: linear layers by name, and stacked matrices of experts by the name of their
+    parameter."""
     linears = linears_of(module)
     targets = {name: Target(f"{name}.weight", shape_of(layer), type(layer) in LYING) for name, layer in linears.items()}
     for path, part in module.named_modules():
@@ -61,7 +63,9 @@ def targets_of(module: nn.Module) -> dict[str, Target]:
     return targets
 
 
-def targeted(module: nn.Module, target_modules: str | Sequence[str], target_parameters: Sequence[str] = ()) -> list[str]:
+def targeted(
+    module: nn.Module, target_modules: str | Sequence[str], target_parameters: Sequence[str] = ()
+) -> list[str]:
     """Names of the linear layers and of the stacked matrices of experts that a `LoraConfig` means, as the PEFT library
     understands it.
 

@@ -13,7 +13,8 @@ class ObserveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Where metrics go and how progress is shown."""
 
     sinks: tuple[SinkName, ...] = ("jsonl", "tensorboard")
-    """`jsonl` writes `metrics.jsonl`, `tensorboard` writes `tensorboard/`, both in the run's folder; `wandb` needs the extra."""
+    """`jsonl` writes `metrics.jsonl`, `tensorboard` writes `tensorboard/`, both in the run's folder; `wandb` needs the
+    extra."""
 
     progress: Literal["auto", "live", "plain", "off"] = "auto"
     """`auto` is live in a terminal and plain lines elsewhere."""

@@ -24,7 +24,8 @@ Verdict = Literal["held", "regressed", "undecided"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskResult:
-    """What came of one task's samples. Those that infrastructure or judge broke say nothing about the policy and stand nowhere.
+    """What came of one task's samples. Those that infrastructure or judge broke say nothing about the policy and stand
+    nowhere.
 
     Attributes:
         digest: of what was asked, so that only equal tasks are compared.
@@ -149,7 +150,8 @@ def narrowed(one: Evaluation, other: Evaluation) -> Evaluation:
 
 
 def compare(before: Evaluation, after: Evaluation) -> Comparison:
-    """What changed, in pairs: by task, so that what makes a task hard for both is no noise (Miller 2024, paired differences).
+    """What changed, in pairs: by task, so that what makes a task hard for both is no noise (Miller 2024, paired
+    differences).
 
     Raises:
         BadInput: they asked different questions, or none in common was scored.
@@ -186,8 +188,8 @@ def kept(before: Evaluation, after: Evaluation) -> Estimate:
 
 
 def verdict(change: Estimate, margin: float) -> Verdict:
-    """Whether a figure held, or fell by more than `margin`: what its whole 95 % interval says; undecided where that is on both
-    sides of -margin."""
+    """Whether a figure held, or fell by more than `margin`: what its whole 95 % interval says; undecided where that is
+    on both sides of -margin."""
     if change.interval is None:
         return "undecided"
     low, high = change.interval

@@ -70,9 +70,9 @@ class Metrics:
 
 
 def merged(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of several optimiser steps as those of the one update that they make, and `optimiser_steps`, their number.
-    Counts and seconds add up, a maximum is the largest, everything else is the mean over the steps that have it. One step is
-    itself. Another model's, such as a critic's, begin with its role: "critic/grad_norm"."""
+    """The metrics of several optimiser steps as those of the one update that they make, and `optimiser_steps`, their
+    number. Counts and seconds add up, a maximum is the largest, everything else is the mean over the steps that have
+    it. One step is itself. Another model's, such as a critic's, begin with its role: "critic/grad_norm"."""
     if len(steps) == 1:
         return dict(steps[0])
     metrics = Metrics()

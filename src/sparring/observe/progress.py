@@ -28,7 +28,8 @@ def progress(config: ObserveConfig, stream: TextIO | None = None) -> Sink:
 
 
 class LiveProgress:
-    """Redraws in place: a bar with step, time and ETA, the headline figures below; finished stages and events scroll above.
+    """Redraws in place: a bar with step, time and ETA, the headline figures below; finished stages and events scroll
+    above.
 
     Args:
         console: rich's, where to draw.

@@ -51,7 +51,9 @@ def read_result(path: Path) -> Evaluated:
     try:
         results = msgspec.json.decode(path.read_bytes(), type=Results)
     except (OSError, msgspec.MsgspecError) as error:
-        raise refusal(str(path), f"a result file of sparring eval, such as {RESULT}", str(error), "check the path") from error
+        raise refusal(
+            str(path), f"a result file of sparring eval, such as {RESULT}", str(error), "check the path"
+        ) from error
     if len(results.evaluations) != 1:
         got = f"{len(results.evaluations)} of them"
         raise refusal(str(path), "one evaluation", got, f"take the {RESULT} in the folder of the one that you mean")
@@ -69,4 +71,6 @@ def write_results(results: Results, path: Path) -> None:
         draft.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
         draft.replace(path)
     except OSError as error:
-        raise refusal(str(path), "a file that can be written", error.strerror or str(error), "choose another") from error
+        raise refusal(
+            str(path), "a file that can be written", error.strerror or str(error), "choose another"
+        ) from error

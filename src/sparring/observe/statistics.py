@@ -1,8 +1,8 @@
 """What an evaluation may claim: rates, means and differences over tasks, each with its standard error and interval.
 
-Tasks are what is drawn at random, and the samples of one task hang together: so standard errors are clustered by task (Miller
-2024, arXiv 2411.00640). Everything here is computed from one number per task; uncertainty is what is left between tasks. Standard
-library only.
+Tasks are what is drawn at random, and the samples of one task hang together: so standard errors are clustered by task
+(Miller 2024, arXiv 2411.00640). Everything here is computed from one number per task; uncertainty is what is left
+between tasks. Standard library only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ MOST_EXACT = 200
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """A figure over `tasks` tasks: None over none. A standard error needs two tasks; an interval is None where none is known."""
+    """A figure over `tasks` tasks: None over none. A standard error needs two tasks; an interval is None where none is
+    known."""
 
     value: float | None
     standard_error: float | None
@@ -70,11 +71,11 @@ def rate(values: Sequence[float], samples: float, confidence: float = 0.95) -> E
     """The mean of one number from 0 to 1 per task (a share of successes, pass@k, pass^k).
 
     The standard error is clustered by task: Miller 2024, which for equally many samples per task is the spread of
-    the tasks' own means; here with T - 1 for T. The interval is Wilson's with the effective sample size p (1 - p) / SE^2
-    (Kott and Carr 1997; Dean and Pagano 2015, "Evaluating confidence interval methods for binomial proportions in clustered
-    surveys"), at most `samples`, and Student's quantile where that size is itself estimated. Where all tasks have the same 0 or
-    1, nothing tells how the samples of a task hang together, and each task counts as one trial. With one sample per task this
-    is `wilson`.
+    the tasks' own means; here with T - 1 for T. The interval is Wilson's with the effective sample size p (1 - p) /
+    SE^2 (Kott and Carr 1997; Dean and Pagano 2015, "Evaluating confidence interval methods for binomial proportions in
+    clustered surveys"), at most `samples`, and Student's quantile where that size is itself estimated. Where all tasks
+    have the same 0 or 1, nothing tells how the samples of a task hang together, and each task counts as one trial. With
+    one sample per task this is `wilson`.
 
     Args:
         values: one per task.
@@ -96,8 +97,8 @@ def rate(values: Sequence[float], samples: float, confidence: float = 0.95) -> E
 
 
 def mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
-    """The mean of any one number per task, such as its mean reward, with Student's interval over tasks. Where all have the same
-    one, nothing tells how far others may differ, and there is no interval."""
+    """The mean of any one number per task, such as its mean reward, with Student's interval over tasks. Where all have
+    the same one, nothing tells how far others may differ, and there is no interval."""
     tasks = len(values)
     if not tasks:
         return Estimate(value=None, standard_error=None, interval=None, tasks=0)
@@ -116,17 +117,18 @@ def paired_difference(
 ) -> Estimate:
     """The change of a rate over the same tasks: the mean of what changed per task (Miller 2024, paired differences).
 
-    The interval is Student's over tasks and two samples more, in whose four cells (both, neither, gained, lost) stands 1/2 each
-    (Agresti and Min 2005, who add two pairs to pairs of one sample). So it has a width, and its coverage, also where few or no
-    tasks changed. A task is worth m samples, by the design effect (Kish 1965, Survey Sampling): what the variance of a change
-    would be with one sample of each task, over what it is. So the two samples are 2/m of a task, whose change has the
-    variance of a mean of m, 1/(2m). Where the samples of every task agree, m is 1, however many there are.
+    The interval is Student's over tasks and two samples more, in whose four cells (both, neither, gained, lost) stands
+    1/2 each (Agresti and Min 2005, who add two pairs to pairs of one sample). So it has a width, and its coverage, also
+    where few or no tasks changed. A task is worth m samples, by the design effect (Kish 1965, Survey Sampling): what
+    the variance of a change would be with one sample of each task, over what it is. So the two samples are 2/m of a
+    task, whose change has the variance of a mean of m, 1/(2m). Where the samples of every task agree, m is 1, however
+    many there are.
 
     Args:
         before: a number from 0 to 1 per task.
         after: of the same tasks in the same order.
-        samples: independent trials behind the numbers of either side if tasks made no difference, which m times the number of
-            tasks does not exceed; None where each task has one.
+        samples: independent trials behind the numbers of either side if tasks made no difference, which m times the
+            number of tasks does not exceed; None where each task has one.
         confidence: coverage.
 
     Raises:
@@ -150,8 +152,9 @@ def paired_difference(
 def paired_ratio(before: Sequence[float], after: Sequence[float], confidence: float = 0.95) -> Estimate:
     """What share of a rate is left over the same tasks: the second mean over the first.
 
-    The interval is that of the logarithm by the delta method, from what a task adds to either mean, over the tasks and the two
-    that Agresti and Min (2005) add: so it has a width where few or no tasks changed, and an end where the first rate is 0.
+    The interval is that of the logarithm by the delta method, from what a task adds to either mean, over the tasks and
+    the two that Agresti and Min (2005) add: so it has a width where few or no tasks changed, and an end where the first
+    rate is 0.
 
     Args:
         before: a number from 0 to 1 per task.
@@ -173,7 +176,9 @@ def paired_ratio(before: Sequence[float], after: Sequence[float], confidence: fl
     half, centre = _normal(confidence) * error, math.log(high / low)
     interval = (math.exp(centre - half), math.exp(centre + half))
     value = second / first if first else None
-    return Estimate(value=value, standard_error=None if value is None else value * error, interval=interval, tasks=tasks)
+    return Estimate(
+        value=value, standard_error=None if value is None else value * error, interval=interval, tasks=tasks
+    )
 
 
 def paired_mean_difference(before: Sequence[float], after: Sequence[float], confidence: float = 0.95) -> Estimate:
@@ -211,8 +216,8 @@ def _normal(confidence: float) -> float:
 
 @functools.cache
 def _student(confidence: float, freedom: int) -> float:
-    """Two-sided quantile of Student's t: by bisection, for many degrees of freedom by its expansion in 1/freedom (Abramowitz and
-    Stegun 26.7.5)."""
+    """Two-sided quantile of Student's t: by bisection, for many degrees of freedom by its expansion in 1/freedom
+    (Abramowitz and Stegun 26.7.5)."""
     z = _normal(confidence)
     if freedom > MOST_EXACT:
         first = (z**3 + z) / 4

@@ -23,8 +23,8 @@ class Recorder:
         engine: samples.
         renderer: messages <-> ids, of the model that the engine serves.
         store: every turn is durable there before its reply is returned; None keeps the record in memory only.
-        sampling: how tokens are drawn; `seed` and `stop` are set per session, `max_tokens` and `min_tokens` are no more than what
-            is left to it.
+        sampling: how tokens are drawn; `seed` and `stop` are set per session, `max_tokens` and `min_tokens` are no more
+            than what is left to it.
         model: the name under which sampled segments are recorded.
         max_context: most ids a prompt and its reply may have together.
     """
@@ -115,8 +115,8 @@ class RecordedSession:
         Args:
             messages: the whole conversation; the last one is no reply.
             tools: what may be called.
-            constraint: what the reply's text must be, in the place of the run's; then no `min_tokens` holds, because it is the
-                constraint that says how short a reply may be.
+            constraint: what the reply's text must be, in the place of the run's; then no `min_tokens` holds, because it
+                is the constraint that says how short a reply may be.
 
         Raises:
             BadInput: the constraint does not compile; nothing was sampled.

@@ -1,11 +1,11 @@
 """The conversation tree of one role: where a request continues what was sampled, and where it begins anew.
 
-A `Node` stands behind every reply. A request whose history equals a node's conversation continues there: its prompt is the
-node's ids bridged by the new messages, never a re-encoding of text (law 1). Any other request is rendered whole and begins
-a new branch; that is how an edited history, a compaction or a sub-agent looks in the record.
+A `Node` stands behind every reply. A request whose history equals a node's conversation continues there: its prompt is
+the node's ids bridged by the new messages, never a re-encoding of text (law 1). Any other request is rendered whole and
+begins a new branch; that is how an edited history, a compaction or a sub-agent looks in the record.
 
-Everything is kept once: ids in the segments; conversations and prompts as digests, each of which continues the one before. So
-the memory of a session is in proportion to its ids, and a late turn takes about the time of an early one.
+Everything is kept once: ids in the segments; conversations and prompts as digests, each of which continues the one
+before. So the memory of a session is in proportion to its ids, and a late turn takes about the time of an early one.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Node:
 class Turn:
     """One request, planned: the segment that leads to it, and a hash over its prompt, which has `length` ids.
 
-    `lane` names a line of turns that extends one id sequence (its KV can be kept). `repeat` counts earlier requests with
-    the very same prompt: their replies must not be drawn with the same random numbers. `key` is the digest of the tools and all
-    messages; `heard` are the messages that the lane has yet to hear, all of them where it is `anew`.
+    `lane` names a line of turns that extends one id sequence (its KV can be kept). `repeat` counts earlier requests
+    with the very same prompt: their replies must not be drawn with the same random numbers. `key` is the digest of the
+    tools and all messages; `heard` are the messages that the lane has yet to hear, all of them where it is `anew`.
     """
 
     ids: hashlib.blake2b
@@ -61,8 +61,8 @@ class Turn:
 
 @dataclass(kw_only=True, slots=True)
 class Lane:
-    """A line of turns: its messages up to the last reply, as the objects that they were, and the digests of its tools and of
-    these together with the messages."""
+    """A line of turns: its messages up to the last reply, as the objects that they were, and the digests of its tools
+    and of these together with the messages."""
 
     heard: list[Message]
     tools: bytes
@@ -130,7 +130,9 @@ class Tree:
             at = self.segments[at].parent
         return tuple(token for tokens in reversed(path) for token in tokens)
 
-    def append(self, turn: Turn, completion: Completion, reply: Message, sampling: Sampling, model: str) -> list[Segment]:
+    def append(
+        self, turn: Turn, completion: Completion, reply: Message, sampling: Sampling, model: str
+    ) -> list[Segment]:
         """Write a turn down.
 
         Returns:
@@ -141,9 +143,7 @@ class Tree:
         if parent is None:
             parent = len(self.segments)
             new.append(
-                Segment(
-                    index=parent, parent=turn.parent, source=turn.source, tokens=turn.added, message=turn.heard[-1]
-                )
+                Segment(index=parent, parent=turn.parent, source=turn.source, tokens=turn.added, message=turn.heard[-1])
             )
             self._told[(turn.parent, turn.added)] = parent
         index = parent + 1 if new else len(self.segments)
@@ -193,8 +193,8 @@ class Tree:
         return key
 
     def _same_objects(self, messages: Sequence[Message], tools: bytes) -> int | None:
-        """The lane whose messages these begin with, up to the very object of its last reply: what a loop that only adds messages
-        sends. Everything else is found by its keys."""
+        """The lane whose messages these begin with, up to the very object of its last reply: what a loop that only adds
+        messages sends. Everything else is found by its keys."""
         count = next((at for at in range(len(messages), 0, -1) if messages[at - 1].role == "assistant"), 0)
         number = self._said.get(id(messages[count - 1])) if count else None
         if number is None:
@@ -212,8 +212,8 @@ class Tree:
         return None, 0
 
     def _bridged(self, node: Node, new: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...] | None:
-        """What a bridge adds to a node's ids; None where a reply was put in (those ids nobody sampled here), or the renderer
-        finds no bridge."""
+        """What a bridge adds to a node's ids; None where a reply was put in (those ids nobody sampled here), or the
+        renderer finds no bridge."""
         reply = self.segments[node.segment]
         told = () if reply.parent is None else self.segments[reply.parent].tokens
         bridged = self.renderer.bridge(told, reply.tokens, new, tools)
@@ -225,8 +225,9 @@ class Tree:
 
 
 def _begins(messages: Sequence[Message], heard: list[Message]) -> bool:
-    """Whether `messages`, which are more, begin with `heard`. Lists are compared by their pointers alone as long as these are
-    the same, so that hundreds of messages that have left the processor's cache stay out of it; equal ones pass as well."""
+    """Whether `messages`, which are more, begin with `heard`. Lists are compared by their pointers alone as long as
+    these are the same, so that hundreds of messages that have left the processor's cache stay out of it; equal ones
+    pass as well."""
     if not isinstance(messages, list):
         return all(map(operator.is_, heard, messages))
     try:

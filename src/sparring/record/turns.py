@@ -13,11 +13,12 @@ Turn = tuple[str, Sequence[Segment]]
 
 
 class TurnQueue:
-    """The turns of all sessions, in the order they end. A commit costs much the same for one turn as for a hundred, and an
-    engine's step ends many at once.
+    """The turns of all sessions, in the order they end. A commit costs much the same for one turn as for a hundred, and
+    an engine's step ends many at once.
 
     Args:
-        store: where they go. A turn counts when its commit is done; a crash before that loses a turn nobody was told about.
+        store: where they go. A turn counts when its commit is done; a crash before that loses a turn nobody was told
+            about.
     """
 
     def __init__(self, store: Store) -> None:

@@ -20,7 +20,8 @@ _TODAY = datetime.datetime(2025, 1, 1)
 
 
 class ChatTemplate:
-    """One compiled template. `source` is its text, `for_tools` the variant used when tools are given (often the same)."""
+    """One compiled template. `source` is its text, `for_tools` the variant used when tools are given (often the
+    same)."""
 
     def __init__(self, source: str, special: Mapping[str, str], *, for_tools: str | None = None, where: str) -> None:
         self.source = source
@@ -45,7 +46,9 @@ class ChatTemplate:
             BadInput: the template refuses this conversation.
         """
         template = self._with_tools if tools else self._plain
-        with boundary(BadInput, self.where, "a chat template that takes this conversation", "correct it, or the conversation"):
+        with boundary(
+            BadInput, self.where, "a chat template that takes this conversation", "correct it, or the conversation"
+        ):
             return template.render(
                 messages=list(messages),
                 tools=list(tools) or None,
@@ -56,7 +59,8 @@ class ChatTemplate:
 
 
 def read_chat_template(path: str | Path, special: Mapping[str, str]) -> ChatTemplate | None:
-    """The template of a checkpoint folder: chat_template.jinja, else `chat_template` in tokenizer_config.json, else None."""
+    """The template of a checkpoint folder: chat_template.jinja, else `chat_template` in tokenizer_config.json, else
+    None."""
     folder = Path(path)
     file = folder / "chat_template.jinja"
     if file.is_file():

@@ -11,5 +11,6 @@ class RenderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How messages become tokens."""
 
     control_tokens: tuple[Literal["system", "user"], ...] = ()
-    """Roles whose messages before the first reply may write the tokenizer's added tokens (`<|im_end|>`, `<think>`) as these very
-    tokens. Everywhere else such a text is plain text, and what tools and worlds say can never be allowed to."""
+    """Roles whose messages before the first reply may write the tokenizer's added tokens (`<|im_end|>`, `<think>`) as
+    these very tokens. Everywhere else such a text is plain text, and what tools and worlds say can never be allowed
+    to."""

@@ -1,8 +1,8 @@
 """Added tokens in text: which of them are control tokens of a format, and which are only written in what somebody said.
 
 A chat template puts its own control tokens and what messages say into one text. So what is said is marked first, inside
-every added token that it writes. The template, or a renderer of the library, copies the marks. When the text is encoded, a
-token with a mark in it is plain text; every other one is a control token.
+every added token that it writes. The template, or a renderer of the library, copies the marks. When the text is
+encoded, a token with a mark in it is plain text; every other one is a control token.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def _like(token: AddedToken, content: str) -> AddedToken:
 
 
 def _any_of(texts: Iterable[str]) -> str:
-    """A regular expression of the longest of some texts, as a tree of their beginnings: thousands are found as fast as one."""
+    """A regular expression of the longest of some texts, as a tree of their beginnings: thousands are found as fast as
+    one."""
     tree: dict[str, dict] = {}
     for text in texts:
         node = tree

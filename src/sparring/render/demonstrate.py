@@ -36,8 +36,8 @@ def reply_tokens(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec] =
 def demonstration_tokens(renderer: Renderer, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Rendered:
     """A whole conversation for supervised fine-tuning: `sampled` marks the replies, the only tokens to learn.
 
-    It is built turn by turn, as a recorded session builds it: the first prompt is rendered, every later one bridges the ids
-    so far. What follows the last reply is left out.
+    It is built turn by turn, as a recorded session builds it: the first prompt is rendered, every later one bridges the
+    ids so far. What follows the last reply is left out.
 
     Raises:
         BadInput: no reply, a first message that is one, or a template that rewrites history between turns.

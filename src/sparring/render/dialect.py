@@ -1,4 +1,5 @@
-"""Our neutral messages <-> the dictionaries that chat templates and the `renderers` library take. The one place for it."""
+"""Our neutral messages <-> the dictionaries that chat templates and the `renderers` library take. The one place for
+it."""
 
 from __future__ import annotations
 

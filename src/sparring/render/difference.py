@@ -89,8 +89,9 @@ class TemplateRenderer:
         new: Sequence[Message],
         tools: Sequence[ToolSpec],
     ) -> tuple[int, ...] | None:
-        """The next prompt: prompt + completion to the id, its end where it lacks the template's own, then the new messages.
-        None where no difference is found, and where the turn ended inside a thought, which nothing can close any more."""
+        """The next prompt: prompt + completion to the id, its end where it lacks the template's own, then the new
+        messages. None where no difference is found, and where the turn ended inside a thought, which nothing can close
+        any more."""
         if not completion or not new or any(message.role == "assistant" for message in new):
             return None
         ended = completion[-1] == self._added[self._end]
@@ -135,7 +136,8 @@ class TemplateRenderer:
         return self._template.text(messages, self._said.tools(tools), generation=generation, thinking=self._thinking)
 
     def _encode(self, text: str) -> list[int]:
-        """Ids of a text that continues another: some tokenizers add a space at the very start, so one is put before it."""
+        """Ids of a text that continues another: some tokenizers add a space at the very start, so one is put before
+        it."""
         anchor = self._added[self._end]
         ids = self.tokenizer.encode(self._end + text)
         return ids[1:] if ids and ids[0] == anchor else self.tokenizer.encode(text)
@@ -180,7 +182,9 @@ class TemplateRenderer:
                 continue
             prompt = self._text(self._said.messages(messages[:number]), tools, True)
             said = self._text(self._said.messages(messages[: number + 1]), tools, False)
-            said = said[: said.rfind(self._end) + len(self._end)]  # some templates end what they take for the last message
+            said = said[
+                : said.rfind(self._end) + len(self._end)
+            ]  # some templates end what they take for the last message
             if text.startswith(said) and said.startswith(prompt) and done < len(prompt) < len(said):
                 pieces += [(done, len(prompt), False), (len(prompt), len(said), True)]
                 done = len(said)

@@ -1,7 +1,7 @@
 """Grammars that a turn keeps to, by the `llguidance` library: which tokens may follow those so far.
 
-The engine knows ids only; whoever has the tokenizer hands it a `Grammar` as `GenerateRequest.allowed`. What it allows comes
-back as the kept set of each token, so training renormalises over it as over any other (law 2).
+The engine knows ids only; whoever has the tokenizer hands it a `Grammar` as `GenerateRequest.allowed`. What it allows
+comes back as the kept set of each token, so training renormalises over it as over any other (law 2).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ REMEMBERED = 64
 
 
 class Grammar:
-    """One grammar over one vocabulary; ids beyond the tokenizer's are never allowed. Made by `Grammars`, one for each request: it
-    remembers the turn it was last asked about.
+    """One grammar over one vocabulary; ids beyond the tokenizer's are never allowed. Made by `Grammars`, one for each
+    request: it remembers the turn it was last asked about.
 
     Args:
         matcher: `llguidance.LLMatcher` at the beginning of a turn.
@@ -62,7 +62,9 @@ class Grammars:
 
     def __init__(self, tokenizer: FileTokenizer, stop_ids: Sequence[int]) -> None:
         if not stop_ids:
-            raise refusal("constraint", "stop tokens, which end what is complete", "none", "give the request stop tokens")
+            raise refusal(
+                "constraint", "stop tokens, which end what is complete", "none", "give the request stop tokens"
+            )
         import llguidance  # only where a turn is constrained
 
         self._library = llguidance

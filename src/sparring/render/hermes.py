@@ -1,6 +1,6 @@
 """Reading a reply of a format that no library renderer knows: an optional thought, text, tool calls in Hermes style.
 
-    <think> ... </think> text <tool_call>{"name": ..., "arguments": {...}}</tool_call>
+<think> ... </think> text <tool_call>{"name": ..., "arguments": {...}}</tool_call>
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def parse_reply(text: str, *, thinking: bool) -> Message:
 
 
 def plain_parts(text: str) -> list[tuple[str, bool]]:
-    """The text of a reply in order, each part with whether it is plain: a whole thought at the beginning and whole calls are
-    not, which rows of conversations have in their text."""
+    """The text of a reply in order, each part with whether it is plain: a whole thought at the beginning and whole
+    calls are not, which rows of conversations have in their text."""
     parts = []
     if text.lstrip().startswith(THINK) and THINK_END in text:
         thought, end, text = text.partition(THINK_END)

@@ -82,8 +82,9 @@ class LibraryRenderer:
         new: Sequence[Message],
         tools: Sequence[ToolSpec],
     ) -> tuple[int, ...] | None:
-        """The next prompt: prompt + completion to the id, its end where it lacks the format's own, then the new messages. None
-        where the format cannot, and where the turn ended inside a thought, which nothing can close any more."""
+        """The next prompt: prompt + completion to the id, its end where it lacks the format's own, then the new
+        messages. None where the format cannot, and where the turn ended inside a thought, which nothing can close any
+        more."""
         if not completion:
             return None
         # the library takes any stop id for the end of a turn; one that the format does not write is a cut
@@ -124,7 +125,9 @@ class LibraryRenderer:
         return self._text_rules.bind(request)
 
     def _rendered(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], generation: bool) -> Rendered:
-        with boundary(BadInput, f"renderer {self.name}", "a conversation that its format takes", "correct the conversation"):
+        with boundary(
+            BadInput, f"renderer {self.name}", "a conversation that its format takes", "correct the conversation"
+        ):
             rendered = self._library.render(messages, tools=tools or None, add_generation_prompt=generation)
         tokens = tuple(rendered.token_ids)
         sampled = list(rendered.sampled_mask) or [
@@ -136,7 +139,9 @@ class LibraryRenderer:
     def _end(self, reply: dict[str, Any]) -> int | None:
         """The id with which the format itself ends this reply; None where the next turn's beginning is its end."""
         rendered = self._rendered([*_PROBE, reply], [], False)
-        ends = [t for t, sampled in zip(rendered.tokens, rendered.sampled, strict=True) if sampled and t in self._stop_ids]
+        ends = [
+            t for t, sampled in zip(rendered.tokens, rendered.sampled, strict=True) if sampled and t in self._stop_ids
+        ]
         return ends[-1] if ends else None
 
     def _text(self, completion: Sequence[int]) -> str:
@@ -152,8 +157,8 @@ class LibraryRenderer:
 
 
 def _key(messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> bytes | None:
-    """Different for all that may render differently (1, 1.0 and True are); None for what has no bytes: an integer beyond
-    64 bits, a lone surrogate, an argument that is no plain data."""
+    """Different for all that may render differently (1, 1.0 and True are); None for what has no bytes: an integer
+    beyond 64 bits, a lone surrogate, an argument that is no plain data."""
     try:
         return msgspec.msgpack.encode((tuple(messages), tuple(tools), generation))
     except (TypeError, ValueError, OverflowError):

@@ -31,14 +31,15 @@ def load_renderer(
 
     Args:
         path: folder with tokenizer.json and, for a family that is not recognised, a chat template.
-        name: `auto`; `template` (the checkpoint's own template, by difference); or a renderer of the `renderers` library.
+        name: `auto`; `template` (the checkpoint's own template, by difference); or a renderer of the `renderers`
+            library.
         thinking: whether the model thinks before it answers, where the format has a switch for it.
-        control_tokens: roles (system, user) in whose messages before the first reply an added token that is written is that
-            token; everywhere else it is plain text.
+        control_tokens: roles (system, user) in whose messages before the first reply an added token that is written is
+            that token; everywhere else it is plain text.
 
     Raises:
-        BadInput: another role in `control_tokens`, no tokenizer, no chat template and no known family, an unknown name, or a
-            template without turn ends.
+        BadInput: another role in `control_tokens`, no tokenizer, no chat template and no known family, an unknown name,
+            or a template without turn ends.
     """
     tokenizer = load_tokenizer(path)
     said = Said(tokenizer.control, control_tokens)
@@ -65,10 +66,14 @@ def _library_renderer(name: str, tokenizer: FileTokenizer, thinking: bool, said:
     try:
         config = config_from_name(name)
     except ValueError as cause:
-        raise refusal("renderer", "auto, template or a renderer of the library", str(cause), "correct the name") from cause
+        raise refusal(
+            "renderer", "auto, template or a renderer of the library", str(cause), "correct the name"
+        ) from cause
     if config is not None and "enable_thinking" in type(config).model_fields:
         config = type(config)(enable_thinking=thinking)
-    with boundary(BadInput, f"renderer {name}", f"a tokenizer of its family in {tokenizer.name_or_path}", "name another"):
+    with boundary(
+        BadInput, f"renderer {name}", f"a tokenizer of its family in {tokenizer.name_or_path}", "name another"
+    ):
         return LibraryRenderer(create_renderer(tokenizer, config), tokenizer, name, said)
 
 

@@ -26,8 +26,8 @@ class Said:
 
     Args:
         tokens: of the tokenizer that encodes what is rendered.
-        allowed: roles whose messages may write control tokens before the first reply. What comes after a reply, a tool's
-            answer and a tool's schema are the world's, and never may.
+        allowed: roles whose messages may write control tokens before the first reply. What comes after a reply, a
+            tool's answer and a tool's schema are the world's, and never may.
 
     Raises:
         BadInput: another role than system and user is allowed.
@@ -92,5 +92,6 @@ class Said:
         return [self._value(inner) for inner in value] if isinstance(value, list | tuple) else value
 
     def _key(self, key: str) -> str:
-        """A key of a schema. Some formats write one that they do not know in brackets, which makes a token of `think`."""
+        """A key of a schema. Some formats write one that they do not know in brackets, which makes a token of
+        `think`."""
         return key[:1] + MARK + key[1:] if key.strip(_BRACKETS) in self._bare else self._marked(key)

@@ -22,17 +22,19 @@ class Steps:
         self._renderer, self._separator = renderer, separator
 
     def __call__(self, tokens: Sequence[int]) -> list[int]:
-        """By how many of `tokens` each step has been read, ascending. Blank ones are none, and of several that end in one token
-        that is one; what ended the turn belongs to no step."""
+        """By how many of `tokens` each step has been read, ascending. Blank ones are none, and of several that end in
+        one token that is one; what ended the turn belongs to no step."""
         said = tokens[:-1] if tokens and tokens[-1] in self._renderer.stop_ids else tokens
         pieces = self._renderer.decode(said).split(self._separator)
-        texts = [self._separator.join(pieces[: count + 1]).rstrip() for count, piece in enumerate(pieces) if piece.strip()]
+        texts = [
+            self._separator.join(pieces[: count + 1]).rstrip() for count, piece in enumerate(pieces) if piece.strip()
+        ]
         return sorted(set(step_ends(self._renderer, said, 0, texts)))
 
 
 def step_ends(renderer: Renderer, tokens: Sequence[int], start: int, texts: Sequence[str]) -> list[int]:
-    """By how many of `tokens` each of `texts`, every one beginning with the one before it, has been read. The reply begins at
-    `start`; where a token ends one step and begins the next, the step has been read behind it.
+    """By how many of `tokens` each of `texts`, every one beginning with the one before it, has been read. The reply
+    begins at `start`; where a token ends one step and begins the next, the step has been read behind it.
 
     Raises:
         BadInput: the tokens say something else.

@@ -21,8 +21,9 @@ class Decoder(Protocol):
 class StopStrings:
     """Says where the text of sampled ids first holds one of some strings: what `GenerateRequest.ends` asks for.
 
-    A function of the ids alone, without memory: a request that is sent again, or whose work is done twice, ends at the same
-    token. It decodes the last ids only, as many as the longest string has bytes, because a token that is text is at least one.
+    A function of the ids alone, without memory: a request that is sent again, or whose work is done twice, ends at the
+    same token. It decodes the last ids only, as many as the longest string has bytes, because a token that is text is
+    at least one.
 
     Args:
         tokenizer: of the model that is asked.
@@ -34,13 +35,16 @@ class StopStrings:
 
     def __init__(self, tokenizer: Decoder, strings: Sequence[str]) -> None:
         if not strings or not all(strings):
-            raise refusal("stop strings", "at least one, none of them empty", repr(list(strings)), "leave the empty ones out")
+            raise refusal(
+                "stop strings", "at least one, none of them empty", repr(list(strings)), "leave the empty ones out"
+            )
         self._tokenizer = tokenizer
         self._strings = tuple(strings)
         self._window = max(len(string.encode("utf-8", "replace")) for string in strings) + _SLACK
 
     def __call__(self, tokens: Sequence[int], new: int) -> int | None:
-        """How many of a turn's ids it takes to hold one of the strings, at least one of the last `new` among them; or None."""
+        """How many of a turn's ids it takes to hold one of the strings, at least one of the last `new` among them; or
+        None."""
         for count in range(len(tokens) - new + 1, len(tokens) + 1):
             first = max(0, count - 1 - self._window)
             before = self._tokenizer.decode(tokens[first : count - 1]).rstrip(_BROKEN)

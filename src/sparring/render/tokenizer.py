@@ -25,8 +25,8 @@ _REMEMBERED_CHARACTERS = 4096
 
 
 class FileTokenizer:
-    """Text <-> ids as a checkpoint's folder defines it. Added tokens written in a text become their ids, unless there is a
-    `MARK` in them.
+    """Text <-> ids as a checkpoint's folder defines it. Added tokens written in a text become their ids, unless there
+    is a `MARK` in them.
 
     Attributes:
         name_or_path: the folder it came from.

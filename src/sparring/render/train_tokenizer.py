@@ -11,11 +11,12 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from sparring.errors import refusal
 
-# Splits a text before merging, as the Qwen2 and Qwen3 tokenizers do: words with one leading mark, single digits (or, where
-# asked for, groups of them), runs of other marks, newlines apart from other space. (Qwen2 technical report, 2024; vocabulary
-# file of the family.)
+# Splits a text before merging, as the Qwen2 and Qwen3 tokenizers do: words with one leading mark, single digits (or,
+# where asked for, groups of them), runs of other marks, newlines apart from other space. (Qwen2 technical report, 2024;
+# vocabulary file of the family.)
 _PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,DIGITS}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,DIGITS}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -37,14 +38,15 @@ MIN_VOCAB_SIZE = _BYTES + len(_SPECIAL) + len(_CONTENT)
 def train_tokenizer(texts: Iterable[str], vocab_size: int, out_path: str | Path, *, digits: int = 1) -> Path:
     """Train and write tokenizer.json, tokenizer_config.json, special_tokens_map.json and chat_template.jinja.
 
-    The result is a function of the texts and the size alone. Where the texts give too few merges, reserved tokens fill the
-    vocabulary, so that it has exactly `vocab_size` ids. Text survives unchanged: there is no normalisation.
+    The result is a function of the texts and the size alone. Where the texts give too few merges, reserved tokens fill
+    the vocabulary, so that it has exactly `vocab_size` ids. Text survives unchanged: there is no normalisation.
 
     Args:
         texts: what the vocabulary is learned from, rendered conversations or plain text.
         vocab_size: number of ids, the bytes and the family's special tokens included.
         out_path: folder to write into; made when missing.
-        digits: most digits of a number in one token. The family has 1; a tiny model copies numbers more surely in pairs.
+        digits: most digits of a number in one token. The family has 1; a tiny model copies numbers more surely in
+            pairs.
 
     Returns:
         The folder.
@@ -65,7 +67,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, out_path: str | Path,
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in _SPECIAL])
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in _CONTENT])
     missing = vocab_size - tokenizer.get_vocab_size()
-    tokenizer.add_special_tokens([AddedToken(f"<|reserved_{n}|>", special=True, normalized=False) for n in range(missing)])
+    tokenizer.add_special_tokens(
+        [AddedToken(f"<|reserved_{n}|>", special=True, normalized=False) for n in range(missing)]
+    )
     out = Path(out_path)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(out / "tokenizer.json"))

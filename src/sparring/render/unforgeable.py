@@ -21,8 +21,8 @@ Place = tuple[str, list[Message], list[ToolSpec]]
 def unforgeable(
     renderer: Renderer, tools: Sequence[ToolSpec] = (), control_tokens: Sequence[str] = (), text: str | None = None
 ) -> str:
-    """Write control tokens wherever somebody is quoted, and count those of the prompt and of the bridge, against the same ones
-    with a word in their place.
+    """Write control tokens wherever somebody is quoted, and count those of the prompt and of the bridge, against the
+    same ones with a word in their place.
 
     Args:
         renderer: the one a run will use.
@@ -51,7 +51,9 @@ def unforgeable(
 def _conversation(renderer: Renderer, tools: Sequence[ToolSpec]) -> list[Message]:
     reply, answers = _REPLY, []
     if tools:
-        reply = dataclasses.replace(_REPLY, tool_calls=(ToolCall(id="call_0", name=tools[0].name, arguments={"x": "1"}),))
+        reply = dataclasses.replace(
+            _REPLY, tool_calls=(ToolCall(id="call_0", name=tools[0].name, arguments={"x": "1"}),)
+        )
         answers = [Message(role="tool", content="42", tool_call_id="call_0", name=tools[0].name)]
     messages = [_USER, reply, *answers, *([_REPLY] if tools else []), _USER]
     try:  # some formats take no system message
@@ -75,7 +77,10 @@ def _places(messages: Sequence[Message], tools: Sequence[ToolSpec], text: str) -
 
 
 def _schemas(tool: ToolSpec, text: str) -> Iterator[ToolSpec]:
-    properties = {**tool.parameters.get("properties", {}), text: {"type": "string", "description": text, "enum": [text]}}
+    properties = {
+        **tool.parameters.get("properties", {}),
+        text: {"type": "string", "description": text, "enum": [text]},
+    }
     yield dataclasses.replace(tool, name=tool.name + text)
     yield dataclasses.replace(tool, description=f"{tool.description} {text}")
     yield dataclasses.replace(tool, parameters={**tool.parameters, "properties": properties, "required": [text]})

@@ -11,7 +11,7 @@ from sparring.types import Limits
 
 
 class ConstraintConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the text of every reply must be. """
+    """What the text of every reply must be."""
 
     kind: Literal["json_schema", "regex", "lark"]
     """JSON of a schema, what a regular expression matches as a whole, or a text of a grammar in Lark's notation."""
@@ -57,8 +57,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """A turn ends with the token that completes one of these in its text, beside the tokens that end a turn anyway."""
 
     constraint: ConstraintConfig | None = None
-    """What the text of every reply must be; an environment may ask for something else with an observation. A reply that calls
-    tools is a text too."""
+    """What the text of every reply must be; an environment may ask for something else with an observation. A reply that
+    calls tools is a text too."""
 
     max_turns: int | None = None
     """Replaces the task's own limit."""
@@ -92,7 +92,12 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("group_size, max_concurrent_rollouts and max_turn_tokens must be at least 1")
         if self.max_lag < 0 or self.retries < 0 or self.retry_delay_s < 0:
             raise ValueError("max_lag, retries and retry_delay_s must be 0 or more")
-        if not is_temperature(self.temperature) or not 0 < self.top_p <= 1 or self.top_k < 0 or not 0 <= self.min_p <= 1:
+        if (
+            not is_temperature(self.temperature)
+            or not 0 < self.top_p <= 1
+            or self.top_k < 0
+            or not 0 <= self.min_p <= 1
+        ):
             raise ValueError(f"{TEMPERATURE}, 0 < top_p <= 1, top_k >= 0 and 0 <= min_p <= 1")
         if not 0 <= self.min_turn_tokens <= self.max_turn_tokens:
             raise ValueError("min_turn_tokens must be from 0 to max_turn_tokens")

@@ -37,7 +37,8 @@ class SessionRecorder(Protocol):
 
 
 class GuardedEnv:
-    """A world whose foreign exceptions and answers become `EnvError` and whose time is measured. Implements `protocols.Env`.
+    """A world whose foreign exceptions and answers become `EnvError` and whose time is measured. Implements
+    `protocols.Env`.
 
     Args:
         make: makes the world, when it is first needed.
@@ -78,15 +79,15 @@ class GuardedEnv:
             return self._observed[-1]
 
     async def score(self, trajectory: Trajectory) -> Score | None:
-        """Score a trajectory. Raises EnvError for whatever its code raises, and for a reward that is no finite number; a
-        JudgeError passes through."""
+        """Score a trajectory. Raises EnvError for whatever its code raises, and for a reward that is no finite number;
+        a JudgeError passes through."""
         with _Measured(self, "env.score"):
             return _rated(await self._env.score(trajectory))
 
     def with_turns(self, score: Score, trajectory: Trajectory) -> Score:
-        """The score with what observations said of each sampled turn, where it does not say so itself: the reward that answered
-        it (0 where none did) and the state that it was taken in. It stays as it is where the world answered more replies than
-        were sampled: nobody then knows which.
+        """The score with what observations said of each sampled turn, where it does not say so itself: the reward that
+        answered it (0 where none did) and the state that it was taken in. It stays as it is where the world answered
+        more replies than were sampled: nobody then knows which.
         """
         turns = sum(segment.model is not None and bool(segment.tokens) for segment in trajectory.segments)
         answers = self._observed[1:]
@@ -108,7 +109,8 @@ class GuardedEnv:
 
 
 def _told(said: object) -> Observation:
-    """What a world said, if it is an observation of text that UTF-8 (so tokenizer and store) can carry; its reward adds up."""
+    """What a world said, if it is an observation of text that UTF-8 (so tokenizer and store) can carry; its reward adds
+    up."""
     if not isinstance(said, Observation):
         raise TypeError(f"expected an Observation, got {said!r:.80}")
     if said.reward is not None and not (isinstance(said.reward, (int, float)) and math.isfinite(said.reward)):
@@ -149,7 +151,8 @@ class _Measured(boundary):
 class RunningEpisode:
     """One attempt at one task: its world, its box and its sessions. Implements `protocols.Episode`.
 
-    The policy's session is open from the start, so that even an attempt that never reached the model leaves a trajectory.
+    The policy's session is open from the start, so that even an attempt that never reached the model leaves a
+    trajectory.
     """
 
     def __init__(
@@ -178,11 +181,13 @@ class RunningEpisode:
         return self._sessions[role]
 
     def trajectories(self, outcome: Outcome, timing: Timing) -> tuple[Trajectory, ...]:
-        """What was recorded, one trajectory per role, the policy's first. Each session adds its `generate_s` to `timing`."""
+        """What was recorded, one trajectory per role, the policy's first. Each session adds its `generate_s` to
+        `timing`."""
         return tuple(session.trajectory(outcome, timing) for session in self._sessions.values())
 
     async def close(self) -> list[InfraError]:
-        """Close world, box and sessions, each whatever the others do. What fails to close changes no outcome: it is returned."""
+        """Close world, box and sessions, each whatever the others do. What fails to close changes no outcome: it is
+        returned."""
         failures: list[InfraError] = []
         closers = [self.env.close, *(s.close for s in self._sessions.values())]
         if self.box is not None:

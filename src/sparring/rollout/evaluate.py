@@ -1,5 +1,5 @@
-"""Evaluation: held-out tasks, each sampled once or several times, beside training at a lower priority, never near a window or a
-baseline. What is recorded is not run again."""
+"""Evaluation: held-out tasks, each sampled once or several times, beside training at a lower priority, never near a
+window or a baseline. What is recorded is not run again."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ class EvalStore(Protocol):
 class EvalPlan:
     """Which rollouts an evaluation consists of, by number: every task once, then every task a second time, and so on.
 
-    The seed of a rollout depends on `run_seed`, its task and which sample of it it is, on nothing else. So two evaluations
-    differ by their weights only and can be compared in pairs, and one with more samples contains the one with fewer.
+    The seed of a rollout depends on `run_seed`, its task and which sample of it it is, on nothing else. So two
+    evaluations differ by their weights only and can be compared in pairs, and one with more samples contains the one
+    with fewer.
 
     Attributes:
         tasks: with unique ids.
@@ -66,8 +67,9 @@ class EvalPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """What one rollout says. `reward` is None where it says nothing about the policy, `success` also where the world knows no
-    such thing; `failure` is then what broke. `versions`: lowest and highest, None where nothing was sampled."""
+    """What one rollout says. `reward` is None where it says nothing about the policy, `success` also where the world
+    knows no such thing; `failure` is then what broke. `versions`: lowest and highest, None where nothing was
+    sampled."""
 
     rollout: str
     success: bool | None
@@ -79,7 +81,8 @@ class Finding:
 
 
 def recorded(plan: EvalPlan, store: EvalStore) -> dict[int, Finding]:
-    """What the store has of an evaluation, by number. Rollouts that say nothing about the policy are superseded, to be run again.
+    """What the store has of an evaluation, by number. Rollouts that say nothing about the policy are superseded, to be
+    run again.
 
     Raises:
         BadInput: the record is of other tasks.
@@ -91,7 +94,9 @@ def recorded(plan: EvalPlan, store: EvalStore) -> dict[int, Finding]:
         task = plan.tasks[group.index % len(plan.tasks)]
         if digest(group.task) != digest(task):
             expected, got = f"{task.id} as it is now", f"{group.task.id} as it was, or another task"
-            raise refusal(f"recorded rollout {group.id}", expected, got, "evaluate under another --name, or remove the folder")
+            raise refusal(
+                f"recorded rollout {group.id}", expected, got, "evaluate under another --name, or remove the folder"
+            )
         if group.rollouts:
             found[group.index] = _finding(group)
         else:
@@ -100,8 +105,8 @@ def recorded(plan: EvalPlan, store: EvalStore) -> dict[int, Finding]:
 
 
 class ScoredRunner:
-    """A runner whose rollouts are also scored by what scores whole groups in training, each as a group of one: a reward model
-    says what it says, and what compares the answers of a group has nothing to compare.
+    """A runner whose rollouts are also scored by what scores whole groups in training, each as a group of one: a reward
+    model says what it says, and what compares the answers of a group has nothing to compare.
 
     Args:
         runner: runs one rollout.
@@ -244,7 +249,9 @@ def _finding(group: Group) -> Finding:
     rollout = group.rollouts[0] if group.rollouts else group.failed[-1]
     score = group.scores[0] if group.rollouts else Score(reward=None)
     outcome = rollout.outcome
-    versions = [v for t in rollout.trajectories for s in t.segments if s.versions is not None for v in s.versions.values]
+    versions = [
+        v for t in rollout.trajectories for s in t.segments if s.versions is not None for v in s.versions.values
+    ]
     broken = outcome.failure if not group.rollouts else None
     return Finding(
         rollout=rollout.id,
@@ -252,7 +259,11 @@ def _finding(group: Group) -> Finding:
         reward=score.reward,
         turns=sum(t.usage.turns for t in rollout.trajectories),
         ending=f"{outcome.kind}/{outcome.reason}",
-        failure=f"{broken.error}: {broken.where}: {broken.message}" if broken else "" if group.rollouts else outcome.reason,
+        failure=f"{broken.error}: {broken.where}: {broken.message}"
+        if broken
+        else ""
+        if group.rollouts
+        else outcome.reason,
         versions=(min(versions), max(versions)) if versions else None,
     )
 

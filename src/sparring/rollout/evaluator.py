@@ -1,4 +1,5 @@
-"""Evaluations beside training, on the engine that training samples from: training starts them and never waits for one."""
+"""Evaluations beside training, on the engine that training samples from: training starts them and never waits for
+one."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ class RestartableStore(EvalStore, Protocol):
 
 
 class Evaluator:
-    """A second scheduler on training's engine, at a lower priority. An evaluation goes on while the weights change, so its result
-    has a range of versions. Where the next is due before its end, that one is left out: evaluations never queue up.
+    """A second scheduler on training's engine, at a lower priority. An evaluation goes on while the weights change, so
+    its result has a range of versions. Where the next is due before its end, that one is left out: evaluations never
+    queue up.
 
     Use it as a context: leaving it stops what is under way.
 

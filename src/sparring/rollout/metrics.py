@@ -11,8 +11,9 @@ from sparring.types import Group, Rollout
 def measure(metrics: Metrics, group: Group, *, lag: int) -> None:
     """Add one group's figures.
 
-    `infra_failure_rate` is the share of attempts that infrastructure or judge broke, `left_rate` the share of rollouts that
-    left their group for it in the end, `world_share` the part of the rollouts' own wall clock that was spent in the world.
+    `infra_failure_rate` is the share of attempts that infrastructure or judge broke, `left_rate` the share of rollouts
+    that left their group for it in the end, `world_share` the part of the rollouts' own wall clock that was spent in
+    the world.
 
     Args:
         metrics: where to.

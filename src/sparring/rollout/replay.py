@@ -13,7 +13,8 @@ from sparring.types import Rollout, Segment, Trajectory
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """The first place where a replay left the record. `expected` is the record's; a log-probability stands with its bits."""
+    """The first place where a replay left the record. `expected` is the record's; a log-probability stands with its
+    bits."""
 
     trajectory: str
     segment: int
@@ -25,7 +26,8 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayReport:
-    """What a replay found. Turns sampled on other weights than the engine serves cannot be replayed: `skipped_turns`."""
+    """What a replay found. Turns sampled on other weights than the engine serves cannot be replayed:
+    `skipped_turns`."""
 
     rollout: str
     version: int
@@ -95,7 +97,9 @@ def prompt_of(trajectory: Trajectory, segment: Segment) -> tuple[int, ...]:
 def compare(trajectory: str, segment: Segment, again: Completion) -> Difference | None:
     """The first difference between a recorded segment and a completion, by position; None where all bits agree."""
 
-    def difference(position: int, what: Literal["token", "logprob", "kept", "length"], expected: str, got: str) -> Difference:
+    def difference(
+        position: int, what: Literal["token", "logprob", "kept", "length"], expected: str, got: str
+    ) -> Difference:
         return Difference(
             trajectory=trajectory, segment=segment.index, position=position, what=what, expected=expected, got=got
         )

@@ -13,8 +13,8 @@ PART = "reward_model"
 
 
 class RewardScorer:
-    """Implements `Scorer`: adds what a reward model says of the whole conversation, in the very tokens that were sampled, to the
-    reward of the world; a world without one leaves it to the model alone.
+    """Implements `Scorer`: adds what a reward model says of the whole conversation, in the very tokens that were
+    sampled, to the reward of the world; a world without one leaves it to the model alone.
 
     A conversation is the last branch of the rollout's first role. The model is asked once for a whole group.
 

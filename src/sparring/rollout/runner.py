@@ -25,8 +25,8 @@ CANCELLED = Outcome(kind="cancelled", reason="cancelled")
 class Finished:
     """A rollout with its score, and the earlier attempts that the infrastructure broke.
 
-    `score` is None when the rollout leaves its group; its reward is None when the world left it to a second pass. Every attempt
-    is kept, so every sampled token has an owner.
+    `score` is None when the rollout leaves its group; its reward is None when the world left it to a second pass. Every
+    attempt is kept, so every sampled token has an owner.
     """
 
     rollout: Rollout
@@ -73,9 +73,9 @@ class RolloutRunner:
         """Run a task to an outcome.
 
         An attempt that the infrastructure broke is run again with the same seed, so it samples the same tokens. Is the
-        world broken a second time in the same way (error class, place and message), after the policy had acted both times,
-        then it was the policy. Engine and judge are no part of the world, and before its first token the policy has done
-        nothing: such failures only ever leave the group.
+        world broken a second time in the same way (error class, place and message), after the policy had acted both
+        times, then it was the policy. Engine and judge are no part of the world, and before its first token the policy
+        has done nothing: such failures only ever leave the group.
 
         Args:
             task: its limits may be replaced by `[rollout]`.
@@ -102,7 +102,9 @@ class RolloutRunner:
             if done.error is None:
                 return Finished(rollout=done.rollout, score=done.score, broken=tuple(broken))
             if broken and _is_the_policys(done.error, broken[-1], done.rollout):
-                failed = _ended(done.rollout, Outcome(kind="policy_failed", reason="failure", failure=failure_of(done.error)))
+                failed = _ended(
+                    done.rollout, Outcome(kind="policy_failed", reason="failure", failure=failure_of(done.error))
+                )
                 score = Score(reward=self.config.policy_failure_reward, success=False)
                 return Finished(rollout=failed, score=score, broken=tuple(broken))
             broken.append(done.rollout)

@@ -1,4 +1,5 @@
-"""Tasks become scored groups: rollouts run side by side and finish in any order, groups leave in admission order (law 5)."""
+"""Tasks become scored groups: rollouts run side by side and finish in any order, groups leave in admission order (law
+5)."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ class Scheduler:
         engine_version: the version that the engine serves now.
         stage: first part of every id: group 12 of stage rl is `rl/12`, its rollout 3 is `rl/12/3`.
         scorers: further passes over whole groups, in this order.
-        baseline: runs one rollout more of every task, with the purpose "baseline"; its score is in `Group.baselines`, or the
-            rollout in `Group.failed`.
+        baseline: runs one rollout more of every task, with the purpose "baseline"; its score is in `Group.baselines`,
+            or the rollout in `Group.failed`.
     """
 
     def __init__(
@@ -73,8 +74,8 @@ class Scheduler:
     async def groups(self) -> AsyncIterator[Group]:
         """Every group, in admission order, until the source or the window ends.
 
-        A rollout that left its group for an infrastructure failure is in `Group.failed`; a group is yielded whatever is left
-        of it.
+        A rollout that left its group for an infrastructure failure is in `Group.failed`; a group is yielded whatever is
+        left of it.
 
         Raises:
             Exception: whatever killed a background task, as soon as it is dead: the run cannot go on without it.
@@ -106,7 +107,8 @@ class Scheduler:
         return {**values, **length_bias(values)}
 
     def state(self, step: int) -> dict[str, Any]:
-        """What a resume after `step` steps needs: the source as it was before the first group of the next step was admitted.
+        """What a resume after `step` steps needs: the source as it was before the first group of the next step was
+        admitted.
 
         Args:
             step: the last released one.
@@ -124,13 +126,13 @@ class Scheduler:
     def restore(self, state: Mapping[str, Any], recorded: Iterable[Group] = ()) -> None:
         """Go on where `state` was taken: exactly the groups after it are admitted again.
 
-        A state that does not say `fresh_seeds` was written when a task had the same random numbers whenever it came: a run that
-        was begun so keeps them, or its second half would not be that of the run uninterrupted.
+        A state that does not say `fresh_seeds` was written when a task had the same random numbers whenever it came: a
+        run that was begun so keeps them, or its second half would not be that of the run uninterrupted.
 
         Args:
             state: of `state`.
-            recorded: the stage's groups. Those that the source was shown between its snapshot and the end of the step (there
-                are some where `max_lag` is more than 0) are shown to it again.
+            recorded: the stage's groups. Those that the source was shown between its snapshot and the end of the step
+                (there are some where `max_lag` is more than 0) are shown to it again.
         """
         self._window.resume(state["step"])
         self._source.restore(state["source"])
@@ -156,15 +158,17 @@ class Scheduler:
         lag = group.index // self._window.groups_per_step - group.version
         if lag > self._window.max_lag:
             raise SparringError(
-                f"{group.id}: expected a lag of at most {self._window.max_lag}, got {lag}; release a step only after the "
-                "engine serves its weights"
+                f"{group.id}: expected a lag of at most {self._window.max_lag}, got {lag}; release a step only "
+                "after the engine serves its weights"
             )
         return lag
 
     async def _admit(self) -> None:
         """Start groups in order as the window and the places for rollouts allow."""
         while True:
-            await self._slots.acquire()  # the first rollout's place, so that the group's version is the one it starts on
+            await (
+                self._slots.acquire()
+            )  # the first rollout's place, so that the group's version is the one it starts on
             index = await self._window.acquire()
             if index is None:
                 break
@@ -217,9 +221,7 @@ class Scheduler:
         group = f"{self._stage}/{index}" if self._fresh else None
         return rollout_seed(self._run_seed, purpose, task, place, group)
 
-    async def _group(
-        self, task: Task, index: int, version: int, rollouts: Sequence[asyncio.Task[Finished]]
-    ) -> Group:
+    async def _group(self, task: Task, index: int, version: int, rollouts: Sequence[asyncio.Task[Finished]]) -> Group:
         """The scored group, when its last rollout is done."""
         finished = await asyncio.gather(*rollouts)
         kept = [(f.rollout, f.score) for f in finished if f.score is not None]

@@ -22,9 +22,10 @@ class TurnScorer:
         per_turn_k += weight * p_k                         the process reward (Lightman et al., arXiv 2305.20050)
         reward     += weight * (p_1 + ... + p_K)           so that turns leave of it what the world gave
 
-    A turn is what one request sampled, in the context that it was sampled in; the order is that of `Score.per_turn`. Where
-    turns have steps, each is judged at its own end, `per_step` says what it earned, and a turn earns their sum; to the last
-    belongs what follows it in its turn. The model is asked once for a whole group, and what is read twice is computed once.
+    A turn is what one request sampled, in the context that it was sampled in; the order is that of `Score.per_turn`.
+    Where turns have steps, each is judged at its own end, `per_step` says what it earned, and a turn earns their sum;
+    to the last belongs what follows it in its turn. The model is asked once for a whole group, and what is read twice
+    is computed once.
 
     Args:
         model: a scalar head that was trained on labelled turns, or steps; its tokenizer is the policy's.
@@ -41,7 +42,8 @@ class TurnScorer:
         """The scores with rewards of turns, and the mean probability, before the weight, as the part `reward_model`.
 
         Raises:
-            BadInput: a rollout has several roles, whose turns no score tells apart; or the world says what other turns earned.
+            BadInput: a rollout has several roles, whose turns no score tells apart; or the world says what other turns
+                earned.
             EngineError: the model failed.
         """
         turns = [list(_turns(rollout)) for rollout in rollouts]
@@ -74,9 +76,13 @@ class TurnScorer:
             return told
         given = score.per_step or ((),) * len(found)
         steps = zip(given, found, lengths, strict=True)
-        return replace(told, per_step=tuple(self._of_turn(dict(before), turn, length) for before, turn, length in steps))
+        return replace(
+            told, per_step=tuple(self._of_turn(dict(before), turn, length) for before, turn, length in steps)
+        )
 
-    def _of_turn(self, earned: dict[int, float], found: Mapping[int, float], length: int) -> tuple[tuple[int, float], ...]:
+    def _of_turn(
+        self, earned: dict[int, float], found: Mapping[int, float], length: int
+    ) -> tuple[tuple[int, float], ...]:
         """What the world said of a turn's steps, and the rewards of these; the last goes to the turn's end."""
         for end, probability in found.items():
             place = length if end == max(found) else end

@@ -10,8 +10,8 @@ from sparring.rollout.config import RolloutConfig
 
 
 class Window:
-    """Admission by slots: group g belongs to step g // groups_per_step + 1 and may start once all but `max_lag` of the steps
-    before that one are released.
+    """Admission by slots: group g belongs to step g // groups_per_step + 1 and may start once all but `max_lag` of the
+    steps before that one are released.
 
     So a group of step s starts on the weights of version s - 1 - max_lag or newer: its lag when trained is at most
     `max_lag`, by construction (law 5). `max_lag = 0` is a synchronous run.
@@ -43,7 +43,8 @@ class Window:
         return self._released
 
     async def acquire(self) -> int | None:
-        """Wait until the next group may start; its index, or None after the last step's last group. One caller at a time."""
+        """Wait until the next group may start; its index, or None after the last step's last group. One caller at a
+        time."""
         if self.total_steps is not None and self._next >= self.total_steps * self.groups_per_step:
             return None
         while self._next // self.groups_per_step > self._released + self.max_lag:
@@ -53,7 +54,8 @@ class Window:
         return self._next - 1
 
     def release(self, step: int) -> None:
-        """The engine serves the weights that `step` (counted from 1) made. Again for the same step (a second model) is fine.
+        """The engine serves the weights that `step` (counted from 1) made. Again for the same step (a second model) is
+        fine.
 
         Raises:
             ValueError: a step was left out, or came out of order.
@@ -84,14 +86,15 @@ def check_window(
 ) -> None:
     """Prove that the rollouts of a run can never wait for each other in a circle, or refuse.
 
-    The proof. Call a step *open* while its groups are missing. (1) The window admits in order of index and always admits the
-    groups of the open step: their step number minus 1 equals the released steps, and `max_lag` is at least 0. (2) Places for
-    rollouts are handed out in admission order and given back only by a rollout's end, so the open step's rollouts wait at
-    most for rollouts that were admitted before them, all of which are running. (3) A running rollout waits only for the
-    engine and for its world. The engine can always run its oldest request if one whole rollout fits into its cache, because it
-    may then push out every other conversation; waiting for a box, the conversation and scoring have time limits. (4) So every
-    running rollout ends, the open step fills, and the trainer, which waits for nothing else, releases it. No circle is left as
-    long as there is a place at all, all limits are finite, and one rollout fits into the engine: that is what is checked.
+    The proof. Call a step *open* while its groups are missing. (1) The window admits in order of index and always
+    admits the groups of the open step: their step number minus 1 equals the released steps, and `max_lag` is at least
+    0. (2) Places for rollouts are handed out in admission order and given back only by a rollout's end, so the open
+    step's rollouts wait at most for rollouts that were admitted before them, all of which are running. (3) A running
+    rollout waits only for the engine and for its world. The engine can always run its oldest request if one whole
+    rollout fits into its cache, because it may then push out every other conversation; waiting for a box, the
+    conversation and scoring have time limits. (4) So every running rollout ends, the open step fills, and the trainer,
+    which waits for nothing else, releases it. No circle is left as long as there is a place at all, all limits are
+    finite, and one rollout fits into the engine: that is what is checked.
 
     Args:
         config: `[rollout]`.

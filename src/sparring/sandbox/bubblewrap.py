@@ -1,4 +1,5 @@
-"""Boxes made by bubblewrap fork servers: a few milliseconds each, no daemon. How: `inside`. What is isolated: docs/sandbox.md."""
+"""Boxes made by bubblewrap fork servers: a few milliseconds each, no daemon. How: `inside`. What is isolated:
+docs/sandbox.md."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ FILE_TIMEOUT_S = 10.0  # for read and write, which are the caller's own and not 
 
 
 class BubblewrapBoxes:
-    """Implements `Boxes`. Belongs to one event loop. Servers start with the first command, so making one costs nothing."""
+    """Implements `Boxes`. Belongs to one event loop. Servers start with the first command, so making one costs
+    nothing."""
 
     def __init__(self, config: SandboxConfig) -> None:
         cpus = len(os.sched_getaffinity(0))
@@ -44,7 +46,9 @@ class BubblewrapBoxes:
         if spec.image != "python":
             raise refusal("box.image", "'python'", repr(spec.image), "use another kind of sandbox for images")
         if spec.network:
-            raise refusal("box.network", "false", "true", "bubblewrap boxes have no network; use another kind of sandbox")
+            raise refusal(
+                "box.network", "false", "true", "bubblewrap boxes have no network; use another kind of sandbox"
+            )
         if not self._config.enabled:
             return OffBox()
         if self._closed:
@@ -76,7 +80,8 @@ class BubblewrapBoxes:
 class BubblewrapBox:
     """Implements `Sandbox`. Commands of one box run one after another; cancelling the awaiting task kills its command.
 
-    `output_bytes` of the spec holds for stdout and for stderr each, so that what is kept never depends on how the two interleave.
+    `output_bytes` of the spec holds for stdout and for stderr each, so that what is kept never depends on how the two
+    interleave.
     """
 
     def __init__(self, pool: BubblewrapBoxes, spec: BoxSpec, server: Server, joined: tuple[int, ...] = ()) -> None:
@@ -112,9 +117,9 @@ class BubblewrapBox:
         return await self._pool.take(self._spec)
 
     async def converse(self, code: str, other: str) -> ExecResult:
-        """Run two programs at once, each in a fresh box of its own, joined by two pipes: what one writes to file descriptor 201,
-        the other reads from 200. `other` has the time limit of the spec, `code` twice as long; when `code` ends, `other` is
-        ended. The two count as one command, for as a rule one of them waits.
+        """Run two programs at once, each in a fresh box of its own, joined by two pipes: what one writes to file
+        descriptor 201, the other reads from 200. `other` has the time limit of the spec, `code` twice as long; when
+        `code` ends, `other` is ended. The two count as one command, for as a rule one of them waits.
 
         Returns:
             what `code` did.
@@ -172,8 +177,8 @@ class BubblewrapBox:
         """Write a file of the box, making its folders.
 
         Raises:
-            SpoiltFile: a command of this box is in the way: something else than a file stands there, the folder is closed, the
-                disk is full.
+            SpoiltFile: a command of this box is in the way: something else than a file stands there, the folder is
+                closed, the disk is full.
             OSError: as the box says, where no command can be the reason: a read-only place, or none has run.
             SandboxError: the box failed.
         """
@@ -239,7 +244,8 @@ class BubblewrapBox:
         self._joined = ()
 
     async def _answer(self, request_id: int) -> tuple[Mapping[str, Any], bytes]:
-        """The answer to this request, past those of cancelled ones. Where it is cancelled itself, nothing read is lost."""
+        """The answer to this request, past those of cancelled ones. Where it is cancelled itself, nothing read is
+        lost."""
         while True:
             assert self._connection is not None
             reader = self._connection[0]
@@ -261,7 +267,8 @@ class BubblewrapBox:
 
 
 class OffBox:
-    """Implements `Sandbox` for a tool host that is switched off: every command fails with a text and none with an exception."""
+    """Implements `Sandbox` for a tool host that is switched off: every command fails with a text and none with an
+    exception."""
 
     async def exec(self, argv: Sequence[str], *, stdin: str = "", timeout_s: float | None = None) -> ExecResult:
         """Exit code 1 and an error text."""
@@ -331,8 +338,9 @@ SPOILT: Mapping[int, type[SpoiltFile]] = {
     errno.EPERM: SpoiltByMode,
     **dict.fromkeys((errno.ENOTDIR, errno.EEXIST, errno.ENXIO, errno.ELOOP, errno.ENOSPC), SpoiltFile),
 }
-"""What a command that was there before can have brought about. ENXIO: a pipe, a socket or a device; EEXIST: something stands
-where a folder is to be made. A file that is not there, and a place that nobody can write to, say nothing about it."""
+"""What a command that was there before can have brought about. ENXIO: a pipe, a socket or a device; EEXIST: something
+stands where a folder is to be made. A file that is not there, and a place that nobody can write to, say nothing about
+it."""
 
 
 def _raise_for(header: Mapping[str, Any], path: str, used: bool) -> None:

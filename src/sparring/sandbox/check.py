@@ -13,13 +13,19 @@ from sparring.sandbox.config import SandboxConfig
 from sparring.types import BoxSpec
 
 KERNEL_SWITCHES = (
-    ("apparmor_restrict_unprivileged_userns", "1", "0", " or give the program an AppArmor profile with the rule 'userns,'"),
+    (
+        "apparmor_restrict_unprivileged_userns",
+        "1",
+        "0",
+        " or give the program an AppArmor profile with the rule 'userns,'",
+    ),
     ("unprivileged_userns_clone", "0", "1", ""),
 )
 
 
 def check_sandbox(config: SandboxConfig | None = None) -> None:
-    """Make one box, run one command in it, and refuse clearly where that does not work. Returns at once where it is switched off.
+    """Make one box, run one command in it, and refuse clearly where that does not work. Returns at once where it is
+    switched off.
 
     Raises:
         BadInput: no bubblewrap, no interpreter for the boxes, or the machine forbids user namespaces.
@@ -31,7 +37,9 @@ def check_sandbox(config: SandboxConfig | None = None) -> None:
         expected = "bubblewrap (the program that isolates what the policy runs)"
         raise refusal("sandbox.bwrap", expected, f"no program {config.bwrap!r}", "do: apt-get install bubblewrap")
     if config.python != "auto" and not Path(config.python).is_file():
-        raise refusal("sandbox.python", "an interpreter", f"no file {config.python!r}", "write 'auto' or a path that exists")
+        raise refusal(
+            "sandbox.python", "an interpreter", f"no file {config.python!r}", "write 'auto' or a path that exists"
+        )
     with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop of its own
         failure = thread.submit(asyncio.run, _probe(config)).result()
     if failure is not None:
@@ -72,7 +80,9 @@ def _explained(config: SandboxConfig, failure: str) -> BadInput:
     """The refusal that names the likeliest way out."""
     if any(words in failure for words in ("source path", "execvp", "failed to execute")):
         expected = "an interpreter that any user of this machine can read"
-        return refusal("sandbox.python", expected, repr(failure), "do: apt-get install python3, or write the path of one")
+        return refusal(
+            "sandbox.python", expected, repr(failure), "do: apt-get install python3, or write the path of one"
+        )
     expected = "a machine where bubblewrap may make user namespaces"
     for name, forbids, allows, otherwise in KERNEL_SWITCHES:
         switch = Path("/proc/sys/kernel") / name
@@ -84,8 +94,11 @@ def _explained(config: SandboxConfig, failure: str) -> BadInput:
     words = ("namespace", "uid map", "ermission", "not permitted")
     if any(word in failure for word in words):
         way = (
-            f"do: allow them to {config.bwrap!r} (sysctl kernel.apparmor_restrict_unprivileged_userns=0 or an AppArmor profile "
-            "with the rule 'userns,'; sysctl user.max_user_namespaces above 0; in a container, its seccomp profile)"
+            f"do: allow them to {config.bwrap!r} (sysctl kernel.apparmor_restrict_unprivileged_userns=0 or an "
+            "AppArmor profile with the rule 'userns,'; sysctl user.max_user_namespaces above 0; in a container, its "
+            "seccomp profile)"
         )
         return refusal("sandbox", expected, repr(failure), way)
-    return refusal("sandbox", "a box that runs a command", repr(failure), f"run {config.bwrap!r} by hand to see what it lacks")
+    return refusal(
+        "sandbox", "a box that runs a command", repr(failure), f"run {config.bwrap!r} by hand to see what it lacks"
+    )

@@ -1,7 +1,8 @@
 """Linux calls that make and narrow a box: namespaces, mounts, limits, system call filter.
 
 Runs inside bubblewrap on the system's own Python (>= 3.9), so it is standard library only and imports nothing of ours.
-Constants are those of the kernel's headers (linux/sched.h, linux/mount.h, linux/prctl.h, linux/seccomp.h, linux/filter.h).
+Constants are those of the kernel's headers (linux/sched.h, linux/mount.h, linux/prctl.h, linux/seccomp.h,
+linux/filter.h).
 """
 
 from __future__ import annotations
@@ -20,18 +21,21 @@ PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 4, 22, 2
 UID = 1000
 
 
-
 class Machine(NamedTuple):
-    """What differs between processors: the number of clone(2), the audit code, and the system calls that a command is refused.
+    """What differs between processors: the number of clone(2), the audit code, and the system calls that a command is
+    refused.
 
-    `memory` are calls that hold memory which no limit of ours counts; `doors` lead into the kernel and no tool call needs
-    them; prlimit64 may name only its caller (pid 0), else a command could cut down the box's pid 1, which has the same user.
+    `memory` are calls that hold memory which no limit of ours counts; `doors` lead into the kernel and no tool call
+    needs them; prlimit64 may name only its caller (pid 0), else a command could cut down the box's pid 1, which has the
+    same user.
     """
 
     clone: int
     audit: int
     memory: tuple[int, ...]  # memfd_create memfd_secret shmget msgget mq_open add_key request_key keyctl io_uring_setup
-    doors: tuple[int, ...]  # ptrace mount unshare setns bpf perf_event_open userfaultfd process_vm_readv process_vm_writev
+    doors: tuple[
+        int, ...
+    ]  # ptrace mount unshare setns bpf perf_event_open userfaultfd process_vm_readv process_vm_writev
     prlimit64: int
 
 
@@ -65,7 +69,8 @@ def _checked(result: int, what: str) -> int:
 
 
 def fork_isolated() -> int:
-    """fork(2) into new user, mount, pid, ipc and network namespaces. Returns 0 in the child, which is pid 1 of its own."""
+    """fork(2) into new user, mount, pid, ipc and network namespaces. Returns 0 in the child, which is pid 1 of its
+    own."""
     number = MACHINES[platform.machine()].clone
     _python.PyOS_BeforeFork()
     pid = _libc.syscall(ctypes.c_long(number), ctypes.c_ulong(NEW_NAMESPACES | signal.SIGCHLD), None, None, None, None)
@@ -95,7 +100,8 @@ def _write(path: str, text: str) -> None:
 
 
 def _filter() -> tuple[ctypes.Array, bytes]:
-    """A seccomp program (struct sock_fprog) that answers EPERM to the refused calls, and the memory that it points to."""
+    """A seccomp program (struct sock_fprog) that answers EPERM to the refused calls, and the memory that it points
+    to."""
     machine = MACHINES[platform.machine()]
     load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
     number, audit, first_argument = 0, 4, 16  # offsets in struct seccomp_data
@@ -103,7 +109,9 @@ def _filter() -> tuple[ctypes.Array, bytes]:
     body += [(equal, machine.prlimit64, "prlimit", None), (answer, 0x7FFF0000, None, None)]  # SECCOMP_RET_ALLOW
     head = [(load, audit, None, None), (equal, machine.audit, None, "refuse")]
     head += [(load, number, None, None), (at_least, 0x40000000, "refuse", None)]  # the x32 numbering
-    steps = head + body + [(load, first_argument, None, None), (equal, 0, None, "refuse"), (answer, 0x7FFF0000, None, None)]
+    steps = (
+        head + body + [(load, first_argument, None, None), (equal, 0, None, "refuse"), (answer, 0x7FFF0000, None, None)]
+    )
     steps += [(answer, 0x00050000 | 1, None, None)]  # SECCOMP_RET_ERRNO | EPERM
     labels = {"prlimit": len(head + body), "refuse": len(steps) - 1}
     code = b""
@@ -115,23 +123,29 @@ def _filter() -> tuple[ctypes.Array, bytes]:
 
 
 _FILTER = _filter()
-_HEADER, _NONE = struct.pack("<Ii", 0x20080522, 0), bytes(24)  # _LINUX_CAPABILITY_VERSION_3, this process; no capability
+_HEADER, _NONE = (
+    struct.pack("<Ii", 0x20080522, 0),
+    bytes(24),
+)  # _LINUX_CAPABILITY_VERSION_3, this process; no capability
 
 
 def furnish(disk_bytes: int, processes: int) -> None:
-    """Give these new namespaces their user, private folders, own /proc and lasting limits. Called once, as pid 1 of the box.
+    """Give these new namespaces their user, private folders, own /proc and lasting limits. Called once, as pid 1 of the
+    box.
 
-    The box keeps its capabilities over its own namespaces: as long as a command has none, the kernel lets it neither trace
-    nor slow the box (capabilities(7), sched_setscheduler(2)). What is set here every command inherits and cannot undo. One
-    tmpfs carries /box, /tmp and /dev/shm, so that `disk_bytes` bounds all that a box can write; it stays visible under /mnt
-    too, because an unmount waits milliseconds for the kernel.
+    The box keeps its capabilities over its own namespaces: as long as a command has none, the kernel lets it neither
+    trace nor slow the box (capabilities(7), sched_setscheduler(2)). What is set here every command inherits and cannot
+    undo. One tmpfs carries /box, /tmp and /dev/shm, so that `disk_bytes` bounds all that a box can write; it stays
+    visible under /mnt too, because an unmount waits milliseconds for the kernel.
     """
     _write("/proc/self/setgroups", "deny")
     _write("/proc/self/uid_map", f"{UID} {UID} 1")
     _write("/proc/self/gid_map", f"{UID} {UID} 1")
     _write("/proc/sys/user/max_user_namespaces", "0")  # a command cannot climb into a namespace where it is root
     _mount(None, "/", None, MS_REC_PRIVATE)
-    _mount("box", "/mnt", "tmpfs", MS_NOSUID_NODEV, f"size={disk_bytes},nr_inodes={max(256, disk_bytes >> 12)},mode=0700")
+    _mount(
+        "box", "/mnt", "tmpfs", MS_NOSUID_NODEV, f"size={disk_bytes},nr_inodes={max(256, disk_bytes >> 12)},mode=0700"
+    )
     for inner, target in (("box", "/box"), ("tmp", "/tmp"), ("shm", "/dev/shm")):
         os.mkdir(f"/mnt/{inner}", 0o700)
         _mount(f"/mnt/{inner}", target, None, MS_BIND)
@@ -139,7 +153,10 @@ def furnish(disk_bytes: int, processes: int) -> None:
     os.chdir("/box")
     for which, value in (
         (resource.RLIMIT_FSIZE, disk_bytes),
-        (resource.RLIMIT_NPROC, processes + 1),  # counted, threads too, per user namespace: the box's own number and its pid 1
+        (
+            resource.RLIMIT_NPROC,
+            processes + 1,
+        ),  # counted, threads too, per user namespace: the box's own number and its pid 1
         (resource.RLIMIT_NOFILE, 256),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
@@ -152,8 +169,6 @@ def furnish(disk_bytes: int, processes: int) -> None:
     while _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
         capability += 1
     _prctl(PR_SET_SECCOMP, 2, _FILTER[1])
-
-
 
 
 def address_space_bytes() -> int:

@@ -4,8 +4,8 @@
       box     pid 1 of its own user, mount, pid, ipc and network namespaces; talks to the parent over its own socket
         command    a fork of the box without capabilities and without the socket; dies with all that it started
 
-A box that is idle is blocked in one read. Nothing here survives the parent: end of file on a socket ends its reader, and the
-kernel kills what is left of a pid namespace with its pid 1.
+A box that is idle is blocked in one read. Nothing here survives the parent: end of file on a socket ends its reader,
+and the kernel kills what is left of a pid namespace with its pid 1.
 
 Wire form, both ways: two little-endian uint32 (bytes of header, bytes of body), a JSON header, a body of raw bytes.
 """
@@ -39,7 +39,8 @@ POLL_S = 0.02
 CPUS = len(os.sched_getaffinity(0))
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 WARM = (
-    "bisect cmath collections copy datetime decimal fractions functools heapq itertools json math operator re string typing"
+    "bisect cmath collections copy datetime decimal fractions functools heapq itertools json math operator re string "
+    "typing"
 ).split()  # not random or statistics: they bring OpenSSL, and every fork would pay for its pages
 
 
@@ -130,7 +131,8 @@ def _run_program(argv: list[str]) -> int:
 
 
 def _plain(path: str, flags: int) -> int:
-    """Open a file for `open`, never waiting: what is no plain file (a pipe, a socket, a device, a folder) is refused at once."""
+    """Open a file for `open`, never waiting: what is no plain file (a pipe, a socket, a device, a folder) is refused at
+    once."""
     file = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     kind = os.fstat(file).st_mode
     if not stat.S_ISREG(kind):
@@ -164,7 +166,8 @@ def _run_write(path: str) -> int:
 
 
 def command(request: dict, body: bytes, limits: dict, pipes: tuple[int, int, int], armed: int) -> None:
-    """Narrow this process to a command, run it and exit. Never returns. Writes a byte to `armed` when it is narrowed."""
+    """Narrow this process to a command, run it and exit. Never returns. Writes a byte to `armed` when it is
+    narrowed."""
     status = 1
     try:
         for target, pipe in enumerate(pipes):
@@ -304,9 +307,12 @@ class Run:
                 break
         for file in (self.stdout, self.stderr):
             while self._read_output(file):
-                pass  # up to what is there: a pipe that the command sent over a socket of its own may stay open for long
+                # up to what is there: a pipe that the command sent over a socket of its own may stay open for long
+                pass
         if by_itself and not os.read(self.armed, 1):
-            raise RuntimeError("the command could not be confined: " + self.output[self.stderr].decode("utf-8", "replace"))
+            raise RuntimeError(
+                "the command could not be confined: " + self.output[self.stderr].decode("utf-8", "replace")
+            )
         for file in (self.feed, self.stdout, self.stderr, self.armed, self.exited):
             if file >= 0:
                 os.close(file)
@@ -350,7 +356,9 @@ def box(connection: socket.socket, joined: list) -> None:
             os.dup2(file, target)
             os.close(file)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # pid 1 is deaf to signals from inside only where it has no handler
+        signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        )  # pid 1 is deaf to signals from inside only where it has no handler
         limits, _ = receive(connection)
         furnish(limits["disk"], limits["processes"])
         limits["address"] = address_space_bytes() + limits["memory"]  # memory is counted on top of the warm interpreter

@@ -18,7 +18,9 @@ from sparring.sandbox.config import SandboxConfig
 
 NOBODY = 65534  # whom bubblewrap runs as where Sparring runs as root: the kernel does not count root's processes
 INNER_UID = 1000
-SETARCH = "/usr/bin/setarch"  # with fixed addresses, code that prints `<map object at 0x...>` prints the same in every run
+SETARCH = (
+    "/usr/bin/setarch"  # with fixed addresses, code that prints `<map object at 0x...>` prints the same in every run
+)
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "HOME": "/box",
@@ -40,7 +42,8 @@ module.serve()
 
 
 def find_python(config: SandboxConfig) -> str:
-    """The interpreter for the boxes: the configured one, else the system's, else the one that this one was made from."""
+    """The interpreter for the boxes: the configured one, else the system's, else the one that this one was made
+    from."""
     if config.python != "auto":
         return config.python
     for path in ("/usr/bin/python3", "/usr/local/bin/python3"):
@@ -163,7 +166,8 @@ class Server:
             os.close(theirs_errors)
 
     def last_words(self) -> str:
-        """What bubblewrap or the program inside wrote last and its exit status, as the end of a message; "" where nothing."""
+        """What bubblewrap or the program inside wrote last and its exit status, as the end of a message; "" where
+        nothing."""
         if self._process is None:
             return ""
         text = (self._errors.read(4096) or b"").decode("utf-8", "replace").strip()

@@ -1,14 +1,17 @@
-"""Functions of one process, called from another that trusts nothing of it: `lend` and `borrow`, the two ends of a conversation.
+"""Functions of one process, called from another that trusts nothing of it: `lend` and `borrow`, the two ends of a
+conversation.
 
     borrower    runs code in which the lender's functions are stand-ins; sends a call, waits for its answer
     lender      runs a program; answers calls to what the program has defined
 
-Both run inside boxes (`inside` starts them), so this is standard library only, for Python >= 3.9. Only plain data crosses:
-None, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, and of an exception the name of a built-in class.
-A value of a subclass arrives as its base, so nothing that arrives can run code of the lender's: not by `==`, not by a method.
+Both run inside boxes (`inside` starts them), so this is standard library only, for Python >= 3.9. Only plain data
+crosses: None, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, and of an exception the name of
+a built-in class. A value of a subclass arrives as its base, so nothing that arrives can run code of the lender's: not
+by `==`, not by a method.
 
-Wire form, both ways: a little-endian uint32 (bytes), then JSON in UTF-8. What JSON has, but for objects, stands for itself; all
-else is a list whose first element says what it is (`_write`). A call carries a word drawn by lot, which its answer repeats.
+Wire form, both ways: a little-endian uint32 (bytes), then JSON in UTF-8. What JSON has, but for objects, stands for
+itself; all else is a list whose first element says what it is (`_write`). A call carries a word drawn by lot, which its
+answer repeats.
 """
 
 from __future__ import annotations
@@ -34,8 +37,8 @@ PASSED = "passed\n"
 """What a borrower whose code came to its end writes to stdout."""
 
 NOT_RAISED_AS_THEMSELVES = {"StopIteration", "StopAsyncIteration", "GeneratorExit"}
-"""In the borrower's code these would end a loop (`all(map(f, cases))`) and not the code: they arrive as RuntimeError, as they
-leave a generator (PEP 479)."""
+"""In the borrower's code these would end a loop (`all(map(f, cases))`) and not the code: they arrive as RuntimeError,
+as they leave a generator (PEP 479)."""
 ERRORS = {
     name: kind
     for name, kind in vars(builtins).items()
@@ -211,8 +214,8 @@ def _answer(function: object, given: list, named: dict) -> list:
 
 
 def borrow(code: str) -> None:
-    """Run code in which the lender's functions are stand-ins and its constants are copies. Writes `PASSED` and exits with status
-    0 where it came to its end; where it raised, the traceback goes to stderr, as ever.
+    """Run code in which the lender's functions are stand-ins and its constants are copies. Writes `PASSED` and exits
+    with status 0 where it came to its end; where it raised, the traceback goes to stderr, as ever.
 
     A builtin, a name with two underscores before it, and whatever `code` itself defines are never the lender's.
     """

@@ -19,8 +19,8 @@ from sparring.types import Task
 
 
 class Other(msgspec.Struct, frozen=True, kw_only=True):
-    """What another run, or a file of `sparring eval`, says of its weights. `tokens_trained`: by the last stage that trained them,
-    None where nobody knows."""
+    """What another run, or a file of `sparring eval`, says of its weights. `tokens_trained`: by the last stage that
+    trained them, None where nobody knows."""
 
     evaluation: Evaluation
     tokens_trained: int | None = None
@@ -45,7 +45,8 @@ def check_against(context: Context, tasks: Sequence[Task]) -> list[str]:
 
 
 def remember_others(context: Context) -> None:
-    """Keep the results of `[eval] against` in this run, when it begins: what becomes of the others' folders does not change it.
+    """Keep the results of `[eval] against` in this run, when it begins: what becomes of the others' folders does not
+    change it.
 
     Raises:
         BadInput: one is not there.
@@ -73,7 +74,10 @@ def _key(name: str) -> str:
 def _check(where: str, path: str, other: Evaluation, digests: Mapping[str, str]) -> str:
     theirs = other.tasks
     common = digests.keys() & theirs.keys()
-    expected, do = "a result of the same held-out tasks", "evaluate both with one [env], one run.seed and one eval.tasks"
+    expected, do = (
+        "a result of the same held-out tasks",
+        "evaluate both with one [env], one run.seed and one eval.tasks",
+    )
     if not common:
         raise refusal(where, expected, f"none of {len(digests)} among the {len(theirs)} of {path}", do)
     for name in sorted(common):
@@ -112,5 +116,9 @@ def _evaluated(folder: Path) -> Any | None:
 def _tokens_trained(folder: Path) -> int | None:
     try:
         return json.loads((folder / "summary.json").read_text(encoding="utf-8")).get("tokens_trained")
-    except (OSError, ValueError, AttributeError):  # no summary, or none of ours: the figure is one more, not the comparison
+    except (
+        OSError,
+        ValueError,
+        AttributeError,
+    ):  # no summary, or none of ours: the figure is one more, not the comparison
         return None

@@ -40,4 +40,3 @@ def annotators(context: Context, trainers: Mapping[str, Trainer], coefficient: K
     if ours and algo.kl_reward is not None:
         found.append(algo.kl_reward)
     return found
-

@@ -20,7 +20,8 @@ from sparring.stages.eval import check_lost, held_out
 async def evaluated(
     runner: RolloutRunner, context: Context, judges: Sequence[Scorer], *, stage: str, done: int
 ) -> AsyncIterator[Evaluator]:
-    """What evaluates the run beside its training. At the end, what is under way is waited for; a training that fails stops it.
+    """What evaluates the run beside its training. At the end, what is under way is waited for; a training that fails
+    stops it.
 
     Results are told as `<stage>/eval`, by the step whose weights were served when the evaluation began.
 
@@ -76,8 +77,8 @@ def check_beside(context: Context) -> list[str]:
 
 
 def figures(result: Evaluation) -> dict[str, float]:
-    """A result as metrics: `success` and `reward` with `_low`, `_high` and `_error`, `success/<tag>`, tasks, lost rollouts, turns
-    and the range of versions. What is not known is left out."""
+    """A result as metrics: `success` and `reward` with `_low`, `_high` and `_error`, `success/<tag>`, tasks, lost
+    rollouts, turns and the range of versions. What is not known is left out."""
     found: dict[str, float | None] = {**_spread("success", result.success), **_spread("reward", result.reward)}
     found |= {f"success/{tag}": estimate.value for tag, estimate in result.by_tag.items()}
     low, high = result.versions or (None, None)
@@ -108,6 +109,10 @@ def _sentence(result: Evaluation) -> str:
     shown, text = (result.success, "{:.1%}") if result.success.tasks else (result.reward, "{:.4g}")
     name = "solved" if result.success.tasks else "mean reward"
     low, high = shown.interval or (shown.value, shown.value)
-    of = "{} {} ({} to {})".format(name, *(text.format(x) for x in (shown.value, low, high))) if shown.tasks else "nothing scored"
+    of = (
+        "{} {} ({} to {})".format(name, *(text.format(x) for x in (shown.value, low, high)))
+        if shown.tasks
+        else "nothing scored"
+    )
     low, high = result.versions or (0, 0)
     return f"{of} of {len(result.tasks)} tasks, weights of version {low}{'' if low == high else f' to {high}'}"

@@ -102,10 +102,14 @@ def _stages(context: Context) -> list[str]:
         order = " -> ".join(sorted(stages, key=ORDER.index))
         raise refusal("run.stages", order, " -> ".join(stages), "write them in this order")
     if "init" not in stages and given is None:
-        raise refusal("run.stages", "`init` first", str(list(stages)), "add it, or give a checkpoint: models.policy.path")
+        raise refusal(
+            "run.stages", "`init` first", str(list(stages)), "add it, or give a checkpoint: models.policy.path"
+        )
     checkpoints = context.config.eval.checkpoints
     if "eval" in stages and not set(checkpoints) & set(stages):
-        raise refusal("eval.checkpoints", f"one of the run's stages {list(stages)}", str(list(checkpoints)), "add one of these")
+        raise refusal(
+            "eval.checkpoints", f"one of the run's stages {list(stages)}", str(list(checkpoints)), "add one of these"
+        )
     return [f"stages: {' -> '.join(stages)}"]
 
 
@@ -117,13 +121,16 @@ def _sampling(context: Context) -> None:
     if rollout.temperature == 0:
         raise refusal("rollout.temperature", "above 0 while the run trains", "0", "raise it: greedy rollouts are equal")
     if rollout.top_k == 1:
-        raise refusal("rollout.top_k", "another than 1 while the run trains", "1", "raise it: greedy rollouts are equal")
+        raise refusal(
+            "rollout.top_k", "another than 1 while the run trains", "1", "raise it: greedy rollouts are equal"
+        )
     if rollout.min_p == 1:
         raise refusal("rollout.min_p", "below 1 while the run trains", "1.0", "lower it: greedy rollouts are equal")
 
 
 def _engine(context: Context, shape: Outline) -> list[str]:
-    """Nothing is asked of another engine than our own that it cannot do, or that whoever serves it decides; and vLLM is there."""
+    """Nothing is asked of another engine than our own that it cannot do, or that whoever serves it decides; and vLLM is
+    there."""
     engine, rollout = context.config.engine, context.config.rollout
     if engine.kind == "native":
         return []
@@ -153,13 +160,16 @@ def _vllm(context: Context, shape: Outline) -> list[str]:
     if engine.kv_across_turns == "offload":
         raise refusal("engine.kv_across_turns", '"keep" or "drop" with vLLM', '"offload"', "choose one of these")
     if truncates(rollout.sampling()) and not rollout.top_k and shape.vocab_size > WHOLE_VOCABULARY:
-        expected = f"one beside top_p and min_p with vLLM, whose kept tokens are known as the likeliest of {shape.vocab_size}"
+        expected = (
+            f"one beside top_p and min_p with vLLM, whose kept tokens are known as the likeliest of {shape.vocab_size}"
+        )
         raise refusal("rollout.top_k", expected, "0", "set it, or truncate nothing")
     return [f"engine: {find_vllm(engine)} has vLLM"]
 
 
 def _memory(context: Context, shapes: Mapping[str, Outline]) -> list[str]:
-    """What the run holds at the most is there, in memory and on disk; a run with `memory = "warn"` is told that it is not."""
+    """What the run holds at the most is there, in memory and on disk; a run with `memory = "warn"` is told that it is
+    not."""
     config, held = context.config, Held.of(context.config, shapes, resident())
     here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     warnings = []
@@ -173,7 +183,10 @@ def _memory(context: Context, shapes: Mapping[str, Outline]) -> list[str]:
     disk = ((held.trained + held.learner) * 12 + held.averaged * 4) * (config.train.keep_last + 1) * 2
     if disk > free:
         raise refusal(
-            str(context.folder), f"{disk / GIB:.1f} GiB of disk for checkpoints", f"{free / GIB:.1f} GiB", "free disk space"
+            str(context.folder),
+            f"{disk / GIB:.1f} GiB of disk for checkpoints",
+            f"{free / GIB:.1f} GiB",
+            "free disk space",
         )
     millions = held.parameters / 1e6
     about = f"memory: about {held.total / GIB:.2f} GiB of {here / GIB:.0f} GiB"
@@ -204,10 +217,12 @@ def _held_out(context: Context) -> list[str]:
 
 
 async def _world(context: Context, task: Task) -> tuple[list[str], list[Conversation], list[Conversation]]:
-    """Open one world of each kind of task; an empty answer must not be rewarded, and its expert must succeed or earn more.
+    """Open one world of each kind of task; an empty answer must not be rewarded, and its expert must succeed or earn
+    more.
 
     Returns:
-        What was found, the conversations that were held, and those to imitate, of which some may be read from `[sft] data`.
+        What was found, the conversations that were held, and those to imitate, of which some may be read from `[sft]
+        data`.
     """
     config = context.config
     fresh = "init" in config.run.stages and context.given() is None
@@ -272,8 +287,8 @@ def _earned(conversation: Conversation) -> float | None:
 
 
 def _told_apart(score: Score) -> bool:
-    """Whether a reward of 0 or less may be right: the world calls it a success, as a draw of a zero-sum game, or pays its roles
-    each for itself, so that all together earn nothing."""
+    """Whether a reward of 0 or less may be right: the world calls it a success, as a draw of a zero-sum game, or pays
+    its roles each for itself, so that all together earn nothing."""
     return score.success is True or score.per_role is not None
 
 
@@ -292,7 +307,9 @@ async def _blamed(task: Task) -> AsyncIterator[None]:
     try:
         yield
     except EnvError as error:
-        raise refusal(f"task {task.id}", "an environment that plays it", f"{error}", "correct the environment") from error
+        raise refusal(
+            f"task {task.id}", "an environment that plays it", f"{error}", "correct the environment"
+        ) from error
 
 
 def check_directory(directory: Path) -> None:

@@ -26,8 +26,8 @@ class Checkpoints:
         folder: `<run>/<stage>`.
         config: `[train]`: `save_every`, `keep_last`, `best_metric`.
         last_step: the stage's last step, which is always saved.
-        beside: other trainers of the stage by role. Each has a folder of that name inside the checkpoint's, so that they come
-            and go with it.
+        beside: other trainers of the stage by role. Each has a folder of that name inside the checkpoint's, so that
+            they come and go with it.
     """
 
     def __init__(

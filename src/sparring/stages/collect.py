@@ -1,4 +1,5 @@
-"""Traces of a teacher, its reasoning included, on the environment's training tasks: what the sft stage then imitates."""
+"""Traces of a teacher, its reasoning included, on the environment's training tasks: what the sft stage then
+imitates."""
 
 from __future__ import annotations
 
@@ -32,14 +33,14 @@ FRESH = "collect/fresh_seeds"
 async def run(context: Context) -> dict[str, Any]:
     """Roll the teacher out and write `<run>/collect/traces.jsonl`, a conversation a line, in the order of the tasks.
 
-    What is done with a task is recorded when all its rollouts have ended, so that a run that goes on asks for the others alone;
-    one that the infrastructure broke is asked for again, unless the stage ends without it.
+    What is done with a task is recorded when all its rollouts have ended, so that a run that goes on asks for the
+    others alone; one that the infrastructure broke is asked for again, unless the stage ends without it.
 
     Returns:
         `data`, the file; `tasks`; `traces`, how many conversations it holds; `rollouts`; of these `failed`, which the
-        infrastructure broke and which say nothing, `unscored`, to which the world gave no reward, and `unfinished`, which a limit
-        cut short: none of them is kept; and `unsaid`, conversations left out because the chat format of the policy that is to
-        imitate them cannot say them.
+        infrastructure broke and which say nothing, `unscored`, to which the world gave no reward, and `unfinished`,
+        which a limit cut short: none of them is kept; and `unsaid`, conversations left out because the chat format of
+        the policy that is to imitate them cannot say them.
 
     Raises:
         BadInput: no rollout earned enough to be kept, or more than one in ten cannot be imitated.
@@ -54,10 +55,15 @@ async def run(context: Context) -> dict[str, Any]:
         teachers = sorted(set(config.by_domain.values()))
         asked = {name: await stack.enter_async_context(_teacher(context, name)) for name in teachers}
         gate = asyncio.Semaphore(config.max_concurrent_rollouts)
-        each = (_task(context, asked[teacher_of(config.by_domain, task)], gate, index, task) for index, task in enumerate(tasks))
+        each = (
+            _task(context, asked[teacher_of(config.by_domain, task)], gate, index, task)
+            for index, task in enumerate(tasks)
+        )
         done = await asyncio.gather(*each)
     rows = [trace for found in done for trace in found["traces"]]
-    totals = {name: sum(found.get(name, 0) for found in done) for name in ("rollouts", "failed", "unscored", "unfinished")}
+    totals = {
+        name: sum(found.get(name, 0) for found in done) for name in ("rollouts", "failed", "unscored", "unfinished")
+    }
     if not rows:
         why = "{failed} failed, {unscored} had no reward, {unfinished} were cut short".format(**totals)
         got = f"none among {totals['rollouts']} rollouts: {why}"
@@ -81,9 +87,7 @@ class _Teacher(NamedTuple):
     heard: Heard
 
 
-async def _task(
-    context: Context, teacher: _Teacher, gate: asyncio.Semaphore, index: int, task: Task
-) -> dict[str, Any]:
+async def _task(context: Context, teacher: _Teacher, gate: asyncio.Semaphore, index: int, task: Task) -> dict[str, Any]:
     """What one task gives, unless the run already has it."""
     config = context.config.collect
     found = context.store.get(f"collect/{index}")
@@ -129,7 +133,8 @@ def _kept(task: Task, finished: Sequence[Finished], heard: Heard, least: float, 
 
 
 def _said(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that the policy could say: of a malformed reply (half a tool call in its text) a chat template may make another.
+    """Those that the policy could say: of a malformed reply (half a tool call in its text) a chat template may make
+    another.
 
     Raises:
         BadInput: it could say fewer than nine in ten; why not the first.

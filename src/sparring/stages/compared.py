@@ -74,7 +74,9 @@ def check_compared(context: Context) -> tuple[list[str], list[Conversation]]:
         trained, held = apart(rows, section.held_out, config.run.seed, stage)
         facts.append(f"{stage}: {len(trained)} rows to train on, {len(held)} held out")
         shown += [
-            Conversation(name=row.where, messages=(*row.prompt, *said), tools=tools) for row in rows for said in _replies(row)
+            Conversation(name=row.where, messages=(*row.prompt, *said), tools=tools)
+            for row in rows
+            for said in _replies(row)
         ]
     if "reward_model" in config.run.stages and config.models[POLICY].lora is not None:
         got, do = "a section", "leave one of them out"
@@ -84,7 +86,9 @@ def check_compared(context: Context) -> tuple[list[str], list[Conversation]]:
 
 def _named(path: str | None, section: str) -> str:
     if path is None:
-        raise refusal(f"{section}.data", "a file of rows to train on", "none", f"set it, or leave out the stage {section}")
+        raise refusal(
+            f"{section}.data", "a file of rows to train on", "none", f"set it, or leave out the stage {section}"
+        )
     return path
 
 
@@ -119,7 +123,8 @@ def apart(rows: Sequence[R], held_out: int, seed: int, section: str) -> tuple[li
 def rendered_reply(
     renderer: Renderer, tools: Sequence[ToolSpec], where: str, prompt: Messages, reply: Messages, longest: int
 ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-    """Prompt and reply as tokens, as the engine would have seen and sampled them, and which of them are sampled in the reply.
+    """Prompt and reply as tokens, as the engine would have seen and sampled them, and which of them are sampled in the
+    reply.
 
     Raises:
         BadInput: the format cannot say it, or it has more than `longest` tokens.

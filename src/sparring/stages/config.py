@@ -16,7 +16,8 @@ MAX_THREADS = 1024
 """More than any one machine has a use for; the threading library ends the process where it cannot start them."""
 
 NAMED = {("preference", "loss"): "dpo", ("reward_model", "loss"): "bradley_terry", ("rl", "preference"): "dpo"}
-"""Tables of several kinds, and the kind of one that does not say its name; a name alone stands for a table of defaults."""
+"""Tables of several kinds, and the kind of one that does not say its name; a name alone stands for a table of
+defaults."""
 
 StageName = Literal["init", "collect", "sft", "preference", "reward_model", "rl", "distill", "eval", "export"]
 
@@ -37,8 +38,8 @@ class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """In this order; a stage that is already done in the run's folder is not repeated."""
 
     after: tuple[str, ...] = ()
-    """Recipes whose runs come first, in this order, but for those that are done: files, relative to where you stand. This one may
-    name what they have written, such as teachers."""
+    """Recipes whose runs come first, in this order, but for those that are done: files, relative to where you stand.
+    This one may name what they have written, such as teachers."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`, `cpu` or `cuda`."""
@@ -47,8 +48,8 @@ class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """CPU threads of the trainer and of the engine each; 0 takes every core."""
 
     memory: Literal["refuse", "warn"] = "refuse"
-    """What is done with a run that is said to need more memory than the machine has. warn: it is begun all the same; where it
-    ends for want of memory, it says again what it had been told."""
+    """What is done with a run that is said to need more memory than the machine has. warn: it is begun all the same;
+    where it ends for want of memory, it says again what it had been told."""
 
     cluster: Literal["inline"] = "inline"
     """Which process runs where."""
@@ -63,7 +64,8 @@ class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class CollectConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[collect]`: traces of a teacher on the environment's training tasks, sampled as `[rollout]` says, for the sft stage."""
+    """`[collect]`: traces of a teacher on the environment's training tasks, sampled as `[rollout]` says, for the sft
+    stage."""
 
     model: str = "teacher"
     """Who is asked: a name of `[models]`."""
@@ -109,8 +111,8 @@ class SftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Keys of `[train]` that this stage replaces, such as `learning_rate`."""
 
     data: str | None = None
-    """A file of conversations (JSON Lines, Parquet, a datasets folder) with a `messages` column; None takes what the run's
-    collect stage has gathered, or, where it has none, asks the world's expert."""
+    """A file of conversations (JSON Lines, Parquet, a datasets folder) with a `messages` column; None takes what the
+    run's collect stage has gathered, or, where it has none, asks the world's expert."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.rows_per_step < 1:
@@ -122,8 +124,8 @@ class PreferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """`[preference]`: the policy learns from replies that somebody compared or labelled."""
 
     data: str | None = None
-    """A file (JSON Lines, Parquet, a datasets folder) of {prompt or messages, chosen, rejected}; with kto also of {prompt or
-    messages, completion, label}."""
+    """A file (JSON Lines, Parquet, a datasets folder) of {prompt or messages, chosen, rejected}; with kto also of
+    {prompt or messages, completion, label}."""
 
     held_out: int = 0
     """At least that many rows, whole prompts, are not trained but judged at the end; 0: none."""
@@ -132,7 +134,8 @@ class PreferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """The algorithm, by `name`."""
 
     imitate: float | None = None
-    """What the negative log-likelihood of chosen replies counts beside the loss; None: as papers have it, 1 with orpo, else 0."""
+    """What the negative log-likelihood of chosen replies counts beside the loss; None: as papers have it, 1 with orpo,
+    else 0."""
 
     steps: int = 100
     """Optimiser steps."""
@@ -201,8 +204,8 @@ class RewardModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """`[reward_model]`: a scalar head on the policy's weights learns what replies, or their steps, are worth."""
 
     data: str | None = None
-    """A file of {prompt or messages, chosen, rejected, margin?}; with `steps` of {prompt or messages, steps, labels}; with
-    `turns` of {messages, labels}."""
+    """A file of {prompt or messages, chosen, rejected, margin?}; with `steps` of {prompt or messages, steps, labels};
+    with `turns` of {messages, labels}."""
 
     held_out: int = 0
     """At least that many rows, whole prompts, are not trained but judged at the end; 0: none."""
@@ -226,18 +229,20 @@ class RewardModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class CriticConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[rl.critic]`: a model that says before each token what is still earned, for credit gae; it learns beside the policy, of
-    the same rollouts, in as many optimiser steps."""
+    """`[rl.critic]`: a model that says before each token what is still earned, for credit gae; it learns beside the
+    policy, of the same rollouts, in as many optimiser steps."""
 
     model: str = "policy"
-    """The weights that it begins with: `policy`, those that the stage begins with; `reward_model`, what that stage of this run
-    has written; or a name in `[models]`. A scalar head that is there stays; a new one begins at zero."""
+    """The weights that it begins with: `policy`, those that the stage begins with; `reward_model`, what that stage of
+    this run has written; or a name in `[models]`. A scalar head that is there stays; a new one begins at zero."""
 
     clip: float = 0.2
-    """How far a value moves from the one before the update until it is no longer trained, in units of reward; 0: any."""
+    """How far a value moves from the one before the update until it is no longer trained, in units of reward; 0:
+    any."""
 
     warmup_steps: int = 0
-    """The first updates of the stage, in which the critic alone learns (value pretraining, VC-PPO, arXiv 2503.01491)."""
+    """The first updates of the stage, in which the critic alone learns (value pretraining, VC-PPO, arXiv
+    2503.01491)."""
 
     train: dict[str, int | float | str | bool] = {}
     """Keys of `[train]` that the critic replaces, such as `learning_rate`; those of `[rl] train` are the policy's."""
@@ -249,11 +254,12 @@ class CriticConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ImplicitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[rl.implicit]`: a language model whose log-probabilities, against those of the reference (`[algo.kl] reference`), are the
-    process rewards of credit prime; it learns beside the policy which rollouts were right, in as many optimiser steps.
+    """`[rl.implicit]`: a language model whose log-probabilities, against those of the reference (`[algo.kl]
+    reference`), are the process rewards of credit prime; it learns beside the policy which rollouts were right, in as
+    many optimiser steps.
 
         loss = - mean_i (o_i log sigmoid(R_i) + (1 - o_i) log sigmoid(-R_i))
-        R_i  = beta * sum_t (log p_implicit(y_i,t) - log p_reference(y_i,t))        o_i: 1 where rollout i was right, else 0
+        R_i  = beta * sum_t (log p_implicit(y_i,t) - log p_reference(y_i,t))    o_i: 1 where rollout i was right
 
     Cui et al. (PRIME), arXiv 2502.01456, section 3."""
 
@@ -289,23 +295,24 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Pass over tasks that the policy masters, or cannot do at all, with a probability. None: every task comes."""
 
     preference: ComparingLoss | None = None
-    """Online preference optimisation in the place of `[algo]`: the best rollout of each group against its worst; the reference is
-    what the stage begins with."""
+    """Online preference optimisation in the place of `[algo]`: the best rollout of each group against its worst; the
+    reference is what the stage begins with."""
 
     reward_model: str | None = None
-    """Who scores rollouts beside the world: `reward_model`, what that stage of this run has written, or a name in `[models]`."""
+    """Who scores rollouts beside the world: `reward_model`, what that stage of this run has written, or a name in
+    `[models]`."""
 
     reward_weight: float = 1.0
     """What the reward model's rewards are multiplied with before they are added to the world's."""
 
     reward_by: Literal["reply", "turn", "step"] = "reply"
     """What the reward model judges. reply: the whole conversation, by its value. turn: every turn of the policy, by the
-    probability that it is right, the sigmoid of the value behind it; step: every step of its turns likewise. Process rewards, for
-    a credit that reads turns."""
+    probability that it is right, the sigmoid of the value behind it; step: every step of its turns likewise. Process
+    rewards, for a credit that reads turns."""
 
     reward_separator: str = ""
-    """What stands between two steps under `reward_by` = "step", with a reward model of `[models]`; empty: a line break. The run's
-    own has it in `[reward_model] loss`."""
+    """What stands between two steps under `reward_by` = "step", with a reward model of `[models]`; empty: a line break.
+    The run's own has it in `[reward_model] loss`."""
 
     observations: float = 0.0
     """Scale of a cross-entropy loss on the tokens that tools answered (ECHO, arXiv 2605.24517); 0: none."""
@@ -357,42 +364,44 @@ class DistillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Keys of `[train]` that this stage replaces, such as `learning_rate`."""
 
     teachers: dict[str, str] = {}
-    """Teachers by domain: the tag of a task, else its environment, else "*" for all that no other is for; each the name of a
-    model, as in { "*" = "teacher" } with [models.teacher]."""
+    """Teachers by domain: the tag of a task, else its environment, else "*" for all that no other is for; each the name
+    of a model, as in { "*" = "teacher" } with [models.teacher]."""
 
     over: Literal["token", "top_k", "vocabulary"] = "token"
-    """What is compared in the place of each sampled token: the log-probabilities of that token alone; the teacher's `top_k`
-    likeliest tokens and the rest as one; or the whole distributions, the teachers computed beside the trainer."""
+    """What is compared in the place of each sampled token: the log-probabilities of that token alone; the teacher's
+    `top_k` likeliest tokens and the rest as one; or the whole distributions, the teachers computed beside the
+    trainer."""
 
     divergence: Literal["reverse", "forward", "jensen_shannon"] = "reverse"
-    """reverse: KL(student || teacher); forward: KL(teacher || student); jensen_shannon: of `beta` (GKD, arXiv 2306.13649). The
-    sampled token alone knows the reverse one only."""
+    """reverse: KL(student || teacher); forward: KL(teacher || student); jensen_shannon: of `beta` (GKD, arXiv
+    2306.13649). The sampled token alone knows the reverse one only."""
 
     beta: float = 0.5
-    """jensen_shannon = beta KL(teacher || mixture) + (1 - beta) KL(student || mixture), of which beta is the teacher's share."""
+    """jensen_shannon = beta KL(teacher || mixture) + (1 - beta) KL(student || mixture), of which beta is the teacher's
+    share."""
 
     top_k: int = 32
     """Likeliest tokens of the teacher, under `over` = "top_k"."""
 
     estimator: Literal["policy_gradient", "squared"] = "policy_gradient"
-    """Under `over` = "token": the teacher's log-probability minus the student's as the advantage of each token; or half its
-    square as a loss. Their gradients are equal where the weights that are trained sampled the token."""
+    """Under `over` = "token": the teacher's log-probability minus the student's as the advantage of each token; or half
+    its square as a loss. Their gradients are equal where the weights that are trained sampled the token."""
 
     ratio_cap: float = 2.0
     """Largest weight of a token that older weights sampled, under `estimator` = "policy_gradient"."""
 
     tokenizers: Literal["same", "any"] = "same"
-    """any: what the student said is said to a teacher in the teacher's own tokens, and compared wherever a token of both ends;
-    for `over` = "token"."""
+    """any: what the student said is said to a teacher in the teacher's own tokens, and compared wherever a token of
+    both ends; for `over` = "token"."""
 
     feedback: Literal["none", "sibling"] = "none"
-    """sibling: the teacher is shown a successful rollout of the same task and reads what the student wrote without it (SDPO,
-    arXiv 2601.20802); it may then be the policy itself, "policy" as its engine serves it at that time, or "average". A rollout
-    whose group has no other success teaches nothing."""
+    """sibling: the teacher is shown a successful rollout of the same task and reads what the student wrote without it
+    (SDPO, arXiv 2601.20802); it may then be the policy itself, "policy" as its engine serves it at that time, or
+    "average". A rollout whose group has no other success teaches nothing."""
 
     decay: float = 0.95
-    """Of the teacher "average", the moving average of the policy, which begins as the policy does: after every update average =
-    decay * average + (1 - decay) * policy (SDPO's regularised teacher)."""
+    """Of the teacher "average", the moving average of the policy, which begins as the policy does: after every update
+    average = decay * average + (1 - decay) * policy (SDPO's regularised teacher)."""
 
     observations: float = 0.0
     """Scale of a cross-entropy loss on the tokens that tools answered (ECHO, arXiv 2605.24517); 0: none."""
@@ -417,11 +426,17 @@ class DistillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if not 0 < self.beta < 1:
             raise ValueError(f"beta must lie between 0 and 1, got {self.beta}; its ends are forward and reverse")
         if self.over == "token" and self.divergence != "reverse":
-            raise ValueError(f'divergence must be reverse where over is "token", got {self.divergence}; or compare over top_k')
+            raise ValueError(
+                f'divergence must be reverse where over is "token", got {self.divergence}; or compare over top_k'
+            )
         if self.tokenizers == "any" and (self.over != "token" or self.feedback != "none"):
-            raise ValueError('tokenizers = "any" needs over = "token" and feedback = "none": only text is the same for both')
+            raise ValueError(
+                'tokenizers = "any" needs over = "token" and feedback = "none": only text is the same for both'
+            )
         if self.feedback != "none" and self.over == "vocabulary":
-            raise ValueError('feedback needs over = "token" or "top_k": the teacher reads another text than the student')
+            raise ValueError(
+                'feedback needs over = "token" or "top_k": the teacher reads another text than the student'
+            )
         if not 0 <= self.observations < math.inf:
             raise ValueError(f"observations must be 0 or more, got {self.observations}")
         if self.top_k < 1:
@@ -442,19 +457,26 @@ class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     no_tool_tasks: int = 0
     """Of these, how many are also tried with the tool host switched off; 0 leaves that out."""
 
-    checkpoints: tuple[Literal["init", "sft", "preference", "rl", "distill"], ...] = ("sft", "preference", "rl", "distill")
+    checkpoints: tuple[Literal["init", "sft", "preference", "rl", "distill"], ...] = (
+        "sft",
+        "preference",
+        "rl",
+        "distill",
+    )
     """The stages whose final weights are evaluated, where the run has them."""
 
     teachers: bool = False
-    """Evaluate every teacher of `[distill]` too, on the tasks that it teaches, and tell what share of its success the student
-    has."""
+    """Evaluate every teacher of `[distill]` too, on the tasks that it teaches, and tell what share of its success the
+    student has."""
 
     against: dict[str, str] = {}
-    """Results to compare the weights that were trained last with, task by task: by a name, the folder of a run (its own last
-    weights) or an `evaluation.json` of `sparring eval`. The differences and their intervals are in `summary.json`."""
+    """Results to compare the weights that were trained last with, task by task: by a name, the folder of a run (its own
+    last weights) or an `evaluation.json` of `sparring eval`. The differences and their intervals are in
+    `summary.json`."""
 
     samples: int = 1
-    """Of each task. Several tell pass@k and pass^k, and make intervals narrower where luck matters more than the task."""
+    """Of each task. Several tell pass@k and pass^k, and make intervals narrower where luck matters more than the
+    task."""
 
     ks: tuple[int, ...] = ()
     """For which k pass@k and pass^k are told; at most `samples`."""
@@ -466,7 +488,8 @@ class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Held-out tasks of an evaluation beside training, the first of `tasks`; one sample each. 0 takes all of them."""
 
     max_lost: float = 0.05
-    """Share of rollouts that infrastructure or judge may break, retries included; with more of them the evaluation has failed."""
+    """Share of rollouts that infrastructure or judge may break, retries included; with more of them the evaluation has
+    failed."""
 
     max_concurrent_rollouts: int = 128
     """Rollouts in flight."""

@@ -56,8 +56,8 @@ class Context:
         return None if path is None else local_folder(path)
 
     def input(self, stage: str) -> Path:
-        """The Hugging Face or adapter folder that `stage` starts from: what the nearest finished stage before it wrote, or the
-        checkpoint that the recipe names.
+        """The Hugging Face or adapter folder that `stage` starts from: what the nearest finished stage before it wrote,
+        or the checkpoint that the recipe names.
 
         Raises:
             BadInput: no stage before it has run, and no checkpoint is named.
@@ -69,7 +69,10 @@ class Context:
         if given is not None:
             return given
         raise refusal(
-            f"stage {stage}", "weights to start from", "none", "set [models.policy] path, or put `init` into [run] stages"
+            f"stage {stage}",
+            "weights to start from",
+            "none",
+            "set [models.policy] path, or put `init` into [run] stages",
         )
 
     def done(self, stage: str) -> dict[str, Any] | None:

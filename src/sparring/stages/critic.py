@@ -100,7 +100,8 @@ def _is_scalar(folder: Path) -> bool:
 
 
 def explained(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The critic's metrics of a batch, with the explained variance of the returns in the place of the sums that make it."""
+    """The critic's metrics of a batch, with the explained variance of the returns in the place of the sums that make
+    it."""
     rest = dict(metrics)
     sums = {name: rest.pop(name) for name in ("return_square", "error", "error_square") if name in rest}
     variance = explained_variance(rest["return"], **sums) if sums else None
@@ -108,8 +109,8 @@ def explained(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def explained_variance(mean: float, *, return_square: float, error: float, error_square: float) -> float | None:
-    """1 - variance of the error / variance of the return: 1 of a critic that is always right, 0 of one that says the same of
-    everything, below 0 of a worse one. None where returns do not vary.
+    """1 - variance of the error / variance of the return: 1 of a critic that is always right, 0 of one that says the
+    same of everything, below 0 of a worse one. None where returns do not vary.
 
     Args:
         mean: of the return.

@@ -19,8 +19,8 @@ from sparring.types import Message, Outcome, Score, Segment, Task, ToolSpec, Tra
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """One finished conversation. `task` and `score`, what the world's own scorer says of it, are None for a row of a file;
-    `constraints` are what the world said that replies must be."""
+    """One finished conversation. `task` and `score`, what the world's own scorer says of it, are None for a row of a
+    file; `constraints` are what the world said that replies must be."""
 
     name: str
     messages: tuple[Message, ...]
@@ -57,8 +57,8 @@ class ExpertSession:
 
 
 async def demonstrations(context: Context, renderer: Renderer) -> list[tuple[str, Rendered]]:
-    """Every demonstration of the run, as (name, tokens with their sampled marks): the rows of `[sft] data`, or the expert's
-    conversations that solve their task, in task order.
+    """Every demonstration of the run, as (name, tokens with their sampled marks): the rows of `[sft] data`, or the
+    expert's conversations that solve their task, in task order.
 
     Raises:
         BadInput: there is nothing to imitate, a row does not parse, or the expert solves fewer than nine in ten.
@@ -66,7 +66,9 @@ async def demonstrations(context: Context, renderer: Renderer) -> list[tuple[str
     shown = await conversations(context, None)
     solved = [c for c in shown if c.task is None or (c.score is not None and c.score.success is not False)]
     if len(solved) < 0.9 * len(shown):
-        raise refusal("[env]", "an expert that solves its tasks", f"{len(solved)} of {len(shown)}", "correct the expert")
+        raise refusal(
+            "[env]", "an expert that solves its tasks", f"{len(solved)} of {len(shown)}", "correct the expert"
+        )
     return [(c.name, rendered(c, renderer)) for c in solved]
 
 
@@ -85,7 +87,8 @@ def rendered(conversation: Conversation, renderer: Renderer) -> Rendered:
 
 
 def given_data(context: Context) -> str | None:
-    """The file of conversations to imitate: `[sft] data`, or what the collect stage wrote; None where there is none (yet)."""
+    """The file of conversations to imitate: `[sft] data`, or what the collect stage wrote; None where there is none
+    (yet)."""
     return context.config.sft.data or (context.done("collect") or {}).get("data")
 
 
@@ -142,8 +145,8 @@ async def demonstrate(context: Context, task: Task) -> Conversation:
 
 
 async def converse(context: Context, task: Task, reply: Callable[[Sequence[Message]], Message]) -> Conversation:
-    """Hold one conversation whose replies are `reply(messages so far)`, tools run for real, and score it. It ends where the
-    policy's would: a world that never ends is cut short at the limits of the run.
+    """Hold one conversation whose replies are `reply(messages so far)`, tools run for real, and score it. It ends where
+    the policy's would: a world that never ends is cut short at the limits of the run.
 
     Raises:
         EnvError: the world raised something, or gave an answer or a score that is none.

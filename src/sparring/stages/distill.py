@@ -1,5 +1,5 @@
-"""On-policy distillation: the policy samples in live rollouts, and teachers say what they would have. What is the stage's own;
-`stages/live.py` runs it."""
+"""On-policy distillation: the policy samples in live rollouts, and teachers say what they would have. What is the
+stage's own; `stages/live.py` runs it."""
 
 from __future__ import annotations
 
@@ -45,4 +45,6 @@ def _losses(context: Context) -> TrainPlan:
     averages = {AVERAGE: stage.decay} if AVERAGE in stage.teachers.values() else {}
     teachers |= dict.fromkeys(averages)
     losses = [loss, *([ImitateLoss(scale=stage.observations)] if stage.observations else [])]
-    return TrainPlan(losses=losses, total_steps=stage.steps, overrides=stage.train, teachers=teachers, averages=averages)
+    return TrainPlan(
+        losses=losses, total_steps=stage.steps, overrides=stage.train, teachers=teachers, averages=averages
+    )

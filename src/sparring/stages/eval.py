@@ -23,8 +23,8 @@ async def run(context: Context) -> dict[str, Any]:
     """Evaluate the final weights of every stage that `[eval] checkpoints` names and the run has.
 
     Returns:
-        Per checkpoint, for `teacher/<name>` with `[eval] teachers`, and for `no_tool` (the last checkpoint with the tool host
-        switched off), an `Evaluation` as plain data.
+        Per checkpoint, for `teacher/<name>` with `[eval] teachers`, and for `no_tool` (the last checkpoint with the
+        tool host switched off), an `Evaluation` as plain data.
 
     Raises:
         EvaluationFailed: infrastructure or judge broke too many rollouts of one.
@@ -37,7 +37,9 @@ async def run(context: Context) -> dict[str, Any]:
     for stage in stages:
         results[stage] = await _once(context, stage, context.output(stage), tasks)
     for name, taught in _taught(context, tasks).items():
-        results[f"teacher/{name}"] = await _once(context, f"teacher/{name}", teacher_folder(context, name), taught, model=name)
+        results[f"teacher/{name}"] = await _once(
+            context, f"teacher/{name}", teacher_folder(context, name), taught, model=name
+        )
     if config.no_tool_tasks and stages:
         from sparring.sandbox.bubblewrap import BubblewrapBoxes
 
@@ -66,7 +68,8 @@ def held_out(context: Context, count: int, key: str = "eval.tasks") -> list[Task
 
 
 async def evaluate_folder(context: Context, folder: str, plan: EvalPlan, model: str = POLICY) -> Evaluation:
-    """Evaluate a checkpoint folder, as that of `model`, going on from what the store has; an engine is made if that is not all.
+    """Evaluate a checkpoint folder, as that of `model`, going on from what the store has; an engine is made if that is
+    not all.
 
     Raises:
         EvaluationFailed: more than `[eval] max_lost` of the rollouts were broken by infrastructure or judge.
@@ -150,4 +153,3 @@ def _taught(context: Context, tasks: Sequence[Task]) -> dict[str, list[Task]]:
 def _spread(tasks: Sequence[Task], count: int) -> list[Task]:
     """`count` tasks, evenly spaced over the list."""
     return [tasks[place * len(tasks) // count] for place in range(min(count, len(tasks)))]
-

@@ -28,7 +28,8 @@ async def run(context: Context) -> dict[str, Any]:
 
 
 def export_folder(source: Path, out: Path, dtype: str) -> None:
-    """Write `source` as a Hugging Face folder of `dtype` weights at `out`, whole or not at all; an adapter merged into its base.
+    """Write `source` as a Hugging Face folder of `dtype` weights at `out`, whole or not at all; an adapter merged into
+    its base.
 
     Raises:
         StoreError: the disk is full or cannot be written.
@@ -46,8 +47,8 @@ def export_folder(source: Path, out: Path, dtype: str) -> None:
 
 
 async def write_model(trainer: Trainer, source: Path, out: Path) -> None:
-    """Write what a trainer trains at `out`: as a Hugging Face folder with config and tokenizer from `source`, or, where `source`
-    is an adapter, as an adapter of the same base."""
+    """Write what a trainer trains at `out`: as a Hugging Face folder with config and tokenizer from `source`, or, where
+    `source` is an adapter, as an adapter of the same base."""
     ref = await trainer.push()
     write_weights(ref.location, source, out)
 

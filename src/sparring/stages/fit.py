@@ -31,8 +31,8 @@ def check_rendering(
 ) -> list[str]:
     """Prove the format, and that prompts and demonstrations fit.
 
-    A fresh model's tokenizer does not exist yet. One that is trained on `shown` alone writes those in about as few tokens as
-    the real one will at best, so that what does not fit here does not fit there.
+    A fresh model's tokenizer does not exist yet. One that is trained on `shown` alone writes those in about as few
+    tokens as the real one will at best, so that what does not fit here does not fit there.
 
     Args:
         context: the run's.
@@ -62,7 +62,9 @@ def check_rendering(
             raise _too_long(f"task {asked[0].id}", shape, f"a prompt of {lengths[0]}, tools included")
         if min(lengths) >= room:
             got = f"a prompt of {min(lengths)}, tools included"
-            raise refusal("engine.kv_bytes", f"a cache for more than the {room} tokens that fit", got, "raise it, or kv_tokens")
+            raise refusal(
+                "engine.kv_bytes", f"a cache for more than the {room} tokens that fit", got, "raise it, or kv_tokens"
+            )
         for conversation in shown[:SOME]:
             length = len(rendered(conversation, renderer).tokens)
             if length > shape.max_positions:
@@ -70,7 +72,9 @@ def check_rendering(
     fitting = [length for length in lengths if length < room]
     facts.append(f"context: prompts of up to {max(fitting)} tokens leave {room - max(fitting)} for the rest")
     if len(fitting) < len(lengths):
-        facts.append(f"context: {len(lengths) - len(fitting)} of {len(lengths)} prompts do not fit and cannot be trained")
+        facts.append(
+            f"context: {len(lengths) - len(fitting)} of {len(lengths)} prompts do not fit and cannot be trained"
+        )
     return facts
 
 

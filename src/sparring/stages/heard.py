@@ -14,7 +14,8 @@ from sparring.types import Message, Outcome, Segment, Task, Timing, ToolSpec, Tr
 
 
 class Heard:
-    """Implements `SessionRecorder`: another recorder's sessions, whose conversations are remembered whole, in messages."""
+    """Implements `SessionRecorder`: another recorder's sessions, whose conversations are remembered whole, in
+    messages."""
 
     def __init__(self, recorder: SessionRecorder) -> None:
         self._recorder = recorder
@@ -56,7 +57,8 @@ class _HeardSession:
 
 
 class ChatSessions:
-    """Implements `SessionRecorder` on a chat endpoint: text alone, so that its trajectories have messages and no tokens.
+    """Implements `SessionRecorder` on a chat endpoint: text alone, so that its trajectories have messages and no
+    tokens.
 
     Args:
         endpoint: replies.
@@ -88,7 +90,9 @@ class _ChatSession:
             EngineError: the endpoint failed, or a constraint was asked for, which nobody could hold it to.
         """
         if constraint is not None:
-            raise RequestRefused(f"{self._id}: expected no constraint with a chat endpoint, got {constraint.kind}; use an engine")
+            raise RequestRefused(
+                f"{self._id}: expected no constraint with a chat endpoint, got {constraint.kind}; use an engine"
+            )
         limits = self._task.limits
         if self._turns >= limits.max_turns:
             raise LimitReached("max_turns", f"{self._id}: {limits.max_turns} turns are used up")
@@ -115,7 +119,13 @@ class _ChatSession:
         )
         usage = Usage(turns=self._turns, tool_calls=self._calls)
         return Trajectory(
-            id=self._id, task=self._task.id, role=self._role, segments=segments, outcome=outcome, usage=usage, timing=timing
+            id=self._id,
+            task=self._task.id,
+            role=self._role,
+            segments=segments,
+            outcome=outcome,
+            usage=usage,
+            timing=timing,
         )
 
     async def close(self) -> None:

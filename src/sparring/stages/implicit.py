@@ -75,4 +75,6 @@ def _check_model(context: Context, name: str) -> None:
     kinds = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or []
     if any("ForSequenceClassification" in kind for kind in kinds):
         do = "name a language model: what this one's stage began with"
-        raise refusal(f"models.{name}.path", "a language model, whose log-probabilities are the reward", ", ".join(kinds), do)
+        raise refusal(
+            f"models.{name}.path", "a language model, whose log-probabilities are the reward", ", ".join(kinds), do
+        )

@@ -88,4 +88,3 @@ def _size(shape: list[int]) -> int:
     for extent in shape:
         size *= extent
     return size
-

@@ -1,4 +1,5 @@
-"""Live training: a policy is trained on what it has just sampled. The one wiring of `loop.run_loop`, for every such stage.
+"""Live training: a policy is trained on what it has just sampled. The one wiring of `loop.run_loop`, for every such
+stage.
 
     live = Live(context, "rl", section, plan)       engine and trainer of the policy, on what the stage starts from
     await live.train(Lesson(...))                   on from the last checkpoint, update by update, to the written model
@@ -41,8 +42,8 @@ from sparring.types import Batch, Group, StepResult, TokenAccount
 
 
 class Kept(Protocol):
-    """Something whose state is saved with every checkpoint; `restore` takes what `state` gave, or nothing where the checkpoint
-    is of before there was any."""
+    """Something whose state is saved with every checkpoint; `restore` takes what `state` gave, or nothing where the
+    checkpoint is of before there was any."""
 
     def state(self) -> Mapping[str, Any]: ...
     def restore(self, state: Mapping[str, Any]) -> None: ...
@@ -52,9 +53,10 @@ class Kept(Protocol):
 class Lesson:
     """How a stage's rollouts become something to learn.
 
-    tasks: what is rolled out. annotators: asked in this order, then the tokens that tools answered are added where the section
-    trains them. credit: scores into advantages. plan: how an update is made of its groups. kept: what else a resume needs, by
-    name. metrics: of each step. baseline: every task is rolled out once more, greedily.
+    tasks: what is rolled out. annotators: asked in this order, then the tokens that tools answered are added where the
+        section
+    trains them. credit: scores into advantages. plan: how an update is made of its groups. kept: what else a resume
+    needs, by name. metrics: of each step. baseline: every task is rolled out once more, greedily.
     """
 
     tasks: TaskSource
@@ -178,8 +180,8 @@ class Live:
 
 
 def runner(context: Context, engine: Engine, model: Path, *, greedy: bool = False) -> RolloutRunner:
-    """What runs one rollout of this run's environment on `engine`, which serves the checkpoint folder `model`. A greedy one is
-    not kept turn by turn: it is no part of what is trained."""
+    """What runs one rollout of this run's environment on `engine`, which serves the checkpoint folder `model`. A greedy
+    one is not kept turn by turn: it is no part of what is trained."""
     sampling = context.config.rollout.sampling()
     recorder = Recorder(
         engine,

@@ -17,8 +17,8 @@ ALONE = {"vllm": "vLLM", "openai": "an OpenAI-compatible server"}
 
 
 def trained_folder(context: Context, source: Path) -> Path:
-    """What a stage trains and serves that starts from `source`: `source` itself; or, where the run trains adapters and `source`
-    is a whole model, `<run>/lora`, a fresh adapter of it."""
+    """What a stage trains and serves that starts from `source`: `source` itself; or, where the run trains adapters and
+    `source` is a whole model, `<run>/lora`, a fresh adapter of it."""
     lora = context.config.models[POLICY].lora
     if lora is None or is_adapter(source):
         return source
@@ -42,7 +42,9 @@ def fresh(base: Path, lora: LoraConfig, seed: int) -> dict[str, Any]:
     from sparring.model.targets import targeted
 
     module = skeleton(base)
-    return fresh_state(module, targeted(module, lora.target_modules, lora.target_parameters), lora.rank, lora.scale, seed)
+    return fresh_state(
+        module, targeted(module, lora.target_modules, lora.target_parameters), lora.rank, lora.scale, seed
+    )
 
 
 def check_lora(context: Context) -> list[str]:

@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 FLOAT = 4
 """Bytes of the numbers that an optimiser keeps, whatever the model computes in."""
 LANES, SMALLEST_LANE = 2, 256
-"""Into so many a trainer on a CPU cuts a micro-batch that has so many tokens for each; see `train.trainer`, `batch.packing`."""
+"""Into so many a trainer on a CPU cuts a micro-batch that has so many tokens for each; see `train.trainer`,
+`batch.packing`."""
 SCATTERED = 1.2
-"""What a trainer's threads keep of freed memory, in pieces too small for the next tensor, over what they use at the most:
-measured by `benchmarks/memory.py`."""
+"""What a trainer's threads keep of freed memory, in pieces too small for the next tensor, over what they use at the
+most: measured by `benchmarks/memory.py`."""
 UNCOUNTED = 0.08
-"""Share of all that is counted, for what is not: pieces that the C library keeps, and copies on the way; measured likewise."""
+"""Share of all that is counted, for what is not: pieces that the C library keeps, and copies on the way; measured
+likewise."""
 LATER = 160 << 20
 """Of libraries that a run imports after it was checked, and of its own record."""
 
@@ -40,15 +42,17 @@ SCALAR = " (scalar)"
 
 
 class Held(NamedTuple):
-    """Peak memory of a run on one machine, in the stage that holds most: models are closed when their stage ends. First how many
-    parameters the policy has, how many of them (or of an adapter) are trained, how many a learner has that is trained beside it,
-    a critic or an implicit reward model, of how many a moving average is kept; then bytes.
+    """Peak memory of a run on one machine, in the stage that holds most: models are closed when their stage ends. First
+    how many parameters the policy has, how many of them (or of an adapter) are trained, how many a learner has that is
+    trained beside it, a critic or an implicit reward model, of how many a moving average is kept; then bytes.
 
-    process: what the process holds before it has a model. weights: of trainers, engines and models that are only asked. packed:
-    what the products of all these read in the place of weights. optimiser: AdamW's moments, float32 masters of weights of another
-    dtype, and averages. step: what a trainer's micro-batches and gradients take, and what is published, at the most at once.
-    update: weights that are staged beside an engine's, packed too. cache: keys and values here and in host memory, and recurrent
-    states. sampling: what a step of generation computes. uncounted: an allowance where `process` is known.
+    process: what the process holds before it has a model. weights: of trainers, engines and models that are only asked.
+        packed:
+    what the products of all these read in the place of weights. optimiser: AdamW's moments, float32 masters of weights
+    of another dtype, and averages. step: what a trainer's micro-batches and gradients take, and what is published, at
+    the most at once. update: weights that are staged beside an engine's, packed too. cache: keys and values here and in
+    host memory, and recurrent states. sampling: what a step of generation computes. uncounted: an allowance where
+    `process` is known.
     """
 
     stage: str
@@ -87,15 +91,19 @@ def resident() -> int:
 
 
 def shapes_of(config: RunConfig, given: Path | None) -> dict[str, Outline]:
-    """Every model that is computed in this process, by its name in `[models]`: the policy, which begins as the folder `given` or
-    afresh, and those with a checkpoint of their own. What has none is as large as the policy. One with a scalar head is under its
-    name and `SCALAR`.
+    """Every model that is computed in this process, by its name in `[models]`: the policy, which begins as the folder
+    `given` or afresh, and those with a checkpoint of their own. What has none is as large as the policy. One with a
+    scalar head is under its name and `SCALAR`.
 
     Raises:
         BadInput: there is no such checkpoint, or the library makes no model of it.
     """
-    frozen, engines = (sorted({one for stage in config.run.stages for one in _asked(config, stage)[kind]}) for kind in (0, 1))
-    scalar = {name for name in (config.rl.reward_model,) if name} | ({POLICY} if "reward_model" in config.run.stages else set())
+    frozen, engines = (
+        sorted({one for stage in config.run.stages for one in _asked(config, stage)[kind]}) for kind in (0, 1)
+    )
+    scalar = {name for name in (config.rl.reward_model,) if name} | (
+        {POLICY} if "reward_model" in config.run.stages else set()
+    )
     learner = _learner(config)
     if isinstance(learner, CriticConfig):
         scalar.add(learner.model)
@@ -181,8 +189,8 @@ def _optimiser(model: Outline) -> int:
 
 
 def _step(config: RunConfig, model: Outline, train: TrainConfig) -> Size:
-    """Of a micro-batch, cut into lanes as the trainer cuts it, beside the gradients that are added up in float32 already. Lanes
-    are computed side by side, or, by one thread, one after the other; what the first gave stays."""
+    """Of a micro-batch, cut into lanes as the trainer cuts it, beside the gradients that are added up in float32
+    already. Lanes are computed side by side, or, by one thread, one after the other; what the first gave stays."""
     tokens = min(train.token_budget, MOST_TOKENS)
     lanes = LANES if tokens >= LANES * SMALLEST_LANE else 1
     one = model.micro_batch(-(-tokens // lanes))
@@ -207,8 +215,9 @@ def _learner(config: RunConfig) -> CriticConfig | ImplicitConfig | None:
 
 
 def _asked(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
-    """The models that a stage has beside the policy and its learner: those whose weights are only computed with (a reference, a
-    reward model, teachers over the whole vocabulary), and those with an engine of their own in this process."""
+    """The models that a stage has beside the policy and its learner: those whose weights are only computed with (a
+    reference, a reward model, teachers over the whole vocabulary), and those with an engine of their own in this
+    process."""
     frozen: list[str] = []
     engines: list[str] = []
     if stage == "rl" and is_held(config):
@@ -217,7 +226,9 @@ def _asked(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
         frozen.append(config.rl.reward_model)
     if stage == "distill":
         teachers = sorted(set(config.distill.teachers.values()) - {POLICY})  # that one is served already
-        (frozen if config.distill.over == "vocabulary" else engines).extend(name for name in teachers if name != AVERAGE)
+        (frozen if config.distill.over == "vocabulary" else engines).extend(
+            name for name in teachers if name != AVERAGE
+        )
         frozen.extend(name for name in teachers if name == AVERAGE)
     if stage == "collect":
         engines.extend(sorted(set(config.collect.by_domain.values())))

@@ -27,7 +27,8 @@ def preference_loss(config: RunConfig) -> Loss | None:
 
 
 def needs_reference(config: RunConfig) -> bool:
-    """Whether something compares the policy with what the stage begins with: that loss or, where there is none, `[algo]`."""
+    """Whether something compares the policy with what the stage begins with: that loss or, where there is none,
+    `[algo]`."""
     if config.rl.preference is None:
         return config.algo.needs_reference
     return not isinstance(config.rl.preference, WITHOUT_REFERENCE)
@@ -45,7 +46,9 @@ def check_online(config: RunConfig) -> list[str]:
     if config.rl.preference is None or "rl" not in config.run.stages:
         return []
     if config.algo.needs_reference or config.algo.entropy_bonus:
-        raise refusal("[algo]", "neither kl nor entropy_bonus with rl.preference, which replaces it", "one", "leave it out")
+        raise refusal(
+            "[algo]", "neither kl nor entropy_bonus with rl.preference, which replaces it", "one", "leave it out"
+        )
     if config.rollout.group_size < 2:
         got, do = str(config.rollout.group_size), "raise it: a rollout is preferred to another of its group"
         raise refusal("rollout.group_size", "at least 2 rollouts to compare", got, do)

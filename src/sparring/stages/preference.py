@@ -36,8 +36,8 @@ async def run(context: Context) -> dict[str, Any]:
     The reference is the input itself: its log-probabilities are computed once, by the trainer, before it changes.
 
     Returns:
-        `rows` (of the data that are trained), `tokens_trained`, `loss`, `accuracy` and `reward_margin` of the last step,
-        `held_out` (accuracy with its interval; None where nothing is) and `model`, the folder.
+        `rows` (of the data that are trained), `tokens_trained`, `loss`, `accuracy` and `reward_margin` of the last
+        step, `held_out` (accuracy with its interval; None where nothing is) and `model`, the folder.
     """
     from sparring.algo.loss.imitate import ImitateLoss
     from sparring.algo.loss.preference.load import load_preference
@@ -89,7 +89,8 @@ def _units(context: Context, renderer: Renderer, rows: Sequence[Preference], lon
 
 
 def _with_strangers(units: Sequence[Unit], longest: int, seed: int) -> list[Unit]:
-    """Each reply with a mismatched row: its prompt and the next reply to another one, in an order that the seed decides."""
+    """Each reply with a mismatched row: its prompt and the next reply to another one, in an order that the seed
+    decides."""
     rows = [row for unit in units for row in unit]
     order = sorted(rows, key=lambda row: xxhash.xxh3_64_intdigest(f"kto/{seed}/{row.id}".encode()))
     place = {row.id: number for number, row in enumerate(order)}
@@ -115,8 +116,8 @@ async def _referred(trainer: Trainer, units: Sequence[Unit]) -> list[Unit]:
 
 
 async def _judged(trainer: Trainer, loss: PairLoss | Kto, units: Sequence[Unit]) -> dict[str, float]:
-    """How many pairs are on the right side: the chosen reply is worth more. A single reply is where it is worth more than under
-    the reference when it is wanted, less when it is not."""
+    """How many pairs are on the right side: the chosen reply is worth more. A single reply is where it is worth more
+    than under the reference when it is wanted, less when it is not."""
     from sparring.algo.loss.preference.dpo import Dpo
     from sparring.algo.loss.preference.pairs import PairLoss, rewards_of
 

@@ -50,13 +50,14 @@ def reference_beside(config: RunConfig) -> Beside:
 
 
 def is_held(config: RunConfig) -> bool:
-    """Whether a model stands beside the policy. Of its own weights before an update the policy's trainer tells log-probabilities
-    itself, as long as it has them."""
+    """Whether a model stands beside the policy. Of its own weights before an update the policy's trainer tells
+    log-probabilities itself, as long as it has them."""
     return needs_reference(config) and (config.algo.kl.reference != LAST or _is_whole(config))
 
 
 def is_averaging(config: RunConfig, stage: str) -> bool:
-    """Whether a model beside the policy follows it in this stage, "rl" or "distill", and so is saved with its checkpoints."""
+    """Whether a model beside the policy follows it in this stage, "rl" or "distill", and so is saved with its
+    checkpoints."""
     if stage == "distill":
         return AVERAGE in config.distill.teachers.values()
     return is_held(config) and config.algo.kl.reference in (AVERAGE, LAST)
@@ -116,12 +117,16 @@ def check_reference(context: Context) -> None:
     if kl.reference == LAST:
         if kl.coefficient and config.rl.passes * config.rl.minibatches == 1:
             do = "set rl.minibatches or rl.passes, or choose another reference"
-            raise refusal("algo.kl.reference", "several optimiser steps an update beside \"last\"", "one, whose KL is 0", do)
+            raise refusal(
+                "algo.kl.reference", 'several optimiser steps an update beside "last"', "one, whose KL is 0", do
+            )
     elif kl.reference not in (START, AVERAGE):
         theirs = reference_folder(config) / "tokenizer.json"
         ours = context.given()
         if ours is not None and theirs.exists() and theirs.read_bytes() != (ours / "tokenizer.json").read_bytes():
-            raise refusal("algo.kl.reference", "a model with the policy's tokenizer", f"{theirs}, another", "choose such a model")
+            raise refusal(
+                "algo.kl.reference", "a model with the policy's tokenizer", f"{theirs}, another", "choose such a model"
+            )
 
 
 def _is_whole(config: RunConfig) -> bool:

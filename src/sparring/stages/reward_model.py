@@ -1,5 +1,5 @@
-"""A scalar head learns what a reply is worth from compared ones, or which steps of a solution, or turns of a conversation,
-are right."""
+"""A scalar head learns what a reply is worth from compared ones, or which steps of a solution, or turns of a
+conversation, are right."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ async def run(context: Context) -> dict[str, Any]:
     """Train a scalar head on the stage's input, and the input with it, and write a Hugging Face folder with one label.
 
     Returns:
-        `rows` (of the data that are trained), `tokens_trained`, `loss` and `accuracy` of the last step, `held_out` (accuracy
-        with its interval; None where nothing is) and `model`, the folder.
+        `rows` (of the data that are trained), `tokens_trained`, `loss` and `accuracy` of the last step, `held_out`
+        (accuracy with its interval; None where nothing is) and `model`, the folder.
     """
     from sparring.stages.export import write_model
 
@@ -91,12 +91,17 @@ def _solution(context: Context, renderer: Renderer, row: Solution, longest: int)
 
 
 def turn_labels(ours: Sequence[bool], row: JudgedTurns) -> dict[int, float]:
-    """By how many tokens have been read at the end of each judged turn, its label; `ours` says which tokens the assistant says.
+    """By how many tokens have been read at the end of each judged turn, its label; `ours` says which tokens the
+    assistant says.
 
     Raises:
         BadInput: two of its messages are said in one turn.
     """
-    ends = [place + 1 for place, (mark, after) in enumerate(zip(ours, [*ours[1:], False], strict=True)) if mark and not after]
+    ends = [
+        place + 1
+        for place, (mark, after) in enumerate(zip(ours, [*ours[1:], False], strict=True))
+        if mark and not after
+    ]
     if len(ends) != len(row.labels):
         expected, got = f"{len(row.labels)} turns, one for each message of the assistant", str(len(ends))
         raise refusal(f"{row.where}, messages", expected, got, "join messages that nobody answers in between")
@@ -113,5 +118,9 @@ async def _judged(trainer: Trainer, units: Sequence[Unit]) -> dict[str, float]:
             right.append(values[0][-1] > values[1][-1])
             continue
         weights, labels = unit[0].weights["value"], unit[0].annotations["step_label"]
-        right += [(value > 0) == (label > 0.5) for value, label, weight in zip(values[0], labels, weights, strict=True) if weight]
+        right += [
+            (value > 0) == (label > 0.5)
+            for value, label, weight in zip(values[0], labels, weights, strict=True)
+            if weight
+        ]
     return rate(sum(right), len(right))

@@ -66,11 +66,15 @@ def check_reward_model(context: Context, tokenizer: Path | None) -> list[str]:
         _check_turns(context)
     if name == OWN:
         if OWN not in config.run.stages and context.done(OWN) is None:
-            raise refusal("rl.reward_model", f"a stage {OWN} before rl", str(list(config.run.stages)), "add it, or name a model")
+            raise refusal(
+                "rl.reward_model", f"a stage {OWN} before rl", str(list(config.run.stages)), "add it, or name a model"
+            )
         return [f"rl: the stage reward_model scores {_judged(context)}"]
     if name not in config.models or name == POLICY or config.models[name].path is None:
         others = ", ".join(n for n, spec in config.models.items() if n != POLICY and spec.path) or "none"
-        raise refusal("rl.reward_model", f"{OWN} or a model with a path ({others})", repr(name), f"add [models.{name}] path")
+        raise refusal(
+            "rl.reward_model", f"{OWN} or a model with a path ({others})", repr(name), f"add [models.{name}] path"
+        )
     check_reads_policy(name, _folder(context), tokenizer)
     kinds = json.loads((_folder(context) / "config.json").read_text(encoding="utf-8")).get("architectures") or []
     if not any("ForSequenceClassification" in kind for kind in kinds):
@@ -94,7 +98,9 @@ def _check_turns(context: Context) -> None:
     got = "rl.preference" if config.rl.preference is not None else repr(name_of(config.algo.credit))
     if config.rl.preference is not None or not isinstance(config.algo.credit, OF_TURNS):
         rules = ", ".join(sorted(str(rule.__struct_config__.tag) for rule in OF_TURNS))
-        raise refusal("rl.reward_by", f'a credit that tells turns apart beside "{by}" ({rules})', got, "choose one of these")
+        raise refusal(
+            "rl.reward_by", f'a credit that tells turns apart beside "{by}" ({rules})', got, "choose one of these"
+        )
 
 
 def _judged(context: Context) -> str:

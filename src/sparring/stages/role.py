@@ -1,4 +1,5 @@
-"""What learns beside the policy in the rl stage: its trainer told apart, where its section belongs, and what is left of it."""
+"""What learns beside the policy in the rl stage: its trainer told apart, where its section belongs, and what is left of
+it."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def check_asked(config: RunConfig, role: str, credit: str, preset: str) -> bool:
 
 
 async def write_learned(context: Context, trainer: Trainer, role: str, began: Path) -> str:
-    """Write what a model beside the policy has become, which began as the folder `began`, as one that another run may begin with.
+    """Write what a model beside the policy has become, which began as the folder `began`, as one that another run may
+    begin with.
 
     Returns:
         The folder.

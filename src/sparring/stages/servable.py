@@ -1,4 +1,5 @@
-"""Preflight of the policy: its weights are all there, its tokenizer fits them, and it can be served as the recipe asks."""
+"""Preflight of the policy: its weights are all there, its tokenizer fits them, and it can be served as the recipe
+asks."""
 
 from __future__ import annotations
 
@@ -41,7 +42,12 @@ def check_model(context: Context, shape: Outline) -> list[str]:
             _check_ids(base_folder(given), shape)
         else:
             assert spec.init is not None, "a model has a path or an init"
-            create(msgspec.structs.replace(spec.init, num_layers=min(spec.init.num_layers, LAYERS)), shape.vocab_size, folder, 0)
+            create(
+                msgspec.structs.replace(spec.init, num_layers=min(spec.init.num_layers, LAYERS)),
+                shape.vocab_size,
+                folder,
+                0,
+            )
         model = check_servable(
             given or Path(folder), dtype=spec.dtype, device=context.config.run.device, numerics=spec.numerics
         )
@@ -56,7 +62,9 @@ def _check_ids(folder: Path, shape: Outline) -> None:
     """Every token of the tokenizer has a row in the embedding."""
     from tokenizers import Tokenizer
 
-    token, largest = max(Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab().items(), key=lambda item: item[1])
+    token, largest = max(
+        Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab().items(), key=lambda item: item[1]
+    )
     if largest >= shape.vocab_size:
         ids = f"ids below {shape.vocab_size}, the rows of the embedding"
         do = "take the tokenizer that belongs to the model"

@@ -24,12 +24,16 @@ def check_served(context: Context) -> list[str]:
     if engine.kind == "openai":
         if {"rl", "distill"} & set(context.config.run.stages):
             expected = "an engine that takes weights while the run trains"
-            raise refusal("engine.kind", expected, '"openai"', 'write "native" or "remote", or leave rl out of run.stages')
+            raise refusal(
+                "engine.kind", expected, '"openai"', 'write "native" or "remote", or leave rl out of run.stages'
+            )
         OpenAiEngine(engine.url, model=engine.served_model, api_key=key_of(engine.api_key_env))
         return [f"engine: {engine.url} takes and tells token ids"]
     if engine.kind == "remote":
         remote = RemoteEngine(engine.url, name=POLICY, api_key=key_of(engine.api_key_env))
         numerics = "fast" if spec.numerics == "fast" else ops.path_name(context.config.run.device)
         remote.check(spec.dtype, numerics, engine)
-        return [f"engine: {engine.url} serves {remote.served.dtype} on {remote.served.numerics}, version {remote.version}"]
+        return [
+            f"engine: {engine.url} serves {remote.served.dtype} on {remote.served.numerics}, version {remote.version}"
+        ]
     return []

@@ -29,7 +29,9 @@ async def run(context: Context) -> dict[str, Any]:
         for name, rendered in await demonstrations(context, context.renderer(source))
     ]
     if not rows:
-        raise refusal("sft", "at least one demonstration", "none", "add rows to [sft] data, or demonstrations to the environment")
+        raise refusal(
+            "sft", "at least one demonstration", "none", "add rows to [sft] data, or demonstrations to the environment"
+        )
     plan = TrainPlan(losses=[ImitateLoss()], total_steps=config.steps, overrides=config.train)
     trainer = context.cluster.trainer(POLICY, path=str(source), plan=plan)
     totals = await supervise(

@@ -25,7 +25,9 @@ def folder_shape(folder: Path) -> Outline:
 
     folder = base_folder(folder)
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
-        raise refusal(str(folder), "weights (*.safetensors)", "a folder without", "copy or download the whole checkpoint")
+        raise refusal(
+            str(folder), "weights (*.safetensors)", "a folder without", "copy or download the whole checkpoint"
+        )
     _check_config(folder / "config.json")
     return outline(folder, numerics="fast")
 

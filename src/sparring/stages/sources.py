@@ -1,4 +1,5 @@
-"""Where the losses that stages configure are from: what docs/algorithms.md says beside the settings of `stages.config`."""
+"""Where the losses that stages configure are from: what docs/algorithms.md says beside the settings of
+`stages.config`."""
 
 from __future__ import annotations
 

@@ -66,7 +66,8 @@ def _rate(rate: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _teachers(results: Mapping[str, Any]) -> dict[str, Any]:
-    """By teacher that was evaluated: its success on the tasks that it teaches, and what share of that the student has on them."""
+    """By teacher that was evaluated: its success on the tasks that it teaches, and what share of that the student has
+    on them."""
     found = {}
     for label, result in results.items():
         if label.startswith("teacher/"):
@@ -79,8 +80,9 @@ def _teachers(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _against(context: Context, last: Mapping[str, Any]) -> dict[str, Any]:
-    """By name in `[eval] against`, over the tasks that both scored: its success (its reward, where the world knows none), how
-    much more ours is, task by task, and its success by dataset; and how many tokens its last stage trained."""
+    """By name in `[eval] against`, over the tasks that both scored: its success (its reward, where the world knows
+    none), how much more ours is, task by task, and its success by dataset; and how many tokens its last stage
+    trained."""
     found = {}
     ours = msgspec.convert(last, Evaluation) if last else None
     for name, other in others(context).items() if ours is not None else ():

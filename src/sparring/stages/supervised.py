@@ -76,7 +76,9 @@ async def supervise(
 
     async def batches() -> AsyncIterator[Batch]:
         steps = range(done + 1, section.steps + 1)
-        for step, chosen in zip(steps, epochs(units, steps, section.rows_per_step, context.config.run.seed, stage), strict=True):
+        for step, chosen in zip(
+            steps, epochs(units, steps, section.rows_per_step, context.config.run.seed, stage), strict=True
+        ):
             yield batch_of(chosen, step)
 
     await run_loop(batches(), {POLICY: trainer}, {}, _OpenWindow(), after_step)
@@ -84,8 +86,8 @@ async def supervise(
 
 
 def epochs(units: Sequence[T], steps: range, per_step: int, seed: int, stage: str) -> Iterator[list[T]]:
-    """What each of `steps` trains on. Every unit is seen once per epoch, in an order that depends on (stage, seed, epoch) alone,
-    so a resume needs no more than the number of steps that are done."""
+    """What each of `steps` trains on. Every unit is seen once per epoch, in an order that depends on (stage, seed,
+    epoch) alone, so a resume needs no more than the number of steps that are done."""
     orders: dict[int, list[int]] = {}
     for step in steps:
         places = range((step - 1) * per_step, step * per_step)

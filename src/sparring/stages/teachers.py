@@ -38,10 +38,10 @@ def annotator(context: Context, live: Live) -> Annotator:
     engines: dict[str, Scoring] = {}
     if stage.over != "vocabulary":
         for name in sorted(set(stage.teachers.values())):
-            engines[name] = own[name] if name in OWN else context.cluster.engine(name, path=str(teacher_folder(context, name)))
-    asker = Asker(
-        max_concurrent=stage.max_concurrent_scores, retries=stage.retries, retry_delay_s=stage.retry_delay_s
-    )
+            engines[name] = (
+                own[name] if name in OWN else context.cluster.engine(name, path=str(teacher_folder(context, name)))
+            )
+    asker = Asker(max_concurrent=stage.max_concurrent_scores, retries=stage.retries, retry_delay_s=stage.retry_delay_s)
     student, tools = context.renderer(source), context.factory.make().tools
     if stage.tokenizers == "any":
         tongues = {name: tongue(context, name) for name in engines}
@@ -53,7 +53,10 @@ def annotator(context: Context, live: Live) -> Annotator:
         asker,
         top_k=stage.top_k if stage.over == "top_k" else 0,
         reading=sibling_reading(watch, student, tools) if stage.feedback == "sibling" else None,
-        room=min(room_of(context, POLICY, source) if name in OWN else room_of(context, name) for name in stage.teachers.values()),
+        room=min(
+            room_of(context, POLICY, source) if name in OWN else room_of(context, name)
+            for name in stage.teachers.values()
+        ),
     )
 
 
@@ -69,7 +72,9 @@ def room_of(context: Context, name: str, folder: Path | None = None) -> int:
     """Most tokens that the model `name`, in `folder` or where the recipe says, reads at once."""
     config, spec = context.config, context.config.models[name]
     shape = folder_shape(folder or teacher_folder(context, name))
-    engine = config.engine if name == POLICY or config.engine.kind == "native" else EngineConfig()  # as clusters have it
+    engine = (
+        config.engine if name == POLICY or config.engine.kind == "native" else EngineConfig()
+    )  # as clusters have it
     alone = spec.served is None and engine.kind == "native"
     return context_room(shape, engine, spec.dtype) if alone else shape.max_positions
 
@@ -142,7 +147,9 @@ async def _judges_tokens(context: Context, name: str) -> None:
     engine = context.cluster.engine(name, path=str(teacher_folder(context, name)))
     stage = context.config.distill
     try:
-        await engine.score(ScoreRequest(id="check", tokens=(0, 1), first=1, top_k=stage.top_k if stage.over == "top_k" else 0))
+        await engine.score(
+            ScoreRequest(id="check", tokens=(0, 1), first=1, top_k=stage.top_k if stage.over == "top_k" else 0)
+        )
     finally:
         await engine.close()
 
@@ -159,14 +166,20 @@ def check_distill(context: Context) -> list[str]:
     stage = context.config.distill
     if "distill" not in context.config.run.stages:
         if context.config.eval.teachers:
-            raise refusal("eval.teachers", "a stage distill, whose teachers they are", "none", "leave it out, or add the stage")
+            raise refusal(
+                "eval.teachers", "a stage distill, whose teachers they are", "none", "leave it out, or add the stage"
+            )
         return []
     checkpoints = context.config.eval.checkpoints
     if context.config.eval.teachers and "distill" not in checkpoints:
         do = "add it, or leave eval.teachers out"
-        raise refusal("eval.checkpoints", '"distill", whose success is compared with its teachers\'', str(list(checkpoints)), do)
+        raise refusal(
+            "eval.checkpoints", '"distill", whose success is compared with its teachers\'', str(list(checkpoints)), do
+        )
     if not stage.teachers:
-        raise refusal("distill.teachers", "at least one teacher", "none", 'write { "*" = "teacher" } and [models.teacher]')
+        raise refusal(
+            "distill.teachers", "at least one teacher", "none", 'write { "*" = "teacher" } and [models.teacher]'
+        )
     for domain, name in stage.teachers.items():
         _check_teacher(context, f"distill.teachers.{domain}", name)
     _check_whole(context)
@@ -190,7 +203,10 @@ def _check_teacher(context: Context, where: str, name: str) -> None:
         raise refusal(where, f"a model of the recipe, one of {known}, or {AVERAGE}", repr(name), f"add [models.{name}]")
     if name in OWN:
         if stage.feedback == "none":
-            got, do = "the policy, which is told no more than itself", 'set distill.feedback = "sibling", or name another'
+            got, do = (
+                "the policy, which is told no more than itself",
+                'set distill.feedback = "sibling", or name another',
+            )
             raise refusal(where, "a teacher that knows more than the policy", got, do)
         return
     spec = models[name]
@@ -221,7 +237,7 @@ def _check_teacher(context: Context, where: str, name: str) -> None:
             do = "take a student of fewer positions (models.policy.init.max_positions), or another teacher"
             raise refusal(f"models.{name}.path", f"a teacher that reads the student's {longest} tokens", f"{most}", do)
         return
-    do = "take a student that has its tokenizer (models.policy.init.tokenizer), or set distill.tokenizers = \"any\""
+    do = 'take a student that has its tokenizer (models.policy.init.tokenizer), or set distill.tokenizers = "any"'
     raise refusal(f"models.{name}.path", "a teacher with the student's tokenizer", f"another in {folder}", do)
 
 
@@ -230,7 +246,7 @@ def _check_whole(context: Context) -> None:
     rollout, defaults = context.config.rollout, type(context.config.rollout)()
     for key in ("top_p", "top_k", "min_p", "logit_bias", "min_turn_tokens", "constraint"):
         if getattr(rollout, key) != getattr(defaults, key):
-            expected = "its default while the run distils: a teacher judges its whole distribution, of which this leaves a part"
+            expected = "its default while the run distils: teachers judge the whole distribution, this leaves a part"
             raise refusal(f"rollout.{key}", expected, repr(getattr(rollout, key)), "leave it out")
 
 

@@ -90,9 +90,9 @@ def _digest(text: str) -> int:
 
 
 def check_unseen_files(context: Context, tasks: Sequence[Task]) -> None:
-    """The same of `[sft] data` and `[preference] data`, which are there before anything runs. A row asks for a held-out task
-    where its prompt is that task's, or where one of its user's messages is the last of that task and of no other. Of a task that
-    has a key of its own no text tells anything, so no row asks for it.
+    """The same of `[sft] data` and `[preference] data`, which are there before anything runs. A row asks for a held-out
+    task where its prompt is that task's, or where one of its user's messages is the last of that task and of no other.
+    Of a task that has a key of its own no text tells anything, so no row asks for it.
 
     Raises:
         BadInput: a row does.

@@ -31,11 +31,13 @@ class WatchedEngine:
         return self._engine.metrics
 
     def lap(self) -> dict[str, float]:
-        """Metrics of the step that ends now, `engine/<name>`: how far counts grew since the lap before, levels as they are."""
+        """Metrics of the step that ends now, `engine/<name>`: how far counts grew since the lap before, levels as they
+        are."""
         before, self._counted = self._counted, dict(self._engine.metrics)
         is_level = {name: name.endswith("_now") or name.startswith("max_") for name in self._counted}
         return {
-            f"engine/{name}": value - (0.0 if is_level[name] else before.get(name, 0.0)) for name, value in self._counted.items()
+            f"engine/{name}": value - (0.0 if is_level[name] else before.get(name, 0.0))
+            for name, value in self._counted.items()
         }
 
     async def generate(self, request: GenerateRequest) -> Completion:

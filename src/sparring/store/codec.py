@@ -1,7 +1,7 @@
 """Nouns <-> bytes, in MessagePack. Floats travel as their 64 bits, so a log-probability comes back to the bit.
 
-What a user puts into `Task.data`, `ToolCall.arguments` or `Store.put` is plain data: None, bool, int of any size, float,
-str, bytes, lists and string-keyed mappings. A tuple comes back as a list.
+What a user puts into `Task.data`, `ToolCall.arguments` or `Store.put` is plain data: None, bool, int of any size,
+float, str, bytes, lists and string-keyed mappings. A tuple comes back as a list.
 """
 
 from __future__ import annotations

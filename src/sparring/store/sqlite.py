@@ -1,11 +1,11 @@
 """The run's durable record in one SQLite file.
 
 Crash safety. Every method is one transaction in write-ahead-log mode, so after kill -9 it happened or it did not.
-`synchronous = NORMAL` leaves the log's pages with the kernel at commit: they survive the death of this process, not a power
-cut. A checkpoint manifest is committed with `FULL`, which also makes everything before it durable on the disk.
+`synchronous = NORMAL` leaves the log's pages with the kernel at commit: they survive the death of this process, not a
+power cut. A checkpoint manifest is committed with `FULL`, which also makes everything before it durable on the disk.
 
-Speed. A commit is a few writes into the kernel's page cache (tens of microseconds), short enough for the event loop. The one
-slow thing, copying the log into the database with its fsync, happens on a thread with its own connection.
+Speed. A commit is a few writes into the kernel's page cache (tens of microseconds), short enough for the event loop.
+The one slow thing, copying the log into the database with its fsync, happens on a thread with its own connection.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ class SqliteStore:
     # --- turns, groups, rollouts ---
 
     def append_turns(self, turns: Sequence[tuple[str, Sequence[Segment]]]) -> None:
-        """Record new segments of trajectories in flight (a rollout's policy trajectory bears the rollout's id), all or none.
-        They are dropped when their group, which holds them all, is appended.
+        """Record new segments of trajectories in flight (a rollout's policy trajectory bears the rollout's id), all or
+        none. They are dropped when their group, which holds them all, is appended.
 
         Raises:
             StoreError: the disk is full or broken; nothing was written and nothing written before is lost.
@@ -161,17 +161,23 @@ class SqliteStore:
                     " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                     [(row, *rollout) for rollout in rollouts],
                 )
-                done = [(trajectory.id,) for rollout in (*group.rollouts, *group.failed) for trajectory in rollout.trajectories]
+                done = [
+                    (trajectory.id,)
+                    for rollout in (*group.rollouts, *group.failed)
+                    for trajectory in rollout.trajectories
+                ]
                 self._database.executemany("DELETE FROM turns WHERE rollout = ?", done)
 
     def groups(self, *, stage: str | None = None) -> Iterator[Group]:
-        """The groups that count, by admission; of all stages (in the order their first group was written) when `stage` is
-        None. Read one by one, so a long run fits into memory.
+        """The groups that count, by admission; of all stages (in the order their first group was written) when `stage`
+        is None. Read one by one, so a long run fits into memory.
 
         Raises:
             StoreError: the file cannot be read or is damaged.
         """
-        rows = self._rows("SELECT row, stage, number FROM groups WHERE superseded = 0 AND stage = coalesce(?, stage)", stage)
+        rows = self._rows(
+            "SELECT row, stage, number FROM groups WHERE superseded = 0 AND stage = coalesce(?, stage)", stage
+        )
         first = {name: row for row, name, _ in reversed(rows)}
         for row, _, _ in sorted(rows, key=lambda r: (first[r[1]], r[2])):
             yield self._group(row)
@@ -197,7 +203,11 @@ class SqliteStore:
         )
         if not rows:
             known = [i for (i,) in self._rows("SELECT id FROM rollouts ORDER BY row LIMIT 3")]
-            got = f"{rollout!r} (there are {', '.join(known)}, ...)" if known else f"{rollout!r} in a run without rollouts"
+            got = (
+                f"{rollout!r} (there are {', '.join(known)}, ...)"
+                if known
+                else f"{rollout!r} in a run without rollouts"
+            )
             raise refusal(str(self._path), "the id of a recorded rollout", got, "take one from the report")
         return self._decoded(rows[0][0], StoredRollout).rollout(self._decoded(rows[0][1], StoredGroup).task)
 
@@ -225,7 +235,8 @@ class SqliteStore:
         return self._rows("SELECT time, stage, text FROM events ORDER BY row")
 
     def put(self, key: str, value: Any) -> None:
-        """Set a key, replacing what it held. Raises StoreError as `append_turns`, TypeError for other than plain data."""
+        """Set a key, replacing what it held. Raises StoreError as `append_turns`, TypeError for other than plain
+        data."""
         data = encode(value)
         with self._transaction(len(data)):
             self._database.execute("INSERT OR REPLACE INTO pairs (key, data) VALUES (?, ?)", (key, data))
@@ -238,7 +249,8 @@ class SqliteStore:
     # --- checkpoints and resume ---
 
     def checkpoint(self, ref: CheckpointRef, state: Mapping[str, Any]) -> None:
-        """Record that a checkpoint's folder is complete, with what a resume needs beside it. Durable against a power cut.
+        """Record that a checkpoint's folder is complete, with what a resume needs beside it. Durable against a power
+        cut.
 
         Raises:
             StoreError: as `append_turns`, or the folder is not there.
@@ -273,8 +285,9 @@ class SqliteStore:
     def truncate(self, stage: str, step: int, *, first_group: int = 0) -> None:
         """Go back to the end of `step`: what came later no longer counts and will be done again.
 
-        Later metrics and checkpoints, and groups from `first_group` (the first one after `step`) on, are marked superseded;
-        they stay in the file. The turns of rollouts that an earlier process left unfinished are dropped. One transaction.
+        Later metrics and checkpoints, and groups from `first_group` (the first one after `step`) on, are marked
+        superseded; they stay in the file. The turns of rollouts that an earlier process left unfinished are dropped.
+        One transaction.
 
         Raises:
             StoreError: as `append_turns`.
@@ -287,7 +300,8 @@ class SqliteStore:
             run("DELETE FROM turns WHERE row <= ?", (self._cut_off,))
 
     def supersede(self, stage: str, number: int) -> None:
-        """Let one group count no longer, because it is done again; it stays in the file. Raises StoreError as `append_turns`."""
+        """Let one group count no longer, because it is done again; it stays in the file. Raises StoreError as
+        `append_turns`."""
         with self._transaction():
             self._database.execute("UPDATE groups SET superseded = 1 WHERE stage = ? AND number = ?", (stage, number))
 
@@ -337,7 +351,9 @@ class SqliteStore:
         try:
             return decode(data, kind)
         except msgspec.MsgspecError as error:
-            raise StoreError(f"{self._path}: expected a {kind}, got damaged data ({error}); restore the file") from error
+            raise StoreError(
+                f"{self._path}: expected a {kind}, got damaged data ({error}); restore the file"
+            ) from error
 
 
 def _way_out(error: sqlite3.Error | OSError) -> str:

@@ -1,7 +1,7 @@
 """Rows of JSON Lines, Parquet and Hugging Face `datasets` folders: as tasks, and as conversations to imitate.
 
-A row that does not parse is refused with its file and line. Columns are renamed by a mapping of our names to the file's:
-`{"prompt": "question", "answer": "answer"}`; all other columns are kept as they are.
+A row that does not parse is refused with its file and line. Columns are renamed by a mapping of our names to the
+file's: `{"prompt": "question", "answer": "answer"}`; all other columns are kept as they are.
 """
 
 from __future__ import annotations
@@ -132,7 +132,9 @@ def located(path: str) -> Located:
         return _parquet(source)
     if source.suffix in (".jsonl", ".json", ".ndjson"):
         return _json_lines(source)
-    raise refusal(path, "a .jsonl or .parquet file or a datasets folder", f"a {source.suffix or 'nameless'} file", "convert it")
+    raise refusal(
+        path, "a .jsonl or .parquet file or a datasets folder", f"a {source.suffix or 'nameless'} file", "convert it"
+    )
 
 
 def _json_lines(path: Path) -> Located:
@@ -193,7 +195,9 @@ def _task_row(row: dict[str, Any], names: Mapping[str, str], where: str, number:
     if renamed.get("messages") is not None:
         renamed["messages"] = messages = messages_of(renamed["messages"], where)
         if messages[-1].role == "assistant":
-            raise refusal(where, "a conversation that waits for the assistant", "one that ends with it", "drop the reply")
+            raise refusal(
+                where, "a conversation that waits for the assistant", "one that ends with it", "drop the reply"
+            )
     else:
         renamed.pop("messages", None)
         _text(renamed, "prompt", names, where)
@@ -211,7 +215,9 @@ def _conversation(row: dict[str, Any], names: Mapping[str, str], where: str) -> 
     if all(message.role != "assistant" for message in messages):
         raise refusal(where, "an assistant message to learn", "none", "add one or remove the row")
     if messages[0].role == "assistant":
-        raise refusal(f"{where}, messages[0]", "a question before the first reply", "a reply", "add one or remove the row")
+        raise refusal(
+            f"{where}, messages[0]", "a question before the first reply", "a reply", "add one or remove the row"
+        )
     return messages
 
 
@@ -225,7 +231,10 @@ def _renamed(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]
 def _text(row: Mapping[str, Any], name: str, names: Mapping[str, str], where: str) -> str:
     if name not in row:
         raise refusal(
-            where, f"a column {names[name]!r}", f"{', '.join(map(repr, row)) or 'none'}", f"map columns.{name} to the right one"
+            where,
+            f"a column {names[name]!r}",
+            f"{', '.join(map(repr, row)) or 'none'}",
+            f"map columns.{name} to the right one",
         )
     if not isinstance(row[name], str):
         raise refusal(f"{where}, column {names[name]!r}", "a text", repr(row[name])[:80], "write it as a string")
@@ -253,14 +262,17 @@ def _message(entry: Any, where: str) -> Message:
         role=entry["role"],
         content=content or "",
         reasoning=entry.get("reasoning") or entry.get("reasoning_content"),
-        tool_calls=tuple(_tool_call(call, i, f"{where}.tool_calls[{i}]") for i, call in enumerate(entry.get("tool_calls") or ())),
+        tool_calls=tuple(
+            _tool_call(call, i, f"{where}.tool_calls[{i}]") for i, call in enumerate(entry.get("tool_calls") or ())
+        ),
         tool_call_id=entry.get("tool_call_id"),
         name=entry.get("name"),
     )
 
 
 def _tool_call(call: Any, index: int, where: str) -> ToolCall:
-    """OpenAI's form, `{id, function: {name, arguments}}`, or the bare `{name, arguments}`; arguments as object or JSON text."""
+    """OpenAI's form, `{id, function: {name, arguments}}`, or the bare `{name, arguments}`; arguments as object or JSON
+    text."""
     function = call.get("function") or call if isinstance(call, dict) else {}
     arguments = function.get("arguments")
     if isinstance(arguments, str):

@@ -30,7 +30,10 @@ class Mix:
     def __init__(self, sources: Sequence[TaskSource], weights: Sequence[float], seed: int) -> None:
         if len(sources) != len(weights) or min(weights, default=0) < 0 or not sum(weights):
             raise refusal(
-                "mix", f"{len(sources)} weights of 0 or more, one above 0", repr(list(weights)), "give each source its weight"
+                "mix",
+                f"{len(sources)} weights of 0 or more, one above 0",
+                repr(list(weights)),
+                "give each source its weight",
             )
         self._sources = tuple(sources)
         self._weights = tuple(weights)

@@ -16,8 +16,8 @@ MOST_PASSED_OVER = 1000
 
 
 class DifficultyPools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is passed over. A task goes into the pool of its last group: easy, hard, or neither; one that was never tried, or
-    of which all members failed for infrastructure reasons, is in none.
+    """What is passed over. A task goes into the pool of its last group: easy, hard, or neither; one that was never
+    tried, or of which all members failed for infrastructure reasons, is in none.
     """
 
     easy_from: float = 1.0
@@ -50,8 +50,8 @@ class DifficultyPools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class Pools:
     """A source whose easy and hard tasks come less often. Implements `protocols.TaskSource`.
 
-    Whether a task is passed over depends on (seed, how many the source gave) and on its pool, nothing else, so a resumed run
-    passes over the same ones.
+    Whether a task is passed over depends on (seed, how many the source gave) and on its pool, nothing else, so a
+    resumed run passes over the same ones.
     """
 
     def __init__(self, config: DifficultyPools, source: TaskSource, *, seed: int) -> None:

@@ -1,5 +1,5 @@
-"""Rows of JSON Lines, Parquet and `datasets` folders that say which reply is better, which is wanted, and where a solution or
-a conversation errs.
+"""Rows of JSON Lines, Parquet and `datasets` folders that say which reply is better, which is wanted, and where a
+solution or a conversation errs.
 
 A row that does not parse is refused with its file and line.
 """
@@ -21,8 +21,8 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preference:
-    """Replies to one prompt: a chosen and a rejected one, or a single one that is wanted (chosen) or unwanted (rejected).
-    `margin`: how much better the chosen one is, 0 where nobody said."""
+    """Replies to one prompt: a chosen and a rejected one, or a single one that is wanted (chosen) or unwanted
+    (rejected). `margin`: how much better the chosen one is, 0 where nobody said."""
 
     where: str
     prompt: Messages
@@ -43,8 +43,8 @@ class Solution:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgedTurns:
-    """What follows a prompt, from the assistant's first message to its last, with how right each of the assistant's is: 0 to 1;
-    None where nobody said."""
+    """What follows a prompt, from the assistant's first message to its last, with how right each of the assistant's is:
+    0 to 1; None where nobody said."""
 
     where: str
     prompt: Messages
@@ -53,10 +53,11 @@ class JudgedTurns:
 
 
 def read_preferences(path: str, *, single: bool = False) -> list[Preference]:
-    """Rows of {prompt | messages, chosen, rejected, margin?}; with `single` also {prompt | messages, completion, label}.
+    """Rows of {prompt | messages, chosen, rejected, margin?}; with `single` also {prompt | messages, completion,
+    label}.
 
-    `prompt` is a text or a list of messages, replies are texts or lists of messages. Without a prompt, chosen and rejected are
-    whole conversations, and the prompt is what they begin with in common.
+    `prompt` is a text or a list of messages, replies are texts or lists of messages. Without a prompt, chosen and
+    rejected are whole conversations, and the prompt is what they begin with in common.
 
     Raises:
         BadInput: no such file, no row, or one that does not parse.
@@ -74,7 +75,8 @@ def read_solutions(path: str) -> list[Solution]:
 
 
 def read_turns(path: str) -> list[JudgedTurns]:
-    """Rows of {messages, labels: [true | false | a number from 0 to 1 | null]}, one label for each message of the assistant.
+    """Rows of {messages, labels: [true | false | a number from 0 to 1 | null]}, one label for each message of the
+    assistant.
 
     Raises:
         BadInput: as `read_preferences`.
@@ -96,7 +98,10 @@ def _preference(row: Mapping[str, Any], where: str, single: bool) -> Preference:
         answer = _reply(row, "completion", where)
         wanted = row["label"]
         return Preference(
-            where=where, prompt=_prompt(row, where), chosen=answer if wanted else None, rejected=None if wanted else answer
+            where=where,
+            prompt=_prompt(row, where),
+            chosen=answer if wanted else None,
+            rejected=None if wanted else answer,
         )
     chosen, rejected = _reply(row, "chosen", where), _reply(row, "rejected", where)
     if "prompt" in row or "messages" in row:
@@ -131,12 +136,16 @@ def _turns(row: Mapping[str, Any], where: str) -> JudgedTurns:
     places = [place for place, message in enumerate(messages) if message.role == "assistant"]
     if not places or not places[0] or places[-1] != len(messages) - 1:
         got = "none of the assistant" if not places else "one that begins with the assistant or ends with another"
-        raise refusal(f"{where}, messages", "a question, and a conversation that ends with the assistant", got, "correct the row")
+        raise refusal(
+            f"{where}, messages", "a question, and a conversation that ends with the assistant", got, "correct the row"
+        )
     if not isinstance(labels, list) or len(labels) != len(places) or all(label is None for label in labels):
         expected = f"{len(places)} of them, one for each message of the assistant, not all null"
         raise refusal(f"{where}, labels", expected, repr(labels)[:80], "correct the row")
     if not all(label is None or isinstance(label, (bool, int, float)) and 0 <= label <= 1 for label in labels):
-        raise refusal(f"{where}, labels", "true, false, null or numbers from 0 to 1", repr(labels)[:80], "correct the row")
+        raise refusal(
+            f"{where}, labels", "true, false, null or numbers from 0 to 1", repr(labels)[:80], "correct the row"
+        )
     known = tuple(None if label is None else float(label) for label in labels)
     return JudgedTurns(where=where, prompt=messages[: places[0]], reply=messages[places[0] :], labels=known)
 
@@ -171,7 +180,9 @@ def _reply(row: Mapping[str, Any], name: str, where: str) -> Messages:
 
 def _answers(said: Messages, where: str, name: str) -> None:
     if not said or said[0].role != "assistant" or said[-1].role != "assistant":
-        raise refusal(f"{where}, {name}", "a reply that begins and ends with the assistant", "another", "correct the row")
+        raise refusal(
+            f"{where}, {name}", "a reply that begins and ends with the assistant", "another", "correct the row"
+        )
 
 
 def _margin(row: Mapping[str, Any], where: str) -> float:

@@ -1,4 +1,5 @@
-"""A renderer that only appends, for measuring what a session itself costs: messages are numbers, and numbers are ids."""
+"""A renderer that only appends, for measuring what a session itself costs: messages are numbers, and numbers are
+ids."""
 
 from __future__ import annotations
 

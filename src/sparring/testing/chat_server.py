@@ -36,8 +36,12 @@ class ChatServer:
         listening = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
         application = Starlette(routes=[Route("/v1/chat/completions", self._answer, methods=["POST"])])
-        self._server = uvicorn.Server(uvicorn.Config(application, log_level="warning", access_log=False, lifespan="off"))
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve(sockets=[listening])), daemon=True)
+        self._server = uvicorn.Server(
+            uvicorn.Config(application, log_level="warning", access_log=False, lifespan="off")
+        )
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._server.serve(sockets=[listening])), daemon=True
+        )
         self._thread.start()
 
     def stop(self) -> None:

@@ -1,4 +1,5 @@
-"""A real server that speaks OpenAI's completions with token ids, on top of an engine of ours: for tests of its clients."""
+"""A real server that speaks OpenAI's completions with token ids, on top of an engine of ours: for tests of its
+clients."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class CompletionsServer:
         engine: samples.
         models: names that it lists.
         tells_ids: whether it tells token ids; else text.
-        processed: whether log-probabilities are of the distribution that was sampled from; else from before the temperature.
+        processed: whether log-probabilities are of the distribution that was sampled from; else from before the
+            temperature.
 
     Attributes:
         url: where, up to and with /v1.
@@ -44,7 +46,9 @@ class CompletionsServer:
         routes = [Route("/v1/models", self._list), Route("/v1/completions", self._complete, methods=["POST"])]
         handlers: dict[Any, Any] = {EngineError: self._refused}
         application = Starlette(routes=routes, exception_handlers=handlers)
-        self._server = uvicorn.Server(uvicorn.Config(application, log_level="warning", access_log=False, lifespan="off"))
+        self._server = uvicorn.Server(
+            uvicorn.Config(application, log_level="warning", access_log=False, lifespan="off")
+        )
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(listening)), daemon=True)
         self._thread.start()
 
@@ -67,7 +71,11 @@ class CompletionsServer:
         body = await request.json()
         self._count += 1
         sampling = Sampling(
-            **{name: body[name] for name in ("top_k", "min_p", "min_tokens", "top_p", "max_tokens", "seed") if name in body},
+            **{
+                name: body[name]
+                for name in ("top_k", "min_p", "min_tokens", "top_p", "max_tokens", "seed")
+                if name in body
+            },
             temperature=body.get("temperature", 1.0),
             stop=tuple(body.get("stop_token_ids", ())),
             top_logprobs=body.get("logprobs", 0),
@@ -87,7 +95,8 @@ class CompletionsServer:
         return JSONResponse({"choices": [choice]})
 
     async def _events(self, pieces: Any, piece: Delta | Completion, tops: int) -> AsyncIterator[str]:
-        """Likeliest tokens come with the last event only, which is all that the engine tells of them: so they are told there."""
+        """Likeliest tokens come with the last event only, which is all that the engine tells of them: so they are told
+        there."""
         async with aclosing(pieces):
             while isinstance(piece, Delta):
                 if tops <= 1:
@@ -111,7 +120,9 @@ class CompletionsServer:
         }
         return choice
 
-    async def _as_before_the_temperature(self, choice: dict[str, Any], asked: GenerateRequest, answer: Completion) -> None:
+    async def _as_before_the_temperature(
+        self, choice: dict[str, Any], asked: GenerateRequest, answer: Completion
+    ) -> None:
         scored = ScoreRequest(id="raw", tokens=(*asked.tokens, *answer.tokens), first=len(asked.tokens), top_k=1)
         scores = await self._engine.score(scored)
         choice["logprobs"]["token_logprobs"] = list(scores.logprobs)
@@ -121,7 +132,10 @@ class CompletionsServer:
     async def _judged(self, tokens: tuple[int, ...], count: int) -> list[dict[str, Any] | None]:
         scores = await self._engine.score(ScoreRequest(id="judged", tokens=tokens, top_k=count))
         rows = zip(tokens[1:], scores.logprobs, scores.top_ids, scores.top_logprobs, strict=True)
-        return [None, *({str(i): {"logprob": v} for i, v in ((t, p), *zip(ids, tops, strict=True))} for t, p, ids, tops in rows)]
+        return [
+            None,
+            *({str(i): {"logprob": v} for i, v in ((t, p), *zip(ids, tops, strict=True))} for t, p, ids, tops in rows),
+        ]
 
 
 def _event(choice: dict[str, Any]) -> str:

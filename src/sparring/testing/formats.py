@@ -1,4 +1,5 @@
-"""A checkpoint folder for each format that the `renderers` library writes: a small tokenizer with the family's own tokens."""
+"""A checkpoint folder for each format that the `renderers` library writes: a small tokenizer with the family's own
+tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +16,11 @@ from sparring.testing.conversations import ODD
 
 _DEEPSEEK = tuple(f"<｜{name}｜>" for name in ("begin▁of▁sentence", "end▁of▁sentence", "User", "Assistant"))
 _DEEPSEEK_TOOLS = (
-    *(f"<｜{name}▁{edge}｜>" for name in ("tool▁calls", "tool▁call", "tool▁outputs", "tool▁output") for edge in ("begin", "end")),
+    *(
+        f"<｜{name}▁{edge}｜>"
+        for name in ("tool▁calls", "tool▁call", "tool▁outputs", "tool▁output")
+        for edge in ("begin", "end")
+    ),
     "<｜tool▁sep｜>",
 )
 _DEEPSEEK_TASKS = (
@@ -33,10 +38,22 @@ _KIMI = (
 )
 _GEMMA = (
     *("<bos>", "<eos>", "<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|think|>", "<|tool>", "<tool|>"),
-    *("<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", "<|image>", "<|image|>", "<image|>", '<|"|>'),
+    *(
+        "<|tool_call>",
+        "<tool_call|>",
+        "<|tool_response>",
+        "<tool_response|>",
+        "<|image>",
+        "<|image|>",
+        "<image|>",
+        '<|"|>',
+    ),
 )
 _HY3 = (
-    *(f"<｜{name}:opensource｜>" for name in ("hy_begin_of_sentence", "hy_eos", "hy_User", "hy_Assistant", "reasoning_mode")),
+    *(
+        f"<｜{name}:opensource｜>"
+        for name in ("hy_begin_of_sentence", "hy_eos", "hy_User", "hy_Assistant", "reasoning_mode")
+    ),
     *(f"<{name}:opensource>" for name in ("think", "/think", "tool_calls", "/tool_calls")),
     *(f"<{name}:opensource>" for name in ("tool_call", "/tool_call", "tool_sep")),
     *(f"<{name}:opensource>" for name in ("arg_key", "/arg_key", "arg_value", "/arg_value")),
@@ -49,7 +66,14 @@ _INKLING = (
     *("<|end_message|>", "<|audio_end|>", "<|unused_200054|>", "<|unused_200053|>"),
 )
 _LAGUNA = ("〈|EOS|〉", "<assistant>", "</assistant>")
-_LLAMA = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>")
+_LLAMA = (
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+)
 
 FORMATS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("deepseek-r1", "deepseek-v3"), (*_DEEPSEEK, *_DEEPSEEK_TOOLS)),

@@ -1,4 +1,5 @@
-"""The real vLLM, for tests: one server per model for the whole process, from the environment that `make test-vllm` installs."""
+"""The real vLLM, for tests: one server per model for the whole process, from the environment that `make test-vllm`
+installs."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ class _Turn:
 class ScriptedEngine:
     """Implements `Engine`. Log-probabilities are a function of version, position and token.
 
-    A script's ids are cut at the first stop id and at `max_tokens`; where it ends without a stop id, the request's first
-    stop id is appended, so that scripts need not know the format. A request says nothing before the engine's latency is over,
-    then a token whenever its reader asks for one.
+    A script's ids are cut at the first stop id and at `max_tokens`; where it ends without a stop id, the request's
+    first stop id is appended, so that scripts need not know the format. A request says nothing before the engine's
+    latency is over, then a token whenever its reader asks for one.
 
     Args:
         script: the ids to "sample" for a request.
@@ -118,7 +118,9 @@ class ScriptedEngine:
         Raises:
             EngineError: always.
         """
-        raise EngineError(f"score {request.id}: expected a model's distribution, got a scripted engine; ask a native one")
+        raise EngineError(
+            f"score {request.id}: expected a model's distribution, got a scripted engine; ask a native one"
+        )
 
     async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
         """Requests that continue one in flight from what it has said.
@@ -205,4 +207,6 @@ def _ended(script: Sequence[int], request: GenerateRequest) -> tuple[tuple[int, 
 
 
 def _common(held: Sequence[int], tokens: Sequence[int]) -> int:
-    return next((at for at, (a, b) in enumerate(zip(held, tokens, strict=False)) if a != b), min(len(held), len(tokens)))
+    return next(
+        (at for at, (a, b) in enumerate(zip(held, tokens, strict=False)) if a != b), min(len(held), len(tokens))
+    )

@@ -32,7 +32,9 @@ class ServerThread:
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
         ready = threading.Event()
         self._server: StoppingServer = server_of(engine, ServeConfig(folder=folder, api_key=api_key), ready.set)
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve(sockets=[self._listening])), daemon=True)
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._server.serve(sockets=[self._listening])), daemon=True
+        )
         self._thread.start()
         ready.wait()
 

@@ -1,4 +1,5 @@
-"""Checkpoint folders of some ten thousand random parameters, of any Hugging Face family: for tests, never for training."""
+"""Checkpoint folders of some ten thousand random parameters, of any Hugging Face family: for tests, never for
+training."""
 
 from __future__ import annotations
 
@@ -44,7 +45,12 @@ FEATURES: dict[str, dict[str, Any]] = {
     "mistral": {"head_dim": 16, "sliding_window": 24},
     "mixtral": {"sliding_window": 24, **_EXPERTS},
     "qwen3_moe": {"head_dim": 16, "moe_intermediate_size": 24, "norm_topk_prob": True, **_EXPERTS},
-    "gemma2": {**_LOCAL_AND_GLOBAL, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 3.0},
+    "gemma2": {
+        **_LOCAL_AND_GLOBAL,
+        "query_pre_attn_scalar": 16,
+        "attn_logit_softcapping": 4.0,
+        "final_logit_softcapping": 3.0,
+    },
     "gemma3_text": {
         **_LOCAL_AND_GLOBAL,
         "query_pre_attn_scalar": 16,
@@ -120,9 +126,13 @@ FEATURES: dict[str, dict[str, Any]] = {
 }
 """By family, settings under which what is special about it shows in a few dozen tokens."""
 
+
 def _axes(*sections: int, **settings: int) -> dict[str, Any]:
     """Rotary frequencies for time, height and width, which are one in text."""
-    return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [*sections]}, **settings}
+    return {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [*sections]},
+        **settings,
+    }
 
 
 TEXT = {
@@ -154,7 +164,8 @@ def tiny_model(family: str, out_path: str | Path, *, tied: bool = False, seed: i
     """Write a two-layer model with random norms and biases too, so that nothing in it is trivially right.
 
     Args:
-        family: a `model_type` of the library: "qwen3", "llama", "qwen2", "mistral", "phi3", ..., or of a model that also sees.
+        family: a `model_type` of the library: "qwen3", "llama", "qwen2", "mistral", "phi3", ..., or of a model that
+            also sees.
         out_path: folder to write.
         tied: whether the LM head is the embedding matrix.
         seed: decides the weights.

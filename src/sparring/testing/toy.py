@@ -1,7 +1,7 @@
 """A toy stack: a tokenizer trained in a moment, a world with one tool, and an engine script that plays it.
 
-The world asks for a sum. The policy calls `add`, reads the result and answers. A whole rollout takes about a millisecond,
-so the whole path can be tested without a model.
+The world asks for a sum. The policy calls `add`, reads the result and answers. A whole rollout takes about a
+millisecond, so the whole path can be tested without a model.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ _TEXTS = (
 
 
 @functools.cache
-def toy_renderer(vocab_size: int = 400, name: str = "auto", thinking: bool = False) -> LibraryRenderer | TemplateRenderer:
+def toy_renderer(
+    vocab_size: int = 400, name: str = "auto", thinking: bool = False
+) -> LibraryRenderer | TemplateRenderer:
     """The Qwen3 renderer over a tokenizer trained on a few sentences; made once per process."""
     with tempfile.TemporaryDirectory() as folder:
         train_tokenizer(_TEXTS, vocab_size, folder)

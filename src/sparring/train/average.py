@@ -12,8 +12,8 @@ from sparring.model.causal import CausalModel
 
 @torch.no_grad()
 def follow(averages: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], decay: float) -> None:
-    """average = decay * average + (1 - decay) * weights, in place (WARP, arXiv 2406.16768, section 3.1, whose mu is 1 - decay).
-    Where the weights are the average it keeps its bits."""
+    """average = decay * average + (1 - decay) * weights, in place (WARP, arXiv 2406.16768, section 3.1, whose mu is 1 -
+    decay). Where the weights are the average it keeps its bits."""
     # not as it is written, which would not keep them
     torch._foreach_lerp_(averages, weights, 1 - decay)
 
@@ -23,8 +23,8 @@ class Average:
 
         average_0 = weights_0        average_n = decay average_{n-1} + (1 - decay) weights_n     after update n
 
-    (see `follow`). decay 0 is the weights of the update before. Of a model with an adapter everywhere the adapter's factors are
-    averaged. The average is kept in float32, whatever the model computes in.
+    (see `follow`). decay 0 is the weights of the update before. Of a model with an adapter everywhere the adapter's
+    factors are averaged. The average is kept in float32, whatever the model computes in.
 
     Args:
         model: of the weights that training starts from; nobody else may change it.

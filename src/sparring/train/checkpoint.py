@@ -71,7 +71,9 @@ def read(path: Path, device: torch.device | str = "cpu") -> tuple[dict[str, Any]
     if not path.exists() and replaced.exists():  # a crash between the two renames of `_swap`
         path = replaced
     if not (path / MANIFEST).is_file():
-        raise refusal(f"checkpoint {path}", f"a folder with {MANIFEST}", "none", "name a checkpoint that this run wrote")
+        raise refusal(
+            f"checkpoint {path}", f"a folder with {MANIFEST}", "none", "name a checkpoint that this run wrote"
+        )
     tensors: dict[str, dict[str, torch.Tensor]] = {}
     try:
         manifest = json.loads((path / MANIFEST).read_text())
@@ -81,7 +83,9 @@ def read(path: Path, device: torch.device | str = "cpu") -> tuple[dict[str, Any]
         raise StoreError(f"checkpoint {path}: cannot be read ({cause}); restore an earlier one") from cause
     for name, expected in manifest["checksums"].items():
         if (found := checksum(tensors[name])) != expected:
-            raise StoreError(f"checkpoint {path}: expected checksum {expected} of {name}, got {found}; restore an earlier one")
+            raise StoreError(
+                f"checkpoint {path}: expected checksum {expected} of {name}, got {found}; restore an earlier one"
+            )
     return manifest, tensors
 
 
@@ -115,7 +119,8 @@ def retain(
 
 
 def _swap(staging: Path, path: Path) -> None:
-    """Put `staging` at `path`. A folder that is already there steps aside first, for a folder cannot be renamed over another."""
+    """Put `staging` at `path`. A folder that is already there steps aside first, for a folder cannot be renamed over
+    another."""
     replaced = path.with_name(path.name + ".old")
     shutil.rmtree(replaced, ignore_errors=True)
     if path.exists():

@@ -38,7 +38,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Largest global gradient norm; a longer gradient is scaled down to it. 0: no clipping."""
 
     token_budget: int = 8192
-    """Distinct tokens computed at once (a prefix shared by rows counts once). Changes memory and speed, never what is learned."""
+    """Distinct tokens computed at once (a prefix shared by rows counts once). Changes memory and speed, never what is
+    learned."""
 
     save_every: int = 20
     """Steps between checkpoints; 0 writes only the last one of a stage."""

@@ -49,9 +49,9 @@ class Measures:
 
             logprob_max_abs_diff   max |d|
             logprob_mean_abs_diff  sum |d| / n
-            mismatch_k3            sum (w - 1 - d) / n: estimates KL(engine || trainer) without bias and is never negative
+            mismatch_k3            sum (w - 1 - d) / n: estimates KL(engine || trainer), unbiased, never negative
                                    (k3 of http://joschu.net/blog/kl-approx.html)
-            mismatch_ess           (sum w)^2 / (n * sum w^2), from 1 / n to 1: the effective sample size of the weights as a share
+            mismatch_ess           (sum w)^2 / (n * sum w^2), from 1 / n to 1: the effective sample size as a share
                                    of n (Kish, Survey Sampling, 1965)
 
         Equal log-probabilities give exactly 0, 0, 0 and 1.
@@ -96,7 +96,8 @@ class Measures:
         return metrics
 
     def _compare(self, difference: np.ndarray) -> None:
-        """Add up what the mismatch of the fresh tokens is made of; float64, because an exact engine's must come out exact."""
+        """Add up what the mismatch of the fresh tokens is made of; float64, because an exact engine's must come out
+        exact."""
         # an engine may call impossible what it sampled: one such token must not make infinity of the others
         bounded = np.clip(difference, -LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
         weights = np.exp(bounded)

@@ -17,8 +17,8 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 class Optimiser:
     """AdamW (Decoupled weight decay regularization, arXiv 1711.05101, algorithm 2) over named parameters.
 
-    A float32 parameter is its own master. Any other gets a float32 master, whose gradients are added up in float32 over the
-    micro-batches; `cast` gives the values to write back.
+    A float32 parameter is its own master. Any other gets a float32 master, whose gradients are added up in float32 over
+    the micro-batches; `cast` gives the values to write back.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], config: TrainConfig) -> None:

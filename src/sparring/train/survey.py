@@ -21,11 +21,11 @@ Forward = Callable[[Sequence[Sample], Set[str]], Sequence[Mapping[str, tuple[flo
 def surveyed(
     rows: Sequence[Sample], denominators: Mapping[str, float], losses: Sequence[Loss], forward: Forward
 ) -> Sequence[Sample]:
-    """The rows with what `losses` say of each token in view of all the step's, as annotations; the rows themselves where none
-    of them asks.
+    """The rows with what `losses` say of each token in view of all the step's, as annotations; the rows themselves
+    where none of them asks.
 
-    The tokens stand in the order of the rows, so that what is found depends neither on the token budget nor on how micro-batches
-    are cut.
+    The tokens stand in the order of the rows, so that what is found depends neither on the token budget nor on how
+    micro-batches are cut.
 
     Args:
         rows: all rows of the optimiser step.
@@ -42,7 +42,8 @@ def surveyed(
     micro = micro_batch(rows, denominators, idle_tokens=True)
     there = [[any(weights) for weights in zip(*row.weights.values(), strict=True)] for row in rows]
     quantities = {
-        name: torch.tensor([x for of, one in zip(values, there, strict=True) for x in compress(of[name], one)]) for name in needs
+        name: torch.tensor([x for of, one in zip(values, there, strict=True) for x in compress(of[name], one)])
+        for name in needs
     }
     found = {name: iter(column.tolist()) for loss in asking for name, column in loss.survey(quantities, micro).items()}
     return [

@@ -39,15 +39,15 @@ PerToken = tuple[float, ...]
 
 _PROBE_TOKENS = 16
 _LANES = 2
-"""Micro-batches that a CPU computes side by side: between the parallel regions of one, the other uses its threads. The same
-number on every machine, because which rows are summed together decides the last bits of a gradient."""
+"""Micro-batches that a CPU computes side by side: between the parallel regions of one, the other uses its threads. The
+same number on every machine, because which rows are summed together decides the last bits of a gradient."""
 _UNITS = ("token", "turn", "sequence", "pair")
 """A micro-batch holds whole rows, so that only pairs could be split."""
 
 
 class _Part(NamedTuple):
-    """What one micro-batch gives: its log-probabilities [M] (None of a scalar head), results by term, and a gradient or None for
-    each parameter."""
+    """What one micro-batch gives: its log-probabilities [M] (None of a scalar head), results by term, and a gradient or
+    None for each parameter."""
 
     micro: MicroBatch
     logprobs: torch.Tensor | None
@@ -56,11 +56,11 @@ class _Part(NamedTuple):
 
 
 class LocalTrainer:
-    """Trains a `CausalModel` in place; implements `Trainer`. Of a model with an adapter everywhere it trains that alone: the
-    model's own weights stay, and what it publishes and saves is the adapter.
+    """Trains a `CausalModel` in place; implements `Trainer`. Of a model with an adapter everywhere it trains that
+    alone: the model's own weights stay, and what it publishes and saves is the adapter.
 
-    float32 trains the module's own parameters. Any other dtype keeps float32 masters, accumulates gradients in float32 and
-    casts after each step. All tensor work runs in one worker thread, in the order it was asked for, but for the
+    float32 trains the module's own parameters. Any other dtype keeps float32 masters, accumulates gradients in float32
+    and casts after each step. All tensor work runs in one worker thread, in the order it was asked for, but for the
     second half of a micro-batch on a CPU, which another thread computes meanwhile.
 
     Args:
@@ -71,8 +71,8 @@ class LocalTrainer:
         total_steps: how many optimiser steps the learning rate's schedule spans.
         version: of the weights that `model` holds.
         threads: CPU threads of the worker; 0 keeps torch's number.
-        teachers: models by name that rows are compared with; nobody else may compute with them. An average follows what is
-            trained, from version to version.
+        teachers: models by name that rows are compared with; nobody else may compute with them. An average follows what
+            is trained, from version to version.
     """
 
     def __init__(
@@ -90,7 +90,9 @@ class LocalTrainer:
         for loss in losses:
             if loss.needs.unit not in _UNITS:
                 got = f"{loss.needs.unit!r}, which micro-batches may split"
-                raise refusal(f"loss {loss.term}", f"a unit out of {', '.join(_UNITS)}", got, "use a loss with one of these")
+                raise refusal(
+                    f"loss {loss.term}", f"a unit out of {', '.join(_UNITS)}", got, "use a loss with one of these"
+                )
         self._model = model
         self._config = config
         self._losses = {loss.term: loss for loss in losses}
@@ -131,15 +133,19 @@ class LocalTrainer:
         """The version of the weights that the model holds now."""
         return self._version
 
-    async def forward(self, rows: Sequence[Sample], needs: Set[str] = frozenset({"logprob"})) -> list[Mapping[str, PerToken]]:
-        """Quantities of every token that some term weighs, under the weights that the trainer holds now, without gradients.
+    async def forward(
+        self, rows: Sequence[Sample], needs: Set[str] = frozenset({"logprob"})
+    ) -> list[Mapping[str, PerToken]]:
+        """Quantities of every token that some term weighs, under the weights that the trainer holds now, without
+        gradients.
 
-        Packed and computed as in `forward_backward`, so that a log-probability has the bits that training would find. What the
-        credit will say does not matter: a token counts also where its advantage is zero.
+        Packed and computed as in `forward_backward`, so that a log-probability has the bits that training would find.
+        What the credit will say does not matter: a token counts also where its advantage is zero.
 
         Args:
             rows: such as an annotator is handed.
-            needs: names out of `model.head.QUANTITIES`, and `teacher`: the log-probability under the teacher that the row names.
+            needs: names out of `model.head.QUANTITIES`, and `teacher`: the log-probability under the teacher that the
+                row names.
 
         Returns:
             Per row, in order: each name with one value per token of the row, 0.0 where no term weighs it.
@@ -154,11 +160,11 @@ class LocalTrainer:
         """Add the gradients of a batch, micro-batch by micro-batch.
 
         Returns:
-            loss_<term>; the losses' own metrics; tokens_trained, tokens_forward (computed), tokens_shared (of the rows, but not
-            computed: another row began with them), micro_batches; forward_backward_s; and, where sampled tokens were trained,
-            logprob_max_abs_diff, logprob_mean_abs_diff, mismatch_k3 and mismatch_ess (fresh tokens: see `Measures.add_tokens`),
-            logprob_stale_max_abs_diff, logprob_stale_share and version_lag_max. A batch
-            without rows has none of the latter.
+            loss_<term>; the losses' own metrics; tokens_trained, tokens_forward (computed), tokens_shared (of the rows,
+            but not computed: another row began with them), micro_batches; forward_backward_s; and, where sampled tokens
+            were trained, logprob_max_abs_diff, logprob_mean_abs_diff, mismatch_k3 and mismatch_ess (fresh tokens: see
+            `Measures.add_tokens`), logprob_stale_max_abs_diff, logprob_stale_share and version_lag_max. A batch without
+            rows has none of the latter.
 
         Raises:
             ValueError: the batch is for another model or carries a term that no loss of this trainer takes.
@@ -166,17 +172,18 @@ class LocalTrainer:
         return await self._work(self._forward_backward, batch)
 
     async def step(self, *, ends_update: bool = True) -> StepResult:
-        """Apply the gradients and, at the end of an update, count the version up. Without any gradients (all groups filtered) the
-        weights stay as they are. Within an update no token counts as fresh after its first step.
+        """Apply the gradients and, at the end of an update, count the version up. Without any gradients (all groups
+        filtered) the weights stay as they are. Within an update no token counts as fresh after its first step.
 
-        Metrics: learning_rate, step_s and updated (1 when weights changed); grad_norm (before clipping) where there were
+        Metrics: learning_rate, step_s and updated (1 when weights changed); grad_norm (before clipping) where there
+            were
         gradients. A gradient that is not finite is dropped, and updated is 0.
         """
         return await self._work(self._step, ends_update)
 
     async def push(self) -> WeightRef:
-        """Publish a copy of what is trained with a probe: a fixed row of tokens and its log-probabilities under them. What has a
-        scalar head samples nothing, and has no probe."""
+        """Publish a copy of what is trained with a probe: a fixed row of tokens and its log-probabilities under them.
+        What has a scalar head samples nothing, and has no probe."""
         return await self._work(self._push)
 
     async def save(self, path: str, *, stage: str, metrics: Mapping[str, float]) -> CheckpointRef:
@@ -188,7 +195,8 @@ class LocalTrainer:
         return await self._work(self._save, path, stage, metrics)
 
     async def restore(self, ref: CheckpointRef) -> None:
-        """Go back to a checkpoint of a trainer with the same model and config: training on is bitwise as if never stopped.
+        """Go back to a checkpoint of a trainer with the same model and config: training on is bitwise as if never
+        stopped.
 
         Raises:
             BadInput: there is none, or it was written under another config.
@@ -213,7 +221,9 @@ class LocalTrainer:
             values = self._quantities(micro, needs) if len(micro.targets) else {}
             columns = {name: iter(values[name].tolist() if values else ()) for name in needs}
             for row in packed:
-                weighed = [any(weights) for weights in zip(*row.weights.values(), strict=True)] or [False] * len(row.tokens)
+                weighed = [any(weights) for weights in zip(*row.weights.values(), strict=True)] or [False] * len(
+                    row.tokens
+                )
                 found[id(row)] = {
                     name: tuple(next(column) if there else 0.0 for there in weighed) for name, column in columns.items()
                 }
@@ -241,7 +251,9 @@ class LocalTrainer:
             raise ValueError(f"batch {batch.step} trains {batch.model}, this trainer trains {self._name}")
         unknown = batch.denominators.keys() - self._losses.keys()
         if unknown:
-            raise ValueError(f"batch {batch.step} carries terms {sorted(unknown)}, this trainer has {sorted(self._losses)}")
+            raise ValueError(
+                f"batch {batch.step} carries terms {sorted(unknown)}, this trainer has {sorted(self._losses)}"
+            )
         measures = Measures(self._version, pristine=self._pristine)
         every = surveyed(batch.rows, batch.denominators, list(self._losses.values()), self._forward)
         for rows in self._packed([row for row in every if row.label != 0]):
@@ -260,7 +272,8 @@ class LocalTrainer:
         self._has_gradients = True
 
     def _packed(self, rows: Sequence[Sample]) -> list[list[Sample]]:
-        """The rows of each micro-batch; of different teachers apart, so that each of these computes its own rows alone."""
+        """The rows of each micro-batch; of different teachers apart, so that each of these computes its own rows
+        alone."""
         parts = [list(rows)]
         if len(self._teachers) > 1:
             names = sorted({str(row.teacher) for row in rows})
@@ -306,26 +319,33 @@ class LocalTrainer:
         return found
 
     def _diverging(self, micro: MicroBatch, hidden: torch.Tensor, asked: Asked, form: Divergence) -> torch.Tensor:
-        """[M]: how far the model, whose output is `hidden` [M, D], is from the teacher of each token; 0 where there is none."""
+        """[M]: how far the model, whose output is `hidden` [M, D], is from the teacher of each token; 0 where there is
+        none."""
         if form.over == "top_k":
             if micro.tops is None:
                 raise ValueError("expected rows with a teacher's likeliest tokens, got none; annotate them")
             return from_tops(self._model, hidden, micro.temperature, micro.tops, form)
         found = hidden.new_zeros(len(hidden), dtype=torch.float32)
         for its, teacher, theirs in self._asked_teachers(micro):
-            found = found.index_put((its,), from_teacher(self._model, hidden[its], teacher, theirs, asked.of(its), form))
+            found = found.index_put(
+                (its,), from_teacher(self._model, hidden[its], teacher, theirs, asked.of(its), form)
+            )
         return found
 
     @torch.no_grad()
     def _taught(self, micro: MicroBatch, asked: Asked) -> torch.Tensor:
-        """[M]: the log-probability of each token under its teacher, of what it was drawn from; 0 where there is none."""
+        """[M]: the log-probability of each token under its teacher, of what it was drawn from; 0 where there is
+        none."""
         found = torch.zeros_like(micro.temperature)
         for its, teacher, theirs in self._asked_teachers(micro):
-            found[its] = token_quantities(teacher, theirs, *asked.of(its)[:2], {"logprob"}, *asked.of(its)[2:])["logprob"]
+            found[its] = token_quantities(teacher, theirs, *asked.of(its)[:2], {"logprob"}, *asked.of(its)[2:])[
+                "logprob"
+            ]
         return found
 
     def _asked_teachers(self, micro: MicroBatch) -> Iterator[tuple[torch.Tensor, CausalModel, torch.Tensor]]:
-        """Of each teacher that rows name: which of the M tokens are theirs [M] bool, itself, and its output for them."""
+        """Of each teacher that rows name: which of the M tokens are theirs [M] bool, itself, and its output for
+        them."""
         where = Packed(micro.cu_seqlens, micro.shared)
         for name, its in micro.teachers.items():
             teacher = self._teachers[name]

@@ -17,12 +17,15 @@ TRANSPORTS: Mapping[str, Callable[[WeightRef], dict[str, torch.Tensor]]] = Mappi
 
 
 def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
-    """The published tensors, verified. They may be the reference's own: a receiver copies them (`CausalModel.load_state` does).
+    """The published tensors, verified. They may be the reference's own: a receiver copies them
+    (`CausalModel.load_state` does).
 
     Raises:
         WeightsError: nothing here knows the transport, or what it says (see the transports).
     """
     if ref.transport not in TRANSPORTS:
         where, known = f"weights of {ref.model} version {ref.version}", ", ".join(TRANSPORTS)
-        raise WeightsError(f"{where}: expected a transport out of {known}, got {ref.transport!r}; publish them with one")
+        raise WeightsError(
+            f"{where}: expected a transport out of {known}, got {ref.transport!r}; publish them with one"
+        )
     return TRANSPORTS[ref.transport](ref)

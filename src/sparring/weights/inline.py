@@ -14,9 +14,15 @@ Probe = tuple[tuple[int, ...], tuple[float, ...]]
 
 
 def publish(
-    model: str, version: int, state: Mapping[str, torch.Tensor], probe: Probe | None = None, *, adapter: str | None = None
+    model: str,
+    version: int,
+    state: Mapping[str, torch.Tensor],
+    probe: Probe | None = None,
+    *,
+    adapter: str | None = None,
 ) -> WeightRef:
-    """Copy `state` and name it. The reference shares no storage with the trainer (law 9): training on does not change it.
+    """Copy `state` and name it. The reference shares no storage with the trainer (law 9): training on does not change
+    it.
 
     Args:
         model: whose weights these are.
@@ -39,14 +45,17 @@ def publish(
 
 
 def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
-    """The published tensors, verified. They are the reference's own: a receiver copies them (`CausalModel.load_state` does).
+    """The published tensors, verified. They are the reference's own: a receiver copies them (`CausalModel.load_state`
+    does).
 
     Raises:
         WeightsError: the reference travels another way, or its tensors are not the ones that were published.
     """
     where = f"weights of {ref.model} version {ref.version}"
     if ref.transport != "inline":
-        raise WeightsError(f"{where}: expected transport 'inline', got {ref.transport!r}; fetch them with that transport")
+        raise WeightsError(
+            f"{where}: expected transport 'inline', got {ref.transport!r}; fetch them with that transport"
+        )
     found = checksum(ref.location)
     if found != ref.checksum:
         raise WeightsError(f"{where}: expected checksum {ref.checksum}, got {found}; publish them again")

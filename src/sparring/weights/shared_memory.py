@@ -1,8 +1,8 @@
 """Weights between processes of one machine: a file in shared memory that lives as long as its publisher lends it.
 
-The publisher alone takes it away: `published` is a context, and what it made is gone behind it. Until then it holds a lock on
-the file; the kernel drops the lock of a process that died, so whoever publishes next can tell what nobody owns any longer and
-removes it (`sweep`).
+The publisher alone takes it away: `published` is a context, and what it made is gone behind it. Until then it holds a
+lock on the file; the kernel drops the lock of a process that died, so whoever publishes next can tell what nobody owns
+any longer and removes it (`sweep`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Location(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`WeightRef.location` of this transport, there as plain data: the file's name, its size in bytes, the tensors by name."""
+    """`WeightRef.location` of this transport, there as plain data: the file's name, its size in bytes, the tensors by
+    name."""
 
     segment: str
     size: int
@@ -53,9 +54,15 @@ class Location(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @contextmanager
 def published(
-    model: str, version: int, state: Mapping[str, torch.Tensor], probe: Probe | None = None, *, adapter: str | None = None
+    model: str,
+    version: int,
+    state: Mapping[str, torch.Tensor],
+    probe: Probe | None = None,
+    *,
+    adapter: str | None = None,
 ) -> Iterator[WeightRef]:
-    """A copy of `state` that other processes of this machine can fetch until the context ends. Arguments: as `inline.publish`.
+    """A copy of `state` that other processes of this machine can fetch until the context ends. Arguments: as
+    `inline.publish`.
 
     The file gets its name when it is complete, so a crash on the way leaves nothing behind.
 
@@ -83,12 +90,14 @@ def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
     """A copy of the published tensors, verified: what the publisher does afterwards does not touch it.
 
     Raises:
-        WeightsError: the reference travels another way, has outlived what it names, or its tensors are not the ones that were
-            published.
+        WeightsError: the reference travels another way, has outlived what it names, or its tensors are not the ones
+            that were published.
     """
     where = f"weights of {ref.model} version {ref.version}"
     if ref.transport != TRANSPORT:
-        raise WeightsError(f"{where}: expected transport {TRANSPORT!r}, got {ref.transport!r}; fetch them with that transport")
+        raise WeightsError(
+            f"{where}: expected transport {TRANSPORT!r}, got {ref.transport!r}; fetch them with that transport"
+        )
     with boundary(WeightsError, where, "a location in shared memory", "publish them again"):
         location = msgspec.convert(ref.location, Location)
     if not _NAME.fullmatch(location.segment):

@@ -63,14 +63,18 @@ def computed(case, dtype=torch.float64, parts=None):
     for part in parts or [range(len(samples))]:
         micro, quantities = _tensors([samples[row] for row in part], over, dtype)
         there = torch.isin(whole.rows, torch.tensor(list(part)))
-        micro = replace(micro, annotations={**micro.annotations, **{name: values[there] for name, values in told.items()}})
+        micro = replace(
+            micro, annotations={**micro.annotations, **{name: values[there] for name, values in told.items()}}
+        )
         result = loss(quantities, micro)
         result.loss.backward()
         total += result.loss.item()
         for place, row in enumerate(part):
             for of, name in ((gradients, "logprob"), (entropies, "entropy")):
                 grad = quantities[name].grad
-                of[row] = [0.0] * int((micro.rows == place).sum()) if grad is None else grad[micro.rows == place].tolist()
+                of[row] = (
+                    [0.0] * int((micro.rows == place).sum()) if grad is None else grad[micro.rows == place].tolist()
+                )
         for name, (value, count) in result.metrics.items():
             before = metrics.get(name, (0.0, 0.0))
             metrics[name] = (before[0] + value, before[1] + count)
@@ -91,10 +95,12 @@ def _tensors(samples, over, dtype):
         behaviour_logprobs=column(lambda row: row.logprobs),
         advantages=column(lambda row: row.advantages),
         annotations={
-            name: column(lambda row, name=name: row.annotations[name]) for name in ("proximal", "proximal_share", "reference")
+            name: column(lambda row, name=name: row.annotations[name])
+            for name in ("proximal", "proximal_share", "reference")
         },
     )
     quantities = {
-        name: column(lambda row, name=name: row.annotations[name]).requires_grad_(True) for name in ("logprob", "entropy")
+        name: column(lambda row, name=name: row.annotations[name]).requires_grad_(True)
+        for name in ("logprob", "entropy")
     }
     return micro, quantities

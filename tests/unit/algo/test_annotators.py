@@ -27,7 +27,9 @@ def answering(renderer, index, text):
     """A rollout of one turn."""
     prompt = renderer.render(TASK.messages, ()).tokens
     tokens, reply = said(renderer, text)
-    return rollout(index, [segment(0, None, "prompt", prompt, TASK.messages[-1]), segment(1, 0, "policy", tokens, reply)])
+    return rollout(
+        index, [segment(0, None, "prompt", prompt, TASK.messages[-1]), segment(1, 0, "policy", tokens, reply)]
+    )
 
 
 def forked():
@@ -123,7 +125,9 @@ def test_the_gap_of_a_span_is_the_gap_of_each_of_its_tokens(folders, renderers, 
     start = len(renderers[student].render(TASK.messages, ()).tokens)
     [request] = engine.asked
     own = row.tokens[start:]
-    assert renderers[1 - student].decode(request.tokens[request.first : -1]) == renderers[student].decode(own[:-1]) == text
+    assert (
+        renderers[1 - student].decode(request.tokens[request.first : -1]) == renderers[student].decode(own[:-1]) == text
+    )
     decode = (renderers[student].decode, renderers[1 - student].decode)
     spans = aligned(ends(own[:-1], decode[0]), ends(request.tokens[request.first : -1], decode[1]))
     assert len(spans) > 1 and len(own) != len(request.tokens) - request.first
@@ -134,7 +138,9 @@ def test_the_gap_of_a_span_is_the_gap_of_each_of_its_tokens(folders, renderers, 
     assert found.annotations["teacher"][-1] == pytest.approx(-1.0), "the end of the turn is a span of one token each"
     total = sum(-1.0 for _ in range(len(request.tokens) - request.first))
     told = math.fsum(found.annotations["teacher"][start + ours[0]] - row.logprobs[start + ours[0]] for ours, _ in spans)
-    assert told + found.annotations["teacher"][-1] + math.fsum(row.logprobs[start:-1]) == pytest.approx(total), "nothing is lost"
+    assert told + found.annotations["teacher"][-1] + math.fsum(row.logprobs[start:-1]) == pytest.approx(total), (
+        "nothing is lost"
+    )
 
 
 def test_what_is_too_long_for_the_teacher_is_left_alone(folders, renderers):
@@ -149,7 +155,9 @@ def test_what_is_too_long_for_the_teacher_is_left_alone(folders, renderers):
 
 def test_the_same_tokenizer_gives_the_teachers_own_numbers(folders, renderers):
     engine = Uniform()
-    [row], [found] = across((folders[0],) * 2, (renderers[0],) * 2, [answering(renderers[0], 0, "the answer is five")], engine)
+    [row], [found] = across(
+        (folders[0],) * 2, (renderers[0],) * 2, [answering(renderers[0], 0, "the answer is five")], engine
+    )
     start = len(renderers[0].render(TASK.messages, ()).tokens)
     assert engine.asked[0].tokens == row.tokens
     assert found.annotations["teacher"][start:] == pytest.approx([-1.0] * (len(row.tokens) - start))
@@ -168,5 +176,10 @@ def test_a_turn_behind_several_tool_calls_is_left_alone(folders, renderers):
     [row], [found] = across(folders, renderers, [rollout(0, turns)], engine)
     assert len(engine.asked) == 1
     assert found.annotations["teacher"][-len(last) :] == row.logprobs[-len(last) :]
-    [row], [found] = across(folders, renderers, [rollout(0, [turns[0], replace(turns[1], message=replace(reply, tool_calls=calls[:1])), *turns[2:]])], engine)
+    [row], [found] = across(
+        folders,
+        renderers,
+        [rollout(0, [turns[0], replace(turns[1], message=replace(reply, tool_calls=calls[:1])), *turns[2:]])],
+        engine,
+    )
     assert len(engine.asked) == 3

@@ -1,4 +1,5 @@
-"""What stands around a credit rule: shaping before it, filters, the shuffled control, its state, and what the run is refused for."""
+"""What stands around a credit rule: shaping before it, filters, the shuffled control, its state, and what the run is
+refused for."""
 
 from dataclasses import replace
 
@@ -24,7 +25,9 @@ def advantages(plain, algo):
 EQUAL = [simple_group([1.0, 1.0]), simple_group([1.0, 0.0])]
 
 
-@pytest.mark.parametrize("credit", ["grpo", "rloo", "maxrl", "opo", "reinforce_plus_plus", "reinforce", "raft_plus_plus", "gpg"])
+@pytest.mark.parametrize(
+    "credit", ["grpo", "rloo", "maxrl", "opo", "reinforce_plus_plus", "reinforce", "raft_plus_plus", "gpg"]
+)
 def test_groups_of_equal_rewards_leave_where_the_filter_is_on(credit):
     assert advantages(EQUAL, config(credit=credit))[0] is not None
     assert advantages(EQUAL, config(credit=credit, zero_variance_filter=True))[0] is None
@@ -47,11 +50,15 @@ def test_pass_at_k_takes_groups_for_flat_in_which_every_subset_has_the_same_valu
 
 def test_equal_rewards_are_equal_role_by_role():
     """Players of a zero-sum game earn 1 and -1 in every rollout: nobody's reward differs from rollout to rollout."""
-    members = [{**m, "role": role} for role, r in (("white", 1.0), ("black", -1.0)) for m in simple_group([r, r])["members"]]
+    members = [
+        {**m, "role": role} for role, r in (("white", 1.0), ("black", -1.0)) for m in simple_group([r, r])["members"]
+    ]
     game = {**simple_group([]), "members": sorted(members, key=lambda m: m["rollout"])}
     assert advantages([game], config(credit="rloo", zero_variance_filter=True)) == [None]
     won = [{**m, "reward": -m["reward"]} if m["rollout"] else m for m in game["members"]]
-    assert advantages([{**game, "members": won}], config(credit="rloo", zero_variance_filter=True)) == [[[2.0], [-2.0], [-2.0], [2.0]]]
+    assert advantages([{**game, "members": won}], config(credit="rloo", zero_variance_filter=True)) == [
+        [[2.0], [-2.0], [-2.0], [2.0]]
+    ]
 
 
 def test_shaping_comes_before_credit_in_its_order_and_can_make_equal_rewards_differ():
@@ -70,7 +77,10 @@ def test_difficulty_is_what_the_scorer_said_whatever_shaping_makes_of_it():
 
 def test_the_shuffled_control_works_where_turns_earn_and_passes_state_on():
     turns = {"turns": [[1], [1, 1]], "follows": [[-1], [-1, 0]]}
-    members = [{**m, "turns": t, "follows": f} for m, t, f in zip(simple_group([1.0, 0.0])["members"], *turns.values(), strict=True)]
+    members = [
+        {**m, "turns": t, "follows": f}
+        for m, t, f in zip(simple_group([1.0, 0.0])["members"], *turns.values(), strict=True)
+    ]
     plain = [{**simple_group([]), "members": [{**m, "per_turn": [0.5] * len(m["turns"])} for m in members]}]
     first = advantages(plain, config(credit="reinforce", control="shuffled"))
     assert sorted(member[0] for member in first[0]) == [0.0, 1.0], "all of it at the end"
@@ -91,7 +101,12 @@ def test_what_a_rule_reads_and_compares_is_checked_before_the_run():
         (config(credit="remax"), 8, set(), "without 'baseline'"),
         (config(), 1, everything, "rollout.group_size: expected at least 2"),
         (config(credit={"name": "pass_at_k", "k": 4}), 3, everything, "rollout.group_size: expected at least 4"),
-        (config(credit="reinforce", zero_variance_filter=True), 1, everything, "algo.zero_variance_filter: expected groups that"),
+        (
+            config(credit="reinforce", zero_variance_filter=True),
+            1,
+            everything,
+            "algo.zero_variance_filter: expected groups that",
+        ),
     ):
         with pytest.raises(BadInput, match=said):
             algo.check(size, written)

@@ -33,7 +33,11 @@ def loss_of(config, old, behaviour, dtype=torch.float32):
         advantages=(0.0, *ADVANTAGES),
     )
     logprob = torch.tensor(old, dtype=dtype, requires_grad=True)
-    micro, quantities, loss = micro_batch([row], {"policy": 4.0}), {"logprob": logprob, "entropy": torch.zeros(4)}, PolicyLoss(config)
+    micro, quantities, loss = (
+        micro_batch([row], {"policy": 4.0}),
+        {"logprob": logprob, "entropy": torch.zeros(4)},
+        PolicyLoss(config),
+    )
     micro = replace(micro, annotations=loss.survey(quantities, micro))
     result = loss(quantities, micro)
     result.loss.backward()
@@ -86,7 +90,10 @@ def test_seq_mask_tis_keeps_raw_ratios_where_the_geometric_mean_is_near_1():
     ratios = [1.35, 0.74, 1.2, 0.9, 4.0, 0.05]
     corrected = Correction(**CORRECTIONS["seq_mask_tis"])(*tokens_of(ratios, rows=[0, 0, 1, 1, 2, 2]))
     assert corrected.weights.tolist() == pytest.approx([1.35, 0.74, 0.0, 0.0, 0.0, 0.0], rel=1e-6)
-    assert corrected.metrics["correction_rejected"] == (4.0, 6.0) and corrected.metrics["correction_truncated"] == (0.0, 6.0)
+    assert corrected.metrics["correction_rejected"] == (4.0, 6.0) and corrected.metrics["correction_truncated"] == (
+        0.0,
+        6.0,
+    )
     high = Correction(**CORRECTIONS["seq_mask_tis"])(*tokens_of([1000.0, 1 / 1000.0]))
     assert high.weights.tolist() == pytest.approx([1000.0, 0.001], rel=1e-4), "whatever they are"
 
@@ -97,13 +104,19 @@ def test_seq_mask_tis_keeps_raw_ratios_where_the_geometric_mean_is_near_1():
         (Correction(reject="k1", reject_above=0.1), [False] * 3 + [True] * 2),
         (Correction(reject="k1", reject_above=0.1, only_negative=True), [False] * 4 + [True]),
         (Correction(reject="k2", reject_unit="token", reject_above=0.2), [False, True, True, False, False]),
-        (Correction(reject="k2", reject_unit="turn", reject_by="max", reject_above=0.2), [True, True, True, False, False]),
+        (
+            Correction(reject="k2", reject_unit="turn", reject_by="max", reject_above=0.2),
+            [True, True, True, False, False],
+        ),
         (Correction(reject="k3", reject_by="sum", reject_above=0.4), [True] * 3 + [False] * 2),
     ],
 )
 def test_rejection_by_hand(rule, rejected):
-    """d = log of (1.25, 0.5, 2.0 | 1.0, 0.6): mean k1 of the rows -0.074 and 0.255, k3 of the tokens 0.027, 0.193, 0.307 | 0, 0.111."""
-    values = tokens_of([1.25, 0.5, 2.0, 1.0, 0.6], rows=[0, 0, 0, 1, 1], turns=[0, 0, 1, 2, 2], advantages=[1.0, 1.0, 1.0, 1.0, -1.0])
+    """d = log of (1.25, 0.5, 2.0 | 1.0, 0.6): mean k1 of the rows -0.074 and 0.255, k3 of the tokens 0.027, 0.193,
+    0.307 | 0, 0.111."""
+    values = tokens_of(
+        [1.25, 0.5, 2.0, 1.0, 0.6], rows=[0, 0, 0, 1, 1], turns=[0, 0, 1, 2, 2], advantages=[1.0, 1.0, 1.0, 1.0, -1.0]
+    )
     corrected = rule(*values)
     assert corrected.weights.tolist() == [0.0 if gone else 1.0 for gone in rejected]
     assert corrected.metrics["correction_rejected"] == (float(sum(rejected)), 5.0)
@@ -111,7 +124,10 @@ def test_rejection_by_hand(rule, rejected):
 
 def test_measured_only_leaves_every_weight_at_one():
     corrected = Correction(weight="token", metrics_only=True)(*tokens_of([1.5, 4.0]))
-    assert corrected.weights.tolist() == [1.0, 1.0] and corrected.metrics["correction_weight"] == (pytest.approx(3.5), 2.0)
+    assert corrected.weights.tolist() == [1.0, 1.0] and corrected.metrics["correction_weight"] == (
+        pytest.approx(3.5),
+        2.0,
+    )
 
 
 def test_the_loss_is_the_weighted_surrogate_in_float64_and_its_gradient_is_that_of_the_log_probability():

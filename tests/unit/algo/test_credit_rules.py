@@ -1,4 +1,5 @@
-"""What every credit rule owes beside its equation: members that are missing, prefixes that are shared, roles, refusals, state."""
+"""What every credit rule owes beside its equation: members that are missing, prefixes that are shared, roles, refusals,
+state."""
 
 import copy
 import json
@@ -57,7 +58,9 @@ def test_the_order_of_members_changes_no_bit(name):
         assert back == advantages(name, case["groups"]), case["name"]
 
 
-@pytest.mark.parametrize("name", sorted({"opo", "rloo", "gpg", "maxrl", "gdpo", "pass_at_k", "prime", "optimal_token_baseline"}))
+@pytest.mark.parametrize(
+    "name", sorted({"opo", "rloo", "gpg", "maxrl", "gdpo", "pass_at_k", "prime", "optimal_token_baseline"})
+)
 def test_a_role_is_compared_with_itself_alone(name):
     [case] = [case for case in cases(name) if case["name"] == f"{name}/0/several_roles"]
     both = advantages(name, case["groups"])
@@ -65,7 +68,12 @@ def test_a_role_is_compared_with_itself_alone(name):
     for member in (m for group in changed for m in group["members"] if m["role"] == "black"):
         member["reward"] = 1.0 - member["reward"] if name in ("maxrl", "pass_at_k", "gpg") else 2 * member["reward"]
     now = advantages(name, changed)
-    white = [(g, m) for g, group in enumerate(changed) for m, member in enumerate(group["members"]) if member["role"] == "white"]
+    white = [
+        (g, m)
+        for g, group in enumerate(changed)
+        for m, member in enumerate(group["members"])
+        if member["role"] == "white"
+    ]
     if name != "gpg":  # its alpha is one number for the update
         assert all(both[g][m] == now[g][m] for g, m in white)
     assert (now != both) == (name != "gdpo")
@@ -85,7 +93,8 @@ def test_equal_rewards_without_a_difference_give_exact_zeros_or_leave(name):
 
 
 def test_what_the_last_turn_earned_is_the_outcome_of_turn_level():
-    """MT-GRPO (arXiv 2505.11821, version 1, section 4.2) takes from the reward what turns before the last earned, and no more."""
+    """MT-GRPO (arXiv 2505.11821, version 1, section 4.2) takes from the reward what turns before the last earned, and
+    no more."""
     high = 0.75**0.5  # (1 - 1/2) / sqrt(1/3): half of four are 1
     earned = [[0.0, 1.0], [0.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
     two_turns = simple_group([1.0, 0.0, 1.0, 0.0], turns=(1, 1), per_turn=earned)
@@ -124,10 +133,21 @@ def test_every_rule_has_vectors_and_a_name():
 
 def test_a_config_names_a_rule_with_its_settings():
     assert msgspec.convert({"name": "gae", "lambda_policy": 0.9}, CreditRule).lambda_policy == 0.9
-    for wrong in ({"name": "glae"}, {"name": "rloo", "epsilon": 1.0}, {"name": "gae", "discount": 2.0}, {"name": "gdpo", "weights": {}}):
+    for wrong in (
+        {"name": "glae"},
+        {"name": "rloo", "epsilon": 1.0},
+        {"name": "gae", "discount": 2.0},
+        {"name": "gdpo", "weights": {}},
+    ):
         with pytest.raises(msgspec.ValidationError):
             msgspec.convert(wrong, CreditRule)
-    bounds = ("rae", "decay", 1.0), ("pass_at_k", "k", 0), ("raft", "best", 0), ("gae", "length_alpha", 0.0), ("rejection", "at_most", 0)
+    bounds = (
+        ("rae", "decay", 1.0),
+        ("pass_at_k", "k", 0),
+        ("raft", "best", 0),
+        ("gae", "length_alpha", 0.0),
+        ("rejection", "at_most", 0),
+    )
     for name, key, value in bounds:
         with pytest.raises(msgspec.ValidationError):
             msgspec.convert({"name": name, key: value}, CreditRule)
@@ -168,11 +188,14 @@ def test_a_policy_that_broke_its_world_has_a_score_without_parts_turns_and_state
 
 
 def test_a_token_is_credited_with_the_steps_that_end_at_or_after_it():
-    """Turns of four tokens and two: steps behind the second and the fourth, none in the second turn, whose tokens get nothing."""
+    """Turns of four tokens and two: steps behind the second and the fourth, none in the second turn, whose tokens get
+    nothing."""
     group = simple_group([1.0], turns=(4, 2), per_turn=[[1.0, 0.0]], per_step=[[[[2, 1.0], [4, 0.0]], []]])
     half = 0.5**0.5
     assert advantages("process", [group]) == [[pytest.approx([0.0, 0.0, -half, -half, 0.0, 0.0], abs=1e-5)]]
-    assert advantages("reinforce", [group], discount=1.0) == [[[1.0, 1.0, 0.0, 0.0, 0.0, 0.0]]], "a reward is where it was earned"
+    assert advantages("reinforce", [group], discount=1.0) == [[[1.0, 1.0, 0.0, 0.0, 0.0, 0.0]]], (
+        "a reward is where it was earned"
+    )
 
 
 @pytest.mark.parametrize("ends", [[0], [3], [2, 1], [1, 1]])
@@ -205,7 +228,11 @@ def test_moving_averages_go_on_exactly_where_they_stopped():
 
 
 def test_rewards_must_be_finite_and_turns_must_be_the_trajectorys():
-    for broken in (Score(reward=math.nan), Score(reward=1.0, per_turn=(1.0, 2.0)), Score(reward=1.0, states=("a", "b"))):
+    for broken in (
+        Score(reward=math.nan),
+        Score(reward=1.0, per_turn=(1.0, 2.0)),
+        Score(reward=1.0, states=("a", "b")),
+    ):
         [group], samples = nouns([simple_group([1.0, 0.0])])
         group = replace(group, scores=(broken, group.scores[1]))
         with pytest.raises(ValueError, match="finite|for 1 sampled turns"):
@@ -220,7 +247,9 @@ def test_rewards_must_be_finite_and_turns_must_be_the_trajectorys():
 
 def test_what_turns_earned_is_part_of_the_reward():
     """Two turns of 2 and 1 tokens that earned 0.25 and 0.5 of a reward of 1: what is left, 0.25, came at the end."""
-    [group], [rows] = nouns([simple_group([1.0], turns=(2, 1), per_turn=[[0.25, 0.5]], tokens=[{"reward": [0.0, -0.1, 0.0]}])])
+    [group], [rows] = nouns(
+        [simple_group([1.0], turns=(2, 1), per_turn=[[0.25, 0.5]], tokens=[{"reward": [0.0, -0.1, 0.0]}])]
+    )
     [member] = members(group, rows)
     assert member.step_rewards() == pytest.approx([0.0, 0.15, 0.75])
     assert member.reward == pytest.approx(0.9)

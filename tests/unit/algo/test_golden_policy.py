@@ -82,7 +82,12 @@ def uses(case, part):
         return {"weigh", "rejected", "correction"} if "correction" in algo else set()
     if part == "kl":
         return {algo["kl"]["estimator"]} if "kl" in algo else set()
-    default = {"ratio": {"name": "token"}, "gate": {"name": "clip"}, "anchor": "behaviour", "aggregation": "token_mean"}[part]
+    default = {
+        "ratio": {"name": "token"},
+        "gate": {"name": "clip"},
+        "anchor": "behaviour",
+        "aggregation": "token_mean",
+    }[part]
     chosen = algo.get(part, default)
     return {chosen if isinstance(chosen, str) else chosen["name"]}
 
@@ -100,8 +105,14 @@ def uses(case, part):
         ({"gate": {"name": "topr"}}, (1.0 - 0.8187308 * 0.5) / 2),
         ({"gate": {"name": "m2po", "bound": 0.03}}, 0.0),
         ({"ratio": {"name": "sequence"}, "gate": {"name": "none"}}, 0.0),
-        ({"gate": {"name": "none"}, "anchor": "proximal", "correction": {"weight": "token"}}, (-1.2214028 + 0.8187308) / 2),
-        ({"gate": {"name": "none"}, "kl": {"coefficient": 1.0, "estimator": "k3"}}, (-1.2214028 + 0.8187308 + 0.0048374) / 2),
+        (
+            {"gate": {"name": "none"}, "anchor": "proximal", "correction": {"weight": "token"}},
+            (-1.2214028 + 0.8187308) / 2,
+        ),
+        (
+            {"gate": {"name": "none"}, "kl": {"coefficient": 1.0, "estimator": "k3"}},
+            (-1.2214028 + 0.8187308 + 0.0048374) / 2,
+        ),
         ({"gate": {"name": "none"}, "entropy_bonus": 0.5}, (-1.2214028 + 0.8187308 - 0.5) / 2),
         ({"gate": {"name": "none"}, "top_entropy": 0.5}, -1.2214028 / 2),
         ({"gate": {"name": "none"}, "aggregation": "constant"}, (-1.2214028 + 0.8187308) / 4),

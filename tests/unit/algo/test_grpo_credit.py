@@ -127,7 +127,9 @@ def test_shuffled_permutes_rewards_across_groups_and_repeats_itself():
     first, again, other = recording.seen
     assert sorted(first) == [float(i) for i in range(32)] != first
     assert again == first != other
-    assert any(int(reward) // 4 != place // 4 for place, reward in enumerate(first)), "some reward must change its group"
+    assert any(int(reward) // 4 != place // 4 for place, reward in enumerate(first)), (
+        "some reward must change its group"
+    )
     Shuffled(recording, seed=1).credit([replace(g, index=g.index + 8) for g in groups], rows)
     assert recording.seen[-1] != first, "another update is permuted another way"
 
@@ -135,7 +137,12 @@ def test_shuffled_permutes_rewards_across_groups_and_repeats_itself():
 def test_config_selects_the_control_and_refuses_nonsense():
     assert isinstance(load_credit(AlgoConfig(control="shuffled"), seed=0), Shuffled)
     assert isinstance(load_credit(AlgoConfig(), seed=0), Assigned)
-    nonsense = [(Grpo, {"epsilon": 0.0}), (Clip, {"low": 0.0}), (Clip, {"low": 0.3, "high": 0.2}), (Correction, {"high": 0.5})]
+    nonsense = [
+        (Grpo, {"epsilon": 0.0}),
+        (Clip, {"low": 0.0}),
+        (Clip, {"low": 0.3, "high": 0.2}),
+        (Correction, {"high": 0.5}),
+    ]
     for kind, settings in nonsense:
         with pytest.raises(ValueError):
             kind(**settings)

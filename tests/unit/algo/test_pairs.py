@@ -30,11 +30,16 @@ def group_of(rewards, *, answers=None):
     """Behind a prompt of two tokens, rollout n samples n + 1 tokens, and at `answers` [n] a second branch of those."""
     rollouts = []
     for n in range(len(rewards)):
-        segments = [Segment(index=0, parent=None, source="prompt", tokens=(1, 2)), sampled(1, 0, tuple(range(10, 11 + n)))]
+        segments = [
+            Segment(index=0, parent=None, source="prompt", tokens=(1, 2)),
+            sampled(1, 0, tuple(range(10, 11 + n))),
+        ]
         if answers and n in answers:
             segments.append(sampled(2, 0, answers[n]))
         trajectory = Trajectory(id=f"g/{n}", task="t", role="policy", segments=tuple(segments), outcome=DONE)
-        rollouts.append(Rollout(id=f"g/{n}", task=TASK, index=n, attempt=0, purpose="train", trajectories=(trajectory,)))
+        rollouts.append(
+            Rollout(id=f"g/{n}", task=TASK, index=n, attempt=0, purpose="train", trajectories=(trajectory,))
+        )
     return Group(id="g", index=0, task=TASK, rollouts=tuple(rollouts), scores=tuple(Score(reward=r) for r in rewards))
 
 
@@ -70,4 +75,3 @@ def test_a_group_without_a_best_leaves():
 def test_a_reward_that_is_no_number_is_an_error():
     with pytest.raises(ValueError, match="not all finite"):
         made(group_of([1.0, float("nan")]))
-

@@ -55,10 +55,21 @@ def credited(rule, *groups):
 
 def test_defaults_are_the_authors():
     assert (Sapo().tau_positive, Sapo().tau_negative) == (1.0, 1.05)
-    assert (Vespo().k_positive, Vespo().lambda_positive, Vespo().k_negative, Vespo().lambda_negative) == (2.0, 3.0, 3.0, 2.0)
+    assert (Vespo().k_positive, Vespo().lambda_positive, Vespo().k_negative, Vespo().lambda_negative) == (
+        2.0,
+        3.0,
+        3.0,
+        2.0,
+    )
     assert (M2po().bound, TvMask().above, KlMask().above, Topr().bound) == (0.04, 0.15, 0.05, 1.0)
     assert (Geometric().low, Geometric().high) == pytest.approx((exp(-0.4), exp(0.4)), rel=1e-5)
-    assert (ClipCov().share, ClipCov().low, ClipCov().high, ClipCov().clip_low, ClipCov().clip_high) == (2e-4, 1.0, 5.0, 1.0, 1.0)
+    assert (ClipCov().share, ClipCov().low, ClipCov().high, ClipCov().clip_low, ClipCov().clip_high) == (
+        2e-4,
+        1.0,
+        5.0,
+        1.0,
+        1.0,
+    )
     assert (KlCov().share, KlCov().coefficient) == (2e-3, 1.0)
 
 
@@ -81,8 +92,8 @@ def test_vespo():
 
 
 def test_m2po():
-    """Algorithm 1: the tokens of a trust region have squares 0.25, 0.01 and 0.09; their mean falls to 0.01 as the largest go one
-    by one. Tokens that come back count for nothing, however far they are."""
+    """Algorithm 1: the tokens of a trust region have squares 0.25, 0.01 and 0.09; their mean falls to 0.01 as the
+    largest go one by one. Tokens that come back count for nothing, however far they are."""
     rows = row("good", [0.5, 0.1, -0.9], [1.0, 1.0, 1.0]), row("bad", [-0.3, 0.8], [-1.0, -1.0])
     value, gradient = objective({"preset": "m2po"}, *rows)
     assert value == pytest.approx((exp(0.1) + exp(-0.9) - exp(0.8)) / 5, abs=1e-12)
@@ -93,7 +104,8 @@ def test_m2po():
 
 
 def test_topr():
-    """Equations 7 and 8: a reward of 1 teaches plainly; of -1 with the trajectory's ratio, 2 * 0.25, or 1 in the place of 3."""
+    """Equations 7 and 8: a reward of 1 teaches plainly; of -1 with the trajectory's ratio, 2 * 0.25, or 1 in the place
+    of 3."""
     good = row("good", [log(0.1)], [1.0])
     bad = row("bad", [log(2.0), log(0.25)], [-1.0, -1.0]), row("likely", [log(2.0), log(1.5)], [-1.0, -1.0])
     _, gradient = objective({"preset": "topr"}, good, *bad)
@@ -112,8 +124,8 @@ def test_gmpo():
     [({"preset": "dppo"}, False), ({"preset": "dppo", "gate": {"above": 0.2}}, True), ({"preset": "dppo_kl"}, False)],
 )
 def test_dppo(settings, likely_stays):
-    """Section 4.2: from 0.0001 to 0.01 moves 0.0099 and has a KL divergence of 0.0095; from 0.99 to 0.8 moves 0.19 and has one of
-    0.1810. Equation 12 never stops what comes back, such as a good token that fell from 0.9 to 0.3."""
+    """Section 4.2: from 0.0001 to 0.01 moves 0.0099 and has a KL divergence of 0.0095; from 0.99 to 0.8 moves 0.19 and
+    has one of 0.1810. Equation 12 never stops what comes back, such as a good token that fell from 0.9 to 0.3."""
     then, now = [0.0001, 0.99, 0.9], [0.01, 0.8, 0.3]
     moved = [log(p / m) for p, m in zip(now, then, strict=True)]
     value, gradient = objective(settings, row("a", moved, [1.0, -1.0, 1.0], now=[log(p) for p in now]))
@@ -142,8 +154,9 @@ def test_clip_cov():
 
 
 def test_clip_cov_as_its_authors_code_has_it():
-    """Beside the paper: at least one token is chosen, PPO's clip decides the others, and what it decides is not drawn. The first
-    token's ratio of 2.1 is clipped at 2, so that the fourth is the one candidate with a covariance between 1 and 5."""
+    """Beside the paper: at least one token is chosen, PPO's clip decides the others, and what it decides is not drawn.
+    The first token's ratio of 2.1 is clipped at 2, so that the fourth is the one candidate with a covariance between 1
+    and 5."""
     far = row("a", [log(2.1), log(0.9), log(1.2), log(0.8)], [2.0, 1.0, -1.0, -2.0], now=[-0.5, -1.5, -2.5, -3.5])
     value, gradient = objective({"preset": "clip_cov"}, far)
     assert value == pytest.approx((2.0 * 2 + 0.9 * 1 - 1.2 * 1) / 4, abs=1e-12)
@@ -175,8 +188,8 @@ def test_luspo():
 
 
 def test_optimal_token_baseline():
-    """Squared norms 0.5 and 1 at the first token: (0.5 * 1 + 1 * 0) / 1.5. The first member's second token has nobody to be
-    compared with: the code of its authors takes 0 there, the equation its own return."""
+    """Squared norms 0.5 and 1 at the first token: (0.5 * 1 + 1 * 0) / 1.5. The first member's second token has nobody
+    to be compared with: the code of its authors takes 0 there, the equation its own return."""
     tokens = [{"logprob": [log(p)] * n, "probability_squares": [0.5] * n} for p, n in ((0.5, 2), (0.25, 1))]
     group = simple_group([1.0, 0.0], lengths=(2, 1), tokens=tokens)
     for settings, alone in (({}, 1.0), ({"zero_tail": False}, 0.0)):
@@ -185,8 +198,8 @@ def test_optimal_token_baseline():
 
 
 def test_gdpo():
-    """Equations 4 to 7: (1, 0, 1) becomes (1, -2, 1) / sqrt(3), (0, 0, 3) becomes (-1, -1, 2) / sqrt(3); their sum (0, -3, 3) /
-    sqrt(3) has a standard deviation of sqrt(3)."""
+    """Equations 4 to 7: (1, 0, 1) becomes (1, -2, 1) / sqrt(3), (0, 0, 3) becomes (-1, -1, 2) / sqrt(3); their sum (0,
+    -3, 3) / sqrt(3) has a standard deviation of sqrt(3)."""
     parts = [{"a": a, "b": b} for a, b in ((1.0, 0.0), (0.0, 0.0), (1.0, 3.0))]
     rule = {"name": "gdpo", "weights": {"a": 1.0, "b": 1.0}, "epsilon": 1e-300}
     [[first, second, third]] = credited(rule, simple_group([0.0] * 3, parts=parts))
@@ -195,8 +208,8 @@ def test_gdpo():
 
 @pytest.mark.parametrize("chance", [0.1, 0.3, 0.8])
 def test_maxrl(chance):
-    """The expectation over all outcomes of three is the derivative of -(1 - p) - (1 - p)^2 / 2: the expansion of log p to an
-    order less than there are rollouts, for the baseline costs one."""
+    """The expectation over all outcomes of three is the derivative of -(1 - p) - (1 - p)^2 / 2: the expansion of log p
+    to an order less than there are rollouts, for the baseline costs one."""
     expected = 0.0
     for outcomes in itertools.product((1.0, 0.0), repeat=3):
         [members] = credited({"name": "maxrl"}, simple_group(outcomes))
@@ -213,8 +226,8 @@ def test_opo():
 
 
 def test_reinforce_plus_plus():
-    """Equation 4 with beta 0.5 and divergences 0.2 and 0.1: 0.85 and 0.95; of another prompt 0 and 0. Equation 5: their mean is
-    0.45, their variance 0.20375."""
+    """Equation 4 with beta 0.5 and divergences 0.2 and 0.1: 0.85 and 0.95; of another prompt 0 and 0. Equation 5: their
+    mean is 0.45, their variance 0.20375."""
     first = simple_group([1.0], turns=(2,), tokens=[{"reward": [-0.1, -0.05]}])
     second = simple_group([0.0], turns=(2,), tokens=[{"reward": [0.0, 0.0]}])
     [[one], [other]] = credited({"name": "reinforce_plus_plus", "epsilon": 1e-300}, first, second)
@@ -241,7 +254,8 @@ def test_the_ratio_of_these_is_to_what_sampled_and_nothing_corrects_it_again(pre
 
 @pytest.mark.parametrize("preset", ["reinforce", "rloo", "remax", "maxrl", "optimal_token_baseline", "spiral", "raft"])
 def test_policy_gradients_are_sums_over_a_response_and_means_over_responses(preset):
-    """sum_i sum_t A_i,t grad log pi(y_i,t) / G: whatever the length of a response; on policy the ratio is 1, and nothing is clipped."""
+    """sum_i sum_t A_i,t grad log pi(y_i,t) / G: whatever the length of a response; on policy the ratio is 1, and
+    nothing is clipped."""
     rows = [row("a", [0.0, 0.0], [0.5, -1.5]), row("b", [0.0], [2.0])]
     _, gradient = objective({"preset": preset}, *rows)
     assert gradient == [[0.25, -0.75], [1.0]]

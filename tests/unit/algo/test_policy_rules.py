@@ -37,12 +37,15 @@ def test_every_part_has_golden_vectors():
 
 
 def plain_at_equal_weights(algos):
-    """The ratio is exactly 1, the divergence 0, the clip share 0 and every weight 1, and the gradient is that of A log pi."""
+    """The ratio is exactly 1, the divergence 0, the clip share 0 and every weight 1, and the gradient is that of A log
+    pi."""
     rows = draw(0, spread=0.0)
     count = sum(len(row["logprob"]) for row in rows)
     expected = [-x / count for row in rows for x in row["advantage"]]
     for algo in algos:
-        _, gradient, _, metrics = computed({"algo": {**algo, "kl": {"coefficient": 0.1}}, "rows": rows, "max_tokens": 7})
+        _, gradient, _, metrics = computed(
+            {"algo": {**algo, "kl": {"coefficient": 0.1}}, "rows": rows, "max_tokens": 7}
+        )
         assert metrics["ratio"] == (count, count) and metrics["approx_kl"][0] == 0 and metrics["reference_kl"][0] == 0
         assert metrics["clip_fraction"][0] == 0, algo
         assert metrics.get("correction_weight", (count, count)) == (count, count)
@@ -97,20 +100,32 @@ def test_a_preset_is_understood_and_sets_something(name):
         ({"correction": {"only_negative": True}}, "only_negative is about what is rejected"),
         ({"correction": {"reject_below": -0.1}}, "reject_below is about what is rejected"),
         ({"correction": {"reject": "k2", "reject_below": -0.1}}, "reject_below is for k1 alone"),
-        ({"correction": {"reject": "k2", "reject_unit": "token", "reject_by": "max"}}, "reject_by is for several tokens"),
+        (
+            {"correction": {"reject": "k2", "reject_unit": "token", "reject_by": "max"}},
+            "reject_by is for several tokens",
+        ),
         ({"correction": {"metrics_only": True}}, "metrics_only must have a weight or a divergence"),
         ({"correction": {"weight": "token", "denominator": "kept"}}, "is about tokens that are taken out"),
-        ({"correction": {"reject": "k3", "denominator": "kept", "metrics_only": True}}, "is about tokens that are taken out"),
+        (
+            {"correction": {"reject": "k3", "denominator": "kept", "metrics_only": True}},
+            "is about tokens that are taken out",
+        ),
         (
             {"correction": {"weight": "token", "bound": "mask", "denominator": "kept", "normalise": True}},
             'denominator must be "all" beside normalise',
         ),
         ({"correction": {"weight": "token", "bound": "none", "high": 5.0}}, 'high is a bound; with bound = "none"'),
-        ({"correction": {"weight": "token", "bound": "none", "low": 0.5}}, 'low is a bound of masks; with bound = "none"'),
+        (
+            {"correction": {"weight": "token", "bound": "none", "low": 0.5}},
+            'low is a bound of masks; with bound = "none"',
+        ),
         ({"correction": {"bound": "none"}}, "bound is about weights"),
         ({"gate": {"name": "clip_cov", "clip_low": 1.5}}, "clip_low must lie above 0"),
         ({"credit": {"name": "rae", "decay": 0.0}}, "decay must be above 0, where every advantage is 0"),
-        ({"correction": {"weight": "token", "normalise": True, "metrics_only": True}}, "normalise is for weights that are used"),
+        (
+            {"correction": {"weight": "token", "normalise": True, "metrics_only": True}},
+            "normalise is for weights that are used",
+        ),
         ({"gate": {"name": "dual_clip", "bound": 1.0}}, "bound must be above 1 \\+ high"),
         ({"gate": {"name": "sapo", "tau_positive": 0.0}}, "tau_positive and tau_negative"),
         ({"gate": {"name": "topr", "bound": 0.5}}, "bound must be at least 1"),

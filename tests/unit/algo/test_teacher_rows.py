@@ -48,8 +48,13 @@ def group(name, *, tag="", env="world"):
 def row(name, weights=(0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0)):
     logprobs = tuple(-0.5 * weight for weight in weights)
     return Sample(
-        id=f"{name}/0#0", group=name, source="policy", tokens=tuple(range(10, 10 + len(weights))), weights={"policy": weights},
-        logprobs=logprobs, temperature=0.7,
+        id=f"{name}/0#0",
+        group=name,
+        source="policy",
+        tokens=tuple(range(10, 10 + len(weights))),
+        weights={"policy": weights},
+        logprobs=logprobs,
+        temperature=0.7,
     )
 
 

@@ -1,4 +1,5 @@
-"""The gradient of an update, expected over all that can be sampled, from the credit and the denominator that training uses."""
+"""The gradient of an update, expected over all that can be sampled, from the credit and the denominator that training
+uses."""
 
 import itertools
 from collections.abc import Sequence
@@ -66,8 +67,11 @@ def test_the_expected_gradient_is_that_of_the_objective(preset: str, target: lis
 
 
 @pytest.mark.parametrize(("preset", "target"), [("rloo", [0.5, 0.5]), ("maxrl", [1.355, 0.875])])
-def test_the_filter_of_flat_groups_weighs_a_prompt_by_how_often_the_other_is_flat(preset: str, target: list[float]) -> None:
-    """A flat prompt leaves the other the whole update: 1 + 0.125 times the first's gradient, 1 + 0.6562 times the second's."""
+def test_the_filter_of_flat_groups_weighs_a_prompt_by_how_often_the_other_is_flat(
+    preset: str, target: list[float]
+) -> None:
+    """A flat prompt leaves the other the whole update: 1 + 0.125 times the first's gradient, 1 + 0.6562 times the
+    second's."""
     filtered = msgspec.structs.replace(config(preset=preset), zero_variance_filter=True)
     flat = [chance**MEMBERS + (1 - chance) ** MEMBERS for chance in CHANCES]
     assert expected(filtered) == pytest.approx([target[0] * (1 + flat[1]), target[1] * (1 + flat[0])], rel=1e-12)

@@ -19,7 +19,9 @@ from sparring.types import Failure, Group, Outcome, Rollout, Score, Segment, Tas
 
 TASK = Task(id="t", env="e", messages=())
 DONE = Outcome(kind="completed", reason="answered")
-BROKEN = Outcome(kind="infra_failed", reason="failure", failure=Failure(error="SandboxError", where="box", message="gone"))
+BROKEN = Outcome(
+    kind="infra_failed", reason="failure", failure=Failure(error="SandboxError", where="box", message="gone")
+)
 
 
 def given_tokens(index, parent, tokens):
@@ -46,7 +48,8 @@ def make_rollout(id, index, segments, outcome=DONE, purpose="train"):
 
 
 def make_group(name, rewards, *, index=0, length=2, failed=0):
-    """Rollouts of a prompt of two tokens and `length` sampled ones; `failed` more that an infrastructure failure took."""
+    """Rollouts of a prompt of two tokens and `length` sampled ones; `failed` more that an infrastructure failure
+    took."""
     segments = [given_tokens(0, None, (1, 2)), sampled(1, 0, tuple(range(3, 3 + length)))]
     rollouts = tuple(make_rollout(f"{name}-{i}", i, segments) for i in range(len(rewards)))
     lost = tuple(make_rollout(f"{name}-lost{i}", i, segments, BROKEN) for i in range(failed))
@@ -69,7 +72,8 @@ class Centred:
             return []
         mean = sum(rewards) / len(rewards)
         return [
-            replace(row, advantages=tuple(reward - mean for _ in row.tokens)) for row, reward in zip(rows, rewards, strict=True)
+            replace(row, advantages=tuple(reward - mean for _ in row.tokens))
+            for row, reward in zip(rows, rewards, strict=True)
         ]
 
 
@@ -126,12 +130,23 @@ def test_tokens_of_another_model_are_context():
 
 
 def test_what_was_added_to_logits_follows_the_token():
-    turns = [sampled(1, 0, (2, 3, 4), stop=(8, 9), min_tokens=2, logit_bias=((5, 1.5),)), sampled(2, 1, (6,), stop=(8,))]
-    group = Group(id="g", index=0, task=TASK, rollouts=(make_rollout("r", 0, [given_tokens(0, None, (1,)), *turns]),), scores=(Score(reward=1.0),))
+    turns = [
+        sampled(1, 0, (2, 3, 4), stop=(8, 9), min_tokens=2, logit_bias=((5, 1.5),)),
+        sampled(2, 1, (6,), stop=(8,)),
+    ]
+    group = Group(
+        id="g",
+        index=0,
+        task=TASK,
+        rollouts=(make_rollout("r", 0, [given_tokens(0, None, (1,)), *turns]),),
+        scores=(Score(reward=1.0),),
+    )
     [row] = flatten(group, "policy")
     early, late = ((8, -math.inf), (9, -math.inf), (5, 1.5)), ((5, 1.5),)
     assert row.bias == ((), early, early, late, ())
-    plain = replace(group, rollouts=(make_rollout("r", 0, [given_tokens(0, None, (1,)), sampled(1, 0, (2,), stop=(8,))]),))
+    plain = replace(
+        group, rollouts=(make_rollout("r", 0, [given_tokens(0, None, (1,)), sampled(1, 0, (2,), stop=(8,))]),)
+    )
     assert flatten(plain, "policy")[0].bias is None
 
 
@@ -172,9 +187,15 @@ def test_the_account_balances_over_failed_filtered_and_zero():
     assert batch.groups == ("mixed", "flat", "gone")
 
 
-@pytest.mark.parametrize("preset", ["grpo", "dr_grpo", "gspo", "rloo", "maxrl", "gmpo", "m2po", "opo", "vespo", "decoupled_ppo"])
+@pytest.mark.parametrize(
+    "preset", ["grpo", "dr_grpo", "gspo", "rloo", "maxrl", "gmpo", "m2po", "opo", "vespo", "decoupled_ppo"]
+)
 def test_a_flat_group_counts_in_the_denominator_and_is_not_computed(preset):
-    groups = [make_group("flat", [1.0] * 4), make_group("mixed", [1.0, 0.0, 0.0, 0.0]), make_group("hopeless", [0.0] * 4)]
+    groups = [
+        make_group("flat", [1.0] * 4),
+        make_group("mixed", [1.0, 0.0, 0.0, 0.0]),
+        make_group("hopeless", [0.0] * 4),
+    ]
     algo = msgspec.convert(named({"preset": preset}), AlgoConfig)
     trajectories = {"grpo": 12, "dr_grpo": 12, "gspo": 12, "rloo": 12, "maxrl": 12, "gmpo": 12, "vespo": 12}.get(preset)
     assert _updated(groups, algo) == (["mixed-0#0", "mixed-1#0", "mixed-2#0", "mixed-3#0"], trajectories or 24)
@@ -182,7 +203,9 @@ def test_a_flat_group_counts_in_the_denominator_and_is_not_computed(preset):
     assert _updated(groups, filtered)[1] == (trajectories or 24) / 3, "the steps of DAPO are larger"
 
 
-@pytest.mark.parametrize("more", [{"kl": {"coefficient": 0.1}}, {"entropy_bonus": 0.1}, {"gate": "kl_cov"}, {"correction": "k3_rejection"}])
+@pytest.mark.parametrize(
+    "more", [{"kl": {"coefficient": 0.1}}, {"entropy_bonus": 0.1}, {"gate": "kl_cov"}, {"correction": "k3_rejection"}]
+)
 def test_a_flat_group_is_computed_where_something_beside_the_advantage_moves_it(more):
     groups = [make_group("flat", [1.0, 1.0]), make_group("mixed", [1.0, 0.0])]
     algo = msgspec.convert(named({"preset": "grpo", **more}), AlgoConfig)
@@ -193,7 +216,9 @@ def _updated(groups, algo):
     """Which rows of an update are computed, and what the policy term is divided by."""
     samples = [row for group in groups for row in flatten(group, "policy")]
     plan = Plan(idle_rows=algo.needs_idle_rows)
-    [batch] = assemble(groups, samples, credit=load_credit(algo, seed=0, max_tokens=10), model="policy", step=1, plan=plan)
+    [batch] = assemble(
+        groups, samples, credit=load_credit(algo, seed=0, max_tokens=10), model="policy", step=1, plan=plan
+    )
     assert batch.account.balanced
     return [row.id for row in batch.rows], pytest.approx(batch.denominators["policy"])
 
@@ -259,7 +284,9 @@ class Shelf:
 
 def test_groups_are_recorded_and_samples_annotated():
     shelf = Shelf()
-    [(batch, _)] = collect([make_group("a", [1.0, 0.0])], steps=[1], store=shelf, annotators=[Reference()], plan=Plan(stage="rl"))
+    [(batch, _)] = collect(
+        [make_group("a", [1.0, 0.0])], steps=[1], store=shelf, annotators=[Reference()], plan=Plan(stage="rl")
+    )
     assert shelf.groups == [("a", "rl")]
     assert batch.rows[0].annotations["reference"] == (1.0, 2.0, 3.0, 4.0)
 
@@ -280,15 +307,21 @@ def test_a_batch_of_which_some_rows_are_annotated_is_refused():
 def test_an_update_of_several_optimiser_steps_passes_every_token_as_often_as_it_says():
     groups = [make_group(f"g{n}", [1.0, 0.0, 4.0, 0.0], index=n) for n in range(4)]
     [(whole, _)] = collect(groups, steps=[1], groups_per_step=4)
-    found = [batch for batch, _ in collect(groups, steps=[1], groups_per_step=4, plan=Plan(minibatches=3, passes=2, seed=5))]
-    assert [batch.ends_update for batch in found] == [batch.publish for batch in found] == [False] * 5 + [True] and {batch.step for batch in found} == {1}
+    found = [
+        batch for batch, _ in collect(groups, steps=[1], groups_per_step=4, plan=Plan(minibatches=3, passes=2, seed=5))
+    ]
+    assert [batch.ends_update for batch in found] == [batch.publish for batch in found] == [False] * 5 + [True] and {
+        batch.step for batch in found
+    } == {1}
     assert found[-1].account == whole.account and found[-1].groups == whole.groups
     assert not any(batch.groups or batch.account.sampled for batch in found[:-1])
     for third in (found[:3], found[3:]):
         assert sorted(row.id for batch in third for row in batch.rows) == sorted(row.id for row in whole.rows)
         assert sum(batch.denominators["policy"] for batch in third) == whole.denominators["policy"]
     assert [row.id for row in found[0].rows] != [row.id for row in found[3].rows], "each pass has an order of its own"
-    again = [batch for batch, _ in collect(groups, steps=[1], groups_per_step=4, plan=Plan(minibatches=3, passes=2, seed=5))]
+    again = [
+        batch for batch, _ in collect(groups, steps=[1], groups_per_step=4, plan=Plan(minibatches=3, passes=2, seed=5))
+    ]
     assert again == found
 
 
@@ -296,17 +329,24 @@ def test_branches_of_one_trajectory_stay_in_one_minibatch():
     rollouts = tuple(make_rollout(f"r{n}", 0, forked()) for n in range(4))
     group = Group(id="g", index=0, task=TASK, rollouts=rollouts, scores=tuple(Score(reward=n * n) for n in range(4)))
     credit = load_credit(AlgoConfig(), seed=0)
-    found = [batch for batch, _ in collect([group], steps=[1], groups_per_step=1, credit=credit, plan=Plan(minibatches=4))]
+    found = [
+        batch for batch, _ in collect([group], steps=[1], groups_per_step=1, credit=credit, plan=Plan(minibatches=4))
+    ]
     assert [len(batch.rows) for batch in found] == [2, 2, 2, 2]
     assert all(len({row.trajectory for row in batch.rows}) == 1 for batch in found)
 
 
 def test_the_two_of_a_pair_stay_in_one_minibatch():
     groups = [make_group(f"g{n}", [1.0, 0.0, 0.5], index=n) for n in range(5)]
-    found = [batch for batch, _ in collect(groups, steps=[1], groups_per_step=5, credit=Pairs(), plan=Plan(minibatches=3))]
+    found = [
+        batch for batch, _ in collect(groups, steps=[1], groups_per_step=5, credit=Pairs(), plan=Plan(minibatches=3))
+    ]
     assert len(found) == 3 and sum(len(batch.rows) for batch in found) == 10
     for batch in found:
-        assert all(sorted(row.label for row in batch.rows if row.group == group) == [-1.0, 1.0] for group in {r.group for r in batch.rows})
+        assert all(
+            sorted(row.label for row in batch.rows if row.group == group) == [-1.0, 1.0]
+            for group in {r.group for r in batch.rows}
+        )
 
 
 class Judged(Centred):
@@ -320,13 +360,23 @@ class Judged(Centred):
 
 
 def test_a_critic_learns_of_the_same_rollouts_before_the_policy():
-    groups = [make_group("a", [0.0, 1.0, 0.5]), make_group("b", [2.0, 2.0], index=1), make_group("c", [1.0, 3.0], index=2, failed=1)]
+    groups = [
+        make_group("a", [0.0, 1.0, 0.5]),
+        make_group("b", [2.0, 2.0], index=1),
+        make_group("c", [1.0, 3.0], index=2, failed=1),
+    ]
     samples = [row for group in groups for row in flatten(group, "policy")]
     plan = Plan(minibatches=2, passes=2, learners={"critic": value_rows}, warmup_steps=1)
-    warming, later = (assemble(groups, samples, credit=Judged(), model="policy", step=step, plan=plan) for step in (1, 2))
+    warming, later = (
+        assemble(groups, samples, credit=Judged(), model="policy", step=step, plan=plan) for step in (1, 2)
+    )
     for batches_of in (warming, later):
         assert [batch.model for batch in batches_of] == ["critic", "policy"] * 4
-        assert [batch.ends_update for batch in batches_of] == [batch.publish for batch in batches_of] == [False] * 7 + [True]
+        assert (
+            [batch.ends_update for batch in batches_of]
+            == [batch.publish for batch in batches_of]
+            == [False] * 7 + [True]
+        )
         assert [batch.account != TokenAccount() for batch in batches_of] == [False] * 7 + [True]
     for critic, policy in zip(later[::2], later[1::2], strict=True):
         assert {row.id for row in policy.rows} <= {row.id for row in critic.rows}
@@ -347,5 +397,8 @@ def test_a_critic_without_targets_is_an_error():
 
 
 def test_an_update_has_as_many_optimiser_steps_as_ever_where_little_is_left():
-    [*found] = [batch for batch, _ in collect([make_group("a", [1.0, 0.0])], steps=[1], groups_per_step=1, plan=Plan(minibatches=4))]
+    [*found] = [
+        batch
+        for batch, _ in collect([make_group("a", [1.0, 0.0])], steps=[1], groups_per_step=1, plan=Plan(minibatches=4))
+    ]
     assert [len(batch.rows) for batch in found] == [0, 1, 0, 1] and found[-1].ends_update

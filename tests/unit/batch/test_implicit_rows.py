@@ -14,7 +14,8 @@ TOKENS = {"implicit": [-1.0, -2.0, -1.5], "reference": [-1.5, -1.0, -0.5]}
 
 
 def credited(rewards, **fields):
-    """Two replies each, of two tokens and one; in the second member the second goes on from the prompt, a branch of its own."""
+    """Two replies each, of two tokens and one; in the second member the second goes on from the prompt, a branch of its
+    own."""
     given = {"tokens": [TOKENS] * len(rewards), "follows": [[-1, 0], [-1, -1], [-1, 0]][: len(rewards)], **fields}
     groups, samples = nouns([simple_group(rewards, turns=(2, 1), **given)])
     return groups, samples, Prime().credit(groups, samples)[0]
@@ -34,7 +35,9 @@ def test_a_reply_is_wanted_where_the_rollout_was_right_and_weighs_one():
 
 def test_what_the_scorer_says_counts_more_than_the_reward():
     groups, samples, _ = credited([0.75, 0.25])
-    scores = tuple(replace(score, success=success) for score, success in zip(groups[0].scores, (False, True), strict=True))
+    scores = tuple(
+        replace(score, success=success) for score, success in zip(groups[0].scores, (False, True), strict=True)
+    )
     [rows] = Prime().credit([replace(groups[0], scores=scores)], samples)
     assert [row.label for row in implicit_rows(rows)] == [-1.0, 1.0, 1.0]
     [rows] = Prime(solved_above=0.1).credit(groups, samples)
@@ -44,7 +47,9 @@ def test_what_the_scorer_says_counts_more_than_the_reward():
 def test_it_is_asked_over_what_was_sampled_from():
     _, _, rows = credited([1.0, 0.0])
     kept = KeptSets(rows=(b"\x01\0\0\0",) * len(rows[0].tokens))
-    first, *_ = implicit_rows([replace(rows[0], temperature=0.5, kept=kept, bias=((),) * len(rows[0].tokens)), *rows[1:]])
+    first, *_ = implicit_rows(
+        [replace(rows[0], temperature=0.5, kept=kept, bias=((),) * len(rows[0].tokens)), *rows[1:]]
+    )
     assert (first.temperature, first.kept, first.bias) == (0.5, kept, ((),) * len(rows[0].tokens))
 
 

@@ -73,7 +73,9 @@ def test_rows_that_share_nothing_are_packed_as_tightly_as_can_be():
 
 def test_groups_too_large_for_what_is_left_are_parted_where_that_takes_fewer_micro_batches():
     rows = [
-        make_row(4 * g + i, (*range(1000 * g, 1000 * g + 4), *range(1000 * g + 100 * i + 100, 1000 * g + 100 * i + 115)))
+        make_row(
+            4 * g + i, (*range(1000 * g, 1000 * g + 4), *range(1000 * g + 100 * i + 100, 1000 * g + 100 * i + 115))
+        )
         for g in range(4)
         for i in range(4)
     ]

@@ -47,7 +47,10 @@ def test_the_worked_example_is_aligned_with_the_positions_that_predict():
 def test_kept_sets_follow_their_tokens():
     """Only of the weighted tokens; a row without any beside it, and a token that was drawn from everything."""
     kept = KeptSets.of([[], [], [9, 20, 3], [21], [], [], []])
-    micro = micro_batch([demonstration([5, 6, 7], [False, True, True], "d"), replace(EXAMPLE, kept=kept)], {"policy": 3.0, "imitate": 2.0})
+    micro = micro_batch(
+        [demonstration([5, 6, 7], [False, True, True], "d"), replace(EXAMPLE, kept=kept)],
+        {"policy": 3.0, "imitate": 2.0},
+    )
     assert micro.targets.tolist() == [6, 7, 20, 21, 22]
     offsets, ids = micro.kept
     assert (offsets.tolist(), ids.tolist()) == ([0, 0, 0, 3, 4, 4], [3, 9, 20, 21])
@@ -59,9 +62,16 @@ def test_kept_sets_follow_their_tokens():
 
 def test_what_was_added_to_logits_follows_its_token():
     bias = ((), (), ((9, -float("inf")), (3, 0.5)), ((3, 0.5),), (), (), ())
-    micro = micro_batch([demonstration([5, 6, 7], [False, True, True], "d"), replace(EXAMPLE, bias=bias)], {"policy": 3.0, "imitate": 2.0})
+    micro = micro_batch(
+        [demonstration([5, 6, 7], [False, True, True], "d"), replace(EXAMPLE, bias=bias)],
+        {"policy": 3.0, "imitate": 2.0},
+    )
     offsets, ids, values = micro.bias
-    assert (offsets.tolist(), ids.tolist(), values.tolist()) == ([0, 0, 0, 2, 3, 3], [9, 3, 3], [-float("inf"), 0.5, 0.5])
+    assert (offsets.tolist(), ids.tolist(), values.tolist()) == (
+        [0, 0, 0, 2, 3, 3],
+        [9, 3, 3],
+        [-float("inf"), 0.5, 0.5],
+    )
     assert (offsets.dtype, ids.dtype, values.dtype) == (torch.int64, torch.int64, torch.float32)
     assert micro_batch([EXAMPLE], {"policy": 3.0}).bias is None
     with pytest.raises(ValueError, match="1 biases for 7 tokens"):
@@ -100,7 +110,8 @@ def test_tokens_without_advantage_are_not_computed():
 
 
 def test_rows_that_carry_different_annotations_are_refused():
-    """A column that some rows lack has no values for them; to leave it out would change what the others are trained on."""
+    """A column that some rows lack has no values for them; to leave it out would change what the others are trained
+    on."""
     told = replace(EXAMPLE, annotations={"proximal": (0.0,) * 7, "reference": (0.0,) * 7})
     silent = replace(EXAMPLE, id="y#0", annotations={"reference": (0.0,) * 7})
     said = "row y#0: expected the annotations of row x#0 of the same batch, proximal, reference, got reference; annotate every row"
@@ -126,7 +137,11 @@ def test_denominators_are_the_sum_of_weights():
 
 @pytest.mark.parametrize(
     ("tokens", "marks", "message"),
-    [([1, 2], [True], "mark every"), ([1, 2], [False, False], "assistant"), ([1, 2], [True, True], "prompt token first")],
+    [
+        ([1, 2], [True], "mark every"),
+        ([1, 2], [False, False], "assistant"),
+        ([1, 2], [True, True], "prompt token first"),
+    ],
 )
 def test_a_demonstration_that_cannot_be_learned_is_refused(tokens, marks, message):
     with pytest.raises(BadInput, match=message):

@@ -12,17 +12,23 @@ PAIRED = frozenset({"preference"})
 
 def row(number, group, tokens, term="preference"):
     weights = (0.0,) * (len(tokens) - 1) + (1.0,)
-    return Sample(id=str(number), group=group, source="expert", tokens=tuple(tokens), weights={term: weights}, label=1.0)
+    return Sample(
+        id=str(number), group=group, source="expert", tokens=tuple(tokens), weights={term: weights}, label=1.0
+    )
 
 
 groups = st.lists(
-    st.tuples(st.integers(0, 5), st.lists(st.integers(0, 3), min_size=2, max_size=20), st.booleans()), min_size=1, max_size=24
+    st.tuples(st.integers(0, 5), st.lists(st.integers(0, 3), min_size=2, max_size=20), st.booleans()),
+    min_size=1,
+    max_size=24,
 )
 
 
 @given(groups, st.integers(1, 60))
 def test_no_pair_is_split_and_no_row_lost(drawn, budget):
-    rows = [row(n, str(group), tokens, "preference" if ours else "imitate") for n, (group, tokens, ours) in enumerate(drawn)]
+    rows = [
+        row(n, str(group), tokens, "preference" if ours else "imitate") for n, (group, tokens, ours) in enumerate(drawn)
+    ]
     packs = pack_units(rows, budget, PAIRED)
     assert sorted(r.id for part in packs for r in part) == sorted(r.id for r in rows)
     where = {r.id: place for place, part in enumerate(packs) for r in part}

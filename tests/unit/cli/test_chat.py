@@ -30,7 +30,9 @@ with asyncio.Runner() as runner:
 
 
 def _talk(*lines: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-c", SCRIPT], input="\n".join(lines), capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT], input="\n".join(lines), capture_output=True, text=True, timeout=60
+    )
 
 
 def test_a_conversation_grows_and_new_forgets_it() -> None:
@@ -55,7 +57,12 @@ def test_calls_reasoning_and_results_are_set_off() -> None:
     )
     text = shown(Message(role="assistant", content="", reasoning="let me see", tool_calls=calls))
     assert text.splitlines() == [
-        "  ~ let me see", "  > python:", "  > a = 1", "  > print(a)", "  > look(at='x', n=2)", "  > bad: {oops",
+        "  ~ let me see",
+        "  > python:",
+        "  > a = 1",
+        "  > print(a)",
+        "  > look(at='x', n=2)",
+        "  > bad: {oops",
     ]
     assert shown(Message(role="tool", content="1\n2")) == "  | 1\n  | 2"
     assert shown(Message(role="tool", content="")) == "  | (nothing)"

@@ -59,13 +59,22 @@ def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture) ->
     ("argv", "said"),
     [
         ([], "sparring: expected VERB, got nothing; see sparring --help\n"),
-        (["rum"], "sparring: argument VERB: expected one of 'run', 'check', 'eval', 'export', 'chat', 'serve', 'replay', 'report', got 'rum'; "),
+        (
+            ["rum"],
+            "sparring: argument VERB: expected one of 'run', 'check', 'eval', 'export', 'chat', 'serve', 'replay', 'report', got 'rum'; ",
+        ),
         (["run"], "sparring run: expected RECIPE, got nothing; see sparring run --help\n"),
         (["eval", "a.toml"], "sparring eval: expected CHECKPOINT, got nothing; "),
-        (["eval", "a.toml", "b", "--tasks", "x"], "sparring eval: argument --tasks: expected a value of type int, got 'x'; "),
+        (
+            ["eval", "a.toml", "b", "--tasks", "x"],
+            "sparring eval: argument --tasks: expected a value of type int, got 'x'; ",
+        ),
         (["run", "a.toml", "--set"], "sparring run: argument --set: expected a value, got nothing; "),
         (["report", "a", "b"], "sparring: expected no more arguments, got b; see sparring --help\n"),
-        (["export", "a", "b", "--dtype", "int8"], "sparring export: argument --dtype: expected one of 'float32', 'bfloat16', got 'int8'; "),
+        (
+            ["export", "a", "b", "--dtype", "int8"],
+            "sparring export: argument --dtype: expected one of 'float32', 'bfloat16', got 'int8'; ",
+        ),
     ],
 )
 def test_a_wrong_command_line_ends_with_2(argv: list[str], said: str, capsys: pytest.CaptureFixture) -> None:
@@ -94,7 +103,9 @@ def test_set_and_name_override_the_recipe(tmp_path: Path) -> None:
 
     recipe = tmp_path / "first.toml"
     recipe.write_text(RECIPE)
-    args = parser().parse_args(["run", str(recipe), "--set", "rl.steps=3", "--set", "rl.groups_per_step=2", "--name", "2 a"])
+    args = parser().parse_args(
+        ["run", str(recipe), "--set", "rl.steps=3", "--set", "rl.groups_per_step=2", "--name", "2 a"]
+    )
     config = load_recipe(args)
     assert (config.rl.steps, config.rl.groups_per_step, config.run.name) == (3, 2, "2 a")
     assert config.run.device != "auto" and config.run.threads > 0
@@ -109,7 +120,9 @@ def test_a_name_is_text_whatever_it_looks_like(name: str, tmp_path: Path) -> Non
     assert load_recipe(parser().parse_args(["run", str(recipe), "--name", name])).run.name == name
 
 
-@pytest.mark.parametrize("argv", [["report", "{}"], ["replay", "{}", "rl/0/0"], ["export", "{}", "{}/out"], ["chat", "{}"]])
+@pytest.mark.parametrize(
+    "argv", [["report", "{}"], ["replay", "{}", "rl/0/0"], ["export", "{}", "{}/out"], ["chat", "{}"]]
+)
 def test_a_folder_that_holds_nothing_is_refused(argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main([word.format(tmp_path) for word in argv]) == 2
     message = capsys.readouterr().err
@@ -133,7 +146,9 @@ def test_an_interrupt_says_how_to_go_on(capsys: pytest.CaptureFixture) -> None:
     assert (code, said) == (130, "interrupted; the same command goes on where it stopped: sparring run a.toml")
 
 
-@pytest.mark.parametrize("module", ["sparring.cli.main", "sparring.cli.report", "sparring.config", "sparring.launch.run"])
+@pytest.mark.parametrize(
+    "module", ["sparring.cli.main", "sparring.cli.report", "sparring.config", "sparring.launch.run"]
+)
 def test_an_interrupt_while_modules_are_imported_is_one_line(module: str, tmp_path: Path) -> None:
     """Ctrl-C arrives in the middle of the import of `module`."""
     code = f"""
@@ -174,7 +189,9 @@ def test_a_full_disk_is_found_behind_other_errors(capsys: pytest.CaptureFixture)
     error.__cause__ = OSError(errno.ENOSPC, "No space left on device")
     code, said = _stopped_by(error, capsys)
     assert code == 2
-    assert said.startswith("disk: expected room to write, got none (store: cannot write); free some space, then the same")
+    assert said.startswith(
+        "disk: expected room to write, got none (store: cannot write); free some space, then the same"
+    )
     assert _stopped_by(StoreError("store: damaged"), capsys)[0] == 1
 
 

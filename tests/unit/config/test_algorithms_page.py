@@ -22,14 +22,17 @@ def test_the_page_is_what_its_writer_writes() -> None:
     assert (DOCS / "algorithms.md").read_text() == written, "run: python docs/write_algorithms.py"
     assert "### `rloo`\n\nRLOO: a rollout is judged against the mean of its siblings." in written
     assert "| `lambda_policy` | number | `0.95` | TRL's PPO; " in written
-    assert "### preset `gspo`\n\n`ratio = \"sequence\"`, " in written and "*From*: arXiv 2507.18071, " in written
+    assert '### preset `gspo`\n\n`ratio = "sequence"`, ' in written and "*From*: arXiv 2507.18071, " in written
 
 
 def missing(kind: type[msgspec.Struct], facts: Facts) -> list[str]:
-    """What facts leave unsaid: the source, and the settings with a default whose default is from nowhere; or is said of nothing."""
+    """What facts leave unsaid: the source, and the settings with a default whose default is from nowhere; or is said of
+    nothing."""
     with_default = [f.name for f in msgspec.structs.fields(kind) if not f.required]
     unsaid = ["source"] if not facts.source.strip() else []
-    return unsaid + [n for n in (*with_default, *facts.defaults) if n not in with_default or not facts.defaults.get(n, "").strip()]
+    return unsaid + [
+        n for n in (*with_default, *facts.defaults) if n not in with_default or not facts.defaults.get(n, "").strip()
+    ]
 
 
 @pytest.mark.parametrize("kind", [*KINDS, AlgoConfig], ids=lambda kind: kind.__name__)
@@ -40,7 +43,9 @@ def test_every_rule_and_every_default_has_a_source(kind: type[msgspec.Struct]) -
 
 def test_a_default_without_a_source_is_found() -> None:
     class Rule(msgspec.Struct, kw_only=True):
-        facts: ClassVar[Facts] = Facts(source=" ", defaults={"low": "a paper", "gone": "a paper", "wide": ""}, differences=())
+        facts: ClassVar[Facts] = Facts(
+            source=" ", defaults={"low": "a paper", "gone": "a paper", "wide": ""}, differences=()
+        )
 
         given: int
         low: float = 0.1

@@ -129,8 +129,14 @@ def test_a_key_like_no_other_is_to_be_removed(recipe: Path) -> None:
         ("=3", "expected section.key=value"),
         ("train.learning_rate=nan", "train.learning_rate: expected a finite number of at most 64 bits, got nan"),
         ("rl.train.learning_rate=inf", "rl.train.learning_rate: expected a finite number of at most 64 bits, got inf"),
-        ("rollout.timeout_s=-inf", "rollout: expected timeout_s, score_timeout_s and box_timeout_s must be more than 0"),
-        ("run.seed=9223372036854775808", "run.seed: expected a finite number of at most 64 bits, got 9223372036854775808"),
+        (
+            "rollout.timeout_s=-inf",
+            "rollout: expected timeout_s, score_timeout_s and box_timeout_s must be more than 0",
+        ),
+        (
+            "run.seed=9223372036854775808",
+            "run.seed: expected a finite number of at most 64 bits, got 9223372036854775808",
+        ),
         ("models.policy.init.rope_theta=nan", "models.policy.init.rope_theta: expected a finite number"),
         ("models.policy.init.rope_theta=0", "rope_theta and initializer_range must be above 0, got 0.0 and "),
         ("models.policy.init.max_positions=1000000000", "max_positions must be 2 to 16777216, got 1000000000"),
@@ -214,7 +220,9 @@ def test_resolve_replaces_auto_by_this_machine(recipe: Path) -> None:
         (("algo.correction=metrics",), ("token weights of at most 2, measured only", "behaviour")),
     ],
 )
-def test_resolve_chooses_a_correction_where_engine_and_trainer_differ(recipe: Path, settings: tuple[str, ...], chosen: tuple[str, str]) -> None:
+def test_resolve_chooses_a_correction_where_engine_and_trainer_differ(
+    recipe: Path, settings: tuple[str, ...], chosen: tuple[str, str]
+) -> None:
     config = resolve(load(recipe, settings))
     assert (config.algo.correction_rule.in_words(), config.algo.anchor) == chosen and resolve(config) == config
     assert from_data(tomllib.loads(dump(config)), "there") == config

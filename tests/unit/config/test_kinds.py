@@ -32,13 +32,22 @@ def test_a_name_alone_is_a_table_and_a_table_without_one_is_the_defaults():
             {"name": "zpo"},
             'r: preference.loss.name: expected one of "dpo", "robust_dpo", "ipo", "kto", "simpo", "orpo", got "zpo"; write a value of that kind',
         ),
-        ("zpo", 'r: preference.loss.name: expected one of "dpo", "robust_dpo", "ipo", "kto", "simpo", "orpo", got "zpo"; write a value of that kind'),
+        (
+            "zpo",
+            'r: preference.loss.name: expected one of "dpo", "robust_dpo", "ipo", "kto", "simpo", "orpo", got "zpo"; write a value of that kind',
+        ),
         (
             {"name": "simpo", "gama": 1.0},
             "r: preference.loss.gama: expected one of beta, gamma, name, got an unknown key; do you mean preference.loss.gamma?",
         ),
-        ({"name": "simpo", "gamma": "a"}, 'r: preference.loss.gamma: expected a number, got "a"; write a value of that kind'),
-        ({"name": "kto", "gamma": 1.0}, "r: preference.loss.gamma: expected one of beta, name, unwanted, wanted, got an unknown key"),
+        (
+            {"name": "simpo", "gamma": "a"},
+            'r: preference.loss.gamma: expected a number, got "a"; write a value of that kind',
+        ),
+        (
+            {"name": "kto", "gamma": 1.0},
+            "r: preference.loss.gamma: expected one of beta, name, unwanted, wanted, got an unknown key",
+        ),
     ],
     ids=["name", "alone", "typo", "type", "stranger"],
 )

@@ -39,12 +39,30 @@ def test_a_correction_by_name_replaces_that_of_a_preset_and_a_table_changes_it()
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"preset": "gspo", "gate": {"cap": 5}}, "algo.gate.cap: expected a key of the gate 'clip' of preset 'gspo': high, low, got 'cap'"),
-        ({"preset": "cispo", "gate": {"bound": 5.0}}, "algo.gate.bound: expected a key of the gate 'cispo' of preset 'cispo': high, low"),
-        ({"preset": "gpg", "credit": {"normalise": True}}, "a key of the credit 'gpg' of preset 'gpg': divide, got 'normalise'"),
-        ({"preset": "rloo", "gate": {"low": 0.1}}, "algo.gate.low: expected no key: the gate 'none' of preset 'rloo' has none, got 'low'"),
-        ({"preset": "grpo", "ratio": {"per_token": True}}, "expected no key: the default ratio 'token' has none, got 'per_token'"),
-        ({"preset": "decoupled_ppo", "correction": {"cap": 5.0}}, "algo.correction.cap: expected one of bound, compare, denominator, high"),
+        (
+            {"preset": "gspo", "gate": {"cap": 5}},
+            "algo.gate.cap: expected a key of the gate 'clip' of preset 'gspo': high, low, got 'cap'",
+        ),
+        (
+            {"preset": "cispo", "gate": {"bound": 5.0}},
+            "algo.gate.bound: expected a key of the gate 'cispo' of preset 'cispo': high, low",
+        ),
+        (
+            {"preset": "gpg", "credit": {"normalise": True}},
+            "a key of the credit 'gpg' of preset 'gpg': divide, got 'normalise'",
+        ),
+        (
+            {"preset": "rloo", "gate": {"low": 0.1}},
+            "algo.gate.low: expected no key: the gate 'none' of preset 'rloo' has none, got 'low'",
+        ),
+        (
+            {"preset": "grpo", "ratio": {"per_token": True}},
+            "expected no key: the default ratio 'token' has none, got 'per_token'",
+        ),
+        (
+            {"preset": "decoupled_ppo", "correction": {"cap": 5.0}},
+            "algo.correction.cap: expected one of bound, compare, denominator, high",
+        ),
         ({"preset": "grpo", "max_tokens": 9}, 'max_tokens must be 0 beside aggregation = "sequence_mean"'),
         ({"preset": "gspoo", "gate": {"low": 0.1}}, "algo.preset: expected one of cispo, .* got 'gspoo'"),
     ],
@@ -61,11 +79,20 @@ def test_a_key_of_another_rule_is_understood_where_that_rule_is_named() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"credit": {"name": "gdpo", "weights": {"a": 1.0}}, "kl_reward": {}}, "a credit that counts rewards of tokens, got 'gdpo'"),
+        (
+            {"credit": {"name": "gdpo", "weights": {"a": 1.0}}, "kl_reward": {}},
+            "a credit that counts rewards of tokens, got 'gdpo'",
+        ),
         ({"credit": "process", "kl_reward": {}}, "a credit that counts rewards of tokens, got 'process'"),
         ({"credit": "maxrl", "shaping": [{"name": "overlong"}]}, "rewards of at least 0 for 'maxrl'"),
-        ({"shaping": [{"name": "overlong"}, {"name": "stop_properly"}]}, "algo.shaping stop_properly: expected rewards of at least 0"),
-        ({"credit": {"name": "gdpo", "weights": {"a": 1.0}}, "shaping": [{"name": "overlong"}]}, "give overlong a weight in algo.credit.weights"),
+        (
+            {"shaping": [{"name": "overlong"}, {"name": "stop_properly"}]},
+            "algo.shaping stop_properly: expected rewards of at least 0",
+        ),
+        (
+            {"credit": {"name": "gdpo", "weights": {"a": 1.0}}, "shaping": [{"name": "overlong"}]},
+            "give overlong a weight in algo.credit.weights",
+        ),
     ],
 )
 def test_what_changes_rewards_changes_what_the_credit_reads(given: dict[str, Any], said: str) -> None:

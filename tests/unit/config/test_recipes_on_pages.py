@@ -41,7 +41,10 @@ def test_a_recipe_on_a_page_is_understood(block: str) -> None:
 def test_every_page_has_some() -> None:
     ids = [str(piece.id) for piece in pieces()]
     assert len(ids) >= 6 and {name.rpartition("-")[0] for name in ids} == {
-        "preference.md", "rewards.md", "path/distill.md", "algorithms.md"
+        "preference.md",
+        "rewards.md",
+        "path/distill.md",
+        "algorithms.md",
     }
 
 
@@ -66,4 +69,7 @@ def test_every_setting_that_a_page_names_is_one(page: str) -> None:
 
 
 def test_a_setting_of_another_section_is_found() -> None:
-    assert unknown_keys("see `[rl] correction`, `[algo] correction = 1`, `[nowhere] key`") == ["[rl] correction", "[nowhere] key"]
+    assert unknown_keys("see `[rl] correction`, `[algo] correction = 1`, `[nowhere] key`") == [
+        "[rl] correction",
+        "[nowhere] key",
+    ]

@@ -1,4 +1,5 @@
-"""Tables that are told apart by one of their keys, such as the parts of a rubric: what is refused, and in which words."""
+"""Tables that are told apart by one of their keys, such as the parts of a rubric: what is refused, and in which
+words."""
 
 from __future__ import annotations
 
@@ -22,11 +23,17 @@ RECIPE = {
     [
         ("env.rubric.right.kind=wishful", 'env.rubric.right.kind: expected one of "exact", "fuzzy", "number",'),
         ("env.rubric.right={weight=1}", 'env.rubric.right.kind: expected one of "exact", "fuzzy", "number",'),
-        ("env.rubric.right.tolerence=1", "env.rubric.right.tolerence: expected one of cap, column, column_find, decides, domains,"),
+        (
+            "env.rubric.right.tolerence=1",
+            "env.rubric.right.tolerence: expected one of cap, column, column_find, decides, domains,",
+        ),
         ("env.rubric.right.tolerence=1", "do you mean env.rubric.right.tolerance?"),
         ("env.rubric.word.tolerance=1", "env.rubric.word.tolerance: expected one of cap, case, column,"),
         ("env.rubric.right.tolerance=much", 'env.rubric.right.tolerance: expected a number, got "much"'),
-        ("env.rubric.right.tolerance=inf", "env.rubric.right.tolerance: expected a finite number of at most 64 bits, got inf"),
+        (
+            "env.rubric.right.tolerance=inf",
+            "env.rubric.right.tolerance: expected a finite number of at most 64 bits, got inf",
+        ),
         ('env.rubric.more={kind="judge", model="m"}', "env.rubric.more.prompt: expected a string, got nothing"),
         ("env.rubric.right=1", "env.rubric.right: expected a table, got 1"),
     ],

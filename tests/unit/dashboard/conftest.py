@@ -38,7 +38,9 @@ def _tokenizer(folder: Path) -> Tokenizer:
     trainer = BpeTrainer(
         vocab_size=420, special_tokens=["<|im_start|>", "<|im_end|>"], initial_alphabet=ByteLevel.alphabet()
     )
-    tokenizer.train_from_iterator(["print(12 * 7)", "What is the answer to the question?", "assistant tool user"] * 8, trainer)
+    tokenizer.train_from_iterator(
+        ["print(12 * 7)", "What is the answer to the question?", "assistant tool user"] * 8, trainer
+    )
     folder.mkdir(parents=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     return tokenizer
@@ -85,13 +87,17 @@ class _Maker:
             usage=Usage(sampled_tokens=sampled, turns=2, tool_calls=1),
             timing=Timing(wall_s=0.4),
         )
-        return Rollout(id=f"{group}/{index}", task=task, index=index, attempt=0, purpose="train", trajectories=(trajectory,))
+        return Rollout(
+            id=f"{group}/{index}", task=task, index=index, attempt=0, purpose="train", trajectories=(trajectory,)
+        )
 
     def failed(self, task: Task, group: str, index: int) -> Rollout:
         failure = Failure(error="SandboxError", where="box", message="the host died " + HOSTILE)
         outcome = Outcome(kind="infra_failed", reason="failure", failure=failure)
         trajectory = Trajectory(id=f"{group}/{index}/policy", task=task.id, role="policy", segments=(), outcome=outcome)
-        return Rollout(id=f"{group}/{index}", task=task, index=index, attempt=2, purpose="train", trajectories=(trajectory,))
+        return Rollout(
+            id=f"{group}/{index}", task=task, index=index, attempt=2, purpose="train", trajectories=(trajectory,)
+        )
 
     def group(self, number: int, version: int, tag: str, rate: float) -> Group:
         task = Task(id=f"{tag}:{number}", env="reasoning_gym", messages=(), tag=tag, seed=number)
@@ -139,7 +145,13 @@ SUMMARY = {
     "logprob_max_abs_diff": 0.0,
     "tokens_sampled": 1_204_331,
     "tokens_trained": 730_120,
-    "tokens": {"sampled": 1_204_331, "trained": 730_120, "filtered": 455_001, "zero_advantage": 15_210, "failed": 4_000},
+    "tokens": {
+        "sampled": 1_204_331,
+        "trained": 730_120,
+        "filtered": 455_001,
+        "zero_advantage": 15_210,
+        "failed": 4_000,
+    },
     "wall_s": {"init": 2.1, "sft": 61.0, "rl": 190.4, "eval": 38.2, "export": 0.6},
     "peak_rss_bytes": 1_430_000_000,
     "by_dataset": {
@@ -164,7 +176,9 @@ def sample_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     maker = _Maker(_tokenizer(run / "init" / "model"))
     store = SqliteStore(run / "store.sqlite")
     for step in range(1, 41):
-        store.metric("sft", step, {"loss_imitate": 3.0 * 0.93**step + 0.1 + maker.random.gauss(0, 0.02), "grad_norm": 1.0})
+        store.metric(
+            "sft", step, {"loss_imitate": 3.0 * 0.93**step + 0.1 + maker.random.gauss(0, 0.02), "grad_norm": 1.0}
+        )
     for step in range(STEPS):
         rates = [min(0.97, start + 0.9 * step / STEPS) for start in (0.8, 0.7, 0.25, 0.1)]
         for place, (tag, rate) in enumerate(zip(DATASETS, rates, strict=True)):

@@ -20,7 +20,8 @@ from sparring.store.sqlite import SqliteStore
 def made(solved: list[tuple[bool, ...]], world: str = "sums") -> Evaluation:
     """An evaluation of tasks with these samples."""
     tasks = {
-        f"{world}/{n}": TaskResult(digest=f"{world}{n}", solved=s, rewards=tuple(map(float, s))) for n, s in enumerate(solved)
+        f"{world}/{n}": TaskResult(digest=f"{world}{n}", solved=s, rewards=tuple(map(float, s)))
+        for n, s in enumerate(solved)
     }
     results, samples = list(tasks.values()), max(map(len, solved))
     return Evaluation(
@@ -36,12 +37,15 @@ def made(solved: list[tuple[bool, ...]], world: str = "sums") -> Evaluation:
 
 @pytest.fixture(scope="module")
 def dom(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The report of a run that evaluated one checkpoint itself, was evaluated twice since, and once beside its training."""
+    """The report of a run that evaluated one checkpoint itself, was evaluated twice since, and once beside its
+    training."""
     run = tmp_path_factory.mktemp("run")
     store = SqliteStore(run / "store.sqlite")
     store.put("eval/sft", msgspec.to_builtins(made([(True, False)] * 10 + [(False, False)] * 10)))
     for step, rate in ((10, 0.3), (20, 0.5)):
-        store.metric("rl/eval", step, {"success": rate, "success_low": rate - 0.1, "success_high": rate + 0.1, "tasks": 20.0})
+        store.metric(
+            "rl/eval", step, {"success": rate, "success_low": rate - 0.1, "success_high": rate + 0.1, "tasks": 20.0}
+        )
     store.close()
     for name, evaluation in (("a", made([(True, True)] * 20)), ("b", made([(True, True)] * 5, "other"))):
         folder = run / "evaluations" / name
@@ -85,10 +89,16 @@ def test_an_evaluations_own_folder_has_a_report(tmp_path: Path) -> None:
 
 
 def test_teachers_and_other_runs_stand_beside_the_student(tmp_path: Path) -> None:
-    (tmp_path / "config.toml").write_text('[distill]\nteachers = { "*" = "big" }\n[eval]\nagainst = { imitation = "runs/it" }\n')
+    (tmp_path / "config.toml").write_text(
+        '[distill]\nteachers = { "*" = "big" }\n[eval]\nagainst = { imitation = "runs/it" }\n'
+    )
     store = SqliteStore(tmp_path / "store.sqlite")
     student, teacher, other = (msgspec.to_builtins(made([(right,)] * 10)) for right in (True, True, False))
-    for key, value in (("eval/distill", student), ("eval/teacher/big", teacher), ("against/imitation", {"evaluation": other})):
+    for key, value in (
+        ("eval/distill", student),
+        ("eval/teacher/big", teacher),
+        ("against/imitation", {"evaluation": other}),
+    ):
         store.put(key, value)
     store.close()
     own, taught, imitated = rows(browse(write_report(tmp_path), tmp_path / "profile"))

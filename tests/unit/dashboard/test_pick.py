@@ -8,8 +8,12 @@ def _group(number: int, *rewards: float, failed: bool = False) -> Group:
     task = Task(id=f"t{number}", env="e", messages=())
 
     def rollout(index: int, outcome: Outcome) -> Rollout:
-        trajectory = Trajectory(id=f"{number}/{index}/policy", task=task.id, role="policy", segments=(), outcome=outcome)
-        return Rollout(id=f"{number}/{index}", task=task, index=index, attempt=0, purpose="train", trajectories=(trajectory,))
+        trajectory = Trajectory(
+            id=f"{number}/{index}/policy", task=task.id, role="policy", segments=(), outcome=outcome
+        )
+        return Rollout(
+            id=f"{number}/{index}", task=task, index=index, attempt=0, purpose="train", trajectories=(trajectory,)
+        )
 
     done = Outcome(kind="completed", reason="answered")
     broken = Outcome(kind="infra_failed", reason="failure")

@@ -45,7 +45,11 @@ def test_stage_table_names_every_stage(dom: str) -> None:
     table = re.search(r'<table id="stage-table">.*?</table>', dom, re.DOTALL)
     assert table is not None
     assert [name for name in ("init", "sft", "rl", "eval", "export") if f"<td>{name}</td>" in table[0]] == [
-        "init", "sft", "rl", "eval", "export",
+        "init",
+        "sft",
+        "rl",
+        "eval",
+        "export",
     ]
 
 
@@ -114,7 +118,9 @@ def test_only_the_report_is_written(sample_run: Path) -> None:
 
 def _contents(folder: Path) -> dict[str, bytes]:
     """Every file but the report and SQLite's own table of readers."""
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in ("report.html", "store.sqlite-shm")]
+    files = [
+        path for path in folder.rglob("*") if path.is_file() and path.name not in ("report.html", "store.sqlite-shm")
+    ]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 

@@ -25,7 +25,9 @@ pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths("
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """Room for requests so long that none ends by itself before the update comes."""
-    return tiny_model("qwen3", tmp_path_factory.mktemp("base") / "long", tied=True, seed=4, max_position_embeddings=8192)
+    return tiny_model(
+        "qwen3", tmp_path_factory.mktemp("base") / "long", tied=True, seed=4, max_position_embeddings=8192
+    )
 
 
 @pytest.fixture(scope="module")
@@ -79,18 +81,27 @@ async def served_by(engine, state, name, version=1, **settings):
 def test_one_that_is_not_loaded_fails_its_own_request_alone(run, states):
     async def scenario(engine):
         await engine.pull(ref(states[0]))
-        asked = [engine.generate(request()), engine.generate(request(adapter="b")), engine.generate(request(adapter=None))]
+        asked = [
+            engine.generate(request()),
+            engine.generate(request(adapter="b")),
+            engine.generate(request(adapter=None)),
+        ]
         score = ScoreRequest(id="s", tokens=(1, 2, 3), adapter="c")
         return await asyncio.gather(*asked, engine.score(score), return_exceptions=True)
 
     fine, unknown, plain, score = run(scenario)
     assert len(fine.tokens) == len(plain.tokens) == 20
-    assert isinstance(unknown, EngineError) and "adapter b: expected one that is loaded" in str(unknown) and "loaded: a" in str(unknown)
+    assert (
+        isinstance(unknown, EngineError)
+        and "adapter b: expected one that is loaded" in str(unknown)
+        and "loaded: a" in str(unknown)
+    )
     assert isinstance(score, EngineError)
 
 
 def test_no_adapter_finds_what_another_has_computed(run, states):
-    """By prefix and by conversation: each request is as on an engine of its own, and finds only what is its adapter's."""
+    """By prefix and by conversation: each request is as on an engine of its own, and finds only what is its
+    adapter's."""
     names = (None, "a", "b")
 
     async def scenario(engine):
@@ -209,7 +220,12 @@ def test_a_dropped_one_finishes_what_it_has_begun_and_takes_nothing_new(run, sta
         await engine.pull(ref(states[1], "a"))  # under the old name, beside the one that leaves
         fresh = await engine.generate(request())
         *_, answer = [piece async for piece in stream]
-        return answer, fresh, await served_by(engine, states[0], "again", max_tokens=400), list(engine._model.adapters._placed)
+        return (
+            answer,
+            fresh,
+            await served_by(engine, states[0], "again", max_tokens=400),
+            list(engine._model.adapters._placed),
+        )
 
     answer, fresh, expected, placed = run(scenario)
     assert content(answer) == content(expected) and len(answer.tokens) == 400
@@ -217,7 +233,9 @@ def test_a_dropped_one_finishes_what_it_has_begun_and_takes_nothing_new(run, sta
     assert len(placed) == 2  # the one that left is gone
 
 
-@pytest.mark.parametrize("settings", [{}, {"kv_across_turns": "offload", "idle_kv_bytes": 1}], ids=["here", "in host memory"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"kv_across_turns": "offload", "idle_kv_bytes": 1}], ids=["here", "in host memory"]
+)
 def test_what_is_kept_of_one_that_went_is_given_back(run, states, settings):
     """At a swap, and at a drop as soon as nobody is served by it any more; what others keep stays."""
 
@@ -251,7 +269,11 @@ def damaged(state):
     name = next(name for name in state if name != SCALE)
     other = {**good.location, name: good.location[name] + 1}
     wide = {**state, name: torch.zeros(4, 7)}
-    stranger = {"lm_head.lora_A.weight": torch.zeros(4, 48), "lm_head.lora_B.weight": torch.zeros(VOCABULARY, 4), SCALE: state[SCALE]}
+    stranger = {
+        "lm_head.lora_A.weight": torch.zeros(4, 48),
+        "lm_head.lora_B.weight": torch.zeros(VOCABULARY, 4),
+        SCALE: state[SCALE],
+    }
     yield "expected checksum", replace(good, location=other)
     yield "log-probabilities", ref(state, version=2, probe=((1, 2, 3), (-1.0, -1.0)))
     yield "log-probabilities", ref(state, version=2, probe=((1, 2, 3), (float("nan"), -1.0)))

@@ -1,4 +1,5 @@
-"""What can never be served gets a typed error of its own, while it comes in between others that are under way; those go on unharmed."""
+"""What can never be served gets a typed error of its own, while it comes in between others that are under way; those go
+on unharmed."""
 
 import asyncio
 from dataclasses import replace
@@ -24,19 +25,29 @@ BAD = {
     "a token out of the vocabulary": (replace(GOOD, tokens=(1, VOCABULARY)), f"token ids below {VOCABULARY}"),
     "a negative token": (replace(GOOD, tokens=(-1, 2)), f"token ids below {VOCABULARY}"),
     "a negative temperature": (changed(temperature=-0.5), "from 1e-06 to 1e+06, got -0.5"),
-    "a temperature that is no number": (changed(temperature=float("nan")), "a temperature of 0 or more, if not 0 from 1e-06 to 1e+06, got nan"),
+    "a temperature that is no number": (
+        changed(temperature=float("nan")),
+        "a temperature of 0 or more, if not 0 from 1e-06 to 1e+06, got nan",
+    ),
     "a temperature of endless heat": (changed(temperature=float("inf")), "from 1e-06 to 1e+06, got inf"),
     "a temperature beyond float32": (changed(temperature=1e300), "from 1e-06 to 1e+06, got 1e+300"),
     "a temperature below float32": (changed(temperature=1e-40), "from 1e-06 to 1e+06, got 1e-40"),
-    "a temperature beyond float32 for its prompt": (replace(changed(temperature=1e300), prompt_logprobs=True), "got 1e+300"),
-    "more than the cache holds": (replace(changed(max_tokens=100), tokens=(7,) * 100), f"within the cache of {CACHE}, got 100"),
+    "a temperature beyond float32 for its prompt": (
+        replace(changed(temperature=1e300), prompt_logprobs=True),
+        "got 1e+300",
+    ),
+    "more than the cache holds": (
+        replace(changed(max_tokens=100), tokens=(7,) * 100),
+        f"within the cache of {CACHE}, got 100",
+    ),
     "a stop string that nobody reads": (changed(stop_strings=("a",)), "bind the request"),
     "a constraint that nobody reads": (changed(constraint=Constraint(kind="regex", source="a")), "bind the request"),
 }
 
 
 async def beside(engine, bad):
-    """The answers of three requests, one of which is known to be under way when `bad` is called, and what came of that."""
+    """The answers of three requests, one of which is known to be under way when `bad` is called, and what came of
+    that."""
     begun = asyncio.Event()
 
     async def watched(request):
@@ -91,7 +102,10 @@ def test_scores_that_can_never_be_told_fail_alone(serve, name):
     assert answers == serve(lambda engine: beside(engine, None), kv_tokens=CACHE)[0]
 
 
-@pytest.mark.parametrize(("kind", "source"), [("json_schema", '{"type": "nothing"}'), ("json_schema", "{"), ("regex", "("), ("lark", "start: x")])
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [("json_schema", '{"type": "nothing"}'), ("json_schema", "{"), ("regex", "("), ("lark", "start: x")],
+)
 def test_a_schema_that_does_not_compile_fails_alone(serve, kind, source):
     request = changed(constraint=Constraint(kind=kind, source=source))
 

@@ -37,7 +37,9 @@ def test_reasoning_and_calls_are_part_of_the_reply():
     assert (reply.reasoning, reply.content) == ("hm", "")
     assert [(c.id, c.name, c.arguments) for c in reply.tool_calls] == [("c1", "look", {"at": 1})]
     assert (body["model"], body["temperature"], body["max_tokens"], body["seed"]) == ("big", 0.5, 7, 3)
-    assert body["tools"][0]["function"]["name"] == "look" and body["messages"] == [{"role": "user", "content": "2 + 3?"}]
+    assert body["tools"][0]["function"]["name"] == "look" and body["messages"] == [
+        {"role": "user", "content": "2 + 3?"}
+    ]
     broken = {**call, "function": {"name": "look", "arguments": "{at: 1"}}
     [malformed] = asked(message(tool_calls=[broken]))[0].tool_calls
     assert (malformed.arguments, malformed.raw) == (None, "{at: 1")

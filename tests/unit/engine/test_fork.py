@@ -1,4 +1,5 @@
-"""A branch of a live request has the tokens of a request that was always its own, and computes nothing of its prefix again."""
+"""A branch of a live request has the tokens of a request that was always its own, and computes nothing of its prefix
+again."""
 
 import asyncio
 from dataclasses import replace
@@ -20,7 +21,9 @@ pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths("
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory):
     """Room for requests so long that none ends by itself before it is forked."""
-    return tiny_model("qwen3", tmp_path_factory.mktemp("model") / "long", tied=True, seed=4, max_position_embeddings=8192)
+    return tiny_model(
+        "qwen3", tmp_path_factory.mktemp("model") / "long", tied=True, seed=4, max_position_embeddings=8192
+    )
 
 
 def request(number, prompt=21, **sampling):
@@ -86,7 +89,13 @@ def test_branches_equal_fresh_requests_and_compute_no_prefix(serve, model_path, 
         answers = await asyncio.gather(*(engine.generate(short(branch)) for branch in branches))
         read = engine.metrics["prefill_tokens"] - read
         whole = whole or await ended(engine, stream, item)
-        return branches, [content(answer) for answer in answers], read, whole, await free_after_release(engine, branches)
+        return (
+            branches,
+            [content(answer) for answer in answers],
+            read,
+            whole,
+            await free_after_release(engine, branches),
+        )
 
     branches, answers, read, whole, free = serve(scenario, path=model_path, share_prefixes=share, max_batch_tokens=64)
     assert answers == fresh(serve, model_path, map(short, branches))
@@ -173,7 +182,11 @@ def test_a_branch_asked_for_after_an_update_is_computed_under_the_new_weights(se
         late = await engine.fork(item.id, {"late": 5})
         await ended(engine, stream, item)
         plain = [await engine.generate(replace(short(branch), conversation=None)) for branch in (before, *late)]
-        return [first, await engine.generate(short(*late))], plain, await free_after_release(engine, (before, behind, *late))
+        return (
+            [first, await engine.generate(short(*late))],
+            plain,
+            await free_after_release(engine, (before, behind, *late)),
+        )
 
     answers, plain, free = serve(scenario, path=model_path)
     assert [content(answer) for answer in answers] == [content(answer) for answer in plain]

@@ -18,7 +18,9 @@ from sparring.weights.inline import publish
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory):
     """Room for requests so long that none ends by itself before it is interrupted."""
-    return tiny_model("qwen3", tmp_path_factory.mktemp("model") / "long", tied=True, seed=4, max_position_embeddings=8192)
+    return tiny_model(
+        "qwen3", tmp_path_factory.mktemp("model") / "long", tied=True, seed=4, max_position_embeddings=8192
+    )
 
 
 def request(number, *, tokens=None, conversation=None, **sampling):
@@ -26,7 +28,9 @@ def request(number, *, tokens=None, conversation=None, **sampling):
     return GenerateRequest(
         id=str(number),
         tokens=tokens or tuple((5 * number + 7 * j) % VOCABULARY for j in range(length)),
-        sampling=Sampling(**{"max_tokens": 60 + number % 5, "seed": number, "temperature": (1.0, 0.6)[number % 2], **sampling}),
+        sampling=Sampling(
+            **{"max_tokens": 60 + number % 5, "seed": number, "temperature": (1.0, 0.6)[number % 2], **sampling}
+        ),
         conversation=conversation,
     )
 
@@ -49,7 +53,8 @@ async def aborted(engine, item, most):
 
 
 async def in_cuts(engine, item, most):
-    """(tokens, log-probabilities, finish reason) of a request that is ended and continued again and again; the number of cuts."""
+    """(tokens, log-probabilities, finish reason) of a request that is ended and continued again and again; the number
+    of cuts."""
     tokens, logprobs, cuts = (), (), 0
     while True:
         piece = await aborted(engine, item, most)
@@ -81,10 +86,14 @@ def all_free(engine):
 )
 @pytest.mark.parametrize("keep", [False, True], ids=["", "conversations"])
 def test_abort_and_continue_gives_the_tokens_of_an_uninterrupted_run(serve, model_path, settings, keep):
-    items = [request(number, conversation=str(number) if keep else None, max_tokens=300 + number) for number in range(12)]
+    items = [
+        request(number, conversation=str(number) if keep else None, max_tokens=300 + number) for number in range(12)
+    ]
 
     async def whole(engine):
-        return [content(answer) for answer in await asyncio.gather(*map(engine.generate, items))], engine.metrics["preemptions"]
+        return [content(answer) for answer in await asyncio.gather(*map(engine.generate, items))], engine.metrics[
+            "preemptions"
+        ]
 
     async def cut(engine):
         found = await asyncio.gather(*(in_cuts(engine, item, 4 + 3 * i) for i, item in enumerate(items)))
@@ -106,7 +115,9 @@ def test_every_cut_continues_bitwise(serve, model_path):
         whole = await engine.generate(item)
         halves = [replace(whole, tokens=whole.tokens[:cut], logprobs=whole.logprobs[:cut]) for cut in range(50)]
         rests = await asyncio.gather(*(engine.generate(after(item, half)) for half in halves))
-        return [content(whole)] * 50, [(h.tokens + r.tokens, h.logprobs + r.logprobs, r.finish_reason) for h, r in zip(halves, rests, strict=True)]
+        return [content(whole)] * 50, [
+            (h.tokens + r.tokens, h.logprobs + r.logprobs, r.finish_reason) for h, r in zip(halves, rests, strict=True)
+        ]
 
     expected, found = serve(scenario, path=model_path)
     assert found == expected
@@ -147,7 +158,9 @@ def test_an_aborted_conversation_goes_on_without_reading_again(serve, model_path
     async def scenario(engine):
         item = request(3, conversation="c", max_tokens=8000)
         done = await aborted(engine, item, 20)
-        rest = await engine.generate(replace(request(3, tokens=item.tokens + done.tokens, max_tokens=5), conversation="c"))
+        rest = await engine.generate(
+            replace(request(3, tokens=item.tokens + done.tokens, max_tokens=5), conversation="c")
+        )
         return len(item.tokens) + len(done.tokens), rest.cached_tokens
 
     length, cached = serve(scenario, path=model_path, share_prefixes=False)

@@ -143,13 +143,19 @@ def test_idle_conversations_give_way_least_recently_used_first():
     assert resume(kv, "c", [1, 2, 3], 0, [])[1] == 2
 
 
-actions = st.lists(st.tuples(st.sampled_from(["start", "start", "keep", "fork", "finish", "trim"]), st.integers(0, 5), st.integers(0, 3)), max_size=40)
+actions = st.lists(
+    st.tuples(
+        st.sampled_from(["start", "start", "keep", "fork", "finish", "trim"]), st.integers(0, 5), st.integers(0, 3)
+    ),
+    max_size=40,
+)
 
 
 @settings(max_examples=200, deadline=None)
 @given(actions, st.sampled_from([0, 5, 40]), st.sampled_from([None, 3]), st.booleans())
 def test_pages_are_conserved_and_reused_ones_hold_the_right_tokens(actions, host_pages, idle_pages, share):
-    """Against a model of the memory: what each page holds, written when a sequence computes it, copied when that is asked for."""
+    """Against a model of the memory: what each page holds, written when a sequence computes it, copied when that is
+    asked for."""
     kv = KvCache(12, PAGE, share_prefixes=share, host_pages=host_pages, idle_pages=idle_pages)
     memory, host, live = {}, {}, []
     ways = {"within": (memory, memory), "out": (memory, host), "back": (host, memory)}

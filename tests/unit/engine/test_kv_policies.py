@@ -28,7 +28,9 @@ POLICIES = {
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory):
     """Room for conversations of many turns."""
-    return tiny_model("qwen3", tmp_path_factory.mktemp("model") / "long", tied=True, seed=4, max_position_embeddings=2048)
+    return tiny_model(
+        "qwen3", tmp_path_factory.mktemp("model") / "long", tied=True, seed=4, max_position_embeddings=2048
+    )
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +51,8 @@ def trained_windowed(windowed_path, references):
 
 
 class Workload:
-    """Conversations of a few turns each, some of them aborted, forked or forgotten on the way. `done` holds every request with
-    its answer."""
+    """Conversations of a few turns each, some of them aborted, forked or forgotten on the way. `done` holds every
+    request with its answer."""
 
     def __init__(self, engine, seed):
         self.engine, self.seed, self.draw, self.done, self.names = engine, seed, random.Random(seed), [], []
@@ -59,7 +61,9 @@ class Workload:
     async def talk(self, name, tokens, turns):
         draw = random.Random(f"{self.seed} {name}")
         for turn in range(turns):
-            sampling = Sampling(max_tokens=draw.randrange(5, 40), seed=draw.randrange(1 << 40), temperature=draw.choice((0.7, 1.0)))
+            sampling = Sampling(
+                max_tokens=draw.randrange(5, 40), seed=draw.randrange(1 << 40), temperature=draw.choice((0.7, 1.0))
+            )
             item = GenerateRequest(id=f"{name}.{turn}", tokens=tuple(tokens), sampling=sampling, conversation=name)
             answer = await self.ask(item, draw.choice(("whole", "whole", "whole", "abort", "fork")))
             tokens = [*item.tokens, *answer.tokens, *(draw.randrange(VOCABULARY) for _ in range(draw.randrange(1, 40)))]
@@ -105,7 +109,8 @@ class Workload:
 
 
 def both_ways(serve, path, trained, seed, **settings):
-    """Answers of a workload with those of every request alone, the number of requests, the metrics, whether all was given back."""
+    """Answers of a workload with those of every request alone, the number of requests, the metrics, whether all was
+    given back."""
 
     async def scenario(engine):
         return await Workload(engine, seed).run(trained)
@@ -117,7 +122,10 @@ def both_ways(serve, path, trained, seed, **settings):
             if ref:
                 await engine.pull(ref)
             mine = [(item, answer) for item, answer in done if answer.versions.values == (version,)]
-            alone = [replace(item, sampling=replace(item.sampling, max_tokens=len(a.tokens)), conversation=None) for item, a in mine]
+            alone = [
+                replace(item, sampling=replace(item.sampling, max_tokens=len(a.tokens)), conversation=None)
+                for item, a in mine
+            ]
             answers = await asyncio.gather(*map(engine.generate, alone))
             found += [((a.tokens, a.logprobs), (b.tokens, b.logprobs)) for (_, a), b in zip(mine, answers, strict=True)]
         return found
@@ -140,14 +148,19 @@ def test_every_turn_has_the_bits_it_has_when_nothing_is_kept(serve, model_path, 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_no_layer_reads_any_more_is_not_missed(serve, windowed_path, trained_windowed, policy):
-    compared, done, metrics, free = both_ways(serve, windowed_path, trained_windowed, 5, kv_tokens=400, **POLICIES[policy])
+    compared, done, metrics, free = both_ways(
+        serve, windowed_path, trained_windowed, 5, kv_tokens=400, **POLICIES[policy]
+    )
     assert len(compared) == done > 100 and all(got == expected for got, expected in compared)
     assert free and metrics["kv_kept_tokens"] + metrics["kv_restored_tokens"] > 0
 
 
 def test_a_window_leaves_room_for_more_requests(serve, model_path, windowed_path):
     async def scenario(engine):
-        items = [GenerateRequest(id=str(i), tokens=(i, 5), sampling=Sampling(max_tokens=160, seed=i), conversation=str(i)) for i in range(8)]
+        items = [
+            GenerateRequest(id=str(i), tokens=(i, 5), sampling=Sampling(max_tokens=160, seed=i), conversation=str(i))
+            for i in range(8)
+        ]
         answers = await asyncio.gather(*map(engine.generate, items))
         longer = [replace(item, tokens=(*item.tokens, *a.tokens, 5)) for item, a in zip(items, answers, strict=True)]
         again = await asyncio.gather(*map(engine.generate, longer))
@@ -168,7 +181,12 @@ def test_a_turn_comes_back_from_host_memory_and_is_told_apart(serve, model_path)
         tokens = {name: tuple((name + 3 * j) % VOCABULARY for j in range(100)) for name in (1, 2)}
         for turn in range(4):
             for name in tokens:
-                item = GenerateRequest(id=str(turn), tokens=tokens[name], sampling=Sampling(max_tokens=10, seed=turn), conversation=str(name))
+                item = GenerateRequest(
+                    id=str(turn),
+                    tokens=tokens[name],
+                    sampling=Sampling(max_tokens=10, seed=turn),
+                    conversation=str(name),
+                )
                 answer = await engine.generate(item)
                 cached.append(len(item.tokens) - answer.cached_tokens)
                 tokens[name] = (*item.tokens, *answer.tokens, 5)
@@ -186,7 +204,9 @@ def test_idle_conversations_leave_the_rest_of_the_cache_to_others(serve, model_p
     async def scenario(engine):
         for name in range(8):
             tokens = tuple((name + 3 * j) % VOCABULARY for j in range(64))
-            await engine.generate(GenerateRequest(id="a", tokens=tokens, sampling=Sampling(max_tokens=5), conversation=str(name)))
+            await engine.generate(
+                GenerateRequest(id="a", tokens=tokens, sampling=Sampling(max_tokens=5), conversation=str(name))
+            )
         await engine.generate(GenerateRequest(id="b", tokens=(1,), sampling=Sampling(max_tokens=1)))
         return engine.metrics["kv_idle_bytes_now"]
 

@@ -15,7 +15,9 @@ from sparring.testing.tiny_models import VOCABULARY, tiny_model
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory):
     """Room for requests so long that none ends by itself before the update comes."""
-    return tiny_model("qwen3", tmp_path_factory.mktemp("model") / "long", tied=True, seed=4, max_position_embeddings=8192)
+    return tiny_model(
+        "qwen3", tmp_path_factory.mktemp("model") / "long", tied=True, seed=4, max_position_embeddings=8192
+    )
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,8 @@ async def until_held(engine):
 
 
 async def across(engine, refs, **settings):
-    """A long request that samples under version 0 and then as long again, with a crowd beside it; updated in between."""
+    """A long request that samples under version 0 and then as long again, with a crowd beside it; updated in
+    between."""
     crowd = [asyncio.create_task(engine.generate(request(number, max_tokens=400))) for number in range(1, 9)]
     stream = engine.stream(request(max_tokens=8000, **settings))
     for ref in (*refs, None):
@@ -215,7 +218,9 @@ def test_a_caller_that_goes_at_any_moment_leaves_one_whole_version(serve, model_
 
     expected = serve(reference, path=model_path)
     for turns in (0, 1, 2, 5, 20, 100, 2000):
-        found, version, at_last, updates = serve(lambda engine: gone_after(engine, turns), path=model_path, live_kv=live_kv)
+        found, version, at_last, updates = serve(
+            lambda engine: gone_after(engine, turns), path=model_path, live_kv=live_kv
+        )
         assert found == expected[version] and (at_last, updates) == (1, 1)
 
 

@@ -1,4 +1,5 @@
-"""The engine's answers do not depend on what happens around a request, and nothing that goes wrong leaves a caller waiting."""
+"""The engine's answers do not depend on what happens around a request, and nothing that goes wrong leaves a caller
+waiting."""
 
 import asyncio
 from dataclasses import replace
@@ -33,7 +34,12 @@ def request(number, *, conversation=None, priority=0, tokens=None, **sampling):
 
 
 def everyone():
-    drawn = {"temperature": (1.0, 0.6, 0.0), "top_k": (0, 5), "top_p": (1.0, 1.0, 1.0, 0.9), "min_p": (0.0, 0.0, 0.0, 0.0, 0.3)}
+    drawn = {
+        "temperature": (1.0, 0.6, 0.0),
+        "top_k": (0, 5),
+        "top_p": (1.0, 1.0, 1.0, 0.9),
+        "min_p": (0.0, 0.0, 0.0, 0.0, 0.3),
+    }
     return [request(i, **{name: values[i % len(values)] for name, values in drawn.items()}) for i in range(32)]
 
 
@@ -171,7 +177,11 @@ def test_cancelling_frees_the_request(serve):
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         await engine.score(PAIR)
-        return results, engine._scheduler.busy, engine._scheduler.cache.pool.num_free == engine._scheduler.cache.pool.num_pages
+        return (
+            results,
+            engine._scheduler.busy,
+            engine._scheduler.cache.pool.num_free == engine._scheduler.cache.pool.num_pages,
+        )
 
     results, busy, all_free = serve(scenario)
     assert all(isinstance(result, asyncio.CancelledError) for result in results)
@@ -216,7 +226,13 @@ def test_requests_that_can_never_be_served_are_refused(serve, bad, says):
 
 def test_a_bad_request_does_not_touch_the_others(serve):
     """Everything that is refused comes in between requests that are running."""
-    bad = ({"temperature": -1.0}, {"top_p": 0.0}, {"min_p": 2.0}, {"logit_bias": ((VOCABULARY, 1.0),)}, {"top_k": 1 << 70})
+    bad = (
+        {"temperature": -1.0},
+        {"top_p": 0.0},
+        {"min_p": 2.0},
+        {"logit_bias": ((VOCABULARY, 1.0),)},
+        {"top_k": 1 << 70},
+    )
 
     async def scenario(engine):
         jobs = [engine.generate(request(i, **limits)) for i in range(5) for limits in ({}, bad[i])]
@@ -234,7 +250,8 @@ def test_a_biased_logit_and_a_minimum_of_tokens(serve, model_path):
     """The log-probabilities are those of the logits that were changed, at the temperature, among what is left."""
     bias, stop = ((7, 2.5), (9, -1e30), (3, 1.0)), (3, 7)
     requests = [
-        request(i, temperature=0.8, top_k=(0, 12)[i % 2], logit_bias=bias, min_tokens=6, stop=stop, top_logprobs=4) for i in range(8)
+        request(i, temperature=0.8, top_k=(0, 12)[i % 2], logit_bias=bias, min_tokens=6, stop=stop, top_logprobs=4)
+        for i in range(8)
     ]
 
     async def scenario(engine):
@@ -246,7 +263,9 @@ def test_a_biased_logit_and_a_minimum_of_tokens(serve, model_path):
         ended += answer.finish_reason == "stop"
         tokens = torch.tensor([*item.tokens, *answer.tokens])
         with torch.inference_mode():
-            logits = model.logits(model.hidden(tokens[:-1], torch.arange(len(tokens) - 1), Packed.of([len(tokens) - 1])))
+            logits = model.logits(
+                model.hidden(tokens[:-1], torch.arange(len(tokens) - 1), Packed.of([len(tokens) - 1]))
+            )
         for place, token in enumerate(answer.tokens):
             row = logits[len(item.tokens) - 1 + place].double()
             for biased, value in bias:
@@ -259,7 +278,9 @@ def test_a_biased_logit_and_a_minimum_of_tokens(serve, model_path):
             assert abs(expected[kept.index(token)] - answer.logprobs[place]) < 1e-5
             best = expected.topk(4)
             assert [told for told, _ in answer.top_logprobs[place]] == [kept[i] for i in best.indices.tolist()]
-            assert torch.allclose(torch.tensor([told for _, told in answer.top_logprobs[place]]), best.values.float(), atol=1e-5)
+            assert torch.allclose(
+                torch.tensor([told for _, told in answer.top_logprobs[place]]), best.values.float(), atol=1e-5
+            )
             assert all(told == answer.logprobs[place] for other, told in answer.top_logprobs[place] if other == token)
     assert ended > 0
 
@@ -269,10 +290,16 @@ def test_a_minimum_of_tokens_beyond_the_stops_of_a_call(serve):
     stop = tuple(range(2, 70))
 
     async def scenario(engine):
-        return await asyncio.gather(*(engine.generate(request(i, stop=stop, min_tokens=9, top_logprobs=1)) for i in range(6)))
+        return await asyncio.gather(
+            *(engine.generate(request(i, stop=stop, min_tokens=9, top_logprobs=1)) for i in range(6))
+        )
 
     for answer in serve(scenario):
-        assert not set(answer.tokens[:9]) & set(stop) and answer.finish_reason == "stop" and len(answer.top_logprobs) == len(answer.tokens)
+        assert (
+            not set(answer.tokens[:9]) & set(stop)
+            and answer.finish_reason == "stop"
+            and len(answer.top_logprobs) == len(answer.tokens)
+        )
 
 
 @pytest.mark.kernel_paths(*COMPILED)
@@ -286,11 +313,19 @@ def test_a_turn_ends_where_the_caller_says(serve):
 
     async def scenario(engine):
         requests = [request(i, max_tokens=(5, 20)[i % 2], stop=(), min_tokens=(0, 9)[i % 4 // 2]) for i in range(8)]
-        requests = [replace(item, sampling=replace(item.sampling, min_tokens=min(item.sampling.min_tokens, item.sampling.max_tokens))) for item in requests]
+        requests = [
+            replace(
+                item,
+                sampling=replace(item.sampling, min_tokens=min(item.sampling.min_tokens, item.sampling.max_tokens)),
+            )
+            for item in requests
+        ]
         free = await asyncio.gather(*map(engine.generate, requests))
         ended = [await engine.generate(replace(item, ends=ends)) for item in requests]
         stop = free[1].tokens[3]
-        stopped = await engine.generate(replace(requests[1], ends=ends, sampling=replace(requests[1].sampling, stop=(stop,))))
+        stopped = await engine.generate(
+            replace(requests[1], ends=ends, sampling=replace(requests[1].sampling, stop=(stop,)))
+        )
         return requests, free, ended, stopped, free[1].tokens.index(stop) + 1
 
     requests, free, ended, stopped, first = serve(scenario)
@@ -308,7 +343,9 @@ def test_a_watcher_that_breaks_fails_its_own_request(serve, said):
         def broken(tokens, new):
             return said
 
-        answers = await asyncio.gather(engine.generate(replace(request(1), ends=broken)), engine.generate(request(2)), return_exceptions=True)
+        answers = await asyncio.gather(
+            engine.generate(replace(request(1), ends=broken)), engine.generate(request(2)), return_exceptions=True
+        )
         return answers, engine._scheduler.busy, content(await engine.generate(request(2)))
 
     (failed, fine), busy, again = serve(scenario)
@@ -324,8 +361,13 @@ def test_only_allowed_tokens_come_and_the_log_probability_is_among_them(serve):
         return bytes([0b01010101 if even else 0b10101010] * (VOCABULARY // 8))
 
     async def scenario(engine):
-        limited = [request(i, temperature=(1.0, 0.0)[i % 3 // 2], top_p=(1.0, 0.9)[i % 2], stop=(), top_logprobs=3) for i in range(9)]
-        jobs = [engine.generate(replace(item, allowed=allowed)) for item in limited] + [engine.generate(request(i)) for i in range(9)]
+        limited = [
+            request(i, temperature=(1.0, 0.0)[i % 3 // 2], top_p=(1.0, 0.9)[i % 2], stop=(), top_logprobs=3)
+            for i in range(9)
+        ]
+        jobs = [engine.generate(replace(item, allowed=allowed)) for item in limited] + [
+            engine.generate(request(i)) for i in range(9)
+        ]
         return limited, await asyncio.gather(*jobs), engine.metrics["preemptions"]
 
     async def free(engine):
@@ -337,10 +379,14 @@ def test_only_allowed_tokens_come_and_the_log_probability_is_among_them(serve):
         assert [token % 2 for token in answer.tokens] == [place % 2 for place in range(len(answer.tokens))]
         assert all(token % 2 == place % 2 for place, top in enumerate(answer.top_logprobs) for token, _ in top)
         if item.sampling.temperature and item.sampling.top_p == 1:
-            assert all(answer.kept.ids(place) == tuple(range(place % 2, VOCABULARY, 2)) for place in range(len(answer.tokens)))
+            assert all(
+                answer.kept.ids(place) == tuple(range(place % 2, VOCABULARY, 2)) for place in range(len(answer.tokens))
+            )
     _, again, preemptions = serve(scenario, kv_tokens=192, max_running=8)
     assert preemptions > 0
-    assert [(content(answer), answer.kept, answer.top_logprobs) for answer in again] == [(content(a), a.kept, a.top_logprobs) for a in answers]
+    assert [(content(answer), answer.kept, answer.top_logprobs) for answer in again] == [
+        (content(a), a.kept, a.top_logprobs) for a in answers
+    ]
 
 
 @pytest.mark.parametrize("answer", [bytes(VOCABULARY // 8), bytes(1000), b"", "text", None])
@@ -387,7 +433,8 @@ def test_a_crashed_step_fails_its_requests_and_the_engine_goes_on(serve):
 
 def test_closing_fails_what_runs_and_refuses_what_comes(serve):
     async def scenario(engine):
-        # seconds of work, of which some has begun: however late this thread gets its turn, there is something left to fail
+        # seconds of work, of which some has begun: however late this thread gets its turn, there is something left to
+        # fail
         tasks = [asyncio.create_task(engine.generate(request(i, max_tokens=200, stop=()))) for i in range(300)]
         await engine.score(PAIR)
         await engine.close()
@@ -409,7 +456,12 @@ def test_the_log_probabilities_of_a_prompt_are_told_on_request(serve):
         item = request(4, temperature=0.8, top_k=3)
         told = await engine.generate(replace(item, prompt_logprobs=True))
         one = await engine.generate(replace(item, tokens=(5,), prompt_logprobs=True))
-        return told, await engine.generate(item), await engine.score(ScoreRequest(id="s", tokens=item.tokens, temperature=0.8)), one
+        return (
+            told,
+            await engine.generate(item),
+            await engine.score(ScoreRequest(id="s", tokens=item.tokens, temperature=0.8)),
+            one,
+        )
 
     told, plain, scores, one = serve(scenario)
     assert told.prompt_logprobs == scores.logprobs and len(scores.logprobs) == len(request(4).tokens) - 1

@@ -1,4 +1,5 @@
-"""A client of servers that speak OpenAI's completions: what it refuses at start, what it refuses later, what it brings."""
+"""A client of servers that speak OpenAI's completions: what it refuses at start, what it refuses later, what it
+brings."""
 
 import asyncio
 import math
@@ -18,7 +19,9 @@ PROMPT = (5, 6, 7, 8)
 
 
 def ask(number=0, tokens=PROMPT, **sampling):
-    return GenerateRequest(id=f"r{number}", tokens=tokens, sampling=Sampling(**{"max_tokens": 8, "seed": number, **sampling}))
+    return GenerateRequest(
+        id=f"r{number}", tokens=tokens, sampling=Sampling(**{"max_tokens": 8, "seed": number, **sampling})
+    )
 
 
 @pytest.fixture
@@ -26,7 +29,9 @@ def opened(model_path):
     servers = []
 
     def start(**settings):
-        servers.append(CompletionsServer(NativeEngine(load(model_path), EngineConfig(max_running=8), threads=1), **settings))
+        servers.append(
+            CompletionsServer(NativeEngine(load(model_path), EngineConfig(max_running=8), threads=1), **settings)
+        )
         return servers[-1]
 
     yield start
@@ -45,11 +50,23 @@ def on(server, scenario, **settings):
     return asyncio.run(main())
 
 
-EVERYTHING = {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.01, "top_logprobs": 4, "logit_bias": ((3, 0.1),), "stop": (2,)}
+EVERYTHING = {
+    "temperature": 0.7,
+    "top_k": 9,
+    "top_p": 0.9,
+    "min_p": 0.01,
+    "top_logprobs": 4,
+    "logit_bias": ((3, 0.1),),
+    "stop": (2,),
+}
 
 
 def test_an_answer_is_the_engines_behind_it(opened, serve):
-    asks = [ask(1, **EVERYTHING, max_tokens=30), replace(ask(2), prompt_logprobs=True), ask(3, temperature=0.0, min_tokens=3, stop=(2, 9))]
+    asks = [
+        ask(1, **EVERYTHING, max_tokens=30),
+        replace(ask(2), prompt_logprobs=True),
+        ask(3, temperature=0.0, min_tokens=3, stop=(2, 9)),
+    ]
 
     async def scenario(engine):
         return [await engine.generate(one) for one in asks]
@@ -112,7 +129,9 @@ def test_a_bad_request_is_refused_and_the_others_go_on(opened, asked, said):
     assert len(on(opened(), scenario).tokens) == 8
 
 
-@pytest.mark.parametrize("changed", [{"temperature": 0.5}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"logit_bias": ((3, 1.0),)}])
+@pytest.mark.parametrize(
+    "changed", [{"temperature": 0.5}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"logit_bias": ((3, 1.0),)}]
+)
 def test_probabilities_of_another_distribution_are_refused_where_the_server_tells_those(opened, changed):
     async def scenario(engine):
         with pytest.raises(RequestRefused, match="--logprobs-mode processed_logprobs"):

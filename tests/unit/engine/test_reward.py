@@ -50,7 +50,9 @@ def test_the_bits_are_the_trainers_in_any_company(scalar_path):
     rows = [whole_text(text, id=str(n), group=str(n), label=CHOSEN) for n, text in enumerate(texts())]
 
     async def trained():
-        trainer = LocalTrainer(load(scalar_path, head="scalar"), TrainConfig(token_budget=30), [], name="policy", total_steps=1)
+        trainer = LocalTrainer(
+            load(scalar_path, head="scalar"), TrainConfig(token_budget=30), [], name="policy", total_steps=1
+        )
         found = await trainer.forward(rows, frozenset({"value"}))
         await trainer.close()
         return [values["value"][-1] for values in found]
@@ -85,7 +87,9 @@ def test_a_group_is_scored_by_what_was_sampled(scalar_path):
     scores = [Score(reward=None), Score(reward=1.0, parts={"format": 1.0}, success=True)]
 
     async def scored(model):
-        return await model.worth([[1, 2, 3, 4, 5], [1, 2, 3, 6]]), await RewardScorer(model, weight=0.5).score(task, rollouts, scores)
+        return await model.worth([[1, 2, 3, 4, 5], [1, 2, 3, 6]]), await RewardScorer(model, weight=0.5).score(
+            task, rollouts, scores
+        )
 
     (first, second), found = served(scalar_path, scored)
     assert found[0] == Score(reward=0.5 * first, parts={"reward_model": first})

@@ -134,7 +134,9 @@ def test_release_while_running_keeps_nothing():
     assert work.cache.pool.num_free == 8
 
 
-requests = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 12), st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=12)
+requests = st.lists(
+    st.tuples(st.integers(1, 20), st.integers(1, 12), st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=12
+)
 
 
 @settings(max_examples=80, deadline=None)
@@ -211,7 +213,10 @@ def test_tokens_sampled_ahead_are_found_by_others_once_their_pages_are_full():
     work.advance(first, steps - 1, 0)
     assert first.computed == 3 + steps == len(first.tokens) - 1
     seat = cache.admit(None, first.tokens, cache.pages_for(len(first.tokens)), 0, [], 0)
-    assert seat.known == first.computed // PAGE * PAGE and seat.pages[: seat.known // PAGE] == first.pages[: seat.known // PAGE]
+    assert (
+        seat.known == first.computed // PAGE * PAGE
+        and seat.pages[: seat.known // PAGE] == first.pages[: seat.known // PAGE]
+    )
 
 
 def test_a_lower_priority_gives_its_slot_up_and_goes_on_later():

@@ -1,4 +1,5 @@
-"""Scores are the bits of the trainer's forward, whatever is computed beside them and whatever the cache holds already."""
+"""Scores are the bits of the trainer's forward, whatever is computed beside them and whatever the cache holds
+already."""
 
 import asyncio
 from dataclasses import replace
@@ -47,7 +48,10 @@ def trained(path, dtype, requests):
     heat = torch.cat([torch.full((n,), request.temperature) for n, request in zip(lengths, requests, strict=True)])
     found = token_quantities(model, hidden, targets, heat, {"logprob", "entropy"})
     parts = zip(*(found[name].detach().split(lengths) for name in ("logprob", "entropy")), strict=True)
-    return [tuple(tuple(part[request.first - 1 :].tolist()) for part in both) for both, request in zip(parts, requests, strict=True)]
+    return [
+        tuple(tuple(part[request.first - 1 :].tolist()) for part in both)
+        for both, request in zip(parts, requests, strict=True)
+    ]
 
 
 def numbers(scores):
@@ -56,7 +60,12 @@ def numbers(scores):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"max_batch_tokens": 2048}, {"max_running": 3, "max_batch_tokens": 5}, {"share_prefixes": False}, {"kv_tokens": 192, "max_running": 8}],
+    [
+        {"max_batch_tokens": 2048},
+        {"max_running": 3, "max_batch_tokens": 5},
+        {"share_prefixes": False},
+        {"kv_tokens": 192, "max_running": 8},
+    ],
     ids=str,
 )
 def test_scores_equal_the_training_forward_beside_generation(serve, model, settings):
@@ -73,7 +82,10 @@ def test_scores_equal_the_training_forward_beside_generation(serve, model, setti
         return scores, again, answers, pool.num_free == pool.num_pages, engine.metrics
 
     async def alone(engine):
-        return [(a.tokens, a.logprobs) for a in await asyncio.gather(*(engine.generate(sample(number)) for number in range(10)))]
+        return [
+            (a.tokens, a.logprobs)
+            for a in await asyncio.gather(*(engine.generate(sample(number)) for number in range(10)))
+        ]
 
     scores, again, answers, free, metrics = serve(scenario, path=path, dtype=dtype, **settings)
     expected = trained(path, dtype, judged)
@@ -90,11 +102,15 @@ def test_the_likeliest_tokens_are_those_of_the_whole_distribution(serve, model):
 
     async def scenario(engine):
         full, few = await engine.score(replace(request, top_k=VOCABULARY)), await engine.score(request)
-        each = [await engine.score(replace(request, tokens=(*request.tokens[:30], token))) for token in range(VOCABULARY)]
+        each = [
+            await engine.score(replace(request, tokens=(*request.tokens[:30], token))) for token in range(VOCABULARY)
+        ]
         return full, few, [scores.logprobs[0] for scores in each]
 
     full, few, each = serve(scenario, path=path, dtype=dtype)
-    assert few.top_ids == tuple(ids[:9] for ids in full.top_ids) and few.top_logprobs == tuple(tops[:9] for tops in full.top_logprobs)
+    assert few.top_ids == tuple(ids[:9] for ids in full.top_ids) and few.top_logprobs == tuple(
+        tops[:9] for tops in full.top_logprobs
+    )
     best = sorted(range(VOCABULARY), key=lambda token: (-each[token], token))
     assert full.top_logprobs[0] == tuple(each[token] for token in full.top_ids[0])
     assert sorted(full.top_ids[0]) == list(range(VOCABULARY))

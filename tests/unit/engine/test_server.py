@@ -33,13 +33,17 @@ GUARD_S = 10.0
 
 
 def ask(number=0, tokens=PROMPT, **sampling):
-    return GenerateRequest(id=f"r{number}", tokens=tokens, sampling=Sampling(**{"max_tokens": 8, "seed": number, **sampling}))
+    return GenerateRequest(
+        id=f"r{number}", tokens=tokens, sampling=Sampling(**{"max_tokens": 8, "seed": number, **sampling})
+    )
 
 
 @pytest.fixture(scope="session")
 def model_path(tmp_path_factory):
     """A checkpoint folder with room for requests that take a while."""
-    return tiny_model("qwen3", tmp_path_factory.mktemp("served") / "tiny", tied=True, seed=4, max_position_embeddings=LONG + 8)
+    return tiny_model(
+        "qwen3", tmp_path_factory.mktemp("served") / "tiny", tied=True, seed=4, max_position_embeddings=LONG + 8
+    )
 
 
 @pytest.fixture
@@ -71,7 +75,15 @@ def on(server, scenario, **settings):
     return asyncio.run(main())
 
 
-EVERYTHING = {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.01, "top_logprobs": 12, "logit_bias": ((3, 0.1),), "stop": (2,)}
+EVERYTHING = {
+    "temperature": 0.7,
+    "top_k": 9,
+    "top_p": 0.9,
+    "min_p": 0.01,
+    "top_logprobs": 12,
+    "logit_bias": ((3, 0.1),),
+    "stop": (2,),
+}
 
 
 def test_every_bit_of_an_answer_crosses(server, serve):
@@ -94,7 +106,9 @@ def test_a_request_without_a_name_is_given_one(http):
 def test_events_end_with_the_completion(http):
     text = post(http, "generate", tokens=PROMPT, sampling={"max_tokens": 30}, stream=True).text
     events = [event.split("\n") for event in text.strip().split("\n\n")]
-    assert [name for name, _ in events[:-1]] == ["event: delta"] * (len(events) - 1) and events[-1][0] == "event: completion"
+    assert [name for name, _ in events[:-1]] == ["event: delta"] * (len(events) - 1) and events[-1][
+        0
+    ] == "event: completion"
     deltas = [json.loads(data.removeprefix("data: "))["tokens"] for _, data in events[:-1]]
     assert sum(deltas, []) == json.loads(events[-1][1].removeprefix("data: "))["tokens"]
 
@@ -155,7 +169,9 @@ def test_a_refusal_has_its_class_at_the_client_too(server):
 
 
 def gauge(http, name):
-    return next(float(line.split()[1]) for line in http.get("/metrics").text.splitlines() if line.startswith(f"{name} "))
+    return next(
+        float(line.split()[1]) for line in http.get("/metrics").text.splitlines() if line.startswith(f"{name} ")
+    )
 
 
 async def until_idle(http):
@@ -170,7 +186,9 @@ def test_who_leaves_drops_the_request(server, http, streams):
     async def scenario(engine):
         first = engine.stream(ask(0, max_tokens=LONG))
         crowd = [ask(number, max_tokens=LONG) for number in range(1, 7)]
-        waiting = [asyncio.ensure_future(anext(engine.stream(one)) if streams else engine.generate(one)) for one in crowd]
+        waiting = [
+            asyncio.ensure_future(anext(engine.stream(one)) if streams else engine.generate(one)) for one in crowd
+        ]
         await anext(first)
         await first.aclose()
         for task in waiting:
@@ -198,7 +216,11 @@ def test_a_key_is_asked_for_under_v1_alone(model_path):
             RemoteEngine(thread.url, api_key="secrets")
         with pytest.raises(BadInput, match="the key that the server wants"):
             RemoteEngine(thread.url)
-        assert [httpx.get(f"{thread.url}/{path}").status_code for path in ("v1/model", "health", "metrics")] == [401, 200, 200]
+        assert [httpx.get(f"{thread.url}/{path}").status_code for path in ("v1/model", "health", "metrics")] == [
+            401,
+            200,
+            200,
+        ]
         assert on(thread, lambda engine: engine.generate(ask()), api_key="secret").tokens
     finally:
         thread.stop()
@@ -230,7 +252,11 @@ def test_metrics_count_what_happened(http):
     assert lines["sparring_time_to_first_token_seconds_count"] == lines["sparring_request_seconds_count"] == "2"
     assert lines['sparring_request_seconds_bucket{le="+Inf"}'] == "2"
     assert 0 < float(lines["sparring_time_per_token_seconds_sum"]) < float(lines["sparring_request_seconds_sum"])
-    assert (lines["sparring_weights_version"], lines["sparring_running"], lines["sparring_waiting"]) == ("0", "0.0", "0.0")
+    assert (lines["sparring_weights_version"], lines["sparring_running"], lines["sparring_waiting"]) == (
+        "0",
+        "0.0",
+        "0.0",
+    )
     kinds = [line.split()[2:] for line in text.splitlines() if line.startswith("# TYPE ")]
     assert len(kinds) == len({name for name, _ in kinds}) and ["sparring_running", "gauge"] in kinds
 
@@ -274,11 +300,16 @@ def test_a_bad_update_is_a_conflict_and_the_old_version_serves_on(server, http, 
 
     before, after, version = on(server, scenario)
     assert (before, version) == (after, 0)
-    assert post(http, "weights", model="policy", version=1, checksum="", location={}, transport="inline").status_code == 409
+    assert (
+        post(http, "weights", model="policy", version=1, checksum="", location={}, transport="inline").status_code
+        == 409
+    )
     with published("policy", 1, state) as ref:
         gone = {"model": "policy", "version": 1, "checksum": ref.checksum, "location": ref.location}
     answer = post(http, "weights", **gone)
-    assert answer.status_code == 409 and "its publisher has taken it back or is gone" in answer.json()["error"]["message"]
+    assert (
+        answer.status_code == 409 and "its publisher has taken it back or is gone" in answer.json()["error"]["message"]
+    )
 
 
 def test_a_run_that_begins_counts_its_versions_from_zero(server, model_path):
@@ -309,12 +340,17 @@ def test_what_does_not_fit_the_run_is_refused(server, model_path):
             engine.check("bfloat16", path, EngineConfig())
         with pytest.raises(BadInput, match="numerics fast, as models.policy.numerics, got exact-"):
             engine.check("float32", "fast", EngineConfig())
-        with pytest.raises(BadInput, match=f"expected exact-of-another, which computes in this process, got {path}; serve it on a processor"):
+        with pytest.raises(
+            BadInput,
+            match=f"expected exact-of-another, which computes in this process, got {path}; serve it on a processor",
+        ):
             engine.check("float32", "exact-of-another", EngineConfig())
         engine.check("float32", path, EngineConfig())
 
     async def small(engine):
-        with pytest.raises(BadInput, match=f"room for {LONG + 8} tokens, as engine.kv_bytes, got 64; serve it with a larger"):
+        with pytest.raises(
+            BadInput, match=f"room for {LONG + 8} tokens, as engine.kv_bytes, got 64; serve it with a larger"
+        ):
             engine.check("float32", path, EngineConfig())
         engine.check("float32", path, EngineConfig(kv_tokens=64))
 
@@ -335,7 +371,8 @@ def test_no_server_and_another_server_are_refused(server):
 
 @pytest.mark.parametrize("turn", range(4))
 def test_nobody_who_comes_while_a_server_stops_is_left_waiting(server, turn):
-    """A connection is refused, answered or closed: also one that is accepted in the moment in which the server closes."""
+    """A connection is refused, answered or closed: also one that is accepted in the moment in which the server
+    closes."""
     host, port = httpx.URL(server.url).host, httpx.URL(server.url).port
     opened, many = [], threading.Event()
 

@@ -51,7 +51,12 @@ def requests():
         {"temperature": 0.4, "logit_bias": ((5, 3.0), (9, -4.0)), "min_tokens": 12, "stop": (7, 8, 11, 12, 13)},
         {"temperature": 0.3, "stop": (5, 40)},
         {"temperature": 0.0, "stop": (*range(60, 80),), "top_logprobs": 2},
-        {"temperature": 0.6, "ends": lambda tokens, new: next((n for n in range(len(tokens) - new + 1, len(tokens) + 1) if tokens[n - 1] % 9 == 0), None)},
+        {
+            "temperature": 0.6,
+            "ends": lambda tokens, new: next(
+                (n for n in range(len(tokens) - new + 1, len(tokens) + 1) if tokens[n - 1] % 9 == 0), None
+            ),
+        },
         {"temperature": 0.4, "allowed": even},
     ]
     made = []
@@ -60,7 +65,9 @@ def requests():
         watched = {name: way.pop(name) for name in ("ends", "allowed") if name in way}
         prompt = tuple((number * 3 + j % (2 + number % 5)) % VOCABULARY for j in range(3 + 5 * number % 31))
         sampling = Sampling(max_tokens=25 + number, seed=number, **way)
-        made.append(GenerateRequest(id=str(number), tokens=prompt, sampling=sampling, conversation=f"c{number}", **watched))
+        made.append(
+            GenerateRequest(id=str(number), tokens=prompt, sampling=sampling, conversation=f"c{number}", **watched)
+        )
     return made
 
 
@@ -88,12 +95,24 @@ def path(request, tmp_path_factory):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    "limits", [{}, {"max_running": 3}, {"kv_tokens": 192, "max_running": 8}, {"speculation_tokens": 9}, {"share_prefixes": False}], ids=str
+    "limits",
+    [
+        {},
+        {"max_running": 3},
+        {"kv_tokens": 192, "max_running": 8},
+        {"speculation_tokens": 9},
+        {"share_prefixes": False},
+    ],
+    ids=str,
 )
 def test_every_bit_is_that_of_ordinary_generation(serve, path, dtype, limits):
-    ordinary, without = serve(answers, path=path, dtype=dtype, **{k: v for k, v in limits.items() if k != "speculation_tokens"})
+    ordinary, without = serve(
+        answers, path=path, dtype=dtype, **{k: v for k, v in limits.items() if k != "speculation_tokens"}
+    )
     guessed, counted = serve(answers, path=path, dtype=dtype, speculation="ngram", **limits)
-    assert [replace(answer, cached_tokens=0) for answer in guessed] == [replace(answer, cached_tokens=0) for answer in ordinary]
+    assert [replace(answer, cached_tokens=0) for answer in guessed] == [
+        replace(answer, cached_tokens=0) for answer in ordinary
+    ]
     assert without["drafted_tokens"] == 0 and 0 < counted["accepted_tokens"] < counted["drafted_tokens"]
     assert counted["generated_tokens"] >= sum(len(answer.tokens) for answer in guessed)
 
@@ -108,7 +127,10 @@ def test_alone_it_takes_fewer_steps(serve, path):
 
 def test_only_few_are_guessed_for_and_only_while_all_generate():
     cache = KvCache(400, 4, share_prefixes=False)
-    work, speculation = Scheduler(cache, max_running=32, max_batch_tokens=999), Speculation(EngineConfig(speculation="ngram"))
+    work, speculation = (
+        Scheduler(cache, max_running=32, max_batch_tokens=999),
+        Speculation(EngineConfig(speculation="ngram")),
+    )
 
     def plan(count):
         work.clear()
@@ -155,7 +177,14 @@ def test_a_stream_and_a_cut_are_the_same(serve, path):
         pieces = [piece async for piece in engine.stream(replace(asked, id="streamed"))]
         part = replace(asked, id="part", sampling=replace(asked.sampling, max_tokens=7))
         first = await engine.generate(part)
-        rest = await engine.generate(replace(asked, id="rest", tokens=(*asked.tokens, *first.tokens), sampling=replace(asked.sampling, max_tokens=asked.sampling.max_tokens - 7)))
+        rest = await engine.generate(
+            replace(
+                asked,
+                id="rest",
+                tokens=(*asked.tokens, *first.tokens),
+                sampling=replace(asked.sampling, max_tokens=asked.sampling.max_tokens - 7),
+            )
+        )
         return whole, pieces, first, rest
 
     whole, pieces, first, rest = serve(scenario, path=path, speculation="ngram")

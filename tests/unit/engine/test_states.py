@@ -28,7 +28,11 @@ def test_a_conversation_goes_on_only_from_exactly_where_its_state_is() -> None:
     slots.keep("a", taken, tokens(10))
     assert slots.go_on("a", tokens(10)) == taken
     slots.keep("a", taken, tokens(10))
-    assert slots.go_on("a", tokens(9)) is None and slots.go_on("a", tokens(10)) is None and slots.go_on("b", tokens(0)) is None
+    assert (
+        slots.go_on("a", tokens(9)) is None
+        and slots.go_on("a", tokens(10)) is None
+        and slots.go_on("b", tokens(0)) is None
+    )
     assert sorted([slots.take(), slots.take(), slots.take()]) == [0, 1, 2]
 
 
@@ -64,7 +68,9 @@ def test_branches_get_copies_while_there_is_room() -> None:
     # the third took the slot of the first
     assert lost == ["a"]
     assert slots.go_on("a", tokens(5)) is None
-    assert {slots.go_on("b", tokens(5)), slots.go_on("c", tokens(5))} == {0, 1, 2} - {live} == {copy for _, copy in copies}
+    assert (
+        {slots.go_on("b", tokens(5)), slots.go_on("c", tokens(5))} == {0, 1, 2} - {live} == {copy for _, copy in copies}
+    )
 
 
 def test_a_branch_without_room_is_lost():
@@ -90,7 +96,9 @@ def alike(arrival, shared, prompt=18, new=3, conversation=None):
 
 def sharing(num_slots=12, max_batch_tokens=64, max_running=8):
     cache = KvCache(64 + 16 * num_slots, PAGE, share_prefixes=True)
-    return Scheduler(cache, max_running=max_running, max_batch_tokens=max_batch_tokens, states=StateSlots(num_slots, cache.evict))
+    return Scheduler(
+        cache, max_running=max_running, max_batch_tokens=max_batch_tokens, states=StateSlots(num_slots, cache.evict)
+    )
 
 
 def counts(plan):
@@ -107,7 +115,9 @@ def test_a_group_computes_its_prompt_once_and_waits_for_it() -> None:
     assert counts(second) == {arrival: (17, 1) for arrival in range(4)} and all(chunk.samples for chunk in second)
     leader = second[0].sequence.state
     copies = work.states.take_copies()
-    assert copies[0][0] == leader and {source for source, _ in copies[1:]} == {copies[0][1]}, "from the leader, then to the others"
+    assert copies[0][0] == leader and {source for source, _ in copies[1:]} == {copies[0][1]}, (
+        "from the leader, then to the others"
+    )
     assert work.cache.counts.shared_tokens == 3 * 17 and work.cache.counts.kept_tokens == 0
     step(second, work)
     work.add(alike(9, 18))
@@ -157,7 +167,9 @@ def test_a_page_is_lent_with_the_state_of_its_own_weights() -> None:
         work.cache.take_copies()
         step(work.plan(version), work, version)
         plan = work.plan(version)
-        [leader, follower] = [chunk.sequence for chunk in plan if chunk.begin == 17 and chunk.sequence.arrival >= 2 * version]
+        [leader, follower] = [
+            chunk.sequence for chunk in plan if chunk.begin == 17 and chunk.sequence.arrival >= 2 * version
+        ]
         assert work.cache.take_copies() == [("within", leader.pages[4], follower.pages[4])]
 
 
@@ -245,7 +257,8 @@ shapes = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9), st.integers(0
 
 
 def test_a_conversation_is_not_its_own_predecessor() -> None:
-    """One that must begin anew is not cut where its last turn ended: a copy there would be of use to nobody, and cost another's."""
+    """One that must begin anew is not cut where its last turn ended: a copy there would be of use to nobody, and cost
+    another's."""
     work, talks = sharing(num_slots=16), {f"c{i}": list(range(100 * i, 100 * i + 30)) for i in range(12)}
     arrival, computed = 0, []
     for turn in range(5):
@@ -339,8 +352,9 @@ def test_a_page_that_is_lent_is_given_up_where_a_request_needs_the_whole_cache()
 @example([(18, 5, 0)] * 8, 14, 3, 6, 0, True)
 @given(shapes, st.integers(5, 14), st.integers(1, 4), st.integers(1, 6), st.integers(0, 9), st.booleans())
 def test_every_request_goes_on_from_a_state_of_its_own(asked, num_pages, max_running, num_slots, host_pages, share):
-    """Whoever is preempted, forked, aborted or done, and whoever begins alike: a step finds state and pages behind exactly the tokens
-    before it, nobody waits for ever, no pages are kept without the state behind them, and in the end all slots are free again."""
+    """Whoever is preempted, forked, aborted or done, and whoever begins alike: a step finds state and pages behind
+    exactly the tokens before it, nobody waits for ever, no pages are kept without the state behind them, and in the end
+    all slots are free again."""
     cache = KvCache(num_pages, PAGE, share_prefixes=share, host_pages=host_pages)
     slots, behind, pages = StateSlots(num_slots, cache.evict), {}, Written()
     work = Scheduler(cache, max_running=max_running, max_batch_tokens=16, states=slots)

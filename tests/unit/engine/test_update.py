@@ -151,7 +151,8 @@ def test_a_step_of_generation_that_does_not_give_what_the_model_gives_refuses_th
 
 @pytest.mark.kernel_paths("best")
 def test_where_the_old_weights_are_not_what_they_were_nothing_is_served_until_an_update_is_verified(serve, trained):
-    """Version 1 is served; somebody writes in its weights; a bad version 2 is refused, and there is no good one to go back to."""
+    """Version 1 is served; somebody writes in its weights; a bad version 2 is refused, and there is no good one to go
+    back to."""
     bad = damaged(replace(trained, version=2), "probe")
 
     async def scenario(engine):

@@ -18,7 +18,11 @@ def body(vocab_size=VOCABULARY, **sampling):
 
 def piece(tokens, *, spans=None, finish=None, tops=None):
     content = [
-        {"token_id": token, "logprob": -1.0 - at, "top_logprobs": [{"token_id": t, "logprob": v} for t, v in (tops or {}).items()]}
+        {
+            "token_id": token,
+            "logprob": -1.0 - at,
+            "top_logprobs": [{"token_id": t, "logprob": v} for t, v in (tops or {}).items()],
+        }
         for at, token in enumerate(tokens)
     ]
     versions = None if spans is None else [{"start": a, "end": b, "version": v} for a, b, v in spans]
@@ -64,7 +68,9 @@ def test_truncation_of_a_large_vocabulary_needs_top_k():
 
 @pytest.mark.parametrize(("recomputes", "oldest"), [(False, ((3,), (4,))), (True, ((2, 1), (4, 5)))])
 def test_spans_become_versions_and_the_oldest_keys_are_those_of_the_sending(recomputes, oldest):
-    made = sampled(piece([10]), piece([11]), piece([12], spans=[(0, 2, "4"), (2, 3, "5")], finish="length"), recomputes=recomputes)
+    made = sampled(
+        piece([10]), piece([11]), piece([12], spans=[(0, 2, "4"), (2, 3, "5")], finish="length"), recomputes=recomputes
+    )
     answer = made.completion(None)
     assert (answer.tokens, answer.finish_reason, answer.kept) == ((10, 11, 12), "length", None)
     assert answer.versions == Runs(lengths=(2, 1), values=(4, 5))
@@ -72,7 +78,11 @@ def test_spans_become_versions_and_the_oldest_keys_are_those_of_the_sending(reco
 
 
 def test_a_cut_turn_is_shorter_in_every_column():
-    made = sampled(piece([10, 11, 12], tops={10: -0.5, 11: -1.0, 12: -9999.0}, spans=[(0, 1, "4"), (1, 3, "5")]), top_k=3, top_logprobs=1)
+    made = sampled(
+        piece([10, 11, 12], tops={10: -0.5, 11: -1.0, 12: -9999.0}, spans=[(0, 1, "4"), (1, 3, "5")]),
+        top_k=3,
+        top_logprobs=1,
+    )
     made.cut(2)
     answer = made.completion(None)
     assert (answer.tokens, len(answer.logprobs), answer.finish_reason) == ((10, 11), 2, "stop")

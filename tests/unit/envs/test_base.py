@@ -82,7 +82,8 @@ def finished(text: str, *, reason: StopReason = "answered") -> Trajectory:
     kind = "completed" if reason == "answered" else "truncated"
     messages = (*TASK.messages, Message(role="assistant", content=text))
     segments = tuple(
-        Segment(index=i, parent=i - 1 if i else None, source="expert", tokens=(), message=m) for i, m in enumerate(messages)
+        Segment(index=i, parent=i - 1 if i else None, source="expert", tokens=(), message=m)
+        for i, m in enumerate(messages)
     )
     return Trajectory(id="r", task="t", role="policy", segments=segments, outcome=Outcome(kind=kind, reason=reason))
 
@@ -106,7 +107,11 @@ def test_functions_and_methods_are_tools() -> None:
 
 
 def test_calls_are_answered_in_order() -> None:
-    assert answers(("double", {"x": 4}), ("wait", {}), ("price", {"item": "tea"})) == ["8", "waited patiently", '{"price":7}']
+    assert answers(("double", {"x": 4}), ("wait", {}), ("price", {"item": "tea"})) == [
+        "8",
+        "waited patiently",
+        '{"price":7}',
+    ]
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,9 @@ def test_no_eval_prompt_is_ever_trained_or_demonstrated() -> None:
 
 
 def test_mix_follows_the_weights_and_eval_is_even() -> None:
-    world = factory({"name": "gcd", "weight": 3}, {"name": "lcm"}, {"name": "chain_sum", "weight": 0, "demonstrations": 2})
+    world = factory(
+        {"name": "gcd", "weight": 3}, {"name": "lcm"}, {"name": "chain_sum", "weight": 0, "demonstrations": 2}
+    )
     tags = [t.tag for t in drain(world.tasks("train", 0), 1000)]
     assert set(tags) == {"gcd", "lcm"}
     assert 0.70 < tags.count("gcd") / 1000 < 0.80
@@ -109,7 +111,9 @@ def scored(world: ReasoningGym, task: Task, text: str) -> tuple[float | None, bo
     async def run() -> tuple[float | None, bool | None]:
         env = world.make()
         await env.open(task, None)
-        reply = Segment(index=0, parent=None, source="expert", tokens=(), message=Message(role="assistant", content=text))
+        reply = Segment(
+            index=0, parent=None, source="expert", tokens=(), message=Message(role="assistant", content=text)
+        )
         outcome = Outcome(kind="completed", reason="answered")
         score = await env.score(Trajectory(id="r", task=task.id, role="policy", segments=(reply,), outcome=outcome))
         assert score is not None
@@ -140,10 +144,19 @@ def test_without_the_tool_there_is_neither_tool_nor_box_nor_expert() -> None:
     ("dataset", "said"),
     [
         ({"name": "gdc"}, r"env.args.datasets.0.name: expected one of ab, .*gcd.*, got 'gdc'"),
-        ({"name": "gcd", "params": {"max": 3}}, r"datasets.0.params: expected parameters of gcd \(min_numbers, .*got 'max'"),
-        ({"name": "gcd", "params": {"min_value": -1}}, "datasets.0.params: expected parameters that gcd takes, got AssertionError: min_value must be positive; "),
+        (
+            {"name": "gcd", "params": {"max": 3}},
+            r"datasets.0.params: expected parameters of gcd \(min_numbers, .*got 'max'",
+        ),
+        (
+            {"name": "gcd", "params": {"min_value": -1}},
+            "datasets.0.params: expected parameters that gcd takes, got AssertionError: min_value must be positive; ",
+        ),
         ({"name": "gcd", "params": {"seed": 1}}, "datasets.0.params.seed: expected no such key"),
-        ({"name": "sudoku", "demonstrations": 3}, "datasets.0.demonstrations: expected 0, for sudoku has no expert, got 3"),
+        (
+            {"name": "sudoku", "demonstrations": 3},
+            "datasets.0.demonstrations: expected 0, for sudoku has no expert, got 3",
+        ),
         ({"name": "gcd", "coverage": "full"}, r"env.args: .* got datasets\[0\].coverage: invalid enum value 'full'"),
         ({"name": "gcd", "weight": 0}, "at least one dataset must have a weight above 0"),
         ({"name": "gcd", "tool_share": 1.5}, "tool_share must be between 0 and 1, got 1.5"),

@@ -77,7 +77,8 @@ async def one_rollout(boxes: BubblewrapBoxes, name: str) -> tuple[float | None, 
             messages += seen.messages
         assert seen.done
         segments = tuple(
-            Segment(index=i, parent=i - 1 if i else None, source="expert", tokens=(), message=m) for i, m in enumerate(messages)
+            Segment(index=i, parent=i - 1 if i else None, source="expert", tokens=(), message=m)
+            for i, m in enumerate(messages)
         )
         outcome = Outcome(kind="completed", reason="answered")
         score = await env.score(Trajectory(id="r", task=task.id, role="policy", segments=segments, outcome=outcome))

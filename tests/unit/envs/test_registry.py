@@ -84,7 +84,11 @@ def test_a_class_in_a_package_and_a_built_in() -> None:
         ("WORLD:NUMBER", {}, "env.name: expected a subclass of Env"),
         ("nowhere.py:Guess", {}, "env.name: expected a Python file nowhere.py, got no such file"),
         ("no_such_package.worlds:Guess", {}, "env.name: expected an installed module no_such_package.worlds"),
-        ("WORLD:Guess", {"sise": 3}, r"env.args: expected settings of this world \(size, sides\), got has unknown field sise"),
+        (
+            "WORLD:Guess",
+            {"sise": 3},
+            r"env.args: expected settings of this world \(size, sides\), got has unknown field sise",
+        ),
         ("WORLD:Guess", {"size": "3"}, "got size: expected int, got str"),
         ("WORLD:Guess", {"sides": [1, "b"]}, r"got sides\[1\]: expected int, got str"),
     ],
@@ -97,7 +101,9 @@ def test_what_is_not_there_is_refused(world: str, name: str, args: dict[str, Any
 def test_a_file_that_does_not_run_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     path.write_text("import no_such_module\n")
-    with pytest.raises(BadInput, match="env.name: expected a Python file .*broken.py that runs, got ModuleNotFoundError"):
+    with pytest.raises(
+        BadInput, match="env.name: expected a Python file .*broken.py that runs, got ModuleNotFoundError"
+    ):
         load_env(EnvConfig(name=f"{path}:World"))
 
 
@@ -134,7 +140,9 @@ def test_a_reward_function_over_a_file(tmp_path: Path) -> None:
     assert [t.name for t in factory.make().tools] == ["python"]
     task = factory.tasks("demonstration", 0).next()
     assert task is not None and task.box is not None
-    assert asyncio.run(scored(factory.make(), task, str(task.data["answer"]))) == 1.0, "a number column meets a str hint"
+    assert asyncio.run(scored(factory.make(), task, str(task.data["answer"]))) == 1.0, (
+        "a number column meets a str hint"
+    )
     assert asyncio.run(scored(factory.make(), task, "no")) == 0.0
 
 
@@ -178,7 +186,9 @@ def test_rows_of_one_prompt_are_told_apart_by_a_column(tmp_path: Path) -> None:
     assert len({t.key for t in held_out}) == len(held_out) == 4 and overlap(held_out, shown) == set()
     assert {t.key for t in [*held_out, *shown]} == set(map(str, range(20)))
     with pytest.raises(BadInput, match="data.jsonl, row 2: expected a key in column 'board', got none; "):
-        load_env(reward_config(tmp_path, [rows[0], {"prompt": "a", "answer": "1"}], columns=Columns(key="board")), read_rows)
+        load_env(
+            reward_config(tmp_path, [rows[0], {"prompt": "a", "answer": "1"}], columns=Columns(key="board")), read_rows
+        )
 
 
 @pytest.mark.parametrize(
@@ -187,7 +197,12 @@ def test_rows_of_one_prompt_are_told_apart_by_a_column(tmp_path: Path) -> None:
         ([{"prompt": "a", "answer": "1"}], REWARD, {}, "env.held_out: expected fewer than the 1 different prompts"),
         (ROWS, REWARD, {}, "data.jsonl:1: expected a column 'prompt', got 'question', 'solution'"),
         ([{"prompt": "a"}, {"prompt": "b"}], REWARD, {}, "task reward/train/1: expected a column 'answer'"),
-        ([{"prompt": "a", "answer": "b", "id": 1}] * 2, REWARD, {}, "expected rows with ids of their own, got '1' twice"),
+        (
+            [{"prompt": "a", "answer": "b", "id": 1}] * 2,
+            REWARD,
+            {},
+            "expected rows with ids of their own, got '1' twice",
+        ),
         (ROWS, "reward = 3\n", {}, "env.reward: expected a function, got 3"),
     ],
 )

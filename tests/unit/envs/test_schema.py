@@ -79,7 +79,11 @@ def test_golden_schema_of_records_unions_and_bare_containers() -> None:
     spec = tool_spec(bare, name="other", description="")
     assert (spec.name, spec.description) == ("other", "")
     assert spec.parameters["properties"] == {
-        "place": {"type": "object", "properties": {"name": {"type": "string"}, "at": point}, "required": ["name", "at"]},
+        "place": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "at": point},
+            "required": ["name", "at"],
+        },
         "points": {"type": "array", "items": point},
         "either": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
         "anything": {"type": "object"},
@@ -101,7 +105,11 @@ def starred(*x: int) -> None:
 
 @pytest.mark.parametrize(
     ("function", "said"),
-    [(no_hint, "a type hint on 'x'"), (unserialisable, r"parameter x: expected str, .* got set\[int\]"), (starred, r"\*x")],
+    [
+        (no_hint, "a type hint on 'x'"),
+        (unserialisable, r"parameter x: expected str, .* got set\[int\]"),
+        (starred, r"\*x"),
+    ],
 )
 def test_what_has_no_schema_is_refused(function: object, said: str) -> None:
     with pytest.raises(BadInput, match=said):
@@ -113,7 +121,13 @@ def test_arguments_are_converted_and_defaults_filled() -> None:
     assert arguments["threshold"] == 1.0
     assert arguments["limit"] == 5 and arguments["tags"] is None
     records = checked(
-        {"place": {"name": "n", "at": {"x": 1}}, "points": [{"x": 2, "y": 3}], "either": "e", "anything": {}, "both": "a"},
+        {
+            "place": {"name": "n", "at": {"x": 1}},
+            "points": [{"x": 2, "y": 3}],
+            "either": "e",
+            "anything": {},
+            "both": "a",
+        },
         arguments_type(bare, "bare"),
     )
     assert records["points"] == [Point(2, 3)] and records["place"]["at"] == Point(1)

@@ -1,4 +1,5 @@
-"""Held-out tasks that are told by their text, or by a key of the world's own: the same in every stream of every seed and setting."""
+"""Held-out tasks that are told by their text, or by a key of the world's own: the same in every stream of every seed
+and setting."""
 
 from dataclasses import replace
 
@@ -14,7 +15,9 @@ def world(seed: int, *, first: int = 0, prompts: int = 400) -> Splits:
 
     def draw(split: str, index: int, attempt: int) -> Task:
         number = first + hash((seed, split == "eval", index, attempt)) % prompts
-        return Task(id=f"{split}/{index}", env="numbers", messages=(Message(role="user", content=f"what is {number}?"),))
+        return Task(
+            id=f"{split}/{index}", env="numbers", messages=(Message(role="user", content=f"what is {number}?"),)
+        )
 
     return Splits("numbers", draw, held_out=15, demonstrations=60, share=0.1)
 
@@ -48,7 +51,9 @@ def game(seed: int, *, share: float = 0.0, seeds: int = 1000) -> Splits:
 
     def draw(split: str, index: int, attempt: int) -> Task:
         number = derived_seed(seed, split, index, attempt) % seeds
-        return Task(id=f"{split}/{index}", env="game", messages=(Message(role="user", content="Your move."),), key=str(number))
+        return Task(
+            id=f"{split}/{index}", env="game", messages=(Message(role="user", content="Your move."),), key=str(number)
+        )
 
     return Splits("game", draw, held_out=200, demonstrations=100, share=share)
 

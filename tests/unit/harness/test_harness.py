@@ -21,13 +21,13 @@ from sparring.types import Limits, Message, Observation, Outcome, Task
 RENDERER = toy_renderer()
 
 
-def episode(engine: ScriptedEngine, env: ToyEnv | None = None, task: Task | None = None) -> LiveEpisode[RecordedSession]:
+def episode(
+    engine: ScriptedEngine, env: ToyEnv | None = None, task: Task | None = None
+) -> LiveEpisode[RecordedSession]:
     """A rollout of the toy world on this engine."""
     recorder = Recorder(engine, RENDERER)
     task = task or toy_task(3)
-    return LiveEpisode(
-        task, env or ToyEnv(), None, lambda role: recorder.open(task, rollout_id="r", seed=1, role=role)
-    )
+    return LiveEpisode(task, env or ToyEnv(), None, lambda role: recorder.open(task, rollout_id="r", seed=1, role=role))
 
 
 def test_a_chat_runs_to_the_answer_and_scores():
@@ -117,7 +117,10 @@ def test_a_world_says_what_the_next_reply_must_be():
     engine = ScriptedEngine(toy_script(RENDERER))
     live = episode(engine, AskingEnv())
     run_virtual(ChatHarness().run(live))
-    assert [s.sampling.constraint for s in live.session().segments if s.sampling] == [None, Constraint(kind="regex", source=AskingEnv.source)]
+    assert [s.sampling.constraint for s in live.session().segments if s.sampling] == [
+        None,
+        Constraint(kind="regex", source=AskingEnv.source),
+    ]
     assert [request.allowed is None for request in engine.requests] == [True, False]
 
 

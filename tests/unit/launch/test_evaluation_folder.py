@@ -1,4 +1,5 @@
-"""Where an evaluation is recorded hangs on all that decides its figures: what is recorded under another name is not taken up."""
+"""Where an evaluation is recorded hangs on all that decides its figures: what is recorded under another name is not
+taken up."""
 
 from pathlib import Path
 
@@ -31,8 +32,12 @@ def named(folder: Path, *, env: dict = JUDGED, rl: dict | None = None) -> Path:
     return evaluation_folder(msgspec.convert(document, RunConfig), Subject(name="policy", folder=folder / "policy"))
 
 
-@pytest.mark.parametrize(("changed", "another"), [("policy", True), ("reward", True), ("judge", True), ("nobody", False)])
-def test_other_weights_of_whoever_answers_or_scores_are_another_evaluation(tmp_path: Path, changed: str, another: bool) -> None:
+@pytest.mark.parametrize(
+    ("changed", "another"), [("policy", True), ("reward", True), ("judge", True), ("nobody", False)]
+)
+def test_other_weights_of_whoever_answers_or_scores_are_another_evaluation(
+    tmp_path: Path, changed: str, another: bool
+) -> None:
     checkpoints(tmp_path)
     before = named(tmp_path)
     assert named(tmp_path) == before

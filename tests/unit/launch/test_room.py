@@ -1,4 +1,5 @@
-"""Helpers ask for memory while the process that will need it imports; what they leave behind is nothing but free memory."""
+"""Helpers ask for memory while the process that will need it imports; what they leave behind is nothing but free
+memory."""
 
 import asyncio
 import os

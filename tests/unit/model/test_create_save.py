@@ -46,7 +46,9 @@ def test_saved_folder_is_plain_hugging_face(tmp_path, tied, dtype):
     with torch.no_grad():
         model.state()["model.norm.weight"].mul_(1.25)
     out = save(model.state(), source, tmp_path / "out")
-    assert {"tokenizer.json", "chat_template.jinja", "generation_config.json", "config.json"} <= {f.name for f in out.iterdir()}
+    assert {"tokenizer.json", "chat_template.jinja", "generation_config.json", "config.json"} <= {
+        f.name for f in out.iterdir()
+    }
     theirs = AutoModelForCausalLM.from_pretrained(out, dtype="auto")
     assert theirs.dtype == model.dtype
     saved = dict(theirs.named_parameters())

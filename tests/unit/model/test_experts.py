@@ -1,4 +1,5 @@
-"""Experts and their router: a row's bits know nothing of other rows or of the load; values and gradients are the library's."""
+"""Experts and their router: a row's bits know nothing of other rows or of the load; values and gradients are the
+library's."""
 
 import pytest
 import torch
@@ -17,12 +18,18 @@ def block(family, tmp_path, dtype):
     """The library's router and experts of the first layer."""
     path = tiny_model(family, tmp_path, seed=3)
     config = AutoConfig.from_pretrained(path)
-    mlp = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, experts_implementation="eager").model.layers[0].mlp
+    mlp = (
+        AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, experts_implementation="eager")
+        .model.layers[0]
+        .mlp
+    )
     return mlp.router if family == "gpt_oss" else mlp.gate, mlp.experts
 
 
 def swapped(router, experts):
-    return RowRouter(router, renormalise=True), RowExperts(experts, gates_of(experts)[-1 if hasattr(experts, "limit") else 0])
+    return RowRouter(router, renormalise=True), RowExperts(
+        experts, gates_of(experts)[-1 if hasattr(experts, "limit") else 0]
+    )
 
 
 def rows(count, dtype=torch.float32):
@@ -88,7 +95,8 @@ def test_refresh_packs_changed_experts(tmp_path):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_many_experts_in_bfloat16_are_recognised_in_every_layer(family, tmp_path):
-    """Logits that the library rounds to bfloat16 are often equal where the experts are many: such a row has others in ours."""
+    """Logits that the library rounds to bfloat16 are often equal where the experts are many: such a row has others in
+    ours."""
     many = {"num_experts_per_tok": 8, "num_experts": 128, "num_local_experts": 128}
     model = load(tiny_model(family, tmp_path, **many), dtype="bfloat16")
     kinds = [type(module) for module in model.module.modules()]

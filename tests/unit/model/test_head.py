@@ -45,7 +45,9 @@ def test_recomputation_gives_the_same_gradients(path):
         hidden, targets, heat = inputs(count)
         found = head.token_quantities(model, hidden, targets, heat, {"logprob"}, keep_elements=limit)
         found["logprob"].sum().backward()
-        gradients.append((hidden.grad, model.state()["lm_head.weight"], dict(model.module.named_parameters())["lm_head.weight"].grad))
+        gradients.append(
+            (hidden.grad, model.state()["lm_head.weight"], dict(model.module.named_parameters())["lm_head.weight"].grad)
+        )
     assert torch.equal(gradients[0][0], gradients[1][0])
     assert torch.equal(gradients[0][2], gradients[1][2])
 
@@ -56,7 +58,10 @@ def test_what_is_added_to_logits_is_added_in_every_chunk(path):
     found = []
     for limit in (count * VOCABULARY, 0):
         hidden, targets, heat = inputs(count)
-        rows = [[(7, -torch.inf), (5, 1.5), (VOCABULARY, 3.0), (-1, 2.0)] if n % 2 and targets[n] != 7 else [] for n in range(count)]
+        rows = [
+            [(7, -torch.inf), (5, 1.5), (VOCABULARY, 3.0), (-1, 2.0)] if n % 2 and targets[n] != 7 else []
+            for n in range(count)
+        ]
         pairs = [pair for row in rows for pair in row]
         offsets = torch.tensor([0, *map(len, rows)]).cumsum(0)
         bias = (offsets, torch.tensor([id for id, _ in pairs]), torch.tensor([value for _, value in pairs]))
@@ -117,7 +122,10 @@ class Largest(TorchDispatchMode):
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
     """A model with many more tokens than width."""
-    folder, init = tmp_path_factory.mktemp("wide"), InitConfig(num_layers=1, hidden_size=16, intermediate_size=16, tie_embeddings=False)
+    folder, init = (
+        tmp_path_factory.mktemp("wide"),
+        InitConfig(num_layers=1, hidden_size=16, intermediate_size=16, tie_embeddings=False),
+    )
     return create(init, WIDE, folder, 0)
 
 
@@ -156,7 +164,10 @@ def test_a_chunk_of_another_size_shows_in_no_row(wide, dtype):
     with torch.no_grad():
         found = head.token_quantities(model, hidden, targets, heat, needs, kept, bias)
         for n in (0, size - 1, size, count - 1):
-            own = (torch.tensor([0, len(sets[n])]), torch.tensor(sets[n], dtype=torch.int32)), tuple(t[:1] for t in bias[1:])
+            own = (
+                (torch.tensor([0, len(sets[n])]), torch.tensor(sets[n], dtype=torch.int32)),
+                tuple(t[:1] for t in bias[1:]),
+            )
             row = slice(n, n + 1)
             alone = head.token_quantities(
                 model, hidden[row], targets[row], heat[row], needs, own[0], (torch.tensor([0, 1]), *own[1])
@@ -170,11 +181,16 @@ def test_squares_of_probabilities_are_of_what_was_kept(path):
     hidden, targets, _ = inputs(head.CHUNK_ROWS + 3)
     heat = torch.linspace(0.0, 2.0, len(targets))
     kept_ids = [sorted({int(target), 3, 9}) if n % 2 else [] for n, target in enumerate(targets)]
-    kept = (torch.tensor([0, *map(len, kept_ids)]).cumsum(0), torch.tensor([id for of in kept_ids for id in of], dtype=torch.int32))
+    kept = (
+        torch.tensor([0, *map(len, kept_ids)]).cumsum(0),
+        torch.tensor([id for of in kept_ids for id in of], dtype=torch.int32),
+    )
     for sets in (None, kept):
         found = head.token_quantities(model, hidden, targets, heat, {"probability_squares", "logprob"}, sets)
         assert not found["probability_squares"].requires_grad and found["logprob"].requires_grad
         logits = model.logits(hidden).detach().double() / torch.where(heat == 0, 1.0, heat).double()[:, None]
         for n, ids in enumerate(kept_ids):
             row = logits[n][ids] if ids and sets is not None else logits[n]
-            assert found["probability_squares"][n].item() == pytest.approx(row.softmax(0).square().sum().item(), rel=1e-5)
+            assert found["probability_squares"][n].item() == pytest.approx(
+                row.softmax(0).square().sum().item(), rel=1e-5
+            )

@@ -33,7 +33,9 @@ def cache(home: Path, files: dict[str, str]) -> Path:
 def found(name: str, home: Path, **settings: str) -> subprocess.CompletedProcess[str]:
     """What `local_folder` says in a process of its own: the library reads its settings when it is imported."""
     environment = {**os.environ, "HF_HOME": str(home), **settings}
-    return subprocess.run([sys.executable, "-c", CODE, name], env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-c", CODE, name], env=environment, capture_output=True, text=True, timeout=60
+    )
 
 
 def test_a_name_in_the_cache_is_its_snapshot(tmp_path: Path) -> None:

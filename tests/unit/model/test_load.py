@@ -27,7 +27,9 @@ def path(tmp_path_factory):
 
 def logits(model, rows):
     positions = torch.cat([torch.arange(len(row)) for row in rows])
-    hidden = model.hidden(torch.cat([torch.tensor(row) for row in rows]), positions, Packed.of([len(row) for row in rows]))
+    hidden = model.hidden(
+        torch.cat([torch.tensor(row) for row in rows]), positions, Packed.of([len(row) for row in rows])
+    )
     return model.logits(hidden)
 
 
@@ -61,7 +63,9 @@ def test_recurrent_layers_are_refused_by_name(tmp_path):
 
 def test_model_that_changes_with_the_batch_is_refused_under_exact_only(tmp_path):
     tiny_model("minimax_m3_vl_text", tmp_path)
-    with pytest.raises(BadInput, match='MiniMaxM3VLForCausalLM, whose logits may; .*row by row: grouped_mm, .*numerics = "fast"'):
+    with pytest.raises(
+        BadInput, match='MiniMaxM3VLForCausalLM, whose logits may; .*row by row: grouped_mm, .*numerics = "fast"'
+    ):
         load(tmp_path)
     assert load(tmp_path, numerics="fast").path_name == "fast"
 
@@ -77,7 +81,9 @@ def test_a_constant_that_logits_are_multiplied_by_is_found(scale, dtype, tmp_pat
 @pytest.mark.parametrize("family", ["opt", "biogpt", "phimoe"])
 def test_nothing_is_left_to_chance_with_gradient_checkpointing(family, tmp_path):
     """Dropout and noise of routers, whatever they are called, are off in training too."""
-    model, again = (load(tiny_model(family, tmp_path, num_key_value_heads=4), gradient_checkpointing=True) for _ in range(2))
+    model, again = (
+        load(tiny_model(family, tmp_path, num_key_value_heads=4), gradient_checkpointing=True) for _ in range(2)
+    )
     rows = [[1, 2, 3], list(range(40))]
     found = logits(model, rows)
     assert torch.equal(found, logits(again, rows)) and torch.equal(found, logits(model, rows))
@@ -115,7 +121,14 @@ def test_head_that_does_more_than_a_matrix_product_is_refused(tmp_path):
 
 def qwen2_moe(folder, window):
     settings = {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
-    return tiny_model("qwen2_moe", folder, use_sliding_window=window is not None, sliding_window=window, max_window_layers=2, **settings)
+    return tiny_model(
+        "qwen2_moe",
+        folder,
+        use_sliding_window=window is not None,
+        sliding_window=window,
+        max_window_layers=2,
+        **settings,
+    )
 
 
 def test_a_family_that_may_have_a_window_is_served_without_one(tmp_path):

@@ -28,7 +28,9 @@ FAMILIES = ["llama", "qwen2", "qwen3", "phi3", "gemma2", *MIXTURES]
 EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
 TOKENS = torch.arange(40) % VOCABULARY
 
-numerics_of_experts = pytest.mark.parametrize("numerics", ["exact", pytest.param("fast", marks=pytest.mark.kernel_paths(*COMPILED))])
+numerics_of_experts = pytest.mark.parametrize(
+    "numerics", ["exact", pytest.param("fast", marks=pytest.mark.kernel_paths(*COMPILED))]
+)
 """Elsewhere fast numerics leave experts to the library, and adapters of them are refused: see below."""
 
 
@@ -86,7 +88,11 @@ def test_it_computes_what_is_merged(base, tmp_path, numerics):
 def test_a_row_does_not_see_its_neighbours_adapters(base, tmp_path, dtype):
     """Sequences under three adapters and none, in many mixtures, against each alone under its own everywhere."""
     model = load(base, dtype=dtype)
-    folders = [adapter_of(base, tmp_path / "0"), tiny_adapter(base, tmp_path / "1", seed=1), adapter_of(base, tmp_path / "2", seed=2)]
+    folders = [
+        adapter_of(base, tmp_path / "0"),
+        tiny_adapter(base, tmp_path / "1", seed=1),
+        adapter_of(base, tmp_path / "2", seed=2),
+    ]
     adapters = [Adapter(read(folder), model.dtype, model.device) for folder in folders]
     for number, adapter in enumerate(adapters):
         model.adapters.put(number, model.adapters.fit(adapter))
@@ -195,14 +201,26 @@ def test_which_layers_are_meant(qwen3):
 @pytest.mark.parametrize("family", MIXTURES)
 def test_experts_are_adapted_where_they_are_named_and_routers_never(family, tmp_path):
     module = load(tiny_model(family, tmp_path / "moe")).module
-    assert {name.rpartition(".")[2] for name in targeted(module, "all-linear")} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert {name.rpartition(".")[2] for name in targeted(module, "all-linear")} == {
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+    }
     named = targeted(module, (), ("experts.down_proj",))
     assert named == [f"model.layers.{layer}.mlp.experts.down_proj" for layer in range(2)]
-    assert targeted(module, (), ("down_proj",)) == named == [name for name in targeted(module, ("q_proj",), EXPERTS) if "down" in name]
+    assert (
+        targeted(module, (), ("down_proj",))
+        == named
+        == [name for name in targeted(module, ("q_proj",), EXPERTS) if "down" in name]
+    )
     with pytest.raises(BadInput, match="target_modules: expected linear layers.* got 'experts'"):
         targeted(module, ["experts"])
     for name in ("gate.weight", "q_proj", "experts"):
-        with pytest.raises(BadInput, match=f"target_parameters: expected stacked matrices of experts of the model: down_proj, gate_up_proj, got '{name}'"):
+        with pytest.raises(
+            BadInput,
+            match=f"target_parameters: expected stacked matrices of experts of the model: down_proj, gate_up_proj, got '{name}'",
+        ):
             targeted(module, (), [name])
 
 
@@ -298,14 +316,18 @@ def test_a_folder_is_read_as_it_was_written(qwen3, tmp_path):
 APART = ("layers.0.mlp.experts.gate_up_proj", "layers.1.mlp.experts.down_proj")
 
 
-@pytest.mark.parametrize("named", [EXPERTS, EXPERTS[:1], EXPERTS[1:], ("gate_up_proj", "mlp.experts.down_proj"), APART], ids=" ".join)
+@pytest.mark.parametrize(
+    "named", [EXPERTS, EXPERTS[:1], EXPERTS[1:], ("gate_up_proj", "mlp.experts.down_proj"), APART], ids=" ".join
+)
 def test_factors_of_experts_are_read_as_they_were_written(named, tmp_path):
     base = tiny_model("gpt_oss", tmp_path / "gpt_oss")
     folder = tiny_adapter(base, tmp_path / "adapter", rank=3, target_modules=("q_proj",), target_parameters=named)
     module = load(base).module
     config = read_config(folder)
     found = read(folder)
-    assert found.keys() - {SCALE} == {f"{name}.lora_{f}.weight" for name in targeted(module, ("q_proj",), named) for f in "AB"}
+    assert found.keys() - {SCALE} == {
+        f"{name}.lora_{f}.weight" for name in targeted(module, ("q_proj",), named) for f in "AB"
+    }
     for name, target in targets_of(module).items():
         if f"{name}.lora_A.weight" in found:
             *experts, outputs, inputs = target.shape

@@ -24,7 +24,11 @@ def test_text_is_served_and_what_is_saved_is_whole(kind, tmp_path):
     theirs = AutoModelForImageTextToText.from_pretrained(source)
     model = load(source, numerics="fast" if kind == "qwen3_5" else "exact")
     assert not any("vis" in name or "projector" in name for name in model.state())
-    assert 0 < sum(tensor.numel() for tensor in model.state().values()) < sum(parameter.numel() for parameter in theirs.parameters())
+    assert (
+        0
+        < sum(tensor.numel() for tensor in model.state().values())
+        < sum(parameter.numel() for parameter in theirs.parameters())
+    )
     with torch.no_grad():
         torch.testing.assert_close(logits(model), theirs(input_ids=TOKENS[None]).logits[0], rtol=1e-3, atol=1e-4)
     logits(model).square().mean().backward()
@@ -42,7 +46,9 @@ def test_text_is_served_and_what_is_saved_is_whole(kind, tmp_path):
     assert AutoConfig.from_pretrained(tmp_path / "saved").model_type == kind
     torch.testing.assert_close(saved(input_ids=TOKENS[None]).logits[0], trained, rtol=1e-3, atol=1e-4)
     state, ours = saved.state_dict(), model.state()
-    kept = {name: tensor for name, tensor in theirs.state_dict().items() if name not in ours and name != "lm_head.weight"}
+    kept = {
+        name: tensor for name, tensor in theirs.state_dict().items() if name not in ours and name != "lm_head.weight"
+    }
     assert kept and all(torch.equal(tensor, state[name]) for name, tensor in kept.items())
 
 

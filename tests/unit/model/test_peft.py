@@ -70,7 +70,14 @@ def written_by_the_library(base, folder, target_modules):
     """The library's model with an adapter that it has written to a folder."""
     from peft import LoraConfig, get_peft_model
 
-    config = LoraConfig(r=5, lora_alpha=7, use_rslora=True, target_modules=target_modules, init_lora_weights=False, task_type="CAUSAL_LM")
+    config = LoraConfig(
+        r=5,
+        lora_alpha=7,
+        use_rslora=True,
+        target_modules=target_modules,
+        init_lora_weights=False,
+        task_type="CAUSAL_LM",
+    )
     theirs = get_peft_model(library(base), config, autocast_adapter_dtype=False).double()
     theirs.save_pretrained(folder)
     return theirs
@@ -113,7 +120,9 @@ def test_their_merge_is_ours(base, tmp_path):
     assert (logits(library(tmp_path / "merged")) - own_logits(folder)).abs().max() < TOLERANCE
 
 
-@pytest.mark.parametrize(("family", "ours", "theirs"), [("phi3", "all-linear", "all-linear"), *((f, "default", None) for f in DEFAULTS)])
+@pytest.mark.parametrize(
+    ("family", "ours", "theirs"), [("phi3", "all-linear", "all-linear"), *((f, "default", None) for f in DEFAULTS)]
+)
 def test_what_is_targeted_by_one_word_is_what_is_there(tmp_path, family, ours, theirs):
     from peft import LoraConfig, get_peft_model
 
@@ -123,13 +132,22 @@ def test_what_is_targeted_by_one_word_is_what_is_there(tmp_path, family, ours, t
     assert {f"base_model.model.{name}" for name in targeted(load(base).module, ours)} == found
 
 
-@pytest.mark.parametrize("named", [EXPERTS, EXPERTS[:1], EXPERTS[1:], ("down_proj", "mlp.experts.gate_up_proj")], ids=str)
+@pytest.mark.parametrize(
+    "named", [EXPERTS, EXPERTS[:1], EXPERTS[1:], ("down_proj", "mlp.experts.gate_up_proj")], ids=str
+)
 @pytest.mark.parametrize("family", MIXTURES)
 def test_we_read_what_it_writes_of_experts(tmp_path, family, named):
     from peft import LoraConfig, get_peft_model
 
     base = tiny_model(family, tmp_path / "base", seed=4)
-    config = LoraConfig(r=5, lora_alpha=7, target_modules=["v_proj"], target_parameters=list(named), init_lora_weights=False, task_type="CAUSAL_LM")
+    config = LoraConfig(
+        r=5,
+        lora_alpha=7,
+        target_modules=["v_proj"],
+        target_parameters=list(named),
+        init_lora_weights=False,
+        task_type="CAUSAL_LM",
+    )
     theirs = get_peft_model(library(base), config, autocast_adapter_dtype=False).double()
     theirs.save_pretrained(tmp_path / "adapter")
     assert (logits(theirs) - own_logits(tmp_path / "adapter")).abs().max() < TOLERANCE
@@ -141,7 +159,13 @@ def test_ranks_may_differ_where_the_scale_is_one(tmp_path):
     from peft import LoraConfig, PeftModel, get_peft_model
 
     base = tiny_model("qwen3_moe", tmp_path / "base", seed=4)
-    config = LoraConfig(r=5, lora_alpha=7, target_modules=["q_proj", "gate_proj", "up_proj", "down_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    config = LoraConfig(
+        r=5,
+        lora_alpha=7,
+        target_modules=["q_proj", "gate_proj", "up_proj", "down_proj"],
+        init_lora_weights=False,
+        task_type="CAUSAL_LM",
+    )
     theirs = get_peft_model(library(base), config, autocast_adapter_dtype=False).double()
     theirs.save_pretrained(tmp_path / "adapter")
     state = read(tmp_path / "adapter")
@@ -152,7 +176,9 @@ def test_ranks_may_differ_where_the_scale_is_one(tmp_path):
     assert torch.equal(logits(again), logits(theirs))
     settings = json.loads((tmp_path / "again" / CONFIG).read_text())
     (tmp_path / "again" / CONFIG).write_text(json.dumps({**settings, "alpha_pattern": {}}))
-    with pytest.raises(BadInput, match="of one scale, 1.4, got rank 10 and alpha 7 for model.layers.0.mlp.experts.gate_up_proj"):
+    with pytest.raises(
+        BadInput, match="of one scale, 1.4, got rank 10 and alpha 7 for model.layers.0.mlp.experts.gate_up_proj"
+    ):
         read(tmp_path / "again")
 
 

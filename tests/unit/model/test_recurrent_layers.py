@@ -88,7 +88,9 @@ def test_gradients_are_those_of_each_sequence_alone(tmp_path: Path, family: str)
     model = fast(tmp_path, family)
     together = gradients(model, loss_of(logits(model, rows())))
     alone = [gradients(model, loss_of(logits(model, [row]))) for row in rows()]
-    assert together["model.layers.0." + ("mixer" if family == "nemotron_h" else "linear_attn") + ".A_log"].abs().min() > 0
+    assert (
+        together["model.layers.0." + ("mixer" if family == "nemotron_h" else "linear_attn") + ".A_log"].abs().min() > 0
+    )
     for name, found in together.items():
         assert near(found, sum(one[name] for one in alone)), name
 
@@ -109,7 +111,9 @@ def test_a_tree_of_prefixes_has_the_logits_of_its_sequences(tmp_path: Path, fami
     layout = lay_out([sequence.numpy() for sequence in sequences])
     assert len(layout.tokens) < sum(map(len, sequences))
     where = Packed(*(torch.from_numpy(values) for values in (layout.cu_seqlens, layout.shared)))
-    found = model.logits(model.hidden(*(torch.from_numpy(values) for values in (layout.tokens, layout.positions)), where))
+    found = model.logits(
+        model.hidden(*(torch.from_numpy(values) for values in (layout.tokens, layout.positions)), where)
+    )
     outputs = [found[torch.from_numpy(np.asarray(path))] for path in layout.paths]
     for output, sequence in zip(outputs, sequences, strict=True):
         assert near(output, logits(model, [sequence])[0])

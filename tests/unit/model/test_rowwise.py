@@ -1,4 +1,5 @@
-"""What stands between our modules goes row by row: an element's bits at every place, a row's in every batch; what nobody knows is noted."""
+"""What stands between our modules goes row by row: an element's bits at every place, a row's in every batch; what
+nobody knows is noted."""
 
 import pytest
 import torch
@@ -37,14 +38,22 @@ OF_ONE = {
 def turned(x):
     """As DeepSeek-V2 turns its heads, by numbers that are not of length 1."""
     pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
-    return torch.view_as_real(pairs * torch.view_as_complex(torch.linspace(-1.0, 1.0, x.shape[-1]).view(-1, 2))).flatten(-2).to(x.dtype)
+    return (
+        torch.view_as_real(pairs * torch.view_as_complex(torch.linspace(-1.0, 1.0, x.shape[-1]).view(-1, 2)))
+        .flatten(-2)
+        .to(x.dtype)
+    )
 
 
 OF_ROWS = {
     "turn": turned,
     "sum": lambda x: x.sum(-1, keepdim=True),
     "sum in the middle": lambda x: x.view(len(x), 4, -1).sum(dim=1),
-    "turn by one": lambda x: torch.view_as_real(0.3 * torch.view_as_complex(x.float().view(len(x), -1, 2)) * (1 + 2j)).flatten(-2).to(x.dtype),
+    "turn by one": lambda x: (
+        torch.view_as_real(0.3 * torch.view_as_complex(x.float().view(len(x), -1, 2)) * (1 + 2j))
+        .flatten(-2)
+        .to(x.dtype)
+    ),
     "mean": lambda x: x.mean(dim=-1, keepdim=True),
     "mean of squares": lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6),
     "softmax": lambda x: torch.softmax(x, dim=-1),
@@ -100,7 +109,9 @@ def test_a_row_is_the_same_alone_and_among_others(name, width, dtype):
         torch.testing.assert_close(expected.double(), function(x.double()).double(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["sigmoid", "gelu", "mean of squares", "softmax", "sum in the middle", "linear", "turn"])
+@pytest.mark.parametrize(
+    "name", ["sigmoid", "gelu", "mean of squares", "softmax", "sum in the middle", "linear", "turn"]
+)
 def test_gradients_are_those_of_the_function(name):
     function = {**OF_ONE, **OF_ROWS}[name]
     x, exact = random(9, 300).requires_grad_(), random(9, 300).double().requires_grad_()
@@ -160,7 +171,16 @@ def test_real_numbers_beside_complex_ones_are_what_they_were():
 def test_what_gives_no_numbers_of_a_row_is_not():
     a = random(3, 4)
     with RowWise() as mode:
-        a.shape, a.mT, a.device, a.argmax(), (a > 0).all(), a.ne(0).sum(), torch.arange(3).cumsum(0), torch.bincount(torch.arange(3))
+        (
+            a.shape,
+            a.mT,
+            a.device,
+            a.argmax(),
+            (a > 0).all(),
+            a.ne(0).sum(),
+            torch.arange(3).cumsum(0),
+            torch.bincount(torch.arange(3)),
+        )
         a[1:2, ..., None].expand(1, 4, 2).reshape(-1)[::2].clone()
         functional.dropout(a, 0.5, training=False)
     assert mode.unknown == set()

@@ -38,7 +38,9 @@ def values(model, sequences):
 @pytest.mark.parametrize("numerics", ["exact", "fast"])
 def test_values_and_gradients_are_the_librarys(folder, numerics):
     implementations = {"attn_implementation": "eager", "experts_implementation": "eager"}
-    theirs = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1, dtype=torch.float64, **implementations)
+    theirs = AutoModelForSequenceClassification.from_pretrained(
+        folder, num_labels=1, dtype=torch.float64, **implementations
+    )
     model = load(folder, head="scalar", numerics=numerics)
     expected = torch.cat([theirs.score(theirs.model(input_ids=row[None]).last_hidden_state)[0, :, 0] for row in rows()])
     found = values(model, rows())
@@ -47,7 +49,9 @@ def test_values_and_gradients_are_the_librarys(folder, numerics):
     found.square().sum().backward()
     for name, parameter in theirs.named_parameters():
         ours = model.module.get_parameter(name).grad
-        torch.testing.assert_close(ours.double(), parameter.grad, rtol=1e-3, atol=1e-4 * float(parameter.grad.abs().max()))
+        torch.testing.assert_close(
+            ours.double(), parameter.grad, rtol=1e-3, atol=1e-4 * float(parameter.grad.abs().max())
+        )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

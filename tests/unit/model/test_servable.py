@@ -1,4 +1,5 @@
-"""What a run would be refused for when it loads a checkpoint, found before: also of one that is too large to load in time."""
+"""What a run would be refused for when it loads a checkpoint, found before: also of one that is too large to load in
+time."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def rewrite(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> No
 
 
 @sizes
-@pytest.mark.parametrize("family", ["qwen3", "llama", "phi3", "gemma3_text", "gpt_oss", "gemma4_text", "gemma4", "qwen3_vl"])
+@pytest.mark.parametrize(
+    "family", ["qwen3", "llama", "phi3", "gemma3_text", "gpt_oss", "gemma4_text", "gemma4", "qwen3_vl"]
+)
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_whole_checkpoint_passes(tmp_path: Path, small_bytes: int, family: str, tied: bool) -> None:
     path = tiny_model(family, tmp_path, tied=tied)
@@ -65,7 +68,9 @@ def test_files_cut_short(tmp_path: Path, small_bytes: int) -> None:
 @sizes
 def test_an_architecture_that_is_not_exact(tmp_path: Path, small_bytes: int) -> None:
     path = tiny_model("minimax_m3_vl_text", tmp_path)
-    with pytest.raises(BadInput, match='MiniMaxM3VLForCausalLM, whose logits may; .*row by row: grouped_mm, .*numerics = "fast"'):
+    with pytest.raises(
+        BadInput, match='MiniMaxM3VLForCausalLM, whose logits may; .*row by row: grouped_mm, .*numerics = "fast"'
+    ):
         checked(path, small_bytes)
     assert checked(path, small_bytes, "fast") == "fast"
 
@@ -93,7 +98,9 @@ def test_attention_in_chunks(tmp_path: Path, small_bytes: int) -> None:
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "layer_types": ["linear_attention", "chunked_attention"]}))
     for numerics in ("exact", "fast"):
-        with pytest.raises(BadInput, match="got a qwen3 model, with chunked_attention layers; choose a model without them"):
+        with pytest.raises(
+            BadInput, match="got a qwen3 model, with chunked_attention layers; choose a model without them"
+        ):
             checked(path, small_bytes, numerics)
 
 
@@ -102,4 +109,9 @@ def test_layers_that_differ_by_their_number_keep_what_is_theirs(tmp_path: Path) 
     kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 4
     path = tiny_model("gemma4_text", tmp_path, num_hidden_layers=12, layer_types=kinds, num_kv_shared_layers=6)
     model = check_servable(path, dtype="float32", device="cpu", numerics="exact", small_bytes=0)
-    assert {layer: tuple(one) for layer, one in model.kv_heads.items()} == {0: (2, 16, 0), 1: (2, 24, 1), 2: (2, 16, 0), 3: (2, 24, 1)}
+    assert {layer: tuple(one) for layer, one in model.kv_heads.items()} == {
+        0: (2, 16, 0),
+        1: (2, 24, 1),
+        2: (2, 16, 0),
+        3: (2, 24, 1),
+    }

@@ -31,7 +31,10 @@ def logits(model):
 
 
 # where the library's layers compute them, fast numerics promise no bits
-FAMILIES = [pytest.param(name, marks=[pytest.mark.kernel_paths(*COMPILED)] * (name in RECURRENT)) for name in ("llama", *FEATURES)]
+FAMILIES = [
+    pytest.param(name, marks=[pytest.mark.kernel_paths(*COMPILED)] * (name in RECURRENT))
+    for name in ("llama", *FEATURES)
+]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

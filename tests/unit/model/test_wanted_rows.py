@@ -24,7 +24,9 @@ def hidden_and_gradients(model, rows):
     return found, torch.autograd.grad(found, parameters, slopes)
 
 
-@pytest.mark.parametrize(("family", "dtype"), [("qwen3", "float32"), ("qwen3", "bfloat16"), ("qwen2", "float32"), ("phi3", "float32")])
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("qwen3", "float32"), ("qwen3", "bfloat16"), ("qwen2", "float32"), ("phi3", "float32")]
+)
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_wanted_rows_have_the_bits_of_all_rows(family, dtype, checkpointing, tmp_path):
     model = load(tiny_model(family, tmp_path / family), dtype=dtype, gradient_checkpointing=checkpointing)

@@ -10,7 +10,9 @@ from sparring.observe.statistics import Estimate, pass_at_k, pass_hat_k
 
 
 def made(tasks: dict[str, tuple[bool, ...]], ks: tuple[int, ...] = (), digest: str = "") -> Evaluation:
-    results = {name: TaskResult(digest=name + digest, solved=s, rewards=tuple(map(float, s))) for name, s in tasks.items()}
+    results = {
+        name: TaskResult(digest=name + digest, solved=s, rewards=tuple(map(float, s))) for name, s in tasks.items()
+    }
     listed = list(results.values())
     return Evaluation(
         success=success_rate(listed),
@@ -41,7 +43,9 @@ def test_what_only_one_scored_is_left_out_and_named() -> None:
 
 
 def test_the_two_may_have_different_numbers_of_samples() -> None:
-    found = compare(made({"a": (True, False, True), "b": (True,)}, (2,)), made({"a": (True,), "b": (False, True)}, (2,)))
+    found = compare(
+        made({"a": (True, False, True), "b": (True,)}, (2,)), made({"a": (True,), "b": (False, True)}, (2,))
+    )
     assert found.changes["success"].value == pytest.approx((1 / 3 - 1 / 2) / 2)
     assert "pass@2" not in found.changes  # no task has two samples in both
 
@@ -49,8 +53,16 @@ def test_the_two_may_have_different_numbers_of_samples() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        (made({"a": (True,)}), made({"a": (True,)}, digest="!"), "got two different tasks called a; evaluate both on one recipe"),
-        (made({"a": (True,)}), made({"b": (True,)}), "expected tasks that both evaluations scored, got none among 1 and 1"),
+        (
+            made({"a": (True,)}),
+            made({"a": (True,)}, digest="!"),
+            "got two different tasks called a; evaluate both on one recipe",
+        ),
+        (
+            made({"a": (True,)}),
+            made({"b": (True,)}),
+            "expected tasks that both evaluations scored, got none among 1 and 1",
+        ),
         (made({"a": ()}), made({"a": (True,)}), "got none among 0 and 1"),
     ],
 )
@@ -75,7 +87,8 @@ def test_the_gate_asks_the_whole_interval(interval: tuple[float, float] | None, 
 
 
 def test_a_gate_seldom_closes_on_what_did_not_change() -> None:
-    """100 pairs of evaluations of one policy, 60 tasks with 2 samples; and of one that lost two fifths of its chances."""
+    """100 pairs of evaluations of one policy, 60 tasks with 2 samples; and of one that lost two fifths of its
+    chances."""
     draw = random.Random(5)
 
     def evaluation(chances: list[float], kept: float) -> Evaluation:

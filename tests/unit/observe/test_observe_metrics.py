@@ -66,7 +66,12 @@ def test_one_name_reduces_one_way() -> None:
 
 
 def test_counts_add_up_whoever_is_trained() -> None:
-    critic = {"critic/tokens_trained": 5.0, "critic/grad_norm": 2.0, "critic/step_s": 0.5, "critic/logprob_max_abs_diff": 1.0}
+    critic = {
+        "critic/tokens_trained": 5.0,
+        "critic/grad_norm": 2.0,
+        "critic/step_s": 0.5,
+        "critic/logprob_max_abs_diff": 1.0,
+    }
     policy = {"tokens_trained": 3.0, "grad_norm": 1.0, "step_s": 0.25}
     found = merged([critic, policy, {**critic, "critic/grad_norm": 4.0, "critic/logprob_max_abs_diff": 0.5}, policy])
     assert (found["critic/tokens_trained"], found["tokens_trained"]) == (10.0, 6.0)

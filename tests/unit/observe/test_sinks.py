@@ -23,7 +23,11 @@ def tell(sink: Sink, steps: int = 3) -> None:
     """A short stage."""
     sink.start("rl", steps)
     for step in range(1, steps + 1):
-        sink.log("rl", step, {"rollout/reward": step / 10, "rollout/success": 0.5, "time/tokens_per_s": 1234.5, "odd": float("nan")})
+        sink.log(
+            "rl",
+            step,
+            {"rollout/reward": step / 10, "rollout/success": 0.5, "time/tokens_per_s": 1234.5, "odd": float("nan")},
+        )
     sink.event("rl", "checkpoint at step 3")
 
 
@@ -172,7 +176,9 @@ def test_headlines_leave_out_what_is_not_there() -> None:
 def test_headlines_say_more_where_engine_and_trainer_differ() -> None:
     mismatch = {"logprob_mean_abs_diff": 0.0, "mismatch_k3": 0.0, "mismatch_ess": 1.0}
     assert headlines({**mismatch, "logprob_max_abs_diff": 0.0}) == [("logprob difference", "0")]
-    assert headlines({"logprob_max_abs_diff": 0.25, "logprob_mean_abs_diff": 0.031, "mismatch_k3": 5e-4, "mismatch_ess": 0.9987}) == [
+    assert headlines(
+        {"logprob_max_abs_diff": 0.25, "logprob_mean_abs_diff": 0.031, "mismatch_k3": 5e-4, "mismatch_ess": 0.9987}
+    ) == [
         ("logprob difference", "0.25"),
         ("mean", "0.031"),
         ("k3", "0.0005"),

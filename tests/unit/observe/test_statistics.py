@@ -49,7 +49,9 @@ def test_wilson_covers_as_often_as_it_says() -> None:
     n = 60
     for rate in (0.1, 0.5, 0.8):
         covered = sum(
-            math.comb(n, k) * rate**k * (1 - rate) ** (n - k) for k in range(n + 1) if wilson(k, n)[0] <= rate <= wilson(k, n)[1]
+            math.comb(n, k) * rate**k * (1 - rate) ** (n - k)
+            for k in range(n + 1)
+            if wilson(k, n)[0] <= rate <= wilson(k, n)[1]
         )
         assert 0.92 < covered < 0.98
 
@@ -76,7 +78,11 @@ def test_a_paired_difference_covers_as_often_as_it_says() -> None:
         for lost in range(n + 1 - gained):
             same = n - gained - lost
             chance = (
-                math.comb(n, gained) * math.comb(n - gained, lost) * gain**gained * loss**lost * (1 - gain - loss) ** same
+                math.comb(n, gained)
+                * math.comb(n - gained, lost)
+                * gain**gained
+                * loss**lost
+                * (1 - gain - loss) ** same
             )
             if chance < 1e-9:
                 continue
@@ -273,13 +279,17 @@ SHAPES = {  # how a task's two chances are drawn, and the mean change
     "much better": (lambda draw, n: (p := draw.beta(1, 1, n), 0.6 * p + 0.4), 0.2),
     "from one in ten to three": (lambda draw, n: (np.full(n, 0.1), np.full(n, 0.3)), 0.2),
     "of different hardness to both": (lambda draw, n: (draw.beta(1, 1, n), draw.beta(2, 1, n)), 1 / 6),
-    "solved or not, one in five turns": (lambda draw, n: (p := draw.integers(0, 2, n), np.abs(p - (draw.random(n) < 0.2))), 0.0),
+    "solved or not, one in five turns": (
+        lambda draw, n: (p := draw.integers(0, 2, n), np.abs(p - (draw.random(n) < 0.2))),
+        0.0,
+    ),
 }
 DESIGNS = [(tasks, samples) for tasks in (10, 20, 50) for samples in (1, 8)]
 
 
 def paired_coverage(shape: str, tasks: int, samples: int, evaluations: int) -> tuple[float, float]:
-    """The share of intervals that have the mean change inside, and how wide they are as a multiple of Student's, where it has one."""
+    """The share of intervals that have the mean change inside, and how wide they are as a multiple of Student's, where
+    it has one."""
     chances, truth = SHAPES[shape]
     draw = np.random.default_rng([tasks, samples, *shape.encode()])
     covered, width, students = 0, 0.0, 0.0

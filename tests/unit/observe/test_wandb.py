@@ -41,8 +41,8 @@ def one_life(folder: Path, first: int, end: int, mode: str) -> str:
 
 
 def logged(file: Path) -> list[dict[str, str]]:
-    """The rows of one of wandb's own files: name -> JSON. It is a LevelDB log (blocks of 32 KiB; chunks of checksum, length,
-    kind, piece of a record) of protocol buffers behind a header of 7 bytes."""
+    """The rows of one of wandb's own files: name -> JSON. It is a LevelDB log (blocks of 32 KiB; chunks of checksum,
+    length, kind, piece of a record) of protocol buffers behind a header of 7 bytes."""
     from wandb.proto import wandb_internal_pb2
 
     data, rows, whole, place = file.read_bytes(), [], b"", 7

@@ -43,7 +43,9 @@ def says(*messages: Message, **options: object) -> ScriptedEngine:
 
 def session(engine: ScriptedEngine, store: TurnList | None = None, **limits: int) -> RecordedSession:
     """A session on this engine under these limits."""
-    recorder = Recorder(engine, RENDERER, store, sampling=Sampling(max_tokens=limits.pop("turn", 256)), max_context=1500)
+    recorder = Recorder(
+        engine, RENDERER, store, sampling=Sampling(max_tokens=limits.pop("turn", 256)), max_context=1500
+    )
     return recorder.open(toy_task(), rollout_id="r", seed=7, limits=Limits(**limits))
 
 

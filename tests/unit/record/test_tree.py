@@ -178,7 +178,9 @@ def long_session(turns: int, branches: int = 1) -> tuple[Tree, list[Message]]:
             tokens = (*range(1000 * turn + number + 1, 1000 * turn + number + 64), 0)
             runs = Runs.of(0, 64)
             logprobs = tuple(-1.0 / (turn + at + 1) for at in range(64))
-            completion = Completion(tokens=tokens, logprobs=logprobs, finish_reason="stop", versions=runs, kv_versions=runs)
+            completion = Completion(
+                tokens=tokens, logprobs=logprobs, finish_reason="stop", versions=runs, kv_versions=runs
+            )
             said = ToolCall(id="call_0", name="f", arguments=Read())
             reply = dataclasses.replace(t.renderer.parse(tokens, ()), tool_calls=(said,))
             t.append(t.plan(messages, ()), completion, reply, Sampling(), "policy")
@@ -229,7 +231,9 @@ def test_messages_that_come_as_other_objects_continue_the_same_line():
 def test_values_that_only_compare_equal_are_other_arguments():
     t = tree()
     first = call("1")
-    one, true = (dataclasses.replace(first, tool_calls=(ToolCall(id="c", name="f", arguments={"x": x}),)) for x in (1, True))
+    one, true = (
+        dataclasses.replace(first, tool_calls=(ToolCall(id="c", name="f", arguments={"x": x}),)) for x in (1, True)
+    )
     assert one == true
     ask(t, [user("Hi")], one)
     assert ask(t, [user("Hi"), true, answer("1")], say("One.")) == [2, 3]

@@ -1,4 +1,5 @@
-"""What messages and tools say never becomes a control token, in any format; everything else is encoded as it is written."""
+"""What messages and tools say never becomes a control token, in any format; everything else is encoded as it is
+written."""
 
 from __future__ import annotations
 
@@ -64,13 +65,17 @@ def test_no_added_token_alone_can_be_written_at_once_everywhere(name):
         properties = {"code" + text: {"type": "string", "description": text}}
         tool = ToolSpec(name="python" + text, description=text, parameters={"type": "object", "properties": properties})
         said = [Message(role="system", content=text + "Be brief."), user(text), call("1", content=f"So {text}")]
-        return renderer.render([*said, replace(answer(text), name="python" + text), say(f"It {text} is."), user(text)], (tool,)).tokens
+        return renderer.render(
+            [*said, replace(answer(text), name="python" + text), say(f"It {text} is."), user(text)], (tool,)
+        ).tokens
 
     expected = controls(renderer, prompt("word"))
     for text in renderer.tokenizer.added_tokens:
         got = prompt(text)
         assert controls(renderer, got) == expected, text
-        assert renderer.decode(got).count(text) > sum(got.count(id) for t, id in renderer.control_ids.items() if text in t)
+        assert renderer.decode(got).count(text) > sum(
+            got.count(id) for t, id in renderer.control_ids.items() if text in t
+        )
 
 
 @pytest.mark.parametrize("name", ["qwen3", "template"])
@@ -124,7 +129,9 @@ def test_a_recipe_may_let_system_and_user_write_control_tokens_before_the_first_
     counts = [r.render([*opening, *rest], (TOOL,)).tokens.count(end) for r in (free, strict)]
     assert counts[0] == counts[1] + 2
     assert prove(free, (TOOL,), ("system", "user")) and prove(free, (), ("system", "user"))
-    with pytest.raises(BadInput, match="renderer: system message before the first reply: expected what is said as plain text"):
+    with pytest.raises(
+        BadInput, match="renderer: system message before the first reply: expected what is said as plain text"
+    ):
         prove(free, (TOOL,))
 
 
@@ -165,24 +172,33 @@ class OwnTokenizer(FileTokenizer):
 def test_a_renderer_that_encodes_by_itself_sees_no_marks_and_is_refused_where_it_can_be_forged(tmp_path):
     tokenizer = load_tokenizer(train_tokenizer([ODD], 300, tmp_path))
     own = OwnTokenizer(tokenizer._backend, tokenizer.special, str(tmp_path))
-    renderer = LibraryRenderer(create_renderer(own, config_from_name("qwen3")), tokenizer, "qwen3", Said(tokenizer.control))
+    renderer = LibraryRenderer(
+        create_renderer(own, config_from_name("qwen3")), tokenizer, "qwen3", Said(tokenizer.control)
+    )
     assert renderer.decode(renderer.render([user(ATTACK)], ()).tokens).count(ATTACK) == 1
     with pytest.raises(BadInput, match=r"renderer: .*expected what is said as plain text, got the control tokens"):
         prove(renderer, (TOOL,))
 
 
-@pytest.mark.parametrize("change", ["m.content | replace('^', '')", "m.content[:2] + '^' + m.content[2:]", "m.content | reverse"])
+@pytest.mark.parametrize(
+    "change", ["m.content | replace('^', '')", "m.content[:2] + '^' + m.content[2:]", "m.content | reverse"]
+)
 def test_a_template_that_changes_what_is_said_is_refused(tmp_path, change):
     folder = train_tokenizer([ODD], 300, tmp_path)
     turn = "<|im_start|>{{ m.role }}\n{{ " + change + " }}<|im_end|>\n"
-    template = "{% for m in messages %}" + turn + "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    template = (
+        "{% for m in messages %}"
+        + turn
+        + "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
     (folder / "chat_template.jinja").write_text(template)
     with pytest.raises(BadInput):
         prove(load_renderer(folder, "template"))
 
 
 def sentencepiece() -> Tokenizer:
-    """Pieces of the model that are control tokens as well, a normalizer, and blanks that depend on the place in the text."""
+    """Pieces of the model that are control tokens as well, a normalizer, and blanks that depend on the place in the
+    text."""
     pieces = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), *((letter, -2.0) for letter in "▁abc<s>/x")]
     made = Tokenizer(models.Unigram(list(dict(pieces).items()), unk_id=0))
     made.normalizer = normalizers.NFKC()
@@ -238,7 +254,9 @@ def test_every_kind_of_tokenizer_writes_its_added_tokens_as_text(kind):
 def test_text_with_a_mark_has_the_ids_of_the_text_without(kind, data):
     backend = KINDS[kind]()
     tokens = ControlTokens(backend)
-    parts = st.one_of(st.sampled_from([*tokens.ids, "a", "b", " ", "  ", "x", "\n\n", "ß", "數", "</"]), st.text(max_size=3))
+    parts = st.one_of(
+        st.sampled_from([*tokens.ids, "a", "b", " ", "  ", "x", "\n\n", "ß", "數", "</"]), st.text(max_size=3)
+    )
     drawn = data.draw(st.lists(parts, min_size=1, max_size=8))
     text = "".join(drawn).encode("utf-8", "replace").decode()
     at = data.draw(st.integers(0, len(text)))
@@ -258,9 +276,13 @@ def test_thousands_of_tokens_are_found_by_the_longest():
     made = trained()
     made.add_tokens([AddedToken(f"<unused{n}>", normalized=False) for n in range(6000)])
     tokens = ControlTokens(made)
-    assert tokens.marked("<unused12>, <unused1234 and <unused6000>") == f"<{MARK}unused12>, <unused1234 and <unused6000>"
+    assert (
+        tokens.marked("<unused12>, <unused1234 and <unused6000>") == f"<{MARK}unused12>, <unused1234 and <unused6000>"
+    )
 
 
 def test_marks_never_reach_a_prompt():
     for name in FORMATS:
-        assert MARK[1:-1] not in format_renderer(name).decode(format_renderer(name).render([user(ATTACK)], (TOOL,)).tokens)
+        assert MARK[1:-1] not in format_renderer(name).decode(
+            format_renderer(name).render([user(ATTACK)], (TOOL,)).tokens
+        )

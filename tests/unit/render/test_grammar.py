@@ -14,7 +14,12 @@ from sparring.generation import Constraint
 from sparring.testing.toy import toy_renderer
 
 VOCABULARY = 416
-SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x", "yes"]}, "b": {"type": "boolean"}}, "required": ["a", "b"], "additionalProperties": False}
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": ["x", "yes"]}, "b": {"type": "boolean"}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
 
 
 def grammars() -> Any:
@@ -46,7 +51,8 @@ def test_what_may_follow_is_what_the_grammar_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "source"), [("regex", "(a|b"), ("json_schema", '{"type": "nothing"}'), ("json_schema", "{]"), ("lark", "start: nowhere")]
+    ("kind", "source"),
+    [("regex", "(a|b"), ("json_schema", '{"type": "nothing"}'), ("json_schema", "{]"), ("lark", "start: nowhere")],
 )
 def test_what_does_not_compile_is_refused(kind: str, source: Any) -> None:
     with pytest.raises(BadInput, match="compile"):
@@ -75,12 +81,16 @@ def test_every_turn_is_in_the_grammar_and_is_trained_at_a_ratio_of_one(path: Any
     renderer, made, pattern = toy_renderer(), grammars(), "[0-9]{2,5}( is [a-z]+)?"
     asked = [Constraint(kind="json_schema", source=json.dumps(SCHEMA)), Constraint(kind="regex", source=pattern)]
     rules = [made.of(asked[number % 2 == 0]) for number in range(10)]
-    sampling = [Sampling(max_tokens=60, stop=renderer.stop_ids, seed=n, top_p=(1.0, 0.9)[n % 3 // 2]) for n in range(10)]
+    sampling = [
+        Sampling(max_tokens=60, stop=renderer.stop_ids, seed=n, top_p=(1.0, 0.9)[n % 3 // 2]) for n in range(10)
+    ]
     prompt = tuple(renderer.tokenizer.encode("What is 12 + 34?"))
 
     async def main() -> tuple[Any, Any]:
         engine = NativeEngine(load(path, dtype=dtype), EngineConfig(), threads=1)
-        requests = [GenerateRequest(id=str(n), tokens=prompt, sampling=sampling[n], allowed=rules[n]) for n in range(10)]
+        requests = [
+            GenerateRequest(id=str(n), tokens=prompt, sampling=sampling[n], allowed=rules[n]) for n in range(10)
+        ]
         answers = await asyncio.gather(*map(engine.generate, requests))
         rows = [
             Sample(
@@ -99,7 +109,9 @@ def test_every_turn_is_in_the_grammar_and_is_trained_at_a_ratio_of_one(path: Any
         ]
         losses = [PolicyLoss(AlgoConfig())]
         trainer = LocalTrainer(load(path, dtype=dtype), TrainConfig(), losses, name="policy", total_steps=1, threads=1)
-        metrics = await trainer.forward_backward(Batch(step=1, model="policy", rows=tuple(rows), denominators={"policy": 100.0}))
+        metrics = await trainer.forward_backward(
+            Batch(step=1, model="policy", rows=tuple(rows), denominators={"policy": 100.0})
+        )
         await engine.close()
         await trainer.close()
         return answers, metrics

@@ -68,7 +68,14 @@ def test_unknown_templates_are_served_by_difference(tmp_path, template, tools):
     assert "a bridge closes a reply that was cut short" in prove(renderer, tools)
 
 
-HEADERS = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>")
+HEADERS = (
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+)
 DEEPSEEK = tuple(f"<｜{n}｜>" for n in ("begin▁of▁sentence", "end▁of▁sentence", "User", "Assistant", "latest_reminder"))
 DEEPSEEK_TASKS = tuple(f"<｜{n}｜>" for n in ("action", "query", "authority", "domain", "title", "read_url"))
 

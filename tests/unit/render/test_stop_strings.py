@@ -17,7 +17,9 @@ def tokenizer():
 
 def expected(tokens: list[int], strings: list[str]) -> int | None:
     """The shortest beginning whose whole text holds one of the strings."""
-    return next((n for n in range(1, len(tokens) + 1) if any(s in tokenizer().decode(tokens[:n]) for s in strings)), None)
+    return next(
+        (n for n in range(1, len(tokens) + 1) if any(s in tokenizer().decode(tokens[:n]) for s in strings)), None
+    )
 
 
 @settings(max_examples=150, deadline=None)

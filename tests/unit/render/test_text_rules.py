@@ -30,7 +30,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def told(path: Path, sampling: Sampling, constraints: tuple[Constraint | None, ...]) -> Any:
-    """A conversation with one reply for each constraint, which its record says again to the bit: its segments and the replies."""
+    """A conversation with one reply for each constraint, which its record says again to the bit: its segments and the
+    replies."""
 
     async def main() -> Any:
         engine = NativeEngine(load(path), EngineConfig(), threads=1)

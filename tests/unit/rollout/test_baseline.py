@@ -26,7 +26,11 @@ def grouped(fates: Fates, *, errors_in_ten: int = 0) -> list[Group]:
     greedy = replace(stack.config.sampling(), temperature=0.0)
     best = ScriptedEngine(toy_script(toy_renderer()))
     baseline = RolloutRunner(
-        FatedWorld(fates), FatedBoxes(fates), Recorder(best, toy_renderer(), sampling=greedy), ChatHarness(), stack.config
+        FatedWorld(fates),
+        FatedBoxes(fates),
+        Recorder(best, toy_renderer(), sampling=greedy),
+        ChatHarness(),
+        stack.config,
     )
     scheduler = Scheduler(
         stack.runner, ToyTasks("train", 2), Window(1, 1, 2), run_seed=5, engine_version=lambda: 0, baseline=baseline

@@ -21,7 +21,9 @@ from sparring.types import Rollout, Score, Task
 TASKS = [toy_task(number, split="eval") for number in range(30)]
 
 
-def run(stack, tasks=TASKS, concurrent: int = 8, samples: int = 1, ks=(), stage: str = "eval", **more: object) -> Evaluation:
+def run(
+    stack, tasks=TASKS, concurrent: int = 8, samples: int = 1, ks=(), stage: str = "eval", **more: object
+) -> Evaluation:
     """The evaluation on a virtual clock."""
     plan = EvalPlan(tasks=tasks, run_seed=1, samples=samples, stage=stage)
     return summarize(plan, run_virtual(evaluate(stack.runner, plan, max_concurrent_rollouts=concurrent, **more))[0], ks)
@@ -64,7 +66,9 @@ def test_infrastructure_is_counted_named_and_left_out() -> None:
     stack = make_stack(Fates(score=lambda n: JudgeError("judge: 503") if n % 3 == 0 else None), retries=0)
     result = run(stack)
     assert len(result.lost) == 10 and result.success.tasks == 20 and result.success.value == 1.0
-    assert {lost.failure for lost in result.lost} == {"JudgeError: judge: 503"} and result.lost_share == pytest.approx(1 / 3)
+    assert {lost.failure for lost in result.lost} == {"JudgeError: judge: 503"} and result.lost_share == pytest.approx(
+        1 / 3
+    )
     assert result.outcomes == {"completed/answered": 20, "judge_failed/failure": 10}
 
 

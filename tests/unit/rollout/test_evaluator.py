@@ -103,7 +103,9 @@ class Life:
                 if len(self.trained) % 2:
                     continue
                 step = len(self.trained) // 2
-                await self.engine.pull(WeightRef(model="policy", version=step, checksum="", transport="", location=None))
+                await self.engine.pull(
+                    WeightRef(model="policy", version=step, checksum="", transport="", location=None)
+                )
                 self.window.release(step)
                 self.events.append(f"step {step}")
                 self.evaluator.after(step)
@@ -126,7 +128,11 @@ def test_training_steps_do_not_wait_for_it(store: SqliteStore) -> None:
     run_virtual(life.train(6))
     steps = [f"step {step}" for step in range(1, 7)]
     assert life.events == [
-        *steps[:4], "no evaluation 4 beside 2", *steps[4:], "no evaluation 6 beside 2", "evaluation 2"
+        *steps[:4],
+        "no evaluation 4 beside 2",
+        *steps[4:],
+        "no evaluation 6 beside 2",
+        "evaluation 2",
     ]
     assert life.results[2].versions == (2, 6) and life.results[2].rollouts == 5
     assert [g.id for g in store.groups(stage="rl/eval/2")] == [f"rl/eval/2/{n}" for n in range(5)]
@@ -147,7 +153,9 @@ def test_training_trains_the_same_without_it(store: SqliteStore) -> None:
     assert other.events == [f"step {step}" for step in range(1, 7)] and with_it > without + LONG_S
     for a, b in zip(one.trained, other.trained, strict=True):
         assert (a.scores, a.version, a.task) == (b.scores, b.version, b.task)
-        assert [t.segments for r in a.rollouts for t in r.trajectories] == [t.segments for r in b.rollouts for t in r.trajectories]
+        assert [t.segments for r in a.rollouts for t in r.trajectories] == [
+            t.segments for r in b.rollouts for t in r.trajectories
+        ]
 
 
 def test_what_kills_it_kills_the_run(store: SqliteStore) -> None:

@@ -58,7 +58,9 @@ def test_one_unit_in_the_last_place_is_found() -> None:
 
 def test_another_kept_set_is_found() -> None:
     def limited(segment: Segment) -> Segment:
-        return replace(segment, kept=KeptSets.of([[token, token + 1] if n == 2 else [] for n, token in enumerate(segment.tokens)]))
+        return replace(
+            segment, kept=KeptSets.of([[token, token + 1] if n == 2 else [] for n, token in enumerate(segment.tokens)])
+        )
 
     report = run(changed(recorded(), 0, limited))
     assert report.difference is not None and (report.difference.what, report.difference.position) == ("kept", 2)

@@ -8,7 +8,15 @@ from dataclasses import replace
 import pytest
 from fates import FatedBoxes, Fates, make_stack
 
-from sparring.errors import EngineError, JudgeError, LimitReached, PolicyFailure, SandboxError, StoreError, ToolHostError
+from sparring.errors import (
+    EngineError,
+    JudgeError,
+    LimitReached,
+    PolicyFailure,
+    SandboxError,
+    StoreError,
+    ToolHostError,
+)
 from sparring.harness.chat import ChatHarness
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.testing.clock import run_virtual
@@ -238,7 +246,9 @@ def test_a_world_that_cannot_be_made_is_tried_again() -> None:
         (OddWorld(said=Observation(messages=(Message(role="user", content="\ud800"),))), "surrogates not allowed"),
     ],
 )
-def test_what_no_model_can_be_told_and_no_baseline_can_hold_is_the_worlds_failure(world: OddWorld, message: str) -> None:
+def test_what_no_model_can_be_told_and_no_baseline_can_hold_is_the_worlds_failure(
+    world: OddWorld, message: str
+) -> None:
     done = odd(world)
     assert done.score is None and done.rollout.outcome.kind == "infra_failed"
     assert done.rollout.outcome.failure is not None and message in done.rollout.outcome.failure.message

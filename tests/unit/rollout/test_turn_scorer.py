@@ -57,7 +57,9 @@ def rollout(*roles: tuple[Segment, ...]) -> Rollout:
     return Rollout(id="r", task=TASK, index=0, attempt=0, purpose="train", trajectories=told)
 
 
-def scored(rollouts: Sequence[Rollout], scores: Sequence[Score], **settings: Any) -> tuple[list[Score], list[Sequence[int]]]:
+def scored(
+    rollouts: Sequence[Rollout], scores: Sequence[Score], **settings: Any
+) -> tuple[list[Score], list[Sequence[int]]]:
     model = Table()
     return asyncio.run(TurnScorer(model, **settings).score(TASK, rollouts, scores)), model.asked
 
@@ -75,12 +77,14 @@ def test_every_turn_is_read_up_to_its_end_in_its_own_context() -> None:
 
 
 def test_steps_are_judged_at_their_own_ends() -> None:
-    """Of the first turn behind the first token and the third of four, to which the fourth belongs; the world had paid for the end
-    of the second turn, which has one step; the third has none."""
+    """Of the first turn behind the first token and the third of four, to which the fourth belongs; the world had paid
+    for the end of the second turn, which has one step; the third has none."""
     ends = {(5, -6, 2, 9): [1, 3], (-3, 1): [2], (7,): []}
     turns = (turn(1, 0, 5, -6, 2, 9), context(2, 1, 3), turn(3, 2, -3, 1), turn(4, 3, 7))
     given = Score(reward=1.0, per_turn=(0.0, 0.5, 0.0), per_step=((), ((2, 0.5),), ()))
-    [score], asked = scored([rollout((context(0, None, 1), *turns))], [given], weight=2.0, steps=lambda tokens: ends[tuple(tokens)])
+    [score], asked = scored(
+        [rollout((context(0, None, 1), *turns))], [given], weight=2.0, steps=lambda tokens: ends[tuple(tokens)]
+    )
     assert asked == [(1, 5), (1, 5, -6, 2), (1, 5, -6, 2, 9, 3, -3, 1)]
     first, second, third = (1 / (1 + math.exp(-value)) for value in (6, 2, 12))
     assert score.per_step == (
@@ -105,11 +109,15 @@ def test_who_never_spoke_earned_nothing() -> None:
 
 
 def test_rewards_of_other_turns_than_were_sampled_are_the_worlds_mistake() -> None:
-    with pytest.raises(BadInput, match="rollout r: expected rewards of 1 turns, as many as were sampled, got 2; correct the env"):
+    with pytest.raises(
+        BadInput, match="rollout r: expected rewards of 1 turns, as many as were sampled, got 2; correct the env"
+    ):
         scored([rollout((context(0, None, 1), turn(1, 0, 2)))], [Score(reward=0.0, per_turn=(0.0, 1.0))])
 
 
 def test_turns_of_several_roles_are_refused() -> None:
     both = ((context(0, None, 1), turn(1, 0, 2)),) * 2
-    with pytest.raises(BadInput, match="rl.reward_by: expected a world of one role with 'turn' or 'step', got role 0, role 1"):
+    with pytest.raises(
+        BadInput, match="rl.reward_by: expected a world of one role with 'turn' or 'step', got role 0, role 1"
+    ):
         scored([rollout(*both)], [Score(reward=0.0)])

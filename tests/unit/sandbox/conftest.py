@@ -62,6 +62,7 @@ def descendants(pid: int) -> list[int]:
 
 @pytest.fixture
 def family() -> Callable[[int], list[int]]:
-    """`descendants` without those that this process had before the test: a world that lives on has processes of its own."""
+    """`descendants` without those that this process had before the test: a world that lives on has processes of its
+    own."""
     earlier = set(descendants(os.getpid()))
     return lambda pid: [process for process in descendants(pid) if process not in earlier]

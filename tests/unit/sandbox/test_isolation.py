@@ -64,7 +64,15 @@ def test_abstract_sockets_do_not_cross_boxes(bench: Any) -> None:
 def test_no_host_files(bench: Any, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("42")
-    paths = [secret, Path(__file__), Path.home(), Path("/etc/passwd"), Path("/etc/hostname"), Path("/home"), Path("/root")]
+    paths = [
+        secret,
+        Path(__file__),
+        Path.home(),
+        Path("/etc/passwd"),
+        Path("/etc/hostname"),
+        Path("/home"),
+        Path("/root"),
+    ]
     result = bench.python(f"import os\nfor path in {[str(path) for path in paths]}: print(os.path.exists(path))")
     assert secret.read_text() == "42"
     assert result.stdout == "False\n" * len(paths)
@@ -73,7 +81,20 @@ def test_no_host_files(bench: Any, tmp_path: Path) -> None:
 def test_the_root_holds_the_system_s_programs_and_nothing_else(bench: Any) -> None:
     names = set(bench.python("import os; print(*os.listdir('/'))").stdout.split())
     prefix = Path(sys.base_prefix).parts[1]
-    assert names - {prefix} <= {"usr", "bin", "sbin", "lib", "lib32", "lib64", "etc", "dev", "proc", "box", "tmp", "mnt"}
+    assert names - {prefix} <= {
+        "usr",
+        "bin",
+        "sbin",
+        "lib",
+        "lib32",
+        "lib64",
+        "etc",
+        "dev",
+        "proc",
+        "box",
+        "tmp",
+        "mnt",
+    }
     assert set(bench.python("import os; print(*os.listdir('/etc'))").stdout.split()) <= {"alternatives", "ld.so.cache"}
 
 
@@ -83,7 +104,16 @@ def test_no_environment_of_the_parent(bench: Any) -> None:
 
 
 def test_nothing_outside_the_box_can_be_written(bench: Any) -> None:
-    paths = ["/new", "/usr/new", "/etc/new", "/dev/new", "/bin/new", "/proc/new", "/proc/1/oom_score_adj", "/etc/ld.so.cache"]
+    paths = [
+        "/new",
+        "/usr/new",
+        "/etc/new",
+        "/dev/new",
+        "/bin/new",
+        "/proc/new",
+        "/proc/1/oom_score_adj",
+        "/etc/ld.so.cache",
+    ]
     code = f"for path in {paths}: attempt(lambda: open(path, 'w').write('x'))"
     answers = bench.python(TRY + code).stdout.split()
     assert len(answers) == len(paths)

@@ -100,7 +100,9 @@ def test_the_disk_is_bounded_over_all_folders_and_files(bench: Any) -> None:
 
 
 def test_many_empty_files_are_bounded_too(bench: Any) -> None:
-    code = "try:\n    for n in range(10**5): open(f'f{n}', 'w').close()\nexcept OSError as e: print(n < 2000, e.strerror)"
+    code = (
+        "try:\n    for n in range(10**5): open(f'f{n}', 'w').close()\nexcept OSError as e: print(n < 2000, e.strerror)"
+    )
     assert bench.python(code, disk_bytes=4 * MB).stdout == "True No space left on device\n"
 
 

@@ -46,7 +46,8 @@ class Reads(Env):
 
 
 def test_output_that_is_parked_in_sockets_holds_no_box_up(bench: Any) -> None:
-    """Sockets in flight in a ring keep the pipe open until the kernel looks for them. What was written before is not lost."""
+    """Sockets in flight in a ring keep the pipe open until the kernel looks for them. What was written before is not
+    lost."""
 
     async def work(boxes: BubblewrapBoxes) -> Any:
         box = await boxes.take(SPEC)
@@ -82,7 +83,11 @@ def test_a_closed_folder_and_a_full_disk_are_the_policy_s(bench: Any) -> None:
     async def work(boxes: BubblewrapBoxes) -> None:
         box = await boxes.take(SPEC)
         await box.python("import os; open('file', 'w'); os.chmod('/box', 0o500)")
-        for path, kind in (("tests.py", PermissionError), ("file/tests.py", OSError), ("sub/tests.py", PermissionError)):
+        for path, kind in (
+            ("tests.py", PermissionError),
+            ("file/tests.py", OSError),
+            ("sub/tests.py", PermissionError),
+        ):
             with pytest.raises(SpoiltFile) as spoilt:
                 await box.write(path, b"tests")
             assert isinstance(spoilt.value, kind)

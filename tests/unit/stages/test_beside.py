@@ -5,7 +5,9 @@ from sparring.stages.beside import figures
 
 
 def test_what_is_known_becomes_a_metric() -> None:
-    tasks = {f"t{n}": TaskResult(digest="", tag="sums", rewards=(float(n % 2),), solved=(n % 2 == 1,)) for n in range(8)}
+    tasks = {
+        f"t{n}": TaskResult(digest="", tag="sums", rewards=(float(n % 2),), solved=(n % 2 == 1,)) for n in range(8)
+    }
     results = list(tasks.values())
     found = figures(
         Evaluation(

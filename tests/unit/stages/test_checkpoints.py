@@ -56,7 +56,8 @@ def test_a_resume_remembers_the_lowest_where_that_is_the_best(tmp_path: Path) ->
 
 
 def test_another_trainer_comes_and_goes_with_the_first(tmp_path: Path) -> None:
-    """A critic's state lies inside the policy's checkpoint: both are restored from one step, and both are dropped together."""
+    """A critic's state lies inside the policy's checkpoint: both are restored from one step, and both are dropped
+    together."""
     model = tiny_model("qwen3", tmp_path / "model")
 
     async def lives() -> None:

@@ -47,7 +47,9 @@ def test_only_the_reply_is_the_reply(renderer):
     assert "1 + 2" in said and "it is 3" in said and "two" not in said and "tool_response" not in said
     whole = renderer.decode(tokens)
     assert "two" in whole and whole.index("two") < whole.index("it is 3")
-    with pytest.raises(BadInput, match=f"row 1: expected at most 20 tokens, the positions of the model, got {len(tokens)} tokens"):
+    with pytest.raises(
+        BadInput, match=f"row 1: expected at most 20 tokens, the positions of the model, got {len(tokens)} tokens"
+    ):
         rendered_reply(renderer, (TOOL,), "row 1", prompt, reply, 20)
 
 
@@ -61,7 +63,9 @@ def test_what_was_sampled_is_divided_as_the_rows_are(renderer):
     assert divided(tokens[start:])[-1] < len(tokens) - start, "what ends the turn belongs to no step"
     sampled = renderer.render((user("\n\none two \n \nthree\n"),), (), generation=False).tokens
     said = [renderer.decode(sampled[:end]) for end in divided(sampled)]
-    assert len(said) == 4 and said[1].rstrip().endswith("one two") and said[2].rstrip().endswith("three"), "blank steps are none"
+    assert len(said) == 4 and said[1].rstrip().endswith("one two") and said[2].rstrip().endswith("three"), (
+        "blank steps are none"
+    )
     assert divided(()) == divided(renderer.stop_ids[:1]) == []
 
 
@@ -73,8 +77,12 @@ def test_a_turn_ends_behind_its_last_token(renderer):
     labels = turn_labels(ours, row)
     assert list(labels.values()) == [1.0, 0.25] and max(labels) == len(tokens)
     assert all(tokens[end - 1] in renderer.stop_ids and ours[end - 1] for end in labels)
-    assert "1 + 2" in renderer.decode(tokens[: min(labels)]) and "tool_response" not in renderer.decode(tokens[: min(labels)])
-    with pytest.raises(BadInput, match="row 1, messages: expected 3 turns, one for each message of the assistant, got 2"):
+    assert "1 + 2" in renderer.decode(tokens[: min(labels)]) and "tool_response" not in renderer.decode(
+        tokens[: min(labels)]
+    )
+    with pytest.raises(
+        BadInput, match="row 1, messages: expected 3 turns, one for each message of the assistant, got 2"
+    ):
         turn_labels([True, False, True], row)
 
 

@@ -20,7 +20,14 @@ from sparring.stages.shape import context_room, folder_shape
 from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import FEATURES, tiny_model
 
-INIT = {"hidden_size": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "intermediate_size": 128, "vocab_size": 1024}
+INIT = {
+    "hidden_size": 64,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 128,
+    "vocab_size": 1024,
+}
 GIB = 1 << 30
 COMPARED = {"preference": {"name": "dpo"}}
 """Of `[rl]`: the reference is asked."""
@@ -29,14 +36,21 @@ RECURRENT = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron_h")
 
 @lru_cache
 def sized(num_layers: int, **settings: Any) -> Outline:
-    return fresh_outline(msgspec.convert({**INIT, "num_layers": num_layers, "max_positions": 256}, InitConfig), **settings)
+    return fresh_outline(
+        msgspec.convert({**INIT, "num_layers": num_layers, "max_positions": 256}, InitConfig), **settings
+    )
 
 
 LAYERS = {"policy": 3, "large": 30, "small": 1}
 
 
 def held_config(
-    stages: tuple[str, ...], *, models: dict | None = None, rl: dict | None = None, policy: dict | None = None, **sections: dict
+    stages: tuple[str, ...],
+    *,
+    models: dict | None = None,
+    rl: dict | None = None,
+    policy: dict | None = None,
+    **sections: dict,
 ) -> RunConfig:
     rubric = sections.pop("rubric", None)
     document = {
@@ -71,9 +85,13 @@ POLICY, LARGE, SMALL = (sized(LAYERS[name]) for name in ("policy", "large", "sma
 OTHERS = ("large", "small")
 
 
-@pytest.mark.parametrize(("stage", "copies", "caches"), [("sft", 1, 0), ("preference", 1, 0), ("eval", 1, 1), ("rl", 2, 1), ("distill", 2, 1)])
+@pytest.mark.parametrize(
+    ("stage", "copies", "caches"),
+    [("sft", 1, 0), ("preference", 1, 0), ("eval", 1, 1), ("rl", 2, 1), ("distill", 2, 1)],
+)
 def test_a_stage_holds_what_it_works_with(stage: str, copies: int, caches: int) -> None:
-    """A trainer and an engine have weights and packed ones each; what trains has moments and gradients; what publishes an update."""
+    """A trainer and an engine have weights and packed ones each; what trains has moments and gradients; what publishes
+    an update."""
     found, trains = held(stage), stage != "eval"
     page = POLICY.token_bytes("float32") * 16
     assert weights(found) == copies * both(POLICY) and found.cache == caches * 17 * page
@@ -93,9 +111,13 @@ def test_gradients_are_there_once_added_up_and_once_for_each_lane() -> None:
     config, one = held_config(("sft",)), POLICY.micro_batch(64)
     assert held("sft").step == int(SCATTERED * (POLICY.weights.total + one.total)), "64 tokens are not cut"
     wide = msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, token_budget=512))
-    assert Held.of(wide, {"policy": POLICY}).step == int(SCATTERED * (POLICY.weights.total + 2 * POLICY.micro_batch(256).total))
+    assert Held.of(wide, {"policy": POLICY}).step == int(
+        SCATTERED * (POLICY.weights.total + 2 * POLICY.micro_batch(256).total)
+    )
     alone = msgspec.structs.replace(wide, run=msgspec.structs.replace(wide.run, threads=1))
-    assert Held.of(alone, {"policy": POLICY}).step == int(SCATTERED * (2 * POLICY.weights.total + POLICY.micro_batch(256).total))
+    assert Held.of(alone, {"policy": POLICY}).step == int(
+        SCATTERED * (2 * POLICY.weights.total + POLICY.micro_batch(256).total)
+    )
 
 
 def test_a_reference_and_a_reward_model_are_there_too() -> None:
@@ -109,7 +131,11 @@ def test_a_reference_and_a_reward_model_are_there_too() -> None:
 
 
 def test_teachers_are_there_with_an_engine_each_or_beside_the_trainer() -> None:
-    taught = {"teachers": {"a": "large", "b": "large", "c": "small", "*": "policy"}, "over": "top_k", "feedback": "sibling"}
+    taught = {
+        "teachers": {"a": "large", "b": "large", "c": "small", "*": "policy"},
+        "over": "top_k",
+        "feedback": "sibling",
+    }
     served = held("distill", distill=taught, others=OTHERS)
     assert weights(served) - weights(held("distill")) == both(LARGE) + both(SMALL)
     assert served.cache == sum(17 * 16 * one.token_bytes("float32") for one in (POLICY, LARGE, SMALL))
@@ -126,7 +152,10 @@ def test_judges_are_there_wherever_the_world_is_played() -> None:
     rubric = {"kind_one": asked, "other": {**asked, "model": "large"}}
     models = {"teacher": {"path": "x"}, "large": {"path": "y"}}
     for stage in ("rl", "distill", "eval", "sft"):
-        with_judge, without = held(stage, rubric=rubric, models=models, others=OTHERS), held(stage, models=models, others=OTHERS)
+        with_judge, without = (
+            held(stage, rubric=rubric, models=models, others=OTHERS),
+            held(stage, models=models, others=OTHERS),
+        )
         assert weights(with_judge) - weights(without) == both(LARGE), stage
         assert with_judge.cache - without.cache == 17 * 16 * LARGE.token_bytes("float32")
     assert held("preference", rubric=rubric, others=OTHERS) == held("preference")
@@ -195,7 +224,9 @@ def test_every_model_is_read_where_it_lies(tmp_path: Path) -> None:
     models["nobody"] = {"path": "/nowhere"}
     asked = {"kind": "judge", "model": "judge", "prompt": "{completion}?", "choices": {"yes": 1.0}}
     rl = {"critic": {"model": "critic"}, "reward_model": "reward"}
-    config = held_config(("rl", "distill"), models=models, rl=rl, rubric={"a": asked}, distill={"teachers": {"*": "teacher"}})
+    config = held_config(
+        ("rl", "distill"), models=models, rl=rl, rubric={"a": asked}, distill={"teachers": {"*": "teacher"}}
+    )
     found = shapes_of(config, tmp_path)
     assert set(found) == {"policy", "judge", "teacher", "critic (scalar)", "reward (scalar)"}
     assert found["policy"].parameters == found["teacher"].parameters > found["critic (scalar)"].parameters - 64
@@ -204,7 +235,9 @@ def test_every_model_is_read_where_it_lies(tmp_path: Path) -> None:
 def test_keys_and_values_here_and_in_host_memory() -> None:
     token = POLICY.token_bytes("float32")
     assert held(engine={"kv_tokens": 1600}).cache == 1616 * token
-    assert held(engine={"kv_tokens": 0, "kv_bytes": GIB, "max_running": 2}).cache == (2 * 256 + 16) * token, "no more than is used"
+    assert held(engine={"kv_tokens": 0, "kv_bytes": GIB, "max_running": 2}).cache == (2 * 256 + 16) * token, (
+        "no more than is used"
+    )
     offload = {"kv_across_turns": "offload", "offload_bytes": 64 * 16 * token}
     assert held(engine=offload).cache == (17 + 64) * 16 * token
     assert held(engine={**offload, "kv_across_turns": "keep"}).cache == 17 * 16 * token
@@ -244,8 +277,8 @@ def test_packed_factors_are_counted_as_large_as_they_are(path_name: str, family:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["llama", *FEATURES])
 def test_a_family_holds_what_is_counted(family: str, dtype: str, tmp_path: Path) -> None:
-    """Parameters, what the products read, tables, and keys and values of a token. Mixtures of some families have a router that is
-    not ours."""
+    """Parameters, what the products read, tables, and keys and values of a token. Mixtures of some families have a
+    router that is not ours."""
     path = tiny_model(family, tmp_path)
     real = Outline(loaded(family, path, dtype=dtype))
     said = outline(path, dtype=dtype, numerics="fast" if family in RECURRENT else "exact")
@@ -257,7 +290,9 @@ def test_a_family_holds_what_is_counted(family: str, dtype: str, tmp_path: Path)
 
 @pytest.mark.parametrize("family", ["llama", *FEATURES])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_a_micro_batch_of_every_family_is_computed_without_values(family: str, checkpointing: bool, tmp_path: Path) -> None:
+def test_a_micro_batch_of_every_family_is_computed_without_values(
+    family: str, checkpointing: bool, tmp_path: Path
+) -> None:
     path = tiny_model(family, tmp_path)
     model = outline(path, numerics="fast" if family in RECURRENT else "exact", gradient_checkpointing=checkpointing)
     few, many = model.micro_batch(32).total, model.micro_batch(320).total

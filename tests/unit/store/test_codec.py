@@ -84,7 +84,11 @@ def segments(draw, index: int = 0) -> Segment:
     logprobs = tuple(draw(st.lists(NUMBERS, min_size=len(tokens), max_size=len(tokens))))
     runs = Runs.of(draw(COUNTS), len(tokens))
     constraint = st.none() | st.builds(Constraint, kind=st.sampled_from(("json_schema", "regex", "lark")), source=TEXTS)
-    asked = {"stop_strings": st.tuples(TEXTS), "constraint": constraint, "logit_bias": st.tuples(st.tuples(st.just(3), NUMBERS))}
+    asked = {
+        "stop_strings": st.tuples(TEXTS),
+        "constraint": constraint,
+        "logit_bias": st.tuples(st.tuples(st.just(3), NUMBERS)),
+    }
     sampling = draw(st.none() | st.builds(Sampling, temperature=NUMBERS, seed=SEEDS, stop=st.just((1, 2)), **asked))
     return Segment(
         index=index,
@@ -124,7 +128,9 @@ def groups(draw) -> Group:
     task, other = draw(TASKS), draw(TASKS)
     count = draw(st.integers(0, 3))
     broken = st.just(
-        Outcome(kind="infra_failed", reason="failure", failure=Failure(error="SandboxError", where="box", message="gone"))
+        Outcome(
+            kind="infra_failed", reason="failure", failure=Failure(error="SandboxError", where="box", message="gone")
+        )
     )
     return Group(
         id="rl/0",

@@ -39,7 +39,9 @@ def datasets_folder(folder: Path, rows: list[Any]) -> str:
         table = pyarrow.Table.from_pylist(part)
         with pyarrow.OSFile(str(path / name), "wb") as sink, pyarrow.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
-    (path / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names], "_split": "train"}))
+    (path / "state.json").write_text(
+        json.dumps({"_data_files": [{"filename": name} for name in names], "_split": "train"})
+    )
     (path / "dataset_info.json").write_text("{}")
     return str(path)
 
@@ -67,14 +69,18 @@ def test_every_format_gives_the_same_conversations(write: Any, tmp_path: Path) -
         ]
     }
     shown = read_conversations(write(tmp_path, [row] * 3))
-    assert shown == [
-        (
-            Message(role="user", content="hi"),
-            Message(role="assistant", tool_calls=(ToolCall(id="c", name="python", arguments={"code": "1"}),)),
-            Message(role="tool", content="1", tool_call_id="c"),
-            Message(role="assistant", content="one"),
-        )
-    ] * 3
+    assert (
+        shown
+        == [
+            (
+                Message(role="user", content="hi"),
+                Message(role="assistant", tool_calls=(ToolCall(id="c", name="python", arguments={"code": "1"}),)),
+                Message(role="tool", content="1", tool_call_id="c"),
+                Message(role="assistant", content="one"),
+            )
+        ]
+        * 3
+    )
 
 
 def test_prompt_and_answer_make_a_conversation(tmp_path: Path) -> None:
@@ -104,7 +110,10 @@ def test_a_mapped_column_wins_over_one_that_bears_its_name(tmp_path: Path) -> No
         ('{"messages": []}', "rows.jsonl:2, messages: expected a list"),
         ('{"messages": [{"role": "bot"}]}', r"messages\[0\]: expected an object with role, one of system, user"),
         ('{"messages": [{"role": "user", "content": 1}]}', r"messages\[0\].content: expected a text, got 1"),
-        ('{"messages": [{"role": "assistant", "content": "x"}]}', "expected a conversation that waits for the assistant"),
+        (
+            '{"messages": [{"role": "assistant", "content": "x"}]}',
+            "expected a conversation that waits for the assistant",
+        ),
         (
             '{"messages": [{"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{"}]}]}',
             r"tool_calls\[0\].arguments: expected JSON",

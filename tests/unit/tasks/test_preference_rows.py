@@ -23,7 +23,9 @@ def asked(text):
     return {"role": "user", "content": text}
 
 
-YES, NO, ASKED = (Message(role=role, content=text) for role, text in (("assistant", "yes"), ("assistant", "no"), ("user", "ok?")))
+YES, NO, ASKED = (
+    Message(role=role, content=text) for role, text in (("assistant", "yes"), ("assistant", "no"), ("user", "ok?"))
+)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,11 @@ def test_single_replies_are_wanted_or_not(tmp_path):
         {"prompt": "ok?", "completion": "no", "label": False},
         {"prompt": "ok?", "chosen": "yes", "rejected": "no"},
     )
-    assert [(row.chosen, row.rejected) for row in read_preferences(path, single=True)] == [((YES,), None), (None, (NO,)), ((YES,), (NO,))]
+    assert [(row.chosen, row.rejected) for row in read_preferences(path, single=True)] == [
+        ((YES,), None),
+        (None, (NO,)),
+        ((YES,), (NO,)),
+    ]
     with pytest.raises(BadInput, match="rows.jsonl:1: expected a column 'chosen'"):
         read_preferences(path)
 
@@ -79,9 +85,18 @@ def test_a_solution_that_does_not_parse_is_refused(tmp_path, row, message):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"prompt": [asked("a"), said("b")], "chosen": "c", "rejected": "d"}, "a prompt that waits for the assistant, got one that"),
-        ({"prompt": "a", "chosen": [asked("c")], "rejected": "d"}, "chosen: expected a reply that begins and ends with the assistant"),
-        ({"chosen": [asked("a"), said("b")], "rejected": [asked("z"), said("b")]}, "a prompt that waits for the assistant, got none"),
+        (
+            {"prompt": [asked("a"), said("b")], "chosen": "c", "rejected": "d"},
+            "a prompt that waits for the assistant, got one that",
+        ),
+        (
+            {"prompt": "a", "chosen": [asked("c")], "rejected": "d"},
+            "chosen: expected a reply that begins and ends with the assistant",
+        ),
+        (
+            {"chosen": [asked("a"), said("b")], "rejected": [asked("z"), said("b")]},
+            "a prompt that waits for the assistant, got none",
+        ),
         ({"prompt": "a", "completion": "b", "label": 1}, "label: expected true or false, got 1"),
     ],
     ids=["answered", "question", "prompts", "label"],
@@ -113,12 +128,27 @@ def test_turns_have_labels(tmp_path):
     ("row", "message"),
     [
         ({"labels": [1]}, "expected a column 'messages', got 'labels'"),
-        ({"messages": spoken("user"), "labels": []}, "messages: expected a question, and a conversation that ends with the assistant"),
-        ({"messages": spoken("assistant"), "labels": [1]}, "got one that begins with the assistant or ends with another"),
-        ({"messages": spoken("user", "assistant", "user"), "labels": [1]}, "got one that begins with the assistant or ends"),
-        ({"messages": spoken("user", "assistant"), "labels": [1, 0]}, "labels: expected 1 of them, one for each message of the assist"),
+        (
+            {"messages": spoken("user"), "labels": []},
+            "messages: expected a question, and a conversation that ends with the assistant",
+        ),
+        (
+            {"messages": spoken("assistant"), "labels": [1]},
+            "got one that begins with the assistant or ends with another",
+        ),
+        (
+            {"messages": spoken("user", "assistant", "user"), "labels": [1]},
+            "got one that begins with the assistant or ends",
+        ),
+        (
+            {"messages": spoken("user", "assistant"), "labels": [1, 0]},
+            "labels: expected 1 of them, one for each message of the assist",
+        ),
         ({"messages": spoken("user", "assistant"), "labels": [None]}, "not all null, got"),
-        ({"messages": spoken("user", "assistant"), "labels": [2]}, "labels: expected true, false, null or numbers from 0 to 1"),
+        (
+            {"messages": spoken("user", "assistant"), "labels": [2]},
+            "labels: expected true, false, null or numbers from 0 to 1",
+        ),
     ],
 )
 def test_turns_that_do_not_parse_are_refused(tmp_path, row, message):

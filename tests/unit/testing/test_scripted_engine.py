@@ -14,9 +14,7 @@ from sparring.types import WeightRef
 
 def request(tokens: tuple[int, ...] = (1, 2), conversation: str | None = None, **sampling: object) -> GenerateRequest:
     """A request that stops at 9."""
-    return GenerateRequest(
-        id="q", tokens=tokens, sampling=Sampling(stop=(9,), **sampling), conversation=conversation
-    )
+    return GenerateRequest(id="q", tokens=tokens, sampling=Sampling(stop=(9,), **sampling), conversation=conversation)
 
 
 def test_scripts_are_cut_and_ended():

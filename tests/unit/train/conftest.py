@@ -40,7 +40,8 @@ def make_model(model_path):
 
 @pytest.fixture
 def make_batch():
-    """The batch of a step: policy rows of two turns with advantages, behaviour log-probabilities near those of a fresh model."""
+    """The batch of a step: policy rows of two turns with advantages, behaviour log-probabilities near those of a fresh
+    model."""
 
     def make(step=1, *, rows=9, version=0, seed=0):
         draw = random.Random(1000 * seed + step)

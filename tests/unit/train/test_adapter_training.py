@@ -1,4 +1,5 @@
-"""A trainer of an adapter: it alone learns, is saved, restored and published, and the engine serves it in the trainer's bits."""
+"""A trainer of an adapter: it alone learns, is saved, restored and published, and the engine serves it in the trainer's
+bits."""
 
 import asyncio
 
@@ -81,14 +82,20 @@ def test_resume_is_bitwise_and_small(folder, make_batch, dtype, tmp_path):
 def test_sampled_under_each_pushed_version_is_trained_with_difference_zero(folder, dtype):
     """Three rounds: sample, train on it, push in flight. One bit of the adapter shows."""
     trainer = LocalTrainer(
-        load(folder, dtype=dtype), TrainConfig(learning_rate=1e-2), [PolicyLoss(AlgoConfig())], name="policy", total_steps=9, threads=1
+        load(folder, dtype=dtype),
+        TrainConfig(learning_rate=1e-2),
+        [PolicyLoss(AlgoConfig())],
+        name="policy",
+        total_steps=9,
+        threads=1,
     )
 
     async def rounds(engine):
         found = []
         for step in range(1, 5):
             asked = [
-                GenerateRequest(id=str(i), tokens=tuple(range(i + 1, i + 9)), sampling=Sampling(seed=i, max_tokens=12)) for i in range(6)
+                GenerateRequest(id=str(i), tokens=tuple(range(i + 1, i + 9)), sampling=Sampling(seed=i, max_tokens=12))
+                for i in range(6)
             ]
             answers = await asyncio.gather(*map(engine.generate, asked))
             rows = tuple(row(request, answer, step) for request, answer in zip(asked, answers, strict=True))

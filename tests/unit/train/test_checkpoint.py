@@ -18,7 +18,8 @@ from sparring.types import CheckpointRef
 
 
 def train(model, steps, *, restore=None, save_at=None, folder=None, **settings):
-    """Train on the batches of `steps`. Returns (final weights, optimiser state, the checkpoint written at `save_at`)."""
+    """Train on the batches of `steps`. Returns (final weights, optimiser state, the checkpoint written at
+    `save_at`)."""
     options = {"learning_rate": 1e-3, "schedule": "cosine", "warmup_steps": 2, "weight_decay": 0.1, "token_budget": 40}
     config = TrainConfig(**{**options, **settings})
     trainer = LocalTrainer(model, config, [PolicyLoss(AlgoConfig())], name="policy", total_steps=8, threads=1)
@@ -122,10 +123,15 @@ def test_retention_keeps_the_last_and_the_best(tmp_path):
     for step, reward in enumerate([0.1, 0.9, 0.2, 0.9, 0.3, 0.4], start=1):
         (tmp_path / str(step)).mkdir()
         refs.append(
-            CheckpointRef(model="policy", stage="rl", step=step, path=str(tmp_path / str(step)), metrics={"reward": reward})
+            CheckpointRef(
+                model="policy", stage="rl", step=step, path=str(tmp_path / str(step)), metrics={"reward": reward}
+            )
         )
     kept = checkpoint.retain(refs, keep_last=2, best_metric="reward")
     assert [ref.step for ref in kept] == [2, 5, 6]
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["2", "5", "6"]
-    assert [ref.step for ref in checkpoint.retain(kept, keep_last=1, best_metric="reward", best_is_highest=False)] == [5, 6]
+    assert [ref.step for ref in checkpoint.retain(kept, keep_last=1, best_metric="reward", best_is_highest=False)] == [
+        5,
+        6,
+    ]
     assert [ref.step for ref in checkpoint.retain(kept[1:], keep_last=1)] == [6]

@@ -94,15 +94,26 @@ def test_it_learns_what_is_still_earned(model_path, make_batch):
         return losses, version
 
     losses, version = asyncio.run(trained())
-    tokens = [earned for row in rows for earned, weight in zip(row.annotations["return"], row.weights["value"], strict=True) if weight]
+    tokens = [
+        earned
+        for row in rows
+        for earned, weight in zip(row.annotations["return"], row.weights["value"], strict=True)
+        if weight
+    ]
     assert losses[0] == pytest.approx(0.5 * sum(tokens) / len(tokens)), "a new head says 0 of everything"
     assert losses[-1] < 0.2 * losses[0]
     assert version == 0, "updates are counted on the policy"
 
 
 def test_every_sampled_token_teaches_whatever_its_advantage(make_batch):
-    rows = [replace(row, annotations={"value": row.advantages, "return": row.advantages}) for row in make_batch(rows=3).rows]
-    idle = replace(rows[0], advantages=(0.0,) * len(rows[0].tokens), weights={"policy": tuple(w / 8 for w in rows[0].weights["policy"])})
+    rows = [
+        replace(row, annotations={"value": row.advantages, "return": row.advantages}) for row in make_batch(rows=3).rows
+    ]
+    idle = replace(
+        rows[0],
+        advantages=(0.0,) * len(rows[0].tokens),
+        weights={"policy": tuple(w / 8 for w in rows[0].weights["policy"])},
+    )
     silent = replace(rows[1], weights={"policy": (0.0,) * len(rows[1].tokens)})
     first, last = value_rows([idle, silent, rows[2]])
     assert first.weights == {"value": rows[0].weights["policy"]} and last.id == rows[2].id

@@ -1,4 +1,5 @@
-"""The trainer with teachers beside it: closer with every step, the same however rows are cut, and each row to its own teacher."""
+"""The trainer with teachers beside it: closer with every step, the same however rows are cut, and each row to its own
+teacher."""
 
 import asyncio
 import random
@@ -23,8 +24,13 @@ VOCABULARY = 48
 @pytest.fixture(scope="module")
 def teachers(tmp_path_factory):
     """Two models of another shape than the student."""
-    init = InitConfig(hidden_size=48, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16, max_positions=64, initializer_range=0.2)
-    return {name: load(create(init, VOCABULARY, tmp_path_factory.mktemp(name) / "model", seed)) for seed, name in enumerate(("a", "b"))}
+    init = InitConfig(
+        hidden_size=48, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16, max_positions=64, initializer_range=0.2
+    )
+    return {
+        name: load(create(init, VOCABULARY, tmp_path_factory.mktemp(name) / "model", seed))
+        for seed, name in enumerate(("a", "b"))
+    }
 
 
 def rows(count=6):
@@ -33,13 +39,25 @@ def rows(count=6):
     for number in range(count):
         tokens = tuple(draw.randrange(VOCABULARY) for _ in range(draw.randint(4, 12)))
         weights = (0.0, 0.0, *[1.0] * (len(tokens) - 2))
-        row = Sample(id=f"r{number}", group="g", source="policy", tokens=tokens, weights={"distill": weights}, logprobs=(0.0,) * len(tokens))
+        row = Sample(
+            id=f"r{number}",
+            group="g",
+            source="policy",
+            tokens=tokens,
+            weights={"distill": weights},
+            logprobs=(0.0,) * len(tokens),
+        )
         made.append(replace(row, teacher="ab"[number % 2], versions=(-1,) * len(tokens), temperature=0.8))
     return made
 
 
 def batch(samples):
-    return Batch(step=1, model="policy", rows=tuple(samples), denominators={"distill": sum(sum(row.weights["distill"]) for row in samples)})
+    return Batch(
+        step=1,
+        model="policy",
+        rows=tuple(samples),
+        denominators={"distill": sum(sum(row.weights["distill"]) for row in samples)},
+    )
 
 
 def trained(make_model, loss, samples, *, teachers=None, steps=1, **settings):
@@ -68,9 +86,14 @@ def with_tops(samples, teachers, make_model, k):
     for row in samples:
         model = teachers[row.teacher]
         tokens = torch.tensor(row.tokens)
-        hidden = model.hidden(tokens[:-1], torch.arange(len(tokens) - 1), Packed(torch.tensor([0, len(tokens) - 1], dtype=torch.int32)))
+        hidden = model.hidden(
+            tokens[:-1], torch.arange(len(tokens) - 1), Packed(torch.tensor([0, len(tokens) - 1], dtype=torch.int32))
+        )
         judged = judge(model, hidden, tokens[1:], torch.full((len(tokens) - 1,), row.temperature), k)
-        pairs = [list(zip(*pair, strict=True)) for pair in zip(judged.top_ids.tolist(), judged.top_logprobs.tolist(), strict=True)]
+        pairs = [
+            list(zip(*pair, strict=True))
+            for pair in zip(judged.top_ids.tolist(), judged.top_logprobs.tolist(), strict=True)
+        ]
         logprobs = (0.0, *judged.logprob.tolist())
         made.append(replace(row, tops=TopRows.of([[], *pairs]), annotations={"teacher": logprobs}))
     return made
@@ -86,12 +109,18 @@ def test_the_divergence_falls(make_model, teachers, over, kind):
     assert found[0]["loss_distill"] == pytest.approx(divergences[0], rel=1e-6)
 
 
-@pytest.mark.parametrize("loss", [DistillLoss(Divergence(over="top_k")), DistillLoss(Divergence()), SampledDistillLoss("squared")])
+@pytest.mark.parametrize(
+    "loss", [DistillLoss(Divergence(over="top_k")), DistillLoss(Divergence()), SampledDistillLoss("squared")]
+)
 def test_packing_does_not_show(make_model, teachers, loss):
     samples = with_tops(rows(), teachers, make_model, 8)
-    # steps in proportion to the gradient, and large beside the rounding of a weight: what they differ by, gradients differ by
+    # steps in proportion to the gradient, and large beside the rounding of a weight: what they differ by, gradients
+    # differ by
     how = {"learning_rate": 30.0, "epsilon": 1.0, "gradient_clip": 1e9}
-    cut = {budget: trained(make_model, loss, samples, teachers=teachers, token_budget=budget, **how) for budget in (8, 4096)}
+    cut = {
+        budget: trained(make_model, loss, samples, teachers=teachers, token_budget=budget, **how)
+        for budget in (8, 4096)
+    }
     assert cut[8][0][0]["micro_batches"] > cut[4096][0][0]["micro_batches"]
     assert cut[8][0][0]["loss_distill"] == pytest.approx(cut[4096][0][0]["loss_distill"], rel=1e-5)
     start = make_model().state()
@@ -104,7 +133,9 @@ def test_each_row_is_compared_with_its_own_teacher(make_model, teachers):
     loss = DistillLoss(Divergence())
     samples = rows()
     parts = {name: [row for row in samples if row.teacher == name] for name in "ab"}
-    alone = {name: trained(make_model, loss, part, teachers=teachers)[0][0]["divergence"] for name, part in parts.items()}
+    alone = {
+        name: trained(make_model, loss, part, teachers=teachers)[0][0]["divergence"] for name, part in parts.items()
+    }
     tokens = {name: sum(sum(row.weights["distill"]) for row in part) for name, part in parts.items()}
     together = trained(make_model, loss, samples, teachers=teachers)[0][0]["divergence"]
     assert together == pytest.approx(sum(alone[name] * tokens[name] for name in "ab") / sum(tokens.values()), rel=1e-5)

@@ -1,4 +1,5 @@
-"""An implicit process reward model through the trainer: told which rollouts were right, it knows which tokens are to blame."""
+"""An implicit process reward model through the trainer: told which rollouts were right, it knows which tokens are to
+blame."""
 
 import asyncio
 import random
@@ -20,12 +21,15 @@ GOOD, BAD, NEITHER = 7, 23, 11
 
 
 def spoken(make_batch):
-    """Rollouts of tokens that matter and others that do not; a right one says the good token, a wrong one the bad one."""
+    """Rollouts of tokens that matter and others that do not; a right one says the good token, a wrong one the bad
+    one."""
     draw, rows = random.Random(4), []
     for number, row in enumerate(make_batch(rows=48).rows):
         told = GOOD if number % 2 else BAD
         ours = [bool(weight) for weight in row.weights["policy"]]
-        tokens = tuple(draw.choice((told, NEITHER)) if mine else token for mine, token in zip(ours, row.tokens, strict=True))
+        tokens = tuple(
+            draw.choice((told, NEITHER)) if mine else token for mine, token in zip(ours, row.tokens, strict=True)
+        )
         right = tuple(float(number % 2) if mine else 0.0 for mine in ours)
         rows.append(replace(row, id=f"t{number}#0", tokens=tokens, annotations={"right": right}))
     return rows
@@ -33,7 +37,9 @@ def spoken(make_batch):
 
 def test_outcomes_alone_teach_it_which_tokens_matter(model_path, make_batch):
     config = TrainConfig(learning_rate=3e-3, token_budget=64)
-    trainer = LocalTrainer(load(model_path), config, [ImplicitReward(beta=0.5)], name="implicit", total_steps=20, threads=1)
+    trainer = LocalTrainer(
+        load(model_path), config, [ImplicitReward(beta=0.5)], name="implicit", total_steps=20, threads=1
+    )
 
     async def trained():
         rows = await Forwarded(trainer.forward, "reference").annotate(spoken(make_batch))

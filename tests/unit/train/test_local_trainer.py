@@ -237,7 +237,8 @@ def test_a_gradient_that_is_not_finite_changes_nothing(make_model, make_batch):
 
 
 def test_clipping_bounds_the_global_norm(make_model, make_batch):
-    """With clipping, AdamW's first moment after one step is (1 - beta1) times a gradient of the norm that was allowed."""
+    """With clipping, AdamW's first moment after one step is (1 - beta1) times a gradient of the norm that was
+    allowed."""
 
     async def once(trainer):
         await trainer.forward_backward(make_batch())
@@ -288,7 +289,9 @@ def test_a_loss_whose_unit_could_be_split_is_refused(make_model):
     class Grouped(ImitateLoss):
         needs = replace(ImitateLoss.needs, unit="group")
 
-    with pytest.raises(BadInput, match="expected a unit out of token, turn, sequence, pair, got 'group', which micro-batches"):
+    with pytest.raises(
+        BadInput, match="expected a unit out of token, turn, sequence, pair, got 'group', which micro-batches"
+    ):
         LocalTrainer(make_model(), TrainConfig(), [Grouped()], name="policy", total_steps=1)
 
 
@@ -325,10 +328,13 @@ def test_bfloat16_micro_batches_accumulate_each_gradient_once(make_model, make_b
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("budget", [1, 40, 10_000])
 def test_forward_has_the_bits_of_the_training_forward(make_model, make_batch, dtype, budget):
-    """Its log-probabilities, recorded as those of the sampling policy, differ from the training forward's by nothing."""
+    """Its log-probabilities, recorded as those of the sampling policy, differ from the training forward's by
+    nothing."""
     batch, model = make_batch(), make_model(dtype)
     # credit has not spoken yet, or has said nothing that matters here: every weighed token has a value all the same
-    rows = [replace(row, advantages=None if place % 2 else (0.0,) * len(row.tokens)) for place, row in enumerate(batch.rows)]
+    rows = [
+        replace(row, advantages=None if place % 2 else (0.0,) * len(row.tokens)) for place, row in enumerate(batch.rows)
+    ]
 
     async def work(trainer):
         found = await trainer.forward(rows, {"logprob", "entropy"})
@@ -386,5 +392,9 @@ def test_the_mismatch_of_an_engine_that_differs_by_hand(make_model, make_batch):
     weights = [math.exp(move) for move in moves]
     assert metrics["logprob_max_abs_diff"] == pytest.approx(0.5, abs=1e-6)
     assert metrics["logprob_mean_abs_diff"] == pytest.approx(sum(map(abs, moves)) / len(moves), abs=1e-6)
-    assert metrics["mismatch_k3"] == pytest.approx(sum(w - 1 - d for w, d in zip(weights, moves)) / len(moves), abs=1e-6)
-    assert metrics["mismatch_ess"] == pytest.approx(sum(weights) ** 2 / len(weights) / sum(w * w for w in weights), abs=1e-6)
+    assert metrics["mismatch_k3"] == pytest.approx(
+        sum(w - 1 - d for w, d in zip(weights, moves)) / len(moves), abs=1e-6
+    )
+    assert metrics["mismatch_ess"] == pytest.approx(
+        sum(weights) ** 2 / len(weights) / sum(w * w for w in weights), abs=1e-6
+    )

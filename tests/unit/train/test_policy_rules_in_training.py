@@ -1,5 +1,5 @@
-"""Every ratio, gate and correction in a trainer: the same loss and gradients under any token budget and any sharing of prefixes, and
-the loss of the golden reference at the trainer's own log-probabilities."""
+"""Every ratio, gate and correction in a trainer: the same loss and gradients under any token budget and any sharing of
+prefixes, and the loss of the golden reference at the trainer's own log-probabilities."""
 
 import asyncio
 import itertools
@@ -62,7 +62,10 @@ def as_case(batch, algo, said):
             "advantage": row.advantages,
         }
         turns = [len(list(run)) for mine, run in itertools.groupby(ours) if mine]
-        columns = {name: np.float32(list(itertools.compress(column, ours))).astype(float).tolist() for name, column in of.items()}
+        columns = {
+            name: np.float32(list(itertools.compress(column, ours))).astype(float).tolist()
+            for name, column in of.items()
+        }
         rows.append({**columns, "turns": turns, "trajectory": row.id})
     return {"algo": algo, "rows": rows, "max_tokens": 1}
 

@@ -1,4 +1,5 @@
-"""Preferences through the trainer: pairs stay whole, surveys are of the whole batch, scalar heads learn what a text is worth."""
+"""Preferences through the trainer: pairs stay whole, surveys are of the whole batch, scalar heads learn what a text is
+worth."""
 
 import asyncio
 import random
@@ -46,11 +47,20 @@ def drawn_pairs(count, *, share=0.5, imitate=False, long=12):
             answer = [draw.randrange(VOCABULARY) for _ in range(draw.randint(1, long))]
             marks = [False] * len(prompt) + [True] * len(answer)
             id = f"{number}{label:+}"
-            made = reply([*prompt, *answer], marks, id=id, group=f"{number}", label=label, share=share, imitate=imitate and label > 0)
-            rows.append(replace(made, annotations={"reference": tuple(draw.uniform(-5, -3) if mark else 0.0 for mark in marks)}))
+            made = reply(
+                [*prompt, *answer],
+                marks,
+                id=id,
+                group=f"{number}",
+                label=label,
+                share=share,
+                imitate=imitate and label > 0,
+            )
+            rows.append(
+                replace(made, annotations={"reference": tuple(draw.uniform(-5, -3) if mark else 0.0 for mark in marks)})
+            )
     draw.shuffle(rows)
     return rows
-
 
 
 def step_of(batch, model, losses, **settings):
@@ -84,7 +94,10 @@ def test_a_pair_that_is_chosen_twice_counts_twice(make_model):
     """Where one epoch ends and the next begins."""
     rows = drawn_pairs(1)
     once, twice = (preference_batch([rows] * count, step=1, model="policy") for count in (1, 2))
-    assert (once.denominators["preference"], twice.denominators["preference"]) == (pytest.approx(1.0), pytest.approx(2.0))
+    assert (once.denominators["preference"], twice.denominators["preference"]) == (
+        pytest.approx(1.0),
+        pytest.approx(2.0),
+    )
     (one, first), (two, second) = (step_of(batch, make_model(), [PairLoss(Dpo())]) for batch in (once, twice))
     assert two["loss_preference"] == pytest.approx(one["loss_preference"], rel=1e-6)
     assert_same(second, first)
@@ -102,7 +115,9 @@ def test_pairs_are_cut_between_lanes_as_wholes(make_model):
 def kto_batch():
     rows = drawn_pairs(6, share=1.0)
     # far below what the model says, so that the shift is not cut off at 0
-    rows = [replace(r, annotations={"reference": tuple(3.0 * value for value in r.annotations["reference"])}) for r in rows]
+    rows = [
+        replace(r, annotations={"reference": tuple(3.0 * value for value in r.annotations["reference"])}) for r in rows
+    ]
     strangers = []
     for row, other in zip(rows, [*rows[1:], rows[0]], strict=True):
         stranger = mismatched(row, other, 64)
@@ -122,7 +137,9 @@ def test_a_survey_is_of_the_whole_batch_in_any_micro_batch(make_model):
         assert parts["loss_preference"] == pytest.approx(metrics["loss_preference"], rel=1e-6)
         assert_same(found, expected)
     # the mismatched rows are judged, not trained
-    assert metrics["tokens_trained"] == sum(len(r.weights["preference"]) - r.weights["preference"].count(0.0) for r in batch.rows if r.label)
+    assert metrics["tokens_trained"] == sum(
+        len(r.weights["preference"]) - r.weights["preference"].count(0.0) for r in batch.rows if r.label
+    )
 
 
 def test_a_step_without_mismatched_rows_is_refused(make_model):
@@ -138,7 +155,9 @@ def test_what_the_trainer_said_before_makes_rewards_zero(make_model):
     async def work(trainer):
         rows = drawn_pairs(4)
         known = await trainer.forward(rows, frozenset({"logprob"}))
-        rows = [replace(row, annotations={"reference": values["logprob"]}) for row, values in zip(rows, known, strict=True)]
+        rows = [
+            replace(row, annotations={"reference": values["logprob"]}) for row, values in zip(rows, known, strict=True)
+        ]
         first = await trainer.forward_backward(preference_batch(units(rows, PAIRED), step=1, model="policy"))
         await trainer.step()
         for step in range(2, 12):
@@ -179,7 +198,10 @@ def test_a_scalar_head_learns_where_a_solution_goes_wrong(model_path):
     """Token 9 is a wrong step; what follows it is not made wrong by it."""
     draw = random.Random(1)
     texts = [[draw.choice([4, 5, 9]) for _ in range(6)] for _ in range(8)]
-    rows = [labelled_steps((1, 2, *text), {3 + at: float(token != 9) for at, token in enumerate(text)}, id=str(n)) for n, text in enumerate(texts)]
+    rows = [
+        labelled_steps((1, 2, *text), {3 + at: float(token != 9) for at, token in enumerate(text)}, id=str(n))
+        for n, text in enumerate(texts)
+    ]
 
     async def work(trainer):
         for step in range(1, 31):

@@ -28,7 +28,10 @@ def batch():
     header = draw.choices(range(VOCABULARY), k=6)
     prompts = [[*header, *draw.choices(range(VOCABULARY), k=4 + 3 * group)] for group in range(4)]
     heads = [prompts[i % 4] if i < 14 else draw.choices(range(VOCABULARY), k=3) for i in range(18)]
-    rows = [_row(draw, str(i), tuple(head), draw.randint(2, 30), "policy" if i % 3 else "imitate") for i, head in enumerate(heads)]
+    rows = [
+        _row(draw, str(i), tuple(head), draw.randint(2, 30), "policy" if i % 3 else "imitate")
+        for i, head in enumerate(heads)
+    ]
     return Batch(step=1, model="policy", rows=tuple(rows), denominators=denominators(rows))
 
 
@@ -42,7 +45,11 @@ def _row(draw, name, prompt, length, term):
     recorded = tuple(draw.uniform(-4.2, -3.5) if mark else 0.0 for mark in marks)
     versions = tuple(0 if mark else -1 for mark in marks)
     return replace(
-        row, logprobs=recorded, advantages=tuple(advantage * bool(m) for m in marks), versions=versions, kv_versions=versions
+        row,
+        logprobs=recorded,
+        advantages=tuple(advantage * bool(m) for m in marks),
+        versions=versions,
+        kv_versions=versions,
     )
 
 
@@ -56,7 +63,12 @@ def over_ranks(rows, ranks):
 def trained(model, batch, parts):
     """The gradients that the trainer adds up over `parts`, each a call of its own."""
     trainer = LocalTrainer(
-        model, TrainConfig(token_budget=10_000), [PolicyLoss(AlgoConfig()), ImitateLoss()], name="policy", total_steps=1, threads=1
+        model,
+        TrainConfig(token_budget=10_000),
+        [PolicyLoss(AlgoConfig()), ImitateLoss()],
+        name="policy",
+        total_steps=1,
+        threads=1,
     )
 
     async def work():
@@ -70,7 +82,10 @@ def trained(model, batch, parts):
 
 def distance(found, expected):
     """Between two sets of gradients, relative to the second."""
-    norms = [sum(((a[name] - b[name]) ** 2).sum() for name in b) for a, b in ((found, expected), (expected, dict.fromkeys(expected, 0)))]
+    norms = [
+        sum(((a[name] - b[name]) ** 2).sum() for name in b)
+        for a, b in ((found, expected), (expected, dict.fromkeys(expected, 0)))
+    ]
     return float((norms[0] / norms[1]).sqrt())
 
 

@@ -36,13 +36,23 @@ COEFFICIENT = 0.3
 @pytest.fixture(scope="module")
 def other(tmp_path_factory):
     """A reference of another shape."""
-    init = InitConfig(hidden_size=48, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16, max_positions=64, initializer_range=0.2)
+    init = InitConfig(
+        hidden_size=48, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16, max_positions=64, initializer_range=0.2
+    )
     return load(create(init, VOCABULARY, tmp_path_factory.mktemp("other") / "model", 3))
 
 
 def make_trainer(model, kl=None, *, teachers=None, **settings):
     config = TrainConfig(**{"learning_rate": 1e-2, "token_budget": 10_000, **settings})
-    return LocalTrainer(model, config, [PolicyLoss(AlgoConfig(kl=kl or Kl()))], name="policy", total_steps=9, threads=1, teachers=teachers)
+    return LocalTrainer(
+        model,
+        config,
+        [PolicyLoss(AlgoConfig(kl=kl or Kl()))],
+        name="policy",
+        total_steps=9,
+        threads=1,
+        teachers=teachers,
+    )
 
 
 def run(trainer, work):
@@ -69,8 +79,12 @@ def narrowed(batch, seed=2):
     draw = random.Random(seed)
     rows = []
     for row in batch.rows:
-        kept = [sorted({token, *draw.sample(range(VOCABULARY), 9)}) if draw.random() < 0.7 else [] for token in row.tokens]
-        rows.append(replace(row, kept=KeptSets.of(kept), bias=(((3, 0.5), (8, -1.0)),) * len(row.tokens), temperature=0.8))
+        kept = [
+            sorted({token, *draw.sample(range(VOCABULARY), 9)}) if draw.random() < 0.7 else [] for token in row.tokens
+        ]
+        rows.append(
+            replace(row, kept=KeptSets.of(kept), bias=(((3, 0.5), (8, -1.0)),) * len(row.tokens), temperature=0.8)
+        )
     return replace(batch, rows=tuple(rows))
 
 
@@ -85,7 +99,9 @@ def by_equation(model, reference, batch):
         kept = [np.frombuffer(row.kept.rows[place], "<i4").tolist() if row.kept else [] for place in ours]
         with torch.no_grad():
             of = [
-                each.logits(each.hidden(tokens, torch.arange(len(tokens)), where, torch.tensor(ours) - 1)).double().numpy()
+                each.logits(each.hidden(tokens, torch.arange(len(tokens)), where, torch.tensor(ours) - 1))
+                .double()
+                .numpy()
                 for each in (model, reference)
             ]
         found.append(divergence(*(probabilities(logits, given, kept, row.temperature) for logits in of)))
@@ -98,7 +114,9 @@ def test_it_is_the_divergence_under_any_token_budget_and_sharing(make_model, oth
     whole, split = make_model(), make_model()
     together = once(whole, batch, teachers={"there": other})
     apart = once(split, batch, teachers={"there": other}, budget=1)
-    assert together["micro_batches"] == 1 and apart["micro_batches"] == len(batch.rows) and together["tokens_shared"] > 0
+    assert (
+        together["micro_batches"] == 1 and apart["micro_batches"] == len(batch.rows) and together["tokens_shared"] > 0
+    )
     expected = by_equation(make_model(), other, batch)
     without = once(make_model(), batch, kl=Kl())
     for found in (together, apart):
@@ -126,7 +144,15 @@ def test_a_first_pass_over_the_step_asks_no_reference(make_model, other):
     """The gate that singles tokens out finds the same ones beside the penalty, whose reference is computed once."""
     counted = Counted(other)
     algo = AlgoConfig(gate=KlCov(share=0.2), kl=Kl(coefficient=COEFFICIENT, estimator="full"))
-    trainer = LocalTrainer(make_model(), TrainConfig(), [PolicyLoss(algo)], name="policy", total_steps=1, threads=1, teachers={"there": counted})
+    trainer = LocalTrainer(
+        make_model(),
+        TrainConfig(),
+        [PolicyLoss(algo)],
+        name="policy",
+        total_steps=1,
+        threads=1,
+        teachers={"there": counted},
+    )
     batch = compared(make_forest(3))
     found = run(trainer, trainer.forward_backward(batch))
     assert found["reference_kl"] == pytest.approx(by_equation(make_model(), other, batch), rel=1e-5)
@@ -153,7 +179,9 @@ def test_a_reference_says_of_sampled_tokens_what_a_trainer_of_its_own_would(make
     def said(trainer, name):
         return [values[name] for values in run(trainer, trainer.forward(batch.rows, {name}))]
 
-    assert said(make_trainer(make_model(), teachers={"there": other}), "teacher") == said(make_trainer(other), "logprob")
+    assert said(make_trainer(make_model(), teachers={"there": other}), "teacher") == said(
+        make_trainer(other), "logprob"
+    )
 
 
 @pytest.mark.parametrize("name", ["there", "self"])
@@ -161,7 +189,13 @@ def test_it_scores_given_tokens_as_an_engine_of_its_weights(make_model, other, n
     models = {"there": other, "self": make_model()}
     trainer, draw = make_trainer(make_model(), teachers=models), random.Random(8)
     asked = [
-        ScoreRequest(id=str(i), tokens=tuple(draw.choices(range(VOCABULARY), k=12)), first=1 + 3 * i, temperature=0.8, top_k=2 * i)
+        ScoreRequest(
+            id=str(i),
+            tokens=tuple(draw.choices(range(VOCABULARY), k=12)),
+            first=1 + 3 * i,
+            temperature=0.8,
+            top_k=2 * i,
+        )
         for i in range(3)
     ]
 
@@ -177,9 +211,12 @@ def test_it_scores_given_tokens_as_an_engine_of_its_weights(make_model, other, n
 
 
 def trained(model, batches, teacher, *, kl=None, restore=None, save=None):
-    """What is trained after every update, the average after the last, and each update's metrics; saved to `save` after the third."""
+    """What is trained after every update, the average after the last, and each update's metrics; saved to `save` after
+    the third."""
     teachers = {"average": teacher}
-    trainer = make_trainer(model, kl or Kl(coefficient=COEFFICIENT, estimator="full", reference="average"), teachers=teachers)
+    trainer = make_trainer(
+        model, kl or Kl(coefficient=COEFFICIENT, estimator="full", reference="average"), teachers=teachers
+    )
     found, metrics = [], []
 
     async def work():
@@ -208,7 +245,8 @@ def make(request, model_path, tmp_path):
 
 
 def test_the_average_follows_what_is_trained(make, make_batch):
-    """As its equation says, in float32; what it computes with is that average, and the first update is compared with the start."""
+    """As its equation says, in float32; what it computes with is that average, and the first update is compared with
+    the start."""
     teacher, start = Average(make(), 0.7), Average(make(), 0.7).state()
     weights, found, metrics, _ = trained(make(), [make_batch(step) for step in range(1, 5)], teacher)
     moved = 0.0

@@ -29,6 +29,12 @@ def test_cosine_is_halfway_in_the_middle():
 
 
 def test_impossible_settings_are_refused():
-    for bad in ({"learning_rate": 0.0}, {"min_ratio": 2.0}, {"token_budget": 0}, {"beta2": 1.0}, {"gradient_clip": -1.0}):
+    for bad in (
+        {"learning_rate": 0.0},
+        {"min_ratio": 2.0},
+        {"token_budget": 0},
+        {"beta2": 1.0},
+        {"gradient_clip": -1.0},
+    ):
         with pytest.raises(ValueError):
             TrainConfig(**bad)

@@ -1,4 +1,5 @@
-"""Rows that begin alike are computed together: the same log-probabilities to the bit, the same gradients within rounding."""
+"""Rows that begin alike are computed together: the same log-probabilities to the bit, the same gradients within
+rounding."""
 
 import random
 from dataclasses import replace
@@ -80,7 +81,8 @@ def test_gradients_are_those_of_every_row_alone(make_model):
 
 
 def test_the_same_batch_gives_the_same_gradients_to_the_bit(make_model):
-    """With hundreds of tokens predicted from one place: indexing would add their gradients in the order threads come."""
+    """With hundreds of tokens predicted from one place: indexing would add their gradients in the order threads
+    come."""
     batch, found = make_forest(7, groups=4, size=80), []
     for _ in range(3):
         model = make_model()

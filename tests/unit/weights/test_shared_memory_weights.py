@@ -30,7 +30,9 @@ def test_what_is_fetched_is_what_was_published_to_the_bit():
     assert list(got) == list(state)
     for name, tensor in state.items():
         assert (got[name].dtype, got[name].shape) == (tensor.dtype, tensor.shape)
-        assert torch.equal(got[name].contiguous().view(-1).view(torch.uint8), tensor.contiguous().view(-1).view(torch.uint8))
+        assert torch.equal(
+            got[name].contiguous().view(-1).view(torch.uint8), tensor.contiguous().view(-1).view(torch.uint8)
+        )
 
 
 def test_nobody_shares_storage():
@@ -113,5 +115,8 @@ def test_what_a_killed_publisher_left_is_swept_and_what_a_living_one_lends_is_no
 
 def test_no_room_is_said():
     enormous = torch.zeros(1).expand(1 << 44)
-    with pytest.raises(WeightsError, match=r"bytes of /dev/shm, got OSError: .*; make room there"), published("policy", 1, {"a": enormous}):
+    with (
+        pytest.raises(WeightsError, match=r"bytes of /dev/shm, got OSError: .*; make room there"),
+        published("policy", 1, {"a": enormous}),
+    ):
         pass

@@ -1,14 +1,15 @@
-"""Teachers with another tokenizer: what the student said is said to them in their own tokens, and compared where both end.
+"""Teachers with another tokenizer: what the student said is said to them in their own tokens, and compared where both
+end.
 
-Formula. The text of a turn is cut at every place where a token of the student and a token of the teacher end together. Of such a
-span s the student's log-probability is the sum over its tokens, as the teacher's is over its own (the chain rule; merging
-tokens by their product: GOLD, Patino et al. 2025, after ULD, arXiv 2402.12030). A span is one action of the policy, so each of
-the student's tokens in it gets the span's whole gap as its own:
+Formula. The text of a turn is cut at every place where a token of the student and a token of the teacher end together.
+Of such a span s the student's log-probability is the sum over its tokens, as the teacher's is over its own (the chain
+rule; merging tokens by their product: GOLD, Patino et al. 2025, after ULD, arXiv 2402.12030). A span is one action of
+the policy, so each of the student's tokens in it gets the span's whole gap as its own:
 
     teacher_t = behaviour_t + (log p(s) - sum of behaviour over s)      for every student's token t of s
 
-so that teacher_t - logprob_t is log p(s) - log q(s) for tokens that the trained weights have sampled; with equal tokenizers,
-where a span is a token, it is the teacher's log-probability. The end of a turn is a span of one token each.
+so that teacher_t - logprob_t is log p(s) - log q(s) for tokens that the trained weights have sampled; with equal
+tokenizers, where a span is a token, it is the teacher's log-probability. The end of a turn is a span of one token each.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ Span = tuple[range, range]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tongue:
-    """How a model's tokens are written: its renderer, its tokenizer, the token that ends its turn, and how many of them it
-    reads at most."""
+    """How a model's tokens are written: its renderer, its tokenizer, the token that ends its turn, and how many of them
+    it reads at most."""
 
     renderer: Renderer
     encode: Callable[[str], Sequence[int]]
@@ -41,9 +42,9 @@ class Tongue:
 
 
 class AcrossTokenizers:
-    """Implements `Annotator`: the annotation `teacher` by the formula above. A turn that cannot be said to the teacher (text that
-    does not survive its tokenizer, that is too long for it, or that follows several tool calls at once) is compared with the
-    policy as it sampled.
+    """Implements `Annotator`: the annotation `teacher` by the formula above. A turn that cannot be said to the teacher
+    (text that does not survive its tokenizer, that is too long for it, or that follows several tool calls at once) is
+    compared with the policy as it sampled.
 
     Args:
         watch: knows the rows' groups.
@@ -94,7 +95,9 @@ class AcrossTokenizers:
                 said[start:end] = await self._turn(row, name, messages, segment, said[start:end])
             if segment.message is not None:
                 messages.append(segment.message)
-                told = told and len(segment.message.tool_calls) <= 1  # of several answers, the record has the last alone
+                told = (
+                    told and len(segment.message.tool_calls) <= 1
+                )  # of several answers, the record has the last alone
             start = end
         return replace(row, teacher=name, annotations={**row.annotations, TEACHER: tuple(said)})
 
@@ -137,8 +140,8 @@ def ends(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[
 
 
 def aligned(ours: Sequence[int | None], theirs: Sequence[int | None]) -> list[Span]:
-    """The shortest spans of two tokenizations of one text, in order, from where each token ends. Tokens without text of their own
-    belong to the span before them, or to the first."""
+    """The shortest spans of two tokenizations of one text, in order, from where each token ends. Tokens without text of
+    their own belong to the span before them, or to the first."""
     last = {}
     for side, places in enumerate((ours, theirs)):
         for place, end in enumerate(places):

@@ -16,8 +16,9 @@ TOLD = "\n\nA correct solution of this:\n\n{solution}\n\nNow solve the task your
 
 
 def sibling_reading(watch: Watch, renderer: Renderer, tools: Sequence[ToolSpec]) -> Callable[[Sample], Reading | None]:
-    """What a teacher reads that is shown a solution: the first rollout of the same group that succeeded, another than the row's
-    (SDPO, arXiv 2601.20802, section 3, with the group's own successes as feedback). The row's tokens follow as they are.
+    """What a teacher reads that is shown a solution: the first rollout of the same group that succeeded, another than
+    the row's (SDPO, arXiv 2601.20802, section 3, with the group's own successes as feedback). The row's tokens follow
+    as they are.
 
     Returns:
         None for a row whose group has no other success.

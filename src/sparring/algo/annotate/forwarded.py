@@ -12,11 +12,13 @@ Forward = Callable[[Sequence[Sample], Set[str]], Awaitable[Sequence[Mapping[str,
 
 
 class Forwarded:
-    """Implements `Annotator`: a quantity of every weighted token under the weights that a trainer holds when it is asked.
+    """Implements `Annotator`: a quantity of every weighted token under the weights that a trainer holds when it is
+    asked.
 
     Args:
         forward: of the trainer.
-        name: of the annotation, such as "proximal" for the policy's own log-probabilities before an update of several optimiser
+        name: of the annotation, such as "proximal" for the policy's own log-probabilities before an update of several
+            optimiser
         steps.
         quantity: what is asked of it.
     """

@@ -17,12 +17,13 @@ LARGEST_ERROR = 0.2
 
 
 class KlCoefficient:
-    """Implements `Annotator`: the coefficient of the KL penalty, as the annotation `kl_coefficient`, moved at every update
-    towards a divergence (Ziegler et al., arXiv 1909.08593, its controller):
+    """Implements `Annotator`: the coefficient of the KL penalty, as the annotation `kl_coefficient`, moved at every
+    update towards a divergence (Ziegler et al., arXiv 1909.08593, its controller):
 
         e_n = clip((KL_n - target) / target, -0.2, 0.2)        coefficient_{n + 1} = coefficient_n (1 + gain e_n)
 
-    KL_n is the mean over the update's trajectories of the sum of log(behaviour / reference), over tokens that the policy sampled.
+    KL_n is the mean over the update's trajectories of the sum of log(behaviour / reference), over tokens that the
+    policy sampled.
 
     Args:
         config: of the penalty; without a target nothing adapts.
@@ -39,7 +40,9 @@ class KlCoefficient:
         Raises:
             BadInput: a sample has no annotation `reference`.
         """
-        told = [replace(row, annotations={**row.annotations, "kl_coefficient": self._everywhere(row)}) for row in samples]
+        told = [
+            replace(row, annotations={**row.annotations, "kl_coefficient": self._everywhere(row)}) for row in samples
+        ]
         spent: dict[str, list[float]] = defaultdict(list)
         for row in samples:
             spent[row.trajectory] += [own - other for own, other, weight in _compared(row) if weight]
@@ -50,7 +53,8 @@ class KlCoefficient:
         return told
 
     def metrics(self) -> dict[str, float]:
-        """kl_coefficient, of the next update, and kl_per_trajectory, measured at the last; none where nothing adapts."""
+        """kl_coefficient, of the next update, and kl_per_trajectory, measured at the last; none where nothing
+        adapts."""
         if self._config.target is None:
             return {}
         measured = {} if self._divergence is None else {"kl_per_trajectory": self._divergence}

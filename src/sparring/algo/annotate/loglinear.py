@@ -9,14 +9,14 @@ from sparring.types import Sample
 
 
 class ProximalShare:
-    """Implements `Annotator`: how far along the way from the recorded to the current log-probability of a token those of the
-    trainer before the update are taken to be, as the annotation `proximal_share`.
+    """Implements `Annotator`: how far along the way from the recorded to the current log-probability of a token those
+    of the trainer before the update are taken to be, as the annotation `proximal_share`.
 
         share = (v - v_b) / (v + 1 - v_b)       log proximal = log behaviour + share * (log pi - log behaviour)
 
-    with v the version before the update, which makes v + 1, and v_b the one that sampled the token: decoupled PPO's anchor
-    without its forward (AReaL, Fu et al., arXiv 2505.24298, and its log-linear approximation). Tokens of version v keep what
-    was recorded; the staler a token, the nearer its anchor is to now.
+    with v the version before the update, which makes v + 1, and v_b the one that sampled the token: decoupled PPO's
+    anchor without its forward (AReaL, Fu et al., arXiv 2505.24298, and its log-linear approximation). Tokens of version
+    v keep what was recorded; the staler a token, the nearer its anchor is to now.
 
     Args:
         version: of the weights that the trainer holds when it is asked.

@@ -10,12 +10,12 @@ from sparring.types import Sample
 
 
 class Observed:
-    """Implements `Annotator`: every token that a tool's answer added, with the template around it, has weight 1 in the imitate
-    term, in the first row that contains it (ECHO, arXiv 2605.24517: the policy term's loss + lambda * cross-entropy of the
-    environment's tokens, a mean over them; lambda is the term's scale).
+    """Implements `Annotator`: every token that a tool's answer added, with the template around it, has weight 1 in the
+    imitate term, in the first row that contains it (ECHO, arXiv 2605.24517: the policy term's loss + lambda *
+    cross-entropy of the environment's tokens, a mean over them; lambda is the term's scale).
 
-    Of a row only what stands before its last sampled token is known to the trainer as context; an answer that nothing follows
-    is trained all the same.
+    Of a row only what stands before its last sampled token is known to the trainer as context; an answer that nothing
+    follows is trained all the same.
     """
 
     def __init__(self, watch: Watch) -> None:

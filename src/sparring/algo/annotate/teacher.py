@@ -64,8 +64,9 @@ class Asker:
 
 
 class TeacherRows:
-    """Implements `Annotator`: every row gets its teacher's name, and what that one says of the tokens that the policy term
-    weighs, at the temperature they were sampled at: the annotation `teacher` and, where `top_k` is asked for, `Sample.tops`.
+    """Implements `Annotator`: every row gets its teacher's name, and what that one says of the tokens that the policy
+    term weighs, at the temperature they were sampled at: the annotation `teacher` and, where `top_k` is asked for,
+    `Sample.tops`.
 
     Scores of a teacher that does not change are a function of the row, so a resumed run hears the same.
 
@@ -75,8 +76,8 @@ class TeacherRows:
         engines: by model name; a teacher that has none is computed elsewhere, and only named.
         asker: asks them.
         top_k: how many of the likeliest tokens are asked for.
-        reading: what the teacher reads instead of the row, if it is something else; None where there is nothing for it to
-            read: the row is then compared with the policy as it sampled.
+        reading: what the teacher reads instead of the row, if it is something else; None where there is nothing for it
+            to read: the row is then compared with the policy as it sampled.
         room: most tokens of such a reading; a longer one is none.
     """
 

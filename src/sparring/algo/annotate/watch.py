@@ -8,7 +8,8 @@ from sparring.types import Group, Rollout, Sample, Segment, Trajectory
 
 
 class Watch:
-    """Remembers groups on their way to become rows. As the last of a stage's annotators it forgets those whose rows pass."""
+    """Remembers groups on their way to become rows. As the last of a stage's annotators it forgets those whose rows
+    pass."""
 
     def __init__(self) -> None:
         self._groups: dict[str, Group] = {}

@@ -1,4 +1,5 @@
-"""Corrections by name: what each sets in `[algo.correction]`, where it is from, and what its source does in another way."""
+"""Corrections by name: what each sets in `[algo.correction]`, where it is from, and what its source does in another
+way."""
 
 from __future__ import annotations
 

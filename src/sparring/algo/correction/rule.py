@@ -1,5 +1,5 @@
-"""Importance weights and rejection, for an engine that is not the trainer's own module and for stale weights. Torch-free until
-called.
+"""Importance weights and rejection, for an engine that is not the trainer's own module and for stale weights.
+Torch-free until called.
 
 Shapes: M weighted tokens of a micro-batch.
 """
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What each token's share of the loss is multiplied with, without gradient. With d = log(old / behaviour), `old` the
-    trainer's probability of a token and `behaviour` the one that the engine recorded, its weight is
+    """What each token's share of the loss is multiplied with, without gradient. With d = log(old / behaviour), `old`
+    the trainer's probability of a token and `behaviour` the one that the engine recorded, its weight is
 
         w = exp(sum of d over the unit of `weight`; for geometric their mean over the sequence), then
 
@@ -29,18 +29,18 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         mask       w if low <= w <= high else 0     IcePop (arXiv 2510.18855), masked importance sampling
         none       w
 
-    and, with `reject`, 0 for all tokens of a unit whose divergence exceeds `reject_above`: the mean, sum or maximum over
-    `reject_unit` of
+    and, with `reject`, 0 for all tokens of a unit whose divergence exceeds `reject_above`: the mean, sum or maximum
+    over `reject_unit` of
 
         k1 = -d        k2 = d^2 / 2        k3 = exp(d) - 1 - d        (http://joschu.net/blog/kl-approx.html)
 
-    Mean k1 is minus the logarithm of the geometric ratio, so that `reject_below` and `reject_above` together bound that ratio.
-    With `normalise` all weights are divided by their mean over the optimiser step's tokens: self-normalised importance sampling
-    (Kong 1992), which trades a little bias for variance.
+    Mean k1 is minus the logarithm of the geometric ratio, so that `reject_below` and `reject_above` together bound that
+    ratio. With `normalise` all weights are divided by their mean over the optimiser step's tokens: self-normalised
+    importance sampling (Kong 1992), which trades a little bias for variance.
 
-    `denominator` says whether tokens whose weight became 0, masked or rejected, still count. "all": they do, so that what is
-    left weighs what it weighed. "kept": they do not, as if they had not been sampled; a trajectory is then as long as what is
-    kept of it, and counts where anything is.
+    `denominator` says whether tokens whose weight became 0, masked or rejected, still count. "all": they do, so that
+    what is left weighs what it weighed. "kept": they do not, as if they had not been sampled; a trajectory is then as
+    long as what is kept of it, and counts where anything is.
 
     Where the probabilities are equal every weight is exactly 1, nothing is rejected, and the loss keeps its bits.
     """
@@ -104,7 +104,8 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The largest divergence that stays."""
 
     reject_below: float | None = None
-    """The least k1 that stays, which is negative where the trainer finds the tokens likelier than the engine; None: no bound."""
+    """The least k1 that stays, which is negative where the trainer finds the tokens likelier than the engine; None: no
+    bound."""
 
     only_negative: bool = False
     """Whether only units of negative advantage are rejected, as DeepSeek-V3.2 does."""
@@ -116,8 +117,8 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Whether weights are divided by their mean over the step's tokens. Costs a first pass over these."""
 
     denominator: Literal["all", "kept"] = "all"
-    """Which tokens the loss is divided by: all, or those that were neither masked nor rejected. "kept" costs a first pass over
-    the step's tokens."""
+    """Which tokens the loss is divided by: all, or those that were neither masked nor rejected. "kept" costs a first
+    pass over the step's tokens."""
 
     metrics_only: bool = False
     """Whether the weights are only measured, and every token keeps weight 1."""
@@ -125,7 +126,9 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         if not 0 <= self.low <= 1 <= self.high:
             equal = "the weight of equal probabilities"
-            raise ValueError(f"low must lie from 0 to 1 and high be at least 1, {equal}, got {self.low} and {self.high}")
+            raise ValueError(
+                f"low must lie from 0 to 1 and high be at least 1, {equal}, got {self.low} and {self.high}"
+            )
         if self.low > 0 and self.bound != "mask":
             raise ValueError(f'low is a bound of masks; with bound = "{self.bound}" leave it at 0, got {self.low}')
         if self.high != 2.0 and self.bound == "none":
@@ -154,17 +157,23 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 ("reject_by", self.reject_by == "mean"),
             ):
                 if not idle:
-                    raise ValueError(f'{name} is about what is rejected; name a divergence beside it, got reject = "none"')
+                    raise ValueError(
+                        f'{name} is about what is rejected; name a divergence beside it, got reject = "none"'
+                    )
         if self.reject_below is not None and self.reject != "k1":
             raise ValueError(f"reject_below is for k1 alone: k2 and k3 are never negative, got {self.reject!r}")
         if self.reject != "none" and self.reject_unit == "token" and self.reject_by != "mean":
-            raise ValueError(f'reject_by is for several tokens; with reject_unit = "token" leave it, got {self.reject_by!r}')
+            raise ValueError(
+                f'reject_by is for several tokens; with reject_unit = "token" leave it, got {self.reject_by!r}'
+            )
         if self.metrics_only and self.does_nothing:
             raise ValueError("metrics_only must have a weight or a divergence to measure, got neither")
         if self.metrics_only and self.normalise:
             raise ValueError("normalise is for weights that are used; with metrics_only leave it out")
         if self.denominator == "kept" and (self.metrics_only or self.bound != "mask" and self.reject == "none"):
-            raise ValueError('denominator = "kept" is about tokens that are taken out; mask or reject some, or leave it at "all"')
+            raise ValueError(
+                'denominator = "kept" is about tokens that are taken out; mask or reject some, or leave it at "all"'
+            )
         if self.denominator == "kept" and self.normalise:
             raise ValueError('denominator must be "all" beside normalise, which makes up for what is taken out already')
 
@@ -183,7 +192,11 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """What it does, short."""
         if self.does_nothing:
             return "none"
-        bounds = {"truncate": f" of at most {self.high:g}", "mask": f" masked outside {self.low:g} to {self.high:g}", "none": ""}
+        bounds = {
+            "truncate": f" of at most {self.high:g}",
+            "mask": f" masked outside {self.low:g} to {self.high:g}",
+            "none": "",
+        }
         weights = f"{self.weight} weights{bounds[self.bound]}"
         rejects = f"{self.reject_unit}s rejected above a {self.reject_by} {self.reject} of {self.reject_above:g}"
         parts = [*([weights] if self.weight != "none" else []), *([rejects] if self.reject != "none" else [])]
@@ -215,8 +228,8 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return Corrected(weights=old.new_ones(len(old)) if self.metrics_only else weights, metrics=metrics)
 
     def mean(self, old: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
-        """The mean weight over all of an optimiser step's tokens, one number: what `normalise` divides by, in the annotation
-        `correction_mean`. 1 where it is 0."""
+        """The mean weight over all of an optimiser step's tokens, one number: what `normalise` divides by, in the
+        annotation `correction_mean`. 1 where it is 0."""
         mean = tokens.average(self._of(old, tokens)[0].double())
         return mean.masked_fill(mean == 0, 1.0)
 

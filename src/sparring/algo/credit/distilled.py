@@ -1,4 +1,5 @@
-"""The credit of distillation: no reward is asked; what the policy sampled is handed from the policy term to the distill term."""
+"""The credit of distillation: no reward is asked; what the policy sampled is handed from the policy term to the distill
+term."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from sparring.types import Group, Sample
 
 
 class Distilled:
-    """The policy's weights, as `aggregation` makes them, become those of the distill term. Every row stays, whatever its
-    reward."""
+    """The policy's weights, as `aggregation` makes them, become those of the distill term. Every row stays, whatever
+    its reward."""
 
     def __init__(self, aggregation: Literal["token_mean", "sequence_mean"] = "token_mean") -> None:
         self._aggregation = aggregation

@@ -22,9 +22,9 @@ class Gdpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         S_i   = sum_k weight_k * A_k,i
         A_i   = (S_i - mean(S)) / (std(S) + epsilon)            over all rollouts of the update
 
-    NVIDIA, arXiv 2601.05242, equations 4 to 7. Use it with several rewards of different scales, which GRPO's sum would let
-    collapse into each other. The reward itself is not looked at, unless a score has no parts at all, such as that of a policy
-    that broke its world: it then counts in the place of each. A group of one leaves the update.
+    NVIDIA, arXiv 2601.05242, equations 4 to 7. Use it with several rewards of different scales, which GRPO's sum would
+    let collapse into each other. The reward itself is not looked at, unless a score has no parts at all, such as that
+    of a policy that broke its world: it then counts in the place of each. A group of one leaves the update.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -70,7 +70,9 @@ class Gdpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         for m in role:
             if (absent := [name for name in self.weights if name not in m.score.parts]) and m.score.parts:
                 do = f"have the environment or a rubric report it; it reports {sorted(m.score.parts)}"
-                raise refusal("[algo] credit 'gdpo' weights", f"a part {absent[0]!r} of every score", f"none of {m.rollout}", do)
+                raise refusal(
+                    "[algo] credit 'gdpo' weights", f"a part {absent[0]!r} of every score", f"none of {m.rollout}", do
+                )
         parts = [
             [weight * a for a in standardised([m.score.parts.get(name, m.outcome) for m in role], epsilon=self.epsilon)]
             for name, weight in self.weights.items()

@@ -15,16 +15,17 @@ from sparring.types import Group, Sample
 
 
 class Gigpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="gigpo", tag_field="name"):
-    """GiGPO: an advantage of the whole episode, and one of the turn among all turns of the group taken in the same state.
+    """GiGPO: an advantage of the whole episode, and one of the turn among all turns of the group taken in the same
+    state.
 
         A^E_i   = (R_i - mean(R)) / F                           over the members
         G_i,t   = sum_{s >= t} discount^(s - t) * r_i,s         over the turns; the outcome's rest is the last turn's
         A^S_i,t = (G_i,t - mean(G)) / F                         over the turns with the same state key (anchor state)
         A_i,t   = A^E_i + step_weight * A^S_i,t                 for every token of the turn
 
-    Feng et al., arXiv 2505.10978. F is the standard deviation + epsilon, or 1. A state that occurs once, and one that the
-    scorer does not name, has no A^S. Use it for long multi-turn tasks whose episodes revisit states. `Score.states` names
-    them. A group of one leaves the update unless it revisits a state.
+    Feng et al., arXiv 2505.10978. F is the standard deviation + epsilon, or 1. A state that occurs once, and one that
+    the scorer does not name, has no A^S. Use it for long multi-turn tasks whose episodes revisit states. `Score.states`
+    names them. A group of one leaves the update unless it revisits a state.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -65,7 +66,9 @@ class Gigpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """
         if groups and not any(score.states for group in groups for score in group.scores):
             do = "have the environment's score say them, or choose 'grpo'"
-            raise refusal("[algo] credit 'gigpo'", "scores with the states of their turns", "none in the whole update", do)
+            raise refusal(
+                "[algo] credit 'gigpo'", "scores with the states of their turns", "none in the whole update", do
+            )
         return per_turn(groups, samples, self._role)
 
     def _role(self, role: Sequence[Member]) -> list[list[float]] | None:

@@ -19,8 +19,9 @@ class Grpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         A_i = (r_i - mean(r)) / (std(r) + epsilon)      std over G - 1, as in the common implementations
         A_i =  r_i - mean(r)                            without `normalise`: Dr. GRPO
 
-    Shao et al. (DeepSeekMath), arXiv 2402.03300, section 4.1.2; Liu et al. (Dr. GRPO), arXiv 2503.20783, section 3.2. Use it as
-    the default for verifiable rewards. Without the deviation, tasks of every difficulty push as hard as their rewards differ.
+    Shao et al. (DeepSeekMath), arXiv 2402.03300, section 4.1.2; Liu et al. (Dr. GRPO), arXiv 2503.20783, section 3.2.
+    Use it as the default for verifiable rewards. Without the deviation, tasks of every difficulty push as hard as their
+    rewards differ.
     """
 
     facts: ClassVar[Facts] = Facts(

@@ -16,15 +16,16 @@ from sparring.types import Group, Sample
 class Hierarchical(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="hierarchical", tag_field="name"
 ):
-    """Hierarchical baselines: proposers are compared across the group, solvers inside the rollout that posed their problem.
+    """Hierarchical baselines: proposers are compared across the group, solvers inside the rollout that posed their
+    problem.
 
         A_i = r_i - mean(r of its peers)
         peers of a role in `inside`: the trajectories `role`, `role/0`, `role/1`, ... of the same rollout
         peers of any other role:     that role's trajectories in the whole group
 
-    The comparison of prime-rl's hierarchical GRPO. Use it where one role writes the other's task: rollouts then differ in
-    difficulty, and only a rollout's own attempts are alike. Without peers an advantage is 0; a group in which nobody has peers
-    leaves the update.
+    The comparison of prime-rl's hierarchical GRPO. Use it where one role writes the other's task: rollouts then differ
+    in difficulty, and only a rollout's own attempts are alike. Without peers an advantage is 0; a group in which nobody
+    has peers leaves the update.
     """
 
     facts: ClassVar[Facts] = Facts(

@@ -17,7 +17,8 @@ from sparring.types import Group, Sample
 
 
 class Assigned:
-    """A credit rule between what shapes and selects groups before it and what aggregates tokens behind it; implements `Credit`.
+    """A credit rule between what shapes and selects groups before it and what aggregates tokens behind it; implements
+    `Credit`.
 
     Args:
         config: `[algo]`.
@@ -30,8 +31,8 @@ class Assigned:
         self._max_tokens = config.max_tokens or max_tokens
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages and weights. A group that a filter leaves out gives an empty list; no rule sees it. Difficulty, and
-        which answers are right, is what the scorer said; equal rewards are those after shaping.
+        """Set advantages and weights. A group that a filter leaves out gives an empty list; no rule sees it.
+        Difficulty, and which answers are right, is what the scorer said; equal rewards are those after shaping.
 
         Raises:
             ValueError: as the rule.

@@ -19,8 +19,8 @@ class MaxRl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         A_i = (r_i - mean(r)) / mean(r)      0 where nobody in the group earned anything
 
     Tajwar et al., arXiv 2602.02710: with N rewards of 0 and 1 this is an unbiased gradient of the first N - 1 terms of
-    log p(success) = -sum_k (1 - p)^k / k (by their theorem 2 of N terms, where no mean is taken off), where RLOO's is of p
-    itself. Use it where many tasks are hard and samples are cheap. A group of one leaves the update.
+    log p(success) = -sum_k (1 - p)^k / k (by their theorem 2 of N terms, where no mean is taken off), where RLOO's is
+    of p itself. Use it where many tasks are hard and samples are cheap. A group of one leaves the update.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -45,7 +45,9 @@ class MaxRl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 def _advantages(members: Sequence[Member]) -> list[float] | None:
     rewards = [m.reward for m in members]
     if min(rewards) < 0:
-        raise ValueError(f"rollout {members[0].rollout}: maxrl divides by the mean reward and needs rewards of at least 0")
+        raise ValueError(
+            f"rollout {members[0].rollout}: maxrl divides by the mean reward and needs rewards of at least 0"
+        )
     average = mean(rewards)
     if len(members) < 2:
         return None

@@ -1,4 +1,5 @@
-"""What a credit rule compares: the trajectories of a group, with what each earned and where its sampled tokens lie in rows."""
+"""What a credit rule compares: the trajectories of a group, with what each earned and where its sampled tokens lie in
+rows."""
 
 from __future__ import annotations
 
@@ -25,10 +26,11 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """One trajectory of a group. `rollout` is its rollout's id; `rows` are its branches, none where another model played it.
+    """One trajectory of a group. `rollout` is its rollout's id; `rows` are its branches, none where another model
+    played it.
 
-    Its steps are its sampled tokens that carry policy weight, in the order in which they were sampled, whatever branch they lie
-    in. A token that several branches share has weight in one of them only, so it is one step.
+    Its steps are its sampled tokens that carry policy weight, in the order in which they were sampled, whatever branch
+    they lie in. A token that several branches share has weight in one of them only, so it is one step.
     """
 
     trajectory: Trajectory
@@ -74,7 +76,9 @@ class Member:
     def steps(self) -> list[list[tuple[int, int]]]:
         """(row, position) of each step, per turn; a turn without weight has none."""
         return [
-            [(turn.row, at) for at in range(turn.start, turn.stop) if self.rows[turn.row].weights["policy"][at]] if turn else []
+            [(turn.row, at) for at in range(turn.start, turn.stop) if self.rows[turn.row].weights["policy"][at]]
+            if turn
+            else []
             for turn in self.turns()
         ]
 
@@ -87,8 +91,8 @@ class Member:
         return self._aligned("per_turn", self.score.per_turn, 0.0)
 
     def per_step(self) -> list[tuple[tuple[int, float], ...]]:
-        """What the steps of each turn earned, with the tokens of the turn up to the step's end; where the scorer says nothing
-        about steps, the turn is one.
+        """What the steps of each turn earned, with the tokens of the turn up to the step's end; where the scorer says
+        nothing about steps, the turn is one.
 
         Raises:
             ValueError: as `per_turn`, or a step ends outside its turn or before the one before it.
@@ -116,7 +120,9 @@ class Member:
         for row in self.rows:
             if name not in row.annotations:
                 do = "add the part that writes it to the stage, or choose a credit that does without"
-                raise refusal(f"[algo] credit {rule!r}", f"an annotation {name!r} on every sample", f"none on {row.id}", do)
+                raise refusal(
+                    f"[algo] credit {rule!r}", f"an annotation {name!r} on every sample", f"none on {row.id}", do
+                )
         return [self.rows[row].annotations[name][at] for turn in self.steps() for row, at in turn]
 
     def logprobs(self) -> list[float]:
@@ -125,8 +131,8 @@ class Member:
         return [recorded[row][at] for turn in self.steps() for row, at in turn]
 
     def step_rewards(self) -> list[float]:
-        """The reward of each step: its own, what the score says of its turn's parts at their last tokens and the turn's rest at
-        the turn's last, and what is left of the outcome at the end."""
+        """The reward of each step: its own, what the score says of its turn's parts at their last tokens and the turn's
+        rest at the turn's last, and what is left of the outcome at the end."""
         steps, turns = self.steps(), self.per_turn()
         parts = [()] * len(turns) if self.score.per_step is None else self.per_step()
         flat = [place for turn in steps for place in turn]
@@ -151,7 +157,8 @@ class Member:
             written[row][at] = value
         if name:
             return tuple(
-                replace(row, annotations={**row.annotations, name: tuple(v)}) for row, v in zip(self.rows, written, strict=True)
+                replace(row, annotations={**row.annotations, name: tuple(v)})
+                for row, v in zip(self.rows, written, strict=True)
             )
         return tuple(replace(row, advantages=tuple(v)) for row, v in zip(self.rows, written, strict=True))
 
@@ -162,7 +169,8 @@ class Member:
     def with_advantage(self, value: float) -> tuple[Sample, ...]:
         """Its rows with the same advantage at every step."""
         return tuple(
-            replace(row, advantages=tuple([value if weight else 0.0 for weight in row.weights["policy"]])) for row in self.rows
+            replace(row, advantages=tuple([value if weight else 0.0 for weight in row.weights["policy"]]))
+            for row in self.rows
         )
 
     def _aligned(self, what: str, values: Sequence[T] | None, absent: T) -> list[T]:
@@ -170,7 +178,9 @@ class Member:
         if values is None:
             return [absent] * count
         if len(values) != count:
-            raise ValueError(f"trajectory {self.trajectory.id}: the score has {len(values)} {what} for {count} sampled turns")
+            raise ValueError(
+                f"trajectory {self.trajectory.id}: the score has {len(values)} {what} for {count} sampled turns"
+            )
         return list(values)
 
 
@@ -199,7 +209,9 @@ def members(group: Group, rows: Sequence[Sample]) -> list[Member]:
             own = tuple(of.pop(trajectory.id, ()))
             found.append(Member(trajectory=trajectory, rollout=rollout.id, score=score, rows=own))
     if of:
-        raise ValueError(f"group {group.id}: sample {next(iter(of.values()))[0].id} belongs to none of its trajectories")
+        raise ValueError(
+            f"group {group.id}: sample {next(iter(of.values()))[0].id} belongs to none of its trajectories"
+        )
     return found
 
 

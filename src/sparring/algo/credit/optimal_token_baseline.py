@@ -15,7 +15,12 @@ from sparring.types import Group, Sample
 
 
 class OptimalTokenBaseline(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="optimal_token_baseline", tag_field="name"
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag="optimal_token_baseline",
+    tag_field="name",
 ):
     """Optimal token baseline: returns are compared per position, weighted by the gradient collected up to there.
 
@@ -24,10 +29,10 @@ class OptimalTokenBaseline(
         B_t   = sum_i W_i,t * G_i,t / sum_i W_i,t        over the members that have a token t
         A_i,t = G_i,t - B_t                              G: reward to go
 
-    Li et al., arXiv 2602.07078. p(y_t) is the recorded probability of the sampled token; the annotation `probability_squares`
-    is the sum over the vocabulary at that position. Use it for long rollouts with small groups. Where only one member is left
-    the equation compares it with itself; its authors' code, as a setting that is on, takes 0 for the baseline there. A group of
-    one leaves the update.
+    Li et al., arXiv 2602.07078. p(y_t) is the recorded probability of the sampled token; the annotation
+    `probability_squares` is the sum over the vocabulary at that position. Use it for long rollouts with small groups.
+    Where only one member is left the equation compares it with itself; its authors' code, as a setting that is on,
+    takes 0 for the baseline there. A group of one leaves the update.
     """
 
     facts: ClassVar[Facts] = Facts(

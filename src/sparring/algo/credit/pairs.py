@@ -11,12 +11,12 @@ from sparring.types import PAIR_SHARE, Group, Sample
 
 
 class Pairs:
-    """Implements `Credit` for online preference optimisation (online DPO, Guo et al., arXiv 2402.04792; of a whole group the best
-    and the worst, as Dong et al., arXiv 2405.07863, section 3.2, choose them).
+    """Implements `Credit` for online preference optimisation (online DPO, Guo et al., arXiv 2402.04792; of a whole
+    group the best and the worst, as Dong et al., arXiv 2405.07863, section 3.2, choose them).
 
-    The rollout with the highest reward is chosen, the one with the lowest rejected; of equals the first. All branches of a
-    rollout are its side of the pair. Rows of the others are returned with label 0, never trained. A group in which nobody is
-    better than another leaves the update.
+    The rollout with the highest reward is chosen, the one with the lowest rejected; of equals the first. All branches
+    of a rollout are its side of the pair. Rows of the others are returned with label 0, never trained. A group in which
+    nobody is better than another leaves the update.
     """
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
@@ -53,7 +53,8 @@ class Pairs:
         if not all(lengths[number] for number in sides):
             return []  # who said nothing cannot be compared
         return [
-            _labelled(row, sides.get(number, 0.0), PAIR_SHARE / lengths[number]) for row, number in zip(rows, of_row, strict=True)
+            _labelled(row, sides.get(number, 0.0), PAIR_SHARE / lengths[number])
+            for row, number in zip(rows, of_row, strict=True)
         ]
 
 

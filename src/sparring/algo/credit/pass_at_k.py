@@ -22,8 +22,9 @@ class PassAtK(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         A(-)  = (1 - R - C(m - 1, k - 1) / C(n - 1, k - 1)) / sigma
 
     Chen et al., arXiv 2508.10751, equations 14 and 15. Where every subset of k has the same value, because each holds a
-    success or none does, sigma is 0 and the group says nothing: its advantages are 0, and `zero_variance_filter` takes it for
-    flat. Use it where exploration dies: solved tasks stop pushing early. A group of fewer than k members leaves the update.
+    success or none does, sigma is 0 and the group says nothing: its advantages are 0, and `zero_variance_filter` takes
+    it for flat. Use it where exploration dies: solved tasks stop pushing early. A group of fewer than k members leaves
+    the update.
     """
 
     facts: ClassVar[Facts] = Facts(

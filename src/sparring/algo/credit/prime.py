@@ -21,11 +21,11 @@ class Prime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         r_i,t = beta * (log p_implicit(y_t) - log p_reference(y_t))
         A_i,t = sum_{s >= t} discount^(s - t) * (r_i,s - mean_{j != i}(mean_t(r_j,t)))  +  o_i - mean_{j != i}(o_j)
 
-    Cui et al., arXiv 2502.01456, equation 5. The annotations `implicit` and `reference` are log-probabilities of the sampled
-    tokens under the implicit process reward model (`[rl.implicit]`) and under the model it was trained from; o is the reward.
-    Which rollouts were right, as the scorer's `success` says or a reward above solved_above where it says nothing, is what that
-    model learns next; it is written as the annotation `right`. Use it for dense credit without step labels. A group of one
-    leaves the update.
+    Cui et al., arXiv 2502.01456, equation 5. The annotations `implicit` and `reference` are log-probabilities of the
+    sampled tokens under the implicit process reward model (`[rl.implicit]`) and under the model it was trained from; o
+    is the reward. Which rollouts were right, as the scorer's `success` says or a reward above solved_above where it
+    says nothing, is what that model learns next; it is written as the annotation `right`. Use it for dense credit
+    without step labels. A group of one leaves the update.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -86,7 +86,10 @@ class Prime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if len(role) < 2:
             return {}
         implied = [
-            [self.beta * (a - b) for a, b in zip(m.read("implicit", "prime"), m.read("reference", "prime"), strict=True)]
+            [
+                self.beta * (a - b)
+                for a, b in zip(m.read("implicit", "prime"), m.read("reference", "prime"), strict=True)
+            ]
             for m in role
         ]
         means = [mean(of) for of in implied]

@@ -21,9 +21,10 @@ class Process(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         r~_i,k = (r_i,k - mean(r)) / (std(r) + epsilon)      over all steps of all members
         A_i,t  = sum of r~_i,k over the steps k that end at or after token t
 
-    Shao et al. (DeepSeekMath), arXiv 2402.03300, section 4.1.3. A step is one of `Score.per_step` where a score has those, else
-    a turn, whose reward is `Score.per_turn`; from a process reward model or the world. The outcome counts only as far as it is
-    among them. Use it with a process reward model. A group whose steps are one in all leaves the update.
+    Shao et al. (DeepSeekMath), arXiv 2402.03300, section 4.1.3. A step is one of `Score.per_step` where a score has
+    those, else a turn, whose reward is `Score.per_turn`; from a process reward model or the world. The outcome counts
+    only as far as it is among them. Use it with a process reward model. A group whose steps are one in all leaves the
+    update.
     """
 
     facts: ClassVar[Facts] = Facts(

@@ -18,9 +18,9 @@ class Rae(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         b_role <- decay * b_role + (1 - decay) * r_i
         A_i     = r_i - b_role               = decay * (r_i - b_role before)
 
-    Liu et al., arXiv 2506.24119, algorithm 1; members in the order of admission, b from 0. Use it for self-play: in a zero-sum
-    game the mean over roles is 0 whatever the policy does, and the advantage of moving first would be credited for ever. The
-    averages are state: `open` makes the rule that keeps them.
+    Liu et al., arXiv 2506.24119, algorithm 1; members in the order of admission, b from 0. Use it for self-play: in a
+    zero-sum game the mean over roles is 0 whatever the policy does, and the advantage of moving first would be credited
+    for ever. The averages are state: `open` makes the rule that keeps them.
     """
 
     facts: ClassVar[Facts] = Facts(

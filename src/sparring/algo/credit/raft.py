@@ -17,8 +17,8 @@ class Raft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
         A_i = 1 if r_i is among the `best` highest of the group, else 0      of equal rewards, the earlier member's
 
-    Dong et al., arXiv 2304.06767, algorithm 1. Use it with several optimiser steps per batch and no ratio, as supervised
-    learning on what was sampled. Nothing asks whether the best is good: `raft_plus_plus` does.
+    Dong et al., arXiv 2304.06767, algorithm 1. Use it with several optimiser steps per batch and no ratio, as
+    supervised learning on what was sampled. Nothing asks whether the best is good: `raft_plus_plus` does.
     """
 
     facts: ClassVar[Facts] = Facts(

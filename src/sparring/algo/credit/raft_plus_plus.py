@@ -19,8 +19,9 @@ class RaftPlusPlus(
 
         A_i = 1 if r_i > solved_above, else 0
 
-    Xiong et al., arXiv 2504.11343, section 2. With the token ratio and PPO's clip it is RAFT++; without a ratio it is rejection
-    sampling on positives. Use it as the baseline that negative samples have to beat. A group without success leaves the update.
+    Xiong et al., arXiv 2504.11343, section 2. With the token ratio and PPO's clip it is RAFT++; without a ratio it is
+    rejection sampling on positives. Use it as the baseline that negative samples have to beat. A group without success
+    leaves the update.
     """
 
     facts: ClassVar[Facts] = Facts(

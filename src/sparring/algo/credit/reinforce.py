@@ -12,14 +12,16 @@ from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
-class Reinforce(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="reinforce", tag_field="name"):
+class Reinforce(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="reinforce", tag_field="name"
+):
     """REINFORCE: a token is credited with what was earned from it on, less a constant.
 
         A_t = sum_{s >= t} discount^(s - t) * r_s - baseline
 
-    A token's reward r_t is its own (annotation `reward`, such as a KL penalty), its turn's at the turn's last token, and what is
-    left of the outcome at the last token. Williams 1992. Use it as the plainest yardstick, with groups of one, or
-    where rewards are already centred.
+    A token's reward r_t is its own (annotation `reward`, such as a KL penalty), its turn's at the turn's last token,
+    and what is left of the outcome at the last token. Williams 1992. Use it as the plainest yardstick, with groups of
+    one, or where rewards are already centred.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -45,6 +47,8 @@ class Reinforce(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         credited = []
         for group, rows in zip(groups, samples, strict=True):
             everyone = members(group, rows)
-            values = {m.trajectory.id: [g - self.baseline for g in returns(m.step_rewards(), self.discount)] for m in everyone}
+            values = {
+                m.trajectory.id: [g - self.baseline for g in returns(m.step_rewards(), self.discount)] for m in everyone
+            }
             credited.append(in_order(rows, (m.with_steps(values[m.trajectory.id]) for m in everyone), values))
         return credited

@@ -21,8 +21,8 @@ class ReinforcePlusPlus(
         G_t = sum_{s >= t} r_s           with the KL penalty of a reference in r_s, where one is annotated
         A_t = (G_t - mean(G)) / (std(G) + epsilon)      mean and std over every sampled token of the update
 
-    Hu et al., arXiv 2501.03262, equations 4 and 5. Use it for general RLHF with one rollout per prompt, where groups say
-    nothing: the update is the baseline.
+    Hu et al., arXiv 2501.03262, equations 4 and 5. Use it for general RLHF with one rollout per prompt, where groups
+    say nothing: the update is the baseline.
     """
 
     facts: ClassVar[Facts] = Facts(

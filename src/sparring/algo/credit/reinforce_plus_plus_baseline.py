@@ -15,15 +15,21 @@ from sparring.types import Group, Sample
 
 
 class ReinforcePlusPlusBaseline(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="reinforce_plus_plus_baseline", tag_field="name"
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag="reinforce_plus_plus_baseline",
+    tag_field="name",
 ):
     """REINFORCE++ with baseline: the group's mean is taken off, then the update's scale.
 
         A'_i = r_i - mean(r of the group)
         A_t  = (A'_t - mean(A')) / (std(A') + epsilon)      mean and std over every sampled token of the update
 
-    Hu et al., arXiv 2501.03262, equations 6 and 7. Use it for reasoning with groups, where GRPO's division by the group's own
-    deviation blows up nearly solved and nearly hopeless tasks. A group of one has no baseline and leaves the update.
+    Hu et al., arXiv 2501.03262, equations 6 and 7. Use it for reasoning with groups, where GRPO's division by the
+    group's own deviation blows up nearly solved and nearly hopeless tasks. A group of one has no baseline and leaves
+    the update.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -48,5 +54,9 @@ def _less_mean(of_group: Sequence[Member]) -> list[list[float]] | None:
     roles = by_role(of_group).values()
     if all(len(role) < 2 for role in roles):
         return None
-    less = {m.trajectory.id: value for role in roles for m, value in zip(role, centred([m.reward for m in role]), strict=True)}
+    less = {
+        m.trajectory.id: value
+        for role in roles
+        for m, value in zip(role, centred([m.reward for m in role]), strict=True)
+    }
     return [[less[m.trajectory.id]] * m.length for m in of_group]

@@ -12,13 +12,16 @@ from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
-class Rejection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="rejection", tag_field="name"):
+class Rejection(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="rejection", tag_field="name"
+):
     """Rejection fine-tuning: of the rollouts that succeeded, the distinct ones are imitated.
 
-        A_i = 1 if r_i > solved_above, no earlier member sampled the same tokens and fewer than `at_most` were taken, else 0
+        A_i = 1 if r_i > solved_above, no earlier member sampled the same tokens and fewer than `at_most` were taken,
+        else 0
 
-    Yuan et al., arXiv 2308.01825, section 3.3. Use it without a ratio, as supervised learning on the policy's own successes;
-    `at_most` keeps easy tasks from crowding out hard ones. A group without success leaves the update.
+    Yuan et al., arXiv 2308.01825, section 3.3. Use it without a ratio, as supervised learning on the policy's own
+    successes; `at_most` keeps easy tasks from crowding out hard ones. A group without success leaves the update.
     """
 
     facts: ClassVar[Facts] = Facts(

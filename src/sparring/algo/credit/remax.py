@@ -21,8 +21,8 @@ class Remax(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         A_i = r_i - r(greedy)
 
     Li et al., arXiv 2310.10505. Use it where one sampled rollout per task has to do. The greedy rollouts are the
-    group's `baselines` (their mean counts, where there are several); a group whose baseline failed for an infrastructure
-    reason leaves the update.
+    group's `baselines` (their mean counts, where there are several); a group whose baseline failed for an
+    infrastructure reason leaves the update.
     """
 
     facts: ClassVar[Facts] = Facts(

@@ -18,9 +18,9 @@ class Rloo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
         A_i = r_i - 1 / (n - 1) * sum_{j != i} r_j
 
-    Kool et al. 2019; Ahmadian et al., arXiv 2402.14740, section 2.2. Use it where the baseline must be unbiased at a small
-    group size and rewards have a scale that means something. A member without siblings has no baseline: a group of one leaves
-    the update.
+    Kool et al. 2019; Ahmadian et al., arXiv 2402.14740, section 2.2. Use it where the baseline must be unbiased at a
+    small group size and rewards have a scale that means something. A member without siblings has no baseline: a group
+    of one leaves the update.
     """
 
     facts: ClassVar[Facts] = Facts(

@@ -72,8 +72,8 @@ OF_ONE_GROUP = (
     Topr,
     TurnLevel,
 )
-"""The rules whose advantages depend on one group alone, as it is recorded; the others look at the whole update, at annotations
-or at what came before."""
+"""The rules whose advantages depend on one group alone, as it is recorded; the others look at the whole update, at
+annotations or at what came before."""
 
 BLIND_TO_TOKENS = (Gdpo, Process)
 """Rules that read parts or turns of a score and no rewards of single tokens."""
@@ -87,7 +87,8 @@ READS = {
     Prime: ("implicit", "reference"),
     Remax: ("baseline",),
 }
-"""What rules read beside scores and what was recorded: annotations of samples, and rollouts with the purpose "baseline"."""
+"""What rules read beside scores and what was recorded: annotations of samples, and rollouts with the purpose
+"baseline"."""
 
 
 def name_of(rule: CreditRule) -> str:

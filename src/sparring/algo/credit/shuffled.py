@@ -15,9 +15,9 @@ from sparring.types import Group, Sample, Score
 class Shuffled:
     """Permute the scores over all rollouts of all groups of an update, then ask the wrapped credit.
 
-    What is learned under it is learned from nothing; a run that still improves has a leak. The permutation is a function
-    of the seed and of the update's first admission number alone, so a resumed run shuffles the same way. States of turns stay
-    where they were; what turns earned goes to the end.
+    What is learned under it is learned from nothing; a run that still improves has a leak. The permutation is a
+    function of the seed and of the update's first admission number alone, so a resumed run shuffles the same way.
+    States of turns stay where they were; what turns earned goes to the end.
     """
 
     def __init__(self, credit: Credit, *, seed: int) -> None:
@@ -29,7 +29,9 @@ class Shuffled:
         scores = [score for group in groups for score in group.scores]
         order = sorted(range(len(scores)), key=lambda place: self._key(groups[0].index, place))
         permuted = iter([scores[place] for place in order])
-        shuffled = [replace(group, scores=tuple(_in_place_of(own, next(permuted)) for own in group.scores)) for group in groups]
+        shuffled = [
+            replace(group, scores=tuple(_in_place_of(own, next(permuted)) for own in group.scores)) for group in groups
+        ]
         return self._credit.credit(shuffled, samples)
 
     def denominator(self, rows: Iterable[Sample]) -> float | None:

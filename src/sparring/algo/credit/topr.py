@@ -17,9 +17,9 @@ class Topr(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
         A_i = r_i - baseline
 
-    Le Roux et al., arXiv 2503.14286, equations 7 and 8. The other half is a gate: no ratio where A is positive, a sequence ratio
-    clipped to [0, 1] where it is negative. Use it with that gate on data that is far off policy. The baseline says how much
-    failures weigh against successes: 0 for rewards of -1 and 1, 0.5 for 0 and 1.
+    Le Roux et al., arXiv 2503.14286, equations 7 and 8. The other half is a gate: no ratio where A is positive, a
+    sequence ratio clipped to [0, 1] where it is negative. Use it with that gate on data that is far off policy. The
+    baseline says how much failures weigh against successes: 0 for rewards of -1 and 1, 0.5 for 0 and 1.
     """
 
     facts: ClassVar[Facts] = Facts(

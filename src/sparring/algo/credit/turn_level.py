@@ -14,17 +14,20 @@ from sparring.errors import refusal
 from sparring.types import Group, Sample
 
 
-class TurnLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="turn_level", tag_field="name"):
+class TurnLevel(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="turn_level", tag_field="name"
+):
     """MT-GRPO: a turn is compared with the same turn of its siblings, and the outcome with theirs.
 
-        A^T_i,k = (r_i,k - mean_i(r_i,k)) / (std_i(r_i,k) + epsilon)       over the members that have a turn k before their last
-        o_i     = reward_i - sum_{k < K} r_i,k                             what the last turn K earned is part of the outcome
+        A^T_i,k = (r_i,k - mean_i(r_i,k)) / (std_i(r_i,k) + epsilon)    over members with a turn k before their last
+        o_i     = reward_i - sum_{k < K} r_i,k                          what the last turn K earned is part of it
         A^O_i   = (o_i - mean(o)) / (std(o) + epsilon)
         A_i,k   = A^T_i,k + outcome_weight * A^O_i                         before the last turn
         A_i,K   = A^O_i                                                    in the last turn
 
-    Zeng et al., arXiv 2505.11821 (version 1), section 4.2, with any number of turns. Use it where every turn can be verified,
-    such as tool calls before an answer. `Score.per_turn` says what turns earned. A group of one leaves the update.
+    Zeng et al., arXiv 2505.11821 (version 1), section 4.2, with any number of turns. Use it where every turn can be
+    verified, such as tool calls before an answer. `Score.per_turn` says what turns earned. A group of one leaves the
+    update.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -57,11 +60,17 @@ class TurnLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if len(role) < 2:
             return None
         turns = [m.per_turn() for m in role]
-        outcomes = standardised([m.reward - sum(of[:-1]) for m, of in zip(role, turns, strict=True)], epsilon=self.epsilon)
-        values = [[self.outcome_weight * o] * (len(of) - 1) + [o] * bool(of) for o, of in zip(outcomes, turns, strict=True)]
+        outcomes = standardised(
+            [m.reward - sum(of[:-1]) for m, of in zip(role, turns, strict=True)], epsilon=self.epsilon
+        )
+        values = [
+            [self.outcome_weight * o] * (len(of) - 1) + [o] * bool(of) for o, of in zip(outcomes, turns, strict=True)
+        ]
         for k in range(max(map(len, turns)) - 1):
             reached = [number for number, of in enumerate(turns) if k < len(of) - 1]
-            for number, value in zip(reached, standardised([turns[n][k] for n in reached], epsilon=self.epsilon), strict=True):
+            for number, value in zip(
+                reached, standardised([turns[n][k] for n in reached], epsilon=self.epsilon), strict=True
+            ):
                 values[number][k] += value
         return values
 

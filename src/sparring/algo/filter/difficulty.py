@@ -10,15 +10,17 @@ from sparring.algo.facts import Facts
 from sparring.types import Group, Score
 
 
-class Difficulty(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="difficulty", tag_field="name"):
+class Difficulty(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="difficulty", tag_field="name"
+):
     """Difficulty filter: groups whose share of success lies in a range are trained.
 
         lowest < solved / members < highest
 
-    Solved is what the scorer's `success` says, or a reward above solved_above where it says nothing; members that failed for
-    an infrastructure reason count on neither side. Use it to spend updates on what the policy can half do; with the defaults,
-    what it always or never solves is left out (DAPO's dynamic sampling, arXiv 2503.14476, equation 11, for rewards that are
-    not 0 and 1).
+    Solved is what the scorer's `success` says, or a reward above solved_above where it says nothing; members that
+    failed for an infrastructure reason count on neither side. Use it to spend updates on what the policy can half do;
+    with the defaults, what it always or never solves is left out (DAPO's dynamic sampling, arXiv 2503.14476, equation
+    11, for rewards that are not 0 and 1).
     """
 
     facts: ClassVar[Facts] = Facts(

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class Cispo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="cispo", tag_field="name"):
-    """stop_gradient(clip(r, 1 - low, 1 + high)) A log pi: CISPO (MiniMax-M1, arXiv 2506.13585, equations 4 and 5). The weight is
-    clipped and no token loses its gradient, so rare tokens that matter keep teaching. Its authors leave the lower bound open (low
-    = 1)."""
+    """stop_gradient(clip(r, 1 - low, 1 + high)) A log pi: CISPO (MiniMax-M1, arXiv 2506.13585, equations 4 and 5). The
+    weight is clipped and no token loses its gradient, so rare tokens that matter keep teaching. Its authors leave the
+    lower bound open (low = 1)."""
 
     facts: ClassVar[Facts] = Facts(
         source="arXiv 2506.13585, equations 4 and 5",

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class Clip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="clip", tag_field="name"):
-    """min(r A, clip(r, 1 - low, 1 + high) A): PPO (arXiv 1707.06347, equation 7), with an upper bound of its own that leaves room
-    to explore (clip-higher, DAPO, arXiv 2503.14476, equation 8).
+    """min(r A, clip(r, 1 - low, 1 + high) A): PPO (arXiv 1707.06347, equation 7), with an upper bound of its own that
+    leaves room to explore (clip-higher, DAPO, arXiv 2503.14476, equation 8).
     """
 
     facts: ClassVar[Facts] = Facts(

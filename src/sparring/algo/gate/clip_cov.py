@@ -15,15 +15,16 @@ if TYPE_CHECKING:
 
 
 class ClipCov(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="clip_cov", tag_field="name"):
-    """min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), without gradient for a share of the step's tokens, drawn among those with
-    low <= cov <= high that this clip does not stop (Clip-Cov, arXiv 2505.22617, equations 10 to 12):
+    """min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), without gradient for a share of the step's tokens, drawn among
+    those with low <= cov <= high that this clip does not stop (Clip-Cov, arXiv 2505.22617, equations 10 to 12):
 
         cov_t = (log pi_t - mean log pi) (A_t - mean A), means over the optimiser step's tokens
 
-    Entropy falls where likely tokens are good, and these tokens are where it falls most. Use it where entropy collapses. The
-    chosen ones are stopped at any ratio, also at 1. Of N tokens max(1, floor(share N)) are chosen, or all candidates where
-    these are fewer. The draw is a function of the recorded log-probabilities and of the tokens' order in the batch: the smallest
-    of frac(i sqrt(3) + 2^13 |log behaviour_i|), i from 1. Costs a first pass over the step's tokens.
+    Entropy falls where likely tokens are good, and these tokens are where it falls most. Use it where entropy
+    collapses. The chosen ones are stopped at any ratio, also at 1. Of N tokens max(1, floor(share N)) are chosen, or
+    all candidates where these are fewer. The draw is a function of the recorded log-probabilities and of the tokens'
+    order in the batch: the smallest of frac(i sqrt(3) + 2^13 |log behaviour_i|), i from 1. Costs a first pass over the
+    step's tokens.
     """
 
     facts: ClassVar[Facts] = Facts(

@@ -1,4 +1,5 @@
-"""What a token's step costs in entropy: the covariance of its log-probability and its advantage. Torch-free until called."""
+"""What a token's step costs in entropy: the covariance of its log-probability and its advantage. Torch-free until
+called."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ STRIDE = 3.0**0.5
 
 
 def covariance(tokens: PolicyTokens) -> torch.Tensor:
-    """Each token's part of the covariance over all tokens given [M], without gradient (arXiv 2505.22617, equation 10)."""
+    """Each token's part of the covariance over all tokens given [M], without gradient (arXiv 2505.22617, equation
+    10)."""
     logprob, advantages = tokens.logprob.detach(), tokens.advantages
     return (logprob - tokens.average(logprob)) * (advantages - tokens.average(advantages))

@@ -13,10 +13,13 @@ if TYPE_CHECKING:
     import torch
 
 
-class DualClip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="dual_clip", tag_field="name"):
-    """min(r A, clip(r, 1 - low, 1 + high) A), and for A < 0 never below bound A: dual-clip PPO (arXiv 1912.09729, equation 5).
-    A bad token that became much likelier otherwise pushes in proportion to its ratio. Use it where stale data or another engine
-    gives large ratios. `bound` alone, with a wide `high`, is the two-sided clip of INTELLECT-2 (arXiv 2505.07291).
+class DualClip(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="dual_clip", tag_field="name"
+):
+    """min(r A, clip(r, 1 - low, 1 + high) A), and for A < 0 never below bound A: dual-clip PPO (arXiv 1912.09729,
+    equation 5). A bad token that became much likelier otherwise pushes in proportion to its ratio. Use it where stale
+    data or another engine gives large ratios. `bound` alone, with a wide `high`, is the two-sided clip of INTELLECT-2
+    (arXiv 2505.07291).
     """
 
     facts: ClassVar[Facts] = Facts(

@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     import torch
 
 
-class Geometric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="geometric", tag_field="name"):
-    """A exp(mean over the sequence of log r'), r' = min(r, high) for A > 0 and max(r, low) for A < 0: GMPO (arXiv 2507.20673,
-    equation 4). The clip is each token's, the ratio the sequence's: one outlier neither decides the ratio nor stops the
-    others. Use it where GRPO's ratios have outliers. It takes the ratio "token"; `low` and `high` are e to the -0.4 and 0.4
-    of its authors.
+class Geometric(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="geometric", tag_field="name"
+):
+    """A exp(mean over the sequence of log r'), r' = min(r, high) for A > 0 and max(r, low) for A < 0: GMPO (arXiv
+    2507.20673, equation 4). The clip is each token's, the ratio the sequence's: one outlier neither decides the ratio
+    nor stops the others. Use it where GRPO's ratios have outliers. It takes the ratio "token"; `low` and `high` are e
+    to the -0.4 and 0.4 of its authors.
 
     Stopped are the clipped tokens. Meant for one advantage a sequence.
     """

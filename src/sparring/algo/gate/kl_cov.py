@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class KlCov(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="kl_cov", tag_field="name"):
-    """r A - coefficient |log r| for the share of the step's tokens with the largest cov, r A for the others (KL-Cov, arXiv
-    2505.22617, equations 13 and 14, its divergence estimated as in its authors' code):
+    """r A - coefficient |log r| for the share of the step's tokens with the largest cov, r A for the others (KL-Cov,
+    arXiv 2505.22617, equations 13 and 14, its divergence estimated as in its authors' code):
 
         cov_t = (log pi_t - mean log pi) (A_t - mean A), means over the optimiser step's tokens
 
-    Use it where entropy collapses; gentler than `clip_cov`. Of N tokens the max(1, floor(share N)) largest are chosen. Costs a
-    first pass over the step's tokens. Stopped are chosen tokens that have moved.
+    Use it where entropy collapses; gentler than `clip_cov`. Of N tokens the max(1, floor(share N)) largest are chosen.
+    Costs a first pass over the step's tokens. Stopped are chosen tokens that have moved.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -53,7 +53,9 @@ class KlCov(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """The surrogate [M]."""
         chosen = tokens.annotations["chosen"] > 0
         penalty = (self.coefficient * log_ratio.abs()).masked_fill(~chosen, 0.0)
-        return Gated(surrogate=log_ratio.exp() * tokens.advantages - penalty, stopped=chosen & (log_ratio.detach() != 0))
+        return Gated(
+            surrogate=log_ratio.exp() * tokens.advantages - penalty, stopped=chosen & (log_ratio.detach() != 0)
+        )
 
     def chosen(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
         """Which of the step's tokens are penalised."""

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class KlMask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="kl_mask", tag_field="name"):
-    """r A, without gradient where D > above and the update would move the token further (A > 0 and r > 1, or A < 0 and r < 1):
-    DPPO with the binary KL divergence (arXiv 2602.04879, equations 12 and 14):
+    """r A, without gradient where D > above and the update would move the token further (A > 0 and r > 1, or A < 0 and
+    r < 1): DPPO with the binary KL divergence (arXiv 2602.04879, equations 12 and 14):
 
         D = m log(m / p) + (1 - m) log((1 - m) / (1 - p))      p: the token's probability, m: the anchor's
 
-    Like `tv_mask`, but stricter with probabilities near 0 and 1, where the same difference says more. Its authors compare with
-    what sampled (anchor = "behaviour").
+    Like `tv_mask`, but stricter with probabilities near 0 and 1, where the same difference says more. Its authors
+    compare with what sampled (anchor = "behaviour").
     """
 
     facts: ClassVar[Facts] = Facts(

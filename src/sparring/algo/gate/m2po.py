@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 
 class M2po(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="m2po", tag_field="name"):
-    """r A, without gradient for some of the tokens that the update would move further from the anchor (A > 0 and r > 1, or A < 0
-    and r < 1): those of the largest (log r)^2, as few as leave the others of that kind in the optimiser step a mean of at most
-    `bound` (M2PO, arXiv 2510.01161, algorithm 1 and equations 4 and 5). Tokens that come back are never lost, and have no part
-    in the mean. Only outliers are lost, however stale the data is. Use it with a large `max_lag`. Costs a first pass over the
-    step's tokens. Its authors' code makes a clip range of the bound, never narrower than constants, where the paper masks.
+    """r A, without gradient for some of the tokens that the update would move further from the anchor (A > 0 and r > 1,
+    or A < 0 and r < 1): those of the largest (log r)^2, as few as leave the others of that kind in the optimiser step a
+    mean of at most `bound` (M2PO, arXiv 2510.01161, algorithm 1 and equations 4 and 5). Tokens that come back are never
+    lost, and have no part in the mean. Only outliers are lost, however stale the data is. Use it with a large
+    `max_lag`. Costs a first pass over the step's tokens. Its authors' code makes a clip range of the bound, never
+    narrower than constants, where the paper masks.
     """
 
     facts: ClassVar[Facts] = Facts(

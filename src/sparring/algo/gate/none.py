@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class NoGate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="none", tag_field="name"):
-    """r A: importance sampling without a bound. At a ratio of 1, as where every batch is trained once on the weights that sampled
-    it, this is REINFORCE (Williams 1992)."""
+    """r A: importance sampling without a bound. At a ratio of 1, as where every batch is trained once on the weights
+    that sampled it, this is REINFORCE (Williams 1992)."""
 
     facts: ClassVar[Facts] = Facts(
         source="Williams 1992",

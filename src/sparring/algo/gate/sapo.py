@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class Sapo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="sapo", tag_field="name"):
-    """4 / tau * sigmoid(tau (r - 1)) A, with a tau of its own for either sign of A: SAPO (arXiv 2511.20347, equations 5 and
-    6). The gradient fades as the ratio leaves 1, by 4 s (1 - s) with s the sigmoid, instead of ending at a bound. Use it
-    where clipping loses too many tokens, as with mixtures of experts.
+    """4 / tau * sigmoid(tau (r - 1)) A, with a tau of its own for either sign of A: SAPO (arXiv 2511.20347, equations 5
+    and 6). The gradient fades as the ratio leaves 1, by 4 s (1 - s) with s the sigmoid, instead of ending at a bound.
+    Use it where clipping loses too many tokens, as with mixtures of experts.
 
-    At a ratio of 1 the gradient is that of A log pi and the value is 2 A / tau. Stopped are the tokens whose gradient is
-    faded to under one half.
+    At a ratio of 1 the gradient is that of A log pi and the value is 2 A / tau. Stopped are the tokens whose gradient
+    is faded to under one half.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -34,7 +34,8 @@ class Sapo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """How fast the gradient of good tokens fades."""
 
     tau_negative: float = 1.05
-    """How fast that of bad tokens does; more, because they make the vocabulary's other tokens likelier, which is unstable."""
+    """How fast that of bad tokens does; more, because they make the vocabulary's other tokens likelier, which is
+    unstable."""
 
     def __post_init__(self) -> None:
         if not (self.tau_positive > 0 and self.tau_negative > 0):

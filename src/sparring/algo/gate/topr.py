@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 
 class Topr(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="topr", tag_field="name"):
-    """A log pi for A >= 0, and stop_gradient(clip(r, 0, bound)) A log pi for A < 0: tapered off-policy REINFORCE (TOPR, arXiv
-    2503.14286, equations 7 and 8). Good trajectories teach as in supervised learning however unlikely they have become; bad
-    ones are left alone once they are rare. Use it on stale or foreign data, with the ratio "product", a trajectory's own.
+    """A log pi for A >= 0, and stop_gradient(clip(r, 0, bound)) A log pi for A < 0: tapered off-policy REINFORCE (TOPR,
+    arXiv 2503.14286, equations 7 and 8). Good trajectories teach as in supervised learning however unlikely they have
+    become; bad ones are left alone once they are rare. Use it on stale or foreign data, with the ratio "product", a
+    trajectory's own.
     """
 
     facts: ClassVar[Facts] = Facts(

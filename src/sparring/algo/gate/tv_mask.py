@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class TvMask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="tv_mask", tag_field="name"):
-    """r A, without gradient where |pi - anchor| > above and the update would move the token further (A > 0 and r > 1, or A <
-    0 and r < 1): DPPO with the binary total variation (arXiv 2602.04879, equations 12 and 13). The distance is of
-    probabilities, not of their ratio: a rare token may grow many times, a likely one not by a tenth. Use it in place of PPO's
-    clip with large vocabularies. Its authors compare with what sampled (anchor = "behaviour"); their larger runs also bound r
-    by 5.
+    """r A, without gradient where |pi - anchor| > above and the update would move the token further (A > 0 and r > 1,
+    or A < 0 and r < 1): DPPO with the binary total variation (arXiv 2602.04879, equations 12 and 13). The distance is
+    of probabilities, not of their ratio: a rare token may grow many times, a likely one not by a tenth. Use it in place
+    of PPO's clip with large vocabularies. Its authors compare with what sampled (anchor = "behaviour"); their larger
+    runs also bound r by 5.
     """
 
     facts: ClassVar[Facts] = Facts(

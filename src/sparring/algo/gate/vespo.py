@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 
 class Vespo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="vespo", tag_field="name"):
-    """stop_gradient(w^k exp(lambda (1 - w))) A log pi, w the ratio of the whole sequence, with k and lambda of their own for
-    either sign of A: VESPO (arXiv 2602.10693, equation 20). The weight is 1 at w = 1, largest at w = k / lambda and 0 in both
-    tails, without dividing by the length. Use it where data is many updates stale. It takes the ratio "product".
+    """stop_gradient(w^k exp(lambda (1 - w))) A log pi, w the ratio of the whole sequence, with k and lambda of their
+    own for either sign of A: VESPO (arXiv 2602.10693, equation 20). The weight is 1 at w = 1, largest at w = k / lambda
+    and 0 in both tails, without dividing by the length. Use it where data is many updates stale. It takes the ratio
+    "product".
 
     Stopped are the tokens whose weight is under one half.
     """

@@ -16,13 +16,14 @@ from sparring.protocols import LossResult, Needs
 
 
 class ImplicitReward:
-    """Implements `Loss` of PRIME's reward model (Cui et al., arXiv 2502.01456, section 3: the cross-entropy of outcome labels).
+    """Implements `Loss` of PRIME's reward model (Cui et al., arXiv 2502.01456, section 3: the cross-entropy of outcome
+    labels).
 
         r_i  = beta * sum_t (log pi(y_i,t) - log reference(y_i,t))        over all sampled tokens of trajectory i
         loss = - sum_i weight_i * (o_i * log sigmoid(r_i) + (1 - o_i) * log sigmoid(-r_i)) / denominator
 
-    o_i is 1 where the row's label is 1, 0 where it is -1. The rows of one `group` are one trajectory, which no micro-batch
-    splits; its tokens' weights add up to weight_i.
+    o_i is 1 where the row's label is 1, 0 where it is -1. The rows of one `group` are one trajectory, which no
+    micro-batch splits; its tokens' weights add up to weight_i.
 
     Args:
         beta: scale of the reward, as in credit `prime`.

@@ -20,14 +20,15 @@ class PolicyLoss:
     """What every algorithm of `[algo]` has in common; what sets them apart is chosen there.
 
         loss = - sum_t weight_t * correction_t * gate(ratio_t, A_t) / denominator
-               + kl.coefficient * sum_t weight_t * kl_t / denominator - entropy_bonus * sum_t weight_t * H_t / denominator
+               + kl.coefficient * sum_t weight_t * kl_t / denominator - entropy_bonus * sum_t weight_t * H_t /
+               denominator
 
-    Weights and the denominator are the aggregation's and global: over every micro-batch of the optimiser step; where the
-    correction's `denominator` is "kept", both are those of the tokens that it keeps. The ratio is to
-    the anchor: the engine's recorded log-probability, or the trainer's own before the update ("proximal", decoupled PPO, arXiv
-    2505.24298, equation 5): then the annotation `proximal`, or where there is none because the batch is trained once, those of
-    this very forward, without gradient. "loglinear" puts it between the two, the annotation `proximal_share` of the way from
-    recorded to current.
+    Weights and the denominator are the aggregation's and global: over every micro-batch of the optimiser step; where
+    the correction's `denominator` is "kept", both are those of the tokens that it keeps. The ratio is to the anchor:
+    the engine's recorded log-probability, or the trainer's own before the update ("proximal", decoupled PPO, arXiv
+    2505.24298, equation 5): then the annotation `proximal`, or where there is none because the batch is trained once,
+    those of this very forward, without gradient. "loglinear" puts it between the two, the annotation `proximal_share`
+    of the way from recorded to current.
 
     What depends on all of an optimiser step's tokens is found in a first pass (`survey`) and comes back as annotations.
     """
@@ -48,14 +49,14 @@ class PolicyLoss:
         """The term's share of the update's loss.
 
         Args:
-            quantities: `logprob` [M] and `entropy` [M] float32 with gradient; of the estimator "full" also `divergence` [M], from
-                the reference that the rows name.
+            quantities: `logprob` [M] and `entropy` [M] float32 with gradient; of the estimator "full" also `divergence`
+                [M], from the reference that the rows name.
             micro_batch: `batch.tensors.MicroBatch`.
 
         Returns:
-            A scalar, and the metrics clip_fraction (share of tokens that the gate stops), ratio (to the anchor), approx_kl (to
-            what sampled), entropy, and where there is a reference reference_kl, as (sum, count) over the policy's tokens, beside
-            those of the correction.
+            A scalar, and the metrics clip_fraction (share of tokens that the gate stops), ratio (to the anchor),
+            approx_kl (to what sampled), entropy, and where there is a reference reference_kl, as (sum, count) over the
+            policy's tokens, beside those of the correction.
         """
         config, weights = self._config, micro_batch.weights[self.term]
         old, tokens = self._tokens(quantities, micro_batch)
@@ -73,17 +74,23 @@ class PolicyLoss:
             total = total + config.entropy_bonus * (weights * quantities["entropy"]).sum()
         if config.kl.coefficient:
             whole = config.compares_whole
-            kl = quantities["divergence"] if whole else config.kl(quantities["logprob"], micro_batch.annotations["reference"])
-            coefficient = config.kl.coefficient if config.kl.target is None else micro_batch.annotations["kl_coefficient"]
+            kl = (
+                quantities["divergence"]
+                if whole
+                else config.kl(quantities["logprob"], micro_batch.annotations["reference"])
+            )
+            coefficient = (
+                config.kl.coefficient if config.kl.target is None else micro_batch.annotations["kl_coefficient"]
+            )
             total = total - (weights * coefficient * kl).sum()
             metrics["reference_kl"] = (kl.detach()[tokens.ours].double().sum().item(), metrics["ratio"][1])
         return LossResult(loss=-total / micro_batch.denominators[self.term], metrics=metrics)
 
     @torch.no_grad()
     def survey(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> dict[str, torch.Tensor]:
-        """What the loss asks of all M tokens of an optimiser step, per token: `chosen` by the gate, `entropic` by `top_entropy`
-        (each 0.0 or 1.0), `correction_mean`, `recounted` (what the weights of the kept are multiplied with). Arguments as for
-        the loss, of the whole step at once."""
+        """What the loss asks of all M tokens of an optimiser step, per token: `chosen` by the gate, `entropic` by
+        `top_entropy` (each 0.0 or 1.0), `correction_mean`, `recounted` (what the weights of the kept are multiplied
+        with). Arguments as for the loss, of the whole step at once."""
         config, found = self._config, dict[str, torch.Tensor]()
         old, tokens = self._tokens(quantities, micro_batch)
         if isinstance(config.gate, StepGate):
@@ -94,8 +101,13 @@ class PolicyLoss:
         if config.correction_rule.normalise:
             found["correction_mean"] = config.correction_rule.mean(old, tokens).to(old.dtype).expand(len(old))
         if config.correction_rule.denominator == "kept":
-            kept, trajectories = config.correction_rule(old, tokens).weights > 0, micro_batch.trajectory[micro_batch.rows]
-            found["recounted"] = recounted(micro_batch.weights[self.term], kept, trajectories, config.aggregation).to(old.dtype)
+            kept, trajectories = (
+                config.correction_rule(old, tokens).weights > 0,
+                micro_batch.trajectory[micro_batch.rows],
+            )
+            found["recounted"] = recounted(micro_batch.weights[self.term], kept, trajectories, config.aggregation).to(
+                old.dtype
+            )
         return found
 
     def _tokens(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> tuple[torch.Tensor, PolicyTokens]:
@@ -124,6 +136,11 @@ def _metrics(tokens: PolicyTokens, log_ratio: torch.Tensor, stopped: torch.Tenso
     # k3 of http://joschu.net/blog/kl-approx.html with samples from the behaviour policy: always positive, unbiased
     moved = bounded(tokens.logprob - tokens.behaviour)
     kl = (moved.exp() - 1.0 - moved)[ours]
-    sums = torch.stack([(stopped & ours).sum(), log_ratio.exp()[ours].sum(), kl.sum(), tokens.entropy[ours].sum(), ours.sum()])
+    sums = torch.stack(
+        [(stopped & ours).sum(), log_ratio.exp()[ours].sum(), kl.sum(), tokens.entropy[ours].sum(), ours.sum()]
+    )
     *found, count = sums.double().tolist()
-    return {name: (value, count) for name, value in zip(("clip_fraction", "ratio", "approx_kl", "entropy"), found, strict=True)}
+    return {
+        name: (value, count)
+        for name, value in zip(("clip_fraction", "ratio", "approx_kl", "entropy"), found, strict=True)
+    }

@@ -18,8 +18,8 @@ LABEL = "step_label"
 
 
 class StepLabels:
-    """Implements `Loss`: cross-entropy at the ends of steps (Lightman et al., arXiv 2305.20050, with two classes; labels between
-    0 and 1 as in Math-Shepherd, arXiv 2312.08935).
+    """Implements `Loss`: cross-entropy at the ends of steps (Lightman et al., arXiv 2305.20050, with two classes;
+    labels between 0 and 1 as in Math-Shepherd, arXiv 2312.08935).
 
         loss = - sum_t weight_t * (y_t * log sigmoid(v_t) + (1 - y_t) * log sigmoid(-v_t)) / denominator
 
@@ -30,8 +30,8 @@ class StepLabels:
     needs = Needs(quantities=frozenset({"value"}))
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """The term's share of the update's loss, a scalar from `value` [M] float32 with gradient, and the metric accuracy: the
-        share of steps whose sigmoid is on the label's side of one half, ties half."""
+        """The term's share of the update's loss, a scalar from `value` [M] float32 with gradient, and the metric
+        accuracy: the share of steps whose sigmoid is on the label's side of one half, ties half."""
         weights, values = micro_batch.weights[self.term], quantities["value"]
         label = micro_batch.annotations[LABEL].to(values.dtype)
         wrong = -(label * logsigmoid(values) + (1.0 - label) * logsigmoid(-values))

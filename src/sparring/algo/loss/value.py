@@ -24,9 +24,10 @@ class ValueLoss:
         loss = sum_t weight_t * 1/2 max((V_t - R_t)^2, (V_t' - R_t)^2) / denominator
         V_t' = V_t(old) + clamp(V_t - V_t(old), -clip, clip)
 
-    The squared error is that of Schulman et al. (arXiv 1707.06347, equation 9), its clipped form is described by Engstrom et al.
-    (arXiv 2005.12729, section 3). V_t is the value of the text before token t. R_t, the target, is the annotation `return`, which
-    the credit rule wrote; V_t(old), the critic's value before the update, is the annotation `value`.
+    The squared error is that of Schulman et al. (arXiv 1707.06347, equation 9), its clipped form is described by
+    Engstrom et al. (arXiv 2005.12729, section 3). V_t is the value of the text before token t. R_t, the target, is the
+    annotation `return`, which the credit rule wrote; V_t(old), the critic's value before the update, is the annotation
+    `value`.
 
     Args:
         clip: how far a value moves from the old one before it stops being trained, in units of reward; 0: any.
@@ -41,8 +42,8 @@ class ValueLoss:
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
         """The term's share of the update's loss, a scalar from `value` [M] float32 with gradient.
 
-        Metrics, as (sum, count) over the weighted tokens: clip_fraction, the share whose error is the clipped one; the means
-        value, return, return_square, error (R - V) and error_square, of which an explained variance is made.
+        Metrics, as (sum, count) over the weighted tokens: clip_fraction, the share whose error is the clipped one; the
+        means value, return, return_square, error (R - V) and error_square, of which an explained variance is made.
         """
         weights, values = micro_batch.weights[self.term], quantities["value"]
         old = micro_batch.annotations[OLD].to(values.dtype)

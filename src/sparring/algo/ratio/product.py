@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     import torch
 
 
-class ProductRatio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="product", tag_field="name"):
-    """exp(sum over the sequence of log r_t), the same for all its tokens: the importance weight of a whole trajectory (Precup,
-    Sutton and Singh 2000). Unbiased, and of a variance that grows with the length: for gates that tame it, such as `topr` and
-    `vespo`.
+class ProductRatio(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="product", tag_field="name"
+):
+    """exp(sum over the sequence of log r_t), the same for all its tokens: the importance weight of a whole trajectory
+    (Precup, Sutton and Singh 2000). Unbiased, and of a variance that grows with the length: for gates that tame it,
+    such as `topr` and `vespo`.
     """
 
     facts: ClassVar[Facts] = Facts(

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     import torch
 
 
-class SequenceRatio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="sequence", tag_field="name"):
+class SequenceRatio(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="sequence", tag_field="name"
+):
     """s_i = exp(mean over the sequence of log r_t), the same for all its tokens: GSPO (arXiv 2507.18071, equation 7).
 
     With `per_token` its value is that of the sequence and its gradient each token's own: stop_gradient(s_i) * pi /

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class TurnRatio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="turn", tag_field="name"):
-    """exp(mean over the turn of log r_t), the same for all tokens of one turn: the sequence's ratio (GSPO, arXiv 2507.18071,
-    equation 7) of what an agent does at once.
+    """exp(mean over the turn of log r_t), the same for all tokens of one turn: the sequence's ratio (GSPO, arXiv
+    2507.18071, equation 7) of what an agent does at once.
     """
 
     facts: ClassVar[Facts] = Facts(

@@ -24,8 +24,8 @@ def sampled_turns(trajectory: Trajectory) -> int:
 def shaped(group: Group, name: str, amounts: Amounts) -> Group:
     """The group with amounts added to rewards, role by role.
 
-    Where a rollout has one role, its `reward` changes and the part `name` says by how much; where it has several, each role's
-    `per_role` does and the part is `name/role`. What turns earned stays: the amount belongs to the end.
+    Where a rollout has one role, its `reward` changes and the part `name` says by how much; where it has several, each
+    role's `per_role` does and the part is `name/role`. What turns earned stays: the amount belongs to the end.
     """
     added: dict[str, float] = {}
     by_role: dict[str, list[tuple[Trajectory, float]]] = {}

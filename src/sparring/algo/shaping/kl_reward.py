@@ -15,7 +15,9 @@ from sparring.errors import refusal
 from sparring.types import Sample
 
 
-class KlReward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="kl_reward", tag_field="name"):
+class KlReward(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="kl_reward", tag_field="name"
+):
     """KL in the reward: a per-token penalty beside the outcome.
 
         r_t -= coefficient * k_t        with d = log p(y_t) - log p_reference(y_t)
@@ -26,9 +28,9 @@ class KlReward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Ziegler et al., arXiv 1909.08593, equation 2 (k1); the estimators are Schulman's (2020). log p is the recorded
     log-probability, the annotation `reference` the other; the result goes into the annotation `reward`, which credit
-    rules count among what a trajectory earned (GAE and REINFORCE++ token by token; gdpo and process, which do not, are refused).
-    Use it for RLHF with PPO. It implements
-    `protocols.Annotator`: the stage runs it after the reference has annotated.
+    rules count among what a trajectory earned (GAE and REINFORCE++ token by token; gdpo and process, which do not, are
+    refused). Use it for RLHF with PPO. It implements `protocols.Annotator`: the stage runs it after the reference has
+    annotated.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -52,7 +54,8 @@ class KlReward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The divergence in nats per trajectory that an adaptive coefficient holds; None: the coefficient is fixed."""
 
     gain: float = 0.1
-    """How far an adaptive coefficient moves: by gain times the relative error, which is cut to a fifth, at each update."""
+    """How far an adaptive coefficient moves: by gain times the relative error, which is cut to a fifth, at each
+    update."""
 
     def __post_init__(self) -> None:
         if self.coefficient < 0:
@@ -70,7 +73,9 @@ class KlReward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def _sample(self, row: Sample) -> Sample:
         if "reference" not in row.annotations or row.logprobs is None:
             do = "name a reference model for the stage"
-            raise refusal("[algo] kl_reward", "log-probabilities and an annotation 'reference'", f"none on {row.id}", do)
+            raise refusal(
+                "[algo] kl_reward", "log-probabilities and an annotation 'reference'", f"none on {row.id}", do
+            )
         earned = row.annotations.get("reward", (0.0,) * len(row.tokens))
         price = self.coefficient if self.target is None else max(row.annotations["kl_coefficient"])
         penalised = tuple(

@@ -21,7 +21,8 @@ class LinearLength(
         r' = r - price * max(0, l - free) * s
         s  = share of the role's members with a reward above solved_above, or 1
 
-    l: tokens or turns that the role sampled. Use it to make a policy that already succeeds cheaper: with the share of success
+    l: tokens or turns that the role sampled. Use it to make a policy that already succeeds cheaper: with the share of
+        success
     as a factor, tasks that still fail are not taught to give up early.
     """
 

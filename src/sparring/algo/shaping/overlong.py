@@ -21,8 +21,8 @@ class Overlong(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
              (limit - buffer - l) / buffer      where limit - buffer < l <= limit
              -1                                 where l > limit
 
-    Yu et al. (DAPO), arXiv 2503.14476, equation 13; l: tokens that the role sampled. Use it where rollouts are cut at the
-    limit, so that a sound one that is merely long does not lose everything at one token.
+    Yu et al. (DAPO), arXiv 2503.14476, equation 13; l: tokens that the role sampled. Use it where rollouts are cut at
+    the limit, so that a sound one that is merely long does not lose everything at one token.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -51,7 +51,10 @@ class Overlong(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def shape(self, groups: Sequence[Group]) -> list[Group]:
         """The groups with punished rewards; the part `overlong` of a score says by how much."""
         limits = [self.limit or group.task.limits.max_tokens for group in groups]
-        return [shaped(group, "overlong", partial(self._amounts, limit)) for group, limit in zip(groups, limits, strict=True)]
+        return [
+            shaped(group, "overlong", partial(self._amounts, limit))
+            for group, limit in zip(groups, limits, strict=True)
+        ]
 
     def _amounts(self, limit: int, trajectories: Sequence[Trajectory], rewards: Sequence[float]) -> list[float]:
         buffer = min(self.buffer, limit)

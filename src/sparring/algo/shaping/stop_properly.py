@@ -13,14 +13,16 @@ from sparring.errors import refusal
 from sparring.types import Group, Trajectory
 
 
-class StopProperly(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="stop_properly", tag_field="name"):
+class StopProperly(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="stop_properly", tag_field="name"
+):
     """Stop properly: a rollout that a limit cut off keeps a share of its reward.
 
         r' = keeps * r     where the role's outcome is truncated
 
     The penalty of ProRL's recipe (arXiv 2505.24864 describes the first version). Use it where truncated work is scored;
-    `overlong` is the gentler choice. Rewards below 0 are refused: a share of such a reward is better than the whole, so that to
-    be cut off would pay. It therefore comes before every other shaping.
+    `overlong` is the gentler choice. Rewards below 0 are refused: a share of such a reward is better than the whole, so
+    that to be cut off would pay. It therefore comes before every other shaping.
     """
 
     facts: ClassVar[Facts] = Facts(

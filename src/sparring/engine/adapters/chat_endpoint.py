@@ -1,4 +1,5 @@
-"""`ChatEndpoint`: somebody's chat-completions API, text in and text out, for what needs no token ids: traces to imitate."""
+"""`ChatEndpoint`: somebody's chat-completions API, text in and text out, for what needs no token ids: traces to
+imitate."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""`OpenAiEngine`: any server that speaks OpenAI's completions with token ids, such as vLLM's: for teachers, judges, evaluation.
+"""`OpenAiEngine`: any server that speaks OpenAI's completions with token ids, such as vLLM's: for teachers, judges,
+evaluation.
 
-It takes no weights, forks nothing and keeps no KV on request, and says so by name. What truncated sampling kept is not told, so
-nothing that it samples is for a policy's loss.
+It takes no weights, forks nothing and keeps no KV on request, and says so by name. What truncated sampling kept is not
+told, so nothing that it samples is for a policy's loss.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ CONNECT_S = 10.0
 PROBE_S = 120.0
 PREFIX = "token_id:"
 RAW_AT = (0.0, 1.0)
-"""Temperatures at which log-probabilities before the temperature are those that we record (greedy ones are at temperature 1)."""
+"""Temperatures at which log-probabilities before the temperature are those that we record (greedy ones are at
+temperature 1)."""
 SAME = 1e-6
 MOST_SEED = (1 << 63) - 1
 FINISHED: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"}
@@ -172,7 +174,9 @@ class OpenAiEngine:
         where = f"score {request.id}"
         if request.temperature != 1:
             got = "an OpenAI-compatible server, which judges at 1"
-            raise RequestRefused(f"{where}: expected an engine that judges at temperature {request.temperature:g}, got {got}")
+            raise RequestRefused(
+                f"{where}: expected an engine that judges at temperature {request.temperature:g}, got {got}"
+            )
         if not 1 <= request.first < len(request.tokens):
             got = f"{request.first} of {len(request.tokens)}; score tokens that follow one"
             raise RequestRefused(f"{where}: expected 1 <= first < number of tokens, got {got}")
@@ -193,7 +197,9 @@ class OpenAiEngine:
         Raises:
             RequestRefused: always.
         """
-        raise RequestRefused(f"fork of {request}: expected an engine that keeps KV, got an OpenAI-compatible server; ask anew")
+        raise RequestRefused(
+            f"fork of {request}: expected an engine that keeps KV, got an OpenAI-compatible server; ask anew"
+        )
 
     async def release(self, conversation: str) -> None:
         """Nothing is kept on request."""
@@ -205,7 +211,9 @@ class OpenAiEngine:
             WeightsError: always.
         """
         where = f"weights of {ref.model} version {ref.version}"
-        raise WeightsError(f"{where}: expected an engine that takes weights, got an OpenAI-compatible server; train with another")
+        raise WeightsError(
+            f"{where}: expected an engine that takes weights, got an OpenAI-compatible server; train with another"
+        )
 
     async def close(self) -> None:
         """Drop what is under way. Safe to call twice."""
@@ -221,7 +229,9 @@ class OpenAiEngine:
         if answer.status_code == 401:
             raise refusal(where, "the key that the server wants", "another or none", "set engine.api_key_env")
         with boundary(BadInput, where, "a list of models", "correct engine.url, up to and with /v1"):
-            names = [str(entry["id"]) for entry in msgspec.json.decode(answer.raise_for_status().content, type=Models).data]
+            names = [
+                str(entry["id"]) for entry in msgspec.json.decode(answer.raise_for_status().content, type=Models).data
+            ]
         if model not in names if model else len(names) != 1:
             do = "name one of its models in engine.served_model"
             raise refusal(where, model or "one model", ", ".join(names) or "none", do)

@@ -44,7 +44,8 @@ class _Live:
 
 
 class RemoteEngine:
-    """Implements `Engine` over HTTP, on one event loop. Which weights are served is the server's to say, with every answer.
+    """Implements `Engine` over HTTP, on one event loop. Which weights are served is the server's to say, with every
+    answer.
 
     Args:
         url: `http://host:port`, or `unix:path` of a socket.
@@ -97,7 +98,9 @@ class RemoteEngine:
         """
         served, where = self.served, f"engine at {self._url}"
         if served.dtype != dtype:
-            raise refusal(where, f"a model in {dtype}, as models.{self._name}.dtype", served.dtype, "serve it with --dtype")
+            raise refusal(
+                where, f"a model in {dtype}, as models.{self._name}.dtype", served.dtype, "serve it with --dtype"
+            )
         if (served.numerics == "fast") != (numerics == "fast"):
             wanted = "fast" if numerics == "fast" else "exact"
             do = "serve it with --numerics"
@@ -111,7 +114,8 @@ class RemoteEngine:
             raise refusal(where, f"room for {room} tokens, as engine.kv_bytes", str(served.context), do)
 
     def begin(self, state: Mapping[str, torch.Tensor], adapter: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Have these weights served, and call them version 0 from here on, whatever number the server gives them. Blocks.
+        """Have these weights served, and call them version 0 from here on, whatever number the server gives them.
+        Blocks.
 
         Args:
             state: of the model.
@@ -123,7 +127,8 @@ class RemoteEngine:
         """
         where = f"engine at {self._url}: weights"
         with boundary(EngineError, where), self._blocking(None) as client:
-            # the run before may have trained one, and then the model below it cannot change; an error says that there is none
+            # the run before may have trained one, and then the model below it cannot change; an error says that there
+            # is none
             answer = client.post("/v1/drop", content=wire.encode(wire.DropForm(adapter=self.served.model)))
         number = max(self.served.version, int(answer.headers.get(wire.VERSION, -1))) + 1
         self._have(where, number, state, None)
@@ -235,7 +240,9 @@ class RemoteEngine:
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             raise wire.unreachable(self._url, f"{type(error).__name__}: {error}") from error
         if answer.status_code == 401:
-            raise refusal(f"engine at {self._url}", "the key that the server wants", "another or none", "set engine.api_key_env")
+            raise refusal(
+                f"engine at {self._url}", "the key that the server wants", "another or none", "set engine.api_key_env"
+            )
         if answer.status_code != 200 or wire.INSTANCE not in answer.headers:
             raise wire.unreachable(self._url, f"another server, status {answer.status_code}")
         return wire.decode(answer.content, wire.Served, f"engine at {self._url}")
@@ -273,7 +280,8 @@ class RemoteEngine:
             return answer.content
 
     def _check(self, status: int, body: bytes, headers: httpx.Headers, where: str, *, adopts: bool = False) -> None:
-        """The answer is no error, from the server that this client knows, under the weights that it sent if it sent any.
+        """The answer is no error, from the server that this client knows, under the weights that it sent if it sent
+        any.
 
         Raises:
             EngineError: what the server says; or that it was started again, or given weights by somebody else.
@@ -285,9 +293,13 @@ class RemoteEngine:
                 raise EngineError(f"{where}: status {status}: {body[:200]!r}") from None
         instance, version = headers.get(wire.INSTANCE, ""), int(headers.get(wire.VERSION, -1))
         if not adopts and instance != self._instance:
-            raise EngineError(f"{where}: expected the same server, got one started since, with other weights; push them again")
+            raise EngineError(
+                f"{where}: expected the same server, got one started since, with other weights; push them again"
+            )
         if not adopts and self._newest is not None and version > self._newest:
-            raise EngineError(f"{where}: expected version {self._newest}, the last one sent, got {version}; one run to a server")
+            raise EngineError(
+                f"{where}: expected version {self._newest}, the last one sent, got {version}; one run to a server"
+            )
         # answers overtake each other: the head of one may have left before the update that another acknowledged
         self._version = version if instance != self._instance else max(version, self._version)
         self._instance = instance

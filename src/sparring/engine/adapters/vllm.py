@@ -57,8 +57,8 @@ class _Live:
 
 
 class VllmEngine:
-    """Implements `Engine` on a vLLM server. Not exact: it computes with other kernels than the trainer, so its log-probabilities
-    differ, and its random numbers hang on more than the seed and a token's place.
+    """Implements `Engine` on a vLLM server. Not exact: it computes with other kernels than the trainer, so its
+    log-probabilities differ, and its random numbers hang on more than the seed and a token's place.
 
     Args:
         server: started, and closed with this engine.
@@ -82,7 +82,10 @@ class VllmEngine:
         self.server, self._config, self._name, self._version = server, config, name, version
         self._tolerance, self._keep_server = TOLERANCES[dtype], keep_server
         self._client = VllmClient(server)
-        self._key, self._numbers = uuid4().hex, count()  # a server may have other clients, and remembers ids for a while
+        self._key, self._numbers = (
+            uuid4().hex,
+            count(),
+        )  # a server may have other clients, and remembers ids for a while
         self._live: list[_Live] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._open = asyncio.Event()
@@ -109,8 +112,8 @@ class VllmEngine:
     async def generate(self, request: GenerateRequest) -> Completion:
         """Sample one turn. Cancelling the awaiting task drops the request; `abort` ends it with what it has.
 
-        The oldest version among the keys and values is never said younger than it is: it is the one served when the request was
-        sent, also where vLLM began later.
+        The oldest version among the keys and values is never said younger than it is: it is the one served when the
+        request was sent, also where vLLM began later.
 
         Raises:
             EngineError: the request can never be served, vLLM failed, or the engine is closed.
@@ -123,7 +126,8 @@ class VllmEngine:
             return self._counts.completed(live.sampled.completion(prompt))
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
-        """`generate` in pieces: what was sampled since the piece before, at last the Completion. Leaving drops the request.
+        """`generate` in pieces: what was sampled since the piece before, at last the Completion. Leaving drops the
+        request.
 
         Raises:
             EngineError: as for `generate`, at the first piece or behind what was sampled until then.
@@ -149,11 +153,11 @@ class VllmEngine:
             yield self._counts.completed(sampled.completion(prompt))
 
     async def abort(self, request: str) -> None:
-        """End a request: its caller gets a Completion that finishes with "abort" and holds what was sampled so far, nothing
-        where none was. Unknown ones are fine.
+        """End a request: its caller gets a Completion that finishes with "abort" and holds what was sampled so far,
+        nothing where none was. Unknown ones are fine.
 
-        A request for its tokens followed by those continues it under the weights that are then served, but with other random
-        numbers: vLLM's begin anew with each request.
+        A request for its tokens followed by those continues it under the weights that are then served, but with other
+        random numbers: vLLM's begin anew with each request.
         """
         for live in [live for live in self._live if live.request.id == request and not live.aborted]:
             live.aborted = True
@@ -161,15 +165,18 @@ class VllmEngine:
             self._start(self._abort(live))
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """Judge given tokens by vLLM's log-probabilities of a prompt. Entropy and other temperatures need those of the whole
-        vocabulary, which vLLM writes as text: so for small vocabularies only.
+        """Judge given tokens by vLLM's log-probabilities of a prompt. Entropy and other temperatures need those of the
+        whole vocabulary, which vLLM writes as text: so for small vocabularies only.
 
         Raises:
-            EngineError: the request can never be served, the vocabulary is too large, vLLM failed, or the engine is closed.
+            EngineError: the request can never be served, the vocabulary is too large, vLLM failed, or the engine is
+                closed.
         """
         self._check_score(request)
         answer, version = {}, None
-        while version is None or judging_version(answer) != version:  # an update came between: all of it is of one version
+        while (
+            version is None or judging_version(answer) != version
+        ):  # an update came between: all of it is of one version
             await self._open.wait()
             self._check_open()
             version = self._version
@@ -179,21 +186,27 @@ class VllmEngine:
         tops = [sorted(row.items(), key=lambda item: (-item[1], item[0]))[: request.top_k] for row in scored]
         return Scores(
             logprobs=tuple(row[token] for row, token in zip(scored, request.tokens[request.first :], strict=True)),
-            entropies=tuple(-sum(math.exp(value) * value for value in row.values() if value > -math.inf) for row in scored),
+            entropies=tuple(
+                -sum(math.exp(value) * value for value in row.values() if value > -math.inf) for row in scored
+            ),
             top_ids=tuple(tuple(token for token, _ in top) for top in tops),
             top_logprobs=tuple(tuple(value for _, value in top) for top in tops),
             version=version,
         )
 
     async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        """Requests that continue a streamed one from what it has said so far; vLLM finds whole blocks of its prefix again.
+        """Requests that continue a streamed one from what it has said so far; vLLM finds whole blocks of its prefix
+        again.
 
         Raises:
-            EngineError: not exactly one request of this id is being streamed: of others vLLM says nothing before their end.
+            EngineError: not exactly one request of this id is being streamed: of others vLLM says nothing before their
+                end.
         """
         found = [live for live in self._live if live.request.id == request and live.streams]
         if self._closed or len(found) != 1:
-            raise EngineError(f"fork of {request}: expected one streamed request of this id, got {len(found)}; stream it")
+            raise EngineError(
+                f"fork of {request}: expected one streamed request of this id, got {len(found)}; stream it"
+            )
         [live] = found
         made, asked = len(live.sampled.tokens), live.request.sampling
         left = replace(asked, max_tokens=live.max_new - made, min_tokens=max(0, asked.min_tokens - made))
@@ -207,11 +220,11 @@ class VllmEngine:
         """Nothing: vLLM drops what has not been used for longest."""
 
     async def pull(self, ref: WeightRef) -> None:
-        """Serve other weights: pause, load, verify, commit, go on. Verification has vLLM compute the publisher's probe while
-        everything else stands still, so that nobody is served with weights that were not verified.
+        """Serve other weights: pause, load, verify, commit, go on. Verification has vLLM compute the publisher's probe
+        while everything else stands still, so that nobody is served with weights that were not verified.
 
-        `[engine] live_kv`: keep: requests go on with the keys and values they have; recompute: they compute them again; drain:
-        the update waits until they are done. Cancelling the caller does not stop an update that has begun.
+        `[engine] live_kv`: keep: requests go on with the keys and values they have; recompute: they compute them again;
+        drain: the update waits until they are done. Cancelling the caller does not stop an update that has begun.
 
         Raises:
             WeightsError: the update failed its verification or is late; the old weights were loaded again and serve on.
@@ -233,7 +246,9 @@ class VllmEngine:
             async with asyncio.timeout(self._config.update_timeout_s):
                 found = await self._probe(tokens)
         except TimeoutError:
-            raise WeightsError(f"{about}: expected vLLM to compute the probe, got nothing; the old version serves on") from None
+            raise WeightsError(
+                f"{about}: expected vLLM to compute the probe, got nothing; the old version serves on"
+            ) from None
         worst = max((abs(a - b) for a, b in zip(found, expected, strict=True)), default=0.0)
         # a comparison with NaN is false, so NaN is refused
         if not all(abs(a - b) <= self._tolerance for a, b in zip(found, expected, strict=True)):
@@ -255,7 +270,8 @@ class VllmEngine:
     # requests
 
     def _check(self, request: GenerateRequest) -> int:
-        """Tokens that the request may sample. A token that is not in the vocabulary would end vLLM's engine, not the request.
+        """Tokens that the request may sample. A token that is not in the vocabulary would end vLLM's engine, not the
+        request.
 
         Raises:
             EngineError: it can never be served.
@@ -267,7 +283,9 @@ class VllmEngine:
             problem = f"max_tokens of at least 1, got {sampling.max_tokens}; ask for a token"
         elif problem is None and max_new < 1:
             problem = f"fewer than {most} tokens, got {len(tokens)}; shorten the prompt"
-        problem = problem or problem_of(request, self.server.vocab_size) or problem_for_vllm(request, self.server.vocab_size)
+        problem = (
+            problem or problem_of(request, self.server.vocab_size) or problem_for_vllm(request, self.server.vocab_size)
+        )
         if problem:
             raise RequestRefused(f"request {request.id}: expected {problem}")
         return max_new
@@ -292,7 +310,9 @@ class VllmEngine:
 
     def _check_open(self) -> None:
         if self._closed or self._broken:
-            raise EngineError(self._broken or f"engine {self._name}: expected an open engine, got a closed one; start another")
+            raise EngineError(
+                self._broken or f"engine {self._name}: expected an open engine, got a closed one; start another"
+            )
 
     @asynccontextmanager
     async def _serving(self, request: GenerateRequest, *, streams: bool) -> AsyncIterator[_Live]:
@@ -315,7 +335,8 @@ class VllmEngine:
         return generate_body(live.request, live.name, live.max_new, vocab_size=vocab_size, version=self._version)
 
     def _end(self, request: GenerateRequest, tokens: Sequence[int], told: int) -> int | None:
-        """How many of the tokens belong to the turn, if whoever watches for its end sees it among those behind `told`."""
+        """How many of the tokens belong to the turn, if whoever watches for its end sees it among those behind
+        `told`."""
         first = max(told, request.sampling.min_tokens - 1)
         if request.ends is None or len(tokens) <= first:
             return None
@@ -332,9 +353,13 @@ class VllmEngine:
         if heat == 1.0:  # no need of the whole vocabulary
             await self._open.wait()
             self._check_open()
-            rows = judged_rows(await self._client.post(GENERATE, judge_body(self._unique(), request.tokens, 0, request.priority)))
+            rows = judged_rows(
+                await self._client.post(GENERATE, judge_body(self._unique(), request.tokens, 0, request.priority))
+            )
             return tuple(row[token] for row, token in zip(rows, request.tokens[1:], strict=True))
-        return (await self.score(ScoreRequest(id=f"{request.id}/prompt", tokens=request.tokens, temperature=heat))).logprobs
+        return (
+            await self.score(ScoreRequest(id=f"{request.id}/prompt", tokens=request.tokens, temperature=heat))
+        ).logprobs
 
     async def _probe(self, tokens: Sequence[int]) -> tuple[float, ...]:
         """Log-probabilities of tokens[1:] at temperature 1, also while vLLM is paused."""
@@ -343,7 +368,8 @@ class VllmEngine:
         return tuple(row[token] for row, token in zip(rows, tokens[1:], strict=True))
 
     async def _abort(self, live: _Live) -> None:
-        """Until the request is done: one that has not reached vLLM's scheduler yet is not known there, and nobody says so."""
+        """Until the request is done: one that has not reached vLLM's scheduler yet is not known there, and nobody says
+        so."""
         pause_s = _ABORT_AGAIN_S
         while not live.done.is_set():
             try:
@@ -385,10 +411,15 @@ class VllmEngine:
     def _stage(self, ref: WeightRef) -> Path:
         """The weights as a file that vLLM's workers can read."""
         state = fetch(ref)
-        for name, tensor in state.items():  # a load that vLLM gives up half way leaves a model that cannot be loaded again
+        for (
+            name,
+            tensor,
+        ) in state.items():  # a load that vLLM gives up half way leaves a model that cannot be loaded again
             if self._shapes.get(name) != list(tensor.shape):
                 expected = f"{name} of shape {self._shapes.get(name)}, as in the checkpoint"
-                raise WeightsError(f"{where(ref)}: expected {expected}, got {list(tensor.shape)}; the old version serves on")
+                raise WeightsError(
+                    f"{where(ref)}: expected {expected}, got {list(tensor.shape)}; the old version serves on"
+                )
         file = self.server.folder / f"weights-{next(self._numbers)}.safetensors"
         save_file({name: tensor.contiguous() for name, tensor in state.items()}, file)
         return file
@@ -400,7 +431,8 @@ class VllmEngine:
             await self._client.post("/reset_prefix_cache?reset_running_requests=true")
 
     async def _commit(self, ref: WeightRef, staged: Path, before: Probe) -> None:
-        """Load and verify; on any failure bring the old weights back, and verify those by `before`, their own answer."""
+        """Load and verify; on any failure bring the old weights back, and verify those by `before`, their own
+        answer."""
         try:
             with boundary(WeightsError, where(ref)):
                 await self._load([str(staged)])

@@ -71,4 +71,6 @@ class VllmClient:
         return self._client
 
     def _gone(self, address: str, error: Exception) -> EngineError:
-        return EngineError(f"vLLM {address}: expected an answer, got {type(error).__name__}: {error}{self._server.ending()}")
+        return EngineError(
+            f"vLLM {address}: expected an answer, got {type(error).__name__}: {error}{self._server.ending()}"
+        )

@@ -1,4 +1,5 @@
-"""A vLLM server as a process of its own: started, spoken to over a socket file, and gone when whoever started it is gone."""
+"""A vLLM server as a process of its own: started, spoken to over a socket file, and gone when whoever started it is
+gone."""
 
 from __future__ import annotations
 
@@ -29,9 +30,9 @@ _MEMORY = Path("/dev/shm")
 class VllmServer:
     """Starts vLLM on a checkpoint folder and waits until it serves.
 
-    Its own interpreter runs it, so its packages need not be ours. It listens on a socket file in a private folder, because its
-    interface for training knows no password. It reads its standard input, which only this process writes: however this
-    process ends, `kill -9` too, the server and its workers end with it.
+    Its own interpreter runs it, so its packages need not be ours. It listens on a socket file in a private folder,
+    because its interface for training knows no password. It reads its standard input, which only this process writes:
+    however this process ends, `kill -9` too, the server and its workers end with it.
 
     Args:
         path: Hugging Face checkpoint folder.
@@ -94,13 +95,16 @@ class VllmServer:
         return answer.json() if answer.content else None
 
     def ending(self) -> str:
-        """What to say about a call that got no answer: whether the server is still there, and the end of its log if not."""
+        """What to say about a call that got no answer: whether the server is still there, and the end of its log if
+        not."""
         code = self._process.poll()
         return "" if code is None else f"; vLLM ended with status {code}, the end of its log:\n{self.log_tail()}"
 
     def log_tail(self) -> str:
         """The last lines that it wrote."""
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]) if self._log.exists() else ""
+        return (
+            "\n".join(self._log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]) if self._log.exists() else ""
+        )
 
     def close(self) -> None:
         """End the server and its workers and remove its folder. Safe to call twice."""
@@ -118,10 +122,14 @@ class VllmServer:
         while True:
             code = self._process.poll()
             if code is not None:
-                raise EngineError(f"vLLM: expected a server, got exit status {code}; the end of its log:\n{self.log_tail()}")
+                raise EngineError(
+                    f"vLLM: expected a server, got exit status {code}; the end of its log:\n{self.log_tail()}"
+                )
             if time.monotonic() > deadline:
                 end = f"the end of its log:\n{self.log_tail()}"
-                raise EngineError(f"vLLM: expected it to serve in time, got none; raise engine.vllm.start_timeout_s; {end}")
+                raise EngineError(
+                    f"vLLM: expected it to serve in time, got none; raise engine.vllm.start_timeout_s; {end}"
+                )
             try:
                 self.ask("GET", "/health")
                 return
@@ -163,7 +171,12 @@ def _arguments(config: EngineConfig, dtype: str) -> list[str]:
         "--max-logprobs": -1,
         "--generation-config": "vllm",
     }
-    flags = ["--skip-tokenizer-init", "--enable-prompt-tokens-details", "--enable-scale-out", "--disable-uvicorn-access-log"]
+    flags = [
+        "--skip-tokenizer-init",
+        "--enable-prompt-tokens-details",
+        "--enable-scale-out",
+        "--disable-uvicorn-access-log",
+    ]
     flags.append("--enable-prefix-caching" if cached else "--no-enable-prefix-caching")
     return [*flags, *(str(word) for pair in given.items() for word in pair), *config.vllm.arguments]
 
@@ -171,7 +184,11 @@ def _arguments(config: EngineConfig, dtype: str) -> list[str]:
 def _environment(python: str, threads: int) -> dict[str, str]:
     """What vLLM's documentation asks for on a CPU, and its interface for training."""
     openmp = Path(python).parent.parent / "lib" / "libiomp5.so"
-    libraries = [str(openmp) if openmp.exists() else None, find_library("tcmalloc_minimal"), os.environ.get("LD_PRELOAD")]
+    libraries = [
+        str(openmp) if openmp.exists() else None,
+        find_library("tcmalloc_minimal"),
+        os.environ.get("LD_PRELOAD"),
+    ]
     return {
         **{name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"},
         "LD_PRELOAD": ":".join(name for name in libraries if name),

@@ -1,7 +1,7 @@
 """Requests and answers as vLLM's token-in, token-out interface (`/inference/v1/generate`) writes them. Torch-free.
 
-A choice holds a log-probability per sampled token and those of the likeliest ones; -9999 is its minus infinity. Versions come
-with the end of a request, as spans over its tokens.
+A choice holds a log-probability per sampled token and those of the likeliest ones; -9999 is its minus infinity.
+Versions come with the end of a request, as spans over its tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 from sparring.generation import Completion, FinishReason, GenerateRequest, KeptSets, Runs, Sampling
 
 WHOLE_VOCABULARY = 4096
-"""Largest vocabulary of which vLLM is asked for every log-probability of a token: they travel as text, some 60 bytes each."""
+"""Largest vocabulary of which vLLM is asked for every log-probability of a token: they travel as text, some 60 bytes
+each."""
 PROBE = "sparring-verifies"
 """Ids that begin so are served while vLLM is paused: see `vllm_process/sparring_vllm.py`."""
 _IMPOSSIBLE = -9000.0
@@ -31,14 +32,16 @@ def problem_for_vllm(request: GenerateRequest, vocab_size: int) -> str | None:
     if request.adapter is not None:
         return f"no adapter, got {request.adapter}; vLLM serves the model alone here: use a native engine"
     if request.allowed is not None:
-        return "no `allowed`, got one; vLLM has grammars of its own and asks nobody between two tokens: use a native engine"
+        return "no `allowed`, got one; vLLM takes no token masks from its caller: use a native engine"
     if truncates(sampling) and not sampling.top_k and vocab_size > WHOLE_VOCABULARY:
         most = f"top_k beside top_p and min_p where the vocabulary has more than {WHOLE_VOCABULARY} tokens"
         return f"{most}, got none and {vocab_size}; vLLM names the tokens it kept only as the likeliest ones: set top_k"
     return None
 
 
-def generate_body(request: GenerateRequest, name: str, max_new: int, *, vocab_size: int, version: int) -> dict[str, Any]:
+def generate_body(
+    request: GenerateRequest, name: str, max_new: int, *, vocab_size: int, version: int
+) -> dict[str, Any]:
     """A request for one turn.
 
     Args:
@@ -76,8 +79,8 @@ def generate_body(request: GenerateRequest, name: str, max_new: int, *, vocab_si
 
 
 def judge_body(name: str, tokens: Sequence[int], named: int, priority: int) -> dict[str, Any]:
-    """A request for the log-probabilities of given tokens at temperature 1, and of the `named` likeliest at each place, -1 for
-    all; of its own answer nobody wants more than the version of the weights."""
+    """A request for the log-probabilities of given tokens at temperature 1, and of the `named` likeliest at each place,
+    -1 for all; of its own answer nobody wants more than the version of the weights."""
     sampling = {"max_tokens": 1, "prompt_logprobs": named, "ignore_eos": True, "detokenize": False}
     return {"request_id": name, "token_ids": list(tokens), "sampling_params": sampling, "priority": -priority}
 
@@ -164,7 +167,9 @@ class Sampled:
             whole = len(possible) == self._vocab_size
             self._kept.append(() if whole else tuple(token for _, token in possible))
         if self._tops is not None:
-            self._tops.append(tuple((token, -value) for value, token in possible[: self._request.sampling.top_logprobs]))
+            self._tops.append(
+                tuple((token, -value) for value, token in possible[: self._request.sampling.top_logprobs])
+            )
 
 
 def _runs(values: list[int]) -> Runs:

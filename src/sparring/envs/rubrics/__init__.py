@@ -1,1 +1,2 @@
-"""Rubrics: what an answer is worth, as named parts with weights and gates; checks, tests in a box, functions, judges."""
+"""Rubrics: what an answer is worth, as named parts with weights and gates; checks, tests in a box, functions,
+judges."""

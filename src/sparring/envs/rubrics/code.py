@@ -1,11 +1,11 @@
 """A part that runs the answer, a Python program, against the row's tests, in boxes that the answer has not been in.
 
-What the program does to itself (a wrong output, an exception, a limit of its box) fails the test. What the box does is a
-`SandboxError`.
+What the program does to itself (a wrong output, an exception, a limit of its box) fails the test. What the box does is
+a `SandboxError`.
 
-A test of assert statements runs in a process and a box of its own. There the program's functions are stand-ins, which send a
-call to the program's process and get plain data back (`sandbox/stand_ins.py`): nothing of the answer's runs beside its judge.
-A row with `shared = true` has both in one process, where the program can forge the verdict.
+A test of assert statements runs in a process and a box of its own. There the program's functions are stand-ins, which
+send a call to the program's process and get plain data back (`sandbox/stand_ins.py`): nothing of the answer's runs
+beside its judge. A row with `shared = true` has both in one process, where the program can forge the verdict.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ class ProgramTests:
             if isinstance(test, str):
                 _check_asserts(test, f"column {column}", _shared(task))
             elif task.box is not None and (size := len(test["stdout"].encode())) > task.box.output_bytes:
-                raise refusal("env.box.output_bytes", f"at least {size}, a test's output", str(task.box.output_bytes), "raise it")
+                raise refusal(
+                    "env.box.output_bytes", f"at least {size}, a test's output", str(task.box.output_bytes), "raise it"
+                )
 
     async def value(self, completion: str, task: Task, box: Sandbox | None) -> float:
         """The share of tests that pass, or 1 only where all do. Nothing runs in `box` itself: it stands for its pool.
@@ -126,7 +128,9 @@ def _tests(given: Any) -> list[Any]:
 def _is_test(given: Any) -> bool:
     if isinstance(given, str):
         return bool(given.strip())
-    return isinstance(given, Mapping) and isinstance(given.get("stdout"), str) and isinstance(given.get("stdin", ""), str)
+    return (
+        isinstance(given, Mapping) and isinstance(given.get("stdout"), str) and isinstance(given.get("stdin", ""), str)
+    )
 
 
 def _shared(task: Task) -> bool:
@@ -179,8 +183,8 @@ async def _failure(program: str, test: str | Mapping[str, str], shared: bool, bo
 
 
 async def _shared_failure(program: str, test: str, box: Sandbox) -> str:
-    """A secret says that the assertions were reached and hold, because a program can end with status 0 at any time. One that
-    searches the interpreter's frames for it can still find it, and there are shorter ways."""
+    """A secret says that the assertions were reached and hold, because a program can end with status 0 at any time. One
+    that searches the interpreter's frames for it can still find it, and there are shorter ways."""
     passed = secrets.token_hex(16)
     done = await box.python(SHARED.format(program=program, test=test, passed=passed.encode()))
     return "" if done.stderr.endswith(passed) else _last_words(done)
@@ -188,7 +192,11 @@ async def _shared_failure(program: str, test: str, box: Sandbox) -> str:
 
 def _last_words(done: ExecResult) -> str:
     """Why a command did not do what it should have."""
-    for flag, words in (("timed_out", "timed out"), ("out_of_memory", "out of memory"), ("truncated", "too much output")):
+    for flag, words in (
+        ("timed_out", "timed out"),
+        ("out_of_memory", "out of memory"),
+        ("truncated", "too much output"),
+    ):
         if getattr(done, flag):
             return words
     lines = done.stderr.strip().splitlines()

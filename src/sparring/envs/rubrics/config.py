@@ -40,7 +40,8 @@ class TextPart(PartConfig, frozen=True, kw_only=True):
     """A part that reads the answer's text alone."""
 
     find: str = ""
-    """What of the answer counts: the last match of this regular expression, its first group if it has one. None is worth 0."""
+    """What of the answer counts: the last match of this regular expression, its first group if it has one. None is
+    worth 0."""
 
     time_limit_s: float = 2.0
     """Processor time of one check. An answer that takes longer is worth 0."""
@@ -144,17 +145,18 @@ class Code(PartConfig, frozen=True, kw_only=True, tag="code"):
     """The answer is a Python program that passes the tests of the row, in the task's box."""
 
     column: str = "tests"
-    """A column with tests: a list of `{stdin, stdout}`, of which each is a run of the program; or Python with assert statements,
-    as one text or a list of them, of which each is run in a process of its own that calls the program's functions. A row whose
-    column `shared` is true has them run in the program's process, where they can be forged: see docs/limits.md."""
+    """A column with tests: a list of `{stdin, stdout}`, of which each is a run of the program; or Python with assert
+    statements, as one text or a list of them, of which each is run in a process of its own that calls the program's
+    functions. A row whose column `shared` is true has them run in the program's process, where they can be forged: see
+    docs/limits.md."""
 
     reference: str = "answer"
-    """A column with a right program: `sparring check` runs it against the row's tests and refuses a row that it fails. A row
-    without the column is not run; empty: none is."""
+    """A column with a right program: `sparring check` runs it against the row's tests and refuses a row that it fails.
+    A row without the column is not run; empty: none is."""
 
     find: str = ""
-    """The program in the answer: the last match, its first group if it has one; empty: the last fenced block. An answer without
-    one is all program."""
+    """The program in the answer: the last match, its first group if it has one; empty: the last fenced block. An answer
+    without one is all program."""
 
     partial: bool = False
     """Whether some passed tests are worth their share; else all must pass."""
@@ -218,10 +220,20 @@ class AskedPart(PartConfig, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         _compiles(find=self.find)
-        if self.samples < 1 or self.max_tokens < 1 or self.retries < 0 or self.retry_delay_s < 0 or not self.timeout_s > 0:
-            raise ValueError("samples and max_tokens must be at least 1, retries and retry_delay_s 0 or more, timeout_s above 0")
+        if (
+            self.samples < 1
+            or self.max_tokens < 1
+            or self.retries < 0
+            or self.retry_delay_s < 0
+            or not self.timeout_s > 0
+        ):
+            raise ValueError(
+                "samples and max_tokens must be at least 1, retries and retry_delay_s 0 or more, timeout_s above 0"
+            )
         if self.temperature < 0 or (self.samples > 1 and self.temperature == 0):
-            raise ValueError("temperature must be 0 or more, and above 0 for several samples: greedy ones are all the same")
+            raise ValueError(
+                "temperature must be 0 or more, and above 0 for several samples: greedy ones are all the same"
+            )
         if self.find and self.constrain:
             raise ValueError("find has nothing to find where constrain holds the reply to the verdict")
 
@@ -271,8 +283,8 @@ class Pairwise(Verdict, frozen=True, kw_only=True, tag="pairwise"):
 
 
 class Ranking(AskedPart, frozen=True, kw_only=True, tag="ranking"):
-    """A language model ranks the answers of a group, `{answers}`, shown in an order and in its reverse. It replies with a JSON
-    list of their numbers, the best first."""
+    """A language model ranks the answers of a group, `{answers}`, shown in an order and in its reverse. It replies with
+    a JSON list of their numbers, the best first."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -77,7 +77,9 @@ def check_prompt(prompt: str, task: Task, names: tuple[str, ...]) -> None:
     unknown = [name for name in _NAME.findall(prompt) if name not in known]
     if unknown:
         there = ", ".join(sorted(known))
-        raise refusal("prompt", f"names among {there}", f"{{{unknown[0]}}}", "correct it, or map the column in env.columns")
+        raise refusal(
+            "prompt", f"names among {there}", f"{{{unknown[0]}}}", "correct it, or map the column in env.columns"
+        )
 
 
 def filled(prompt: str, task: Task, names: Mapping[str, str]) -> str:
@@ -93,7 +95,8 @@ def _values(task: Task) -> dict[str, str]:
 
 
 def reader(part: Verdict) -> Callable[[str], float | None]:
-    """How a reply is read: exactly one of the choices, or a number in the range, or a JSON object with that as a field."""
+    """How a reply is read: exactly one of the choices, or a number in the range, or a JSON object with that as a
+    field."""
 
     def read(reply: str) -> float | None:
         text: Any = found(part.find, reply)
@@ -114,8 +117,8 @@ def reader(part: Verdict) -> Callable[[str], float | None]:
 
 
 def verdict_constraint(part: Verdict) -> Constraint:
-    """What a reply must be, so that it is a verdict. Of a range these are the whole numbers, where there are more than two and no
-    more than a thousand, else its hundredths: digits without end are no verdict."""
+    """What a reply must be, so that it is a verdict. Of a range these are the whole numbers, where there are more than
+    two and no more than a thousand, else its hundredths: digits without end are no verdict."""
     words: list[Any] = list(part.choices) if part.range is None else _steps(*part.range)
     if not part.field:
         return Constraint(kind="regex", source="|".join(f"({re.escape(str(word))})" for word in words))

@@ -82,8 +82,8 @@ class EngineReplies:
 
 
 class Judges:
-    """Asks models. One question (model, messages, sampling, seed) is asked once, also where many ask it at the same time, and
-    where there is a record, once for as long as that is there.
+    """Asks models. One question (model, messages, sampling, seed) is asked once, also where many ask it at the same
+    time, and where there is a record, once for as long as that is there.
 
     Args:
         open_model: opens a model when it is first asked.
@@ -108,7 +108,14 @@ class Judges:
         self._record, self._who = record, functools.cache(who)
 
     async def verdict(
-        self, part: AskedPart, question: str, read: Read[T], where: str, *, constraint: Constraint | None = None, sample: int = 0
+        self,
+        part: AskedPart,
+        question: str,
+        read: Read[T],
+        where: str,
+        *,
+        constraint: Constraint | None = None,
+        sample: int = 0,
     ) -> T:
         """A model's verdict.
 
@@ -128,7 +135,8 @@ class Judges:
         for attempt in range(part.retries + 1):
             if attempt:
                 await asyncio.sleep(part.retry_delay_s * 2 ** (attempt - 1))
-            # a failure is asked the same again (law 6), so that who asks later finds the answer; a reply without a verdict is not
+            # a failure is asked the same again (law 6), so that who asks later finds the answer; a reply without a
+            # verdict is not
             seed = xxhash.xxh3_64_intdigest(f"{question}\x1f{sample}\x1f{unread}".encode("utf-8", "surrogatepass")) >> 1
             sampling = Sampling(
                 temperature=part.temperature,
@@ -169,8 +177,8 @@ class Judges:
                 pass  # as it should be
 
     def metrics(self) -> dict[str, float]:
-        """Figures since the last call: questions, the share that the cache answered, failures, replies that were no verdict,
-        seconds that a reply took."""
+        """Figures since the last call: questions, the share that the cache answered, failures, replies that were no
+        verdict, seconds that a reply took."""
         return self._metrics.take()
 
     async def close(self) -> None:

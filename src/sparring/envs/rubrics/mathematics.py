@@ -1,6 +1,8 @@
-"""Whether two mathematical answers are equal, as the library `math-verify` says. For `worker` alone: it may take for ever.
+"""Whether two mathematical answers are equal, as the library `math-verify` says. For `worker` alone: it may take for
+ever.
 
-The library's own time-outs are signals, which work on a main thread only; they are off, because the worker has its limit.
+The library's own time-outs are signals, which work on a main thread only; they are off, because the worker has its
+limit.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ A judge prefers a place as well as an answer. With f(i, j) from 0 to 1 for how m
 
     p(i, j) = (f(i, j) + 1 - f(j, i)) / 2
 
-has no part of a preference that is added to every first place, and p(i, j) + p(j, i) = 1. Over m compared answers of a group
-of n,
+has no part of a preference that is added to every first place, and p(i, j) + p(j, i) = 1. Over m compared answers of a
+group of n,
 
     u(i) = mean of p(i, j) over its opponents j           pairwise
     u(i) = 1 - rank(i) / (m - 1), ranks from 0            ranking, the mean over an order and its reverse

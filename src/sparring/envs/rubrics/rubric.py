@@ -1,7 +1,7 @@
 """`Rubric`: named parts with weights and gates -> one `Score` that says what each part gave.
 
-    reward = sum of weight * value over the parts of the row's domain
-    where a gate is closed (value < gate): reward = min(reward, cap)
+reward = sum of weight * value over the parts of the row's domain
+where a gate is closed (value < gate): reward = min(reward, cap)
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class Rubric:
         BadInput: a part has nobody to ask.
     """
 
-    def __init__(self, parts: Mapping[str, Part], *, workers: Workers | None = None, judges: Judges | None = None) -> None:
+    def __init__(
+        self, parts: Mapping[str, Part], *, workers: Workers | None = None, judges: Judges | None = None
+    ) -> None:
         self.parts = dict(parts)
         self.judges = judges
         self.needs_box = any(isinstance(part, Code) for part in parts.values())
@@ -89,9 +91,13 @@ class Rubric:
         if not parts:
             domains = sorted({domain for part in self.parts.values() for domain in part.domains})
             got = repr(str(task.data.get("domain", "")))
-            raise refusal(f"task {task.id}, domain", f"one of {', '.join(domains)}", got, "add a part for it to env.rubric")
+            raise refusal(
+                f"task {task.id}, domain", f"one of {', '.join(domains)}", got, "add a part for it to env.rubric"
+            )
         if not any(part.weight for part in parts.values()):
-            raise refusal(f"task {task.id}", "a part of env.rubric with a weight", "none but gates", "give one a weight")
+            raise refusal(
+                f"task {task.id}", "a part of env.rubric with a weight", "none but gates", "give one a weight"
+            )
         for name in parts:
             if name in self._checks:
                 try:
@@ -117,8 +123,8 @@ class Rubric:
         return proven
 
     async def score(self, completion: str, task: Task, box: Sandbox | None = None) -> Score:
-        """What an answer is worth. An empty one is worth 0, and nobody is asked. The reward is None, not scored, where all is
-        left to the comparison of the group.
+        """What an answer is worth. An empty one is worth 0, and nobody is asked. The reward is None, not scored, where
+        all is left to the comparison of the group.
 
         Raises:
             JudgeError: a part failed, which says nothing about the answer.

@@ -19,15 +19,16 @@ from sparring.errors import BadInput, boundary, refusal
 Text = Exact | Fuzzy | Number | Mathematics | Regex | Json
 
 _NUMBER = re.compile(
-    r"(?:(?<![\w).])[-−+]\s?)?[$€£]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,9})?(?:/\d{1,30})?"
+    r"(?:(?<![\w).])[-−+]\s?)?[$€£]?"
+    r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,9})?(?:/\d{1,30})?"
 )
 LONGEST_EXPONENT = 400
 """A number beyond 10 to this power is none: as an exact fraction it would fill the memory."""
 
 
 def found(pattern: str, text: str) -> str | None:
-    """The last match of `pattern` (its first group, if it has one), stripped; the text itself without a pattern; None without a
-    match."""
+    """The last match of `pattern` (its first group, if it has one), stripped; the text itself without a pattern; None
+    without a match."""
     if not pattern:
         return text.strip()
     last = None
@@ -54,7 +55,9 @@ def wanted(part: Text, row: Mapping[str, Any]) -> Any:
     options = [str(option) for option in value] if isinstance(value, (list, tuple)) else [str(value)]
     texts = [found(part.column_find, option) for option in options]
     if not texts or not all(texts):
-        raise refusal(f"column {column}", "something to compare with", repr(value)[:80], "correct the row, or column_find")
+        raise refusal(
+            f"column {column}", "something to compare with", repr(value)[:80], "correct the row, or column_find"
+        )
     if isinstance(part, Number) and any(number(text or "") is None for text in texts):
         raise refusal(f"column {column}", "a number", repr(texts)[:80], "correct the row, or column_find")
     return texts
@@ -86,7 +89,9 @@ def _compared(part: Exact | Fuzzy | Number | Mathematics, text: str, target: str
         return similar if part.at_least is None else float(similar >= part.at_least)
     if isinstance(part, Number):
         said, right = number(text), number(target)
-        return float(said is not None and right is not None and abs(said - right) <= abs(right) * Fraction(part.tolerance))
+        return float(
+            said is not None and right is not None and abs(said - right) <= abs(right) * Fraction(part.tolerance)
+        )
     from sparring.envs.rubrics.mathematics import equal
 
     return float(equal(text, target, part.tolerance_digits))
@@ -101,8 +106,8 @@ def normal(text: str, case: bool, punctuation: bool) -> str:
 
 
 def similarity(a: str, b: str, unit: str = "characters") -> float:
-    """2 L / (m + n), where L is the length of the longest common subsequence of m and n characters or words: 1 for equal texts, 0
-    for texts that share nothing. Two empty texts are equal."""
+    """2 L / (m + n), where L is the length of the longest common subsequence of m and n characters or words: 1 for
+    equal texts, 0 for texts that share nothing. Two empty texts are equal."""
     left: Sequence[str] = a.split() if unit == "words" else a
     right: Sequence[str] = b.split() if unit == "words" else b
     if not left and not right:
@@ -111,9 +116,9 @@ def similarity(a: str, b: str, unit: str = "characters") -> float:
 
 
 def common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
-    """Length of the longest common subsequence, a row of the table as the bits of one number (H. Hyyrö, "Bit-parallel LCS-length
-    computation revisited", 2004): with M the places of b's next element in a, V <- (V + (V & M)) | (V & ~M), and the zeros of V
-    count."""
+    """Length of the longest common subsequence, a row of the table as the bits of one number (H. Hyyrö, "Bit-parallel
+    LCS-length computation revisited", 2004): with M the places of b's next element in a, V <- (V + (V & M)) | (V & ~M),
+    and the zeros of V count."""
     places: dict[str, int] = {}
     for index, element in enumerate(a):
         places[element] = places.get(element, 0) | 1 << index
@@ -138,8 +143,8 @@ def number(text: str) -> Fraction | None:
 
 
 def json_worth(part: Json, text: str, target: Any) -> float:
-    """0 for what is no JSON, repeats a name of an object or is not of the schema; else the share of fields that are equal, or 1
-    only where all are. Equal as JSON: 1 and 1.0 are, 1 and true are not."""
+    """0 for what is no JSON, repeats a name of an object or is not of the schema; else the share of fields that are
+    equal, or 1 only where all are. Equal as JSON: 1 and 1.0 are, 1 and true are not."""
     try:
         value = json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_constant)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
 """The process that checks texts for `workers`: one JSON object a line in, one out, until its input ends.
 
-A check has a limit of processor time, so that a busy machine takes nothing from an answer. When it is over, a signal stops the
-check; where that is stuck in code that hears no signals, the kernel ends the process soon after.
+A check has a limit of processor time, so that a busy machine takes nothing from an answer. When it is over, a signal
+stops the check; where that is stuck in code that hears no signals, the kernel ends the process soon after.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`Workers`: texts are checked in processes of their own, because a check by expression or algebra system may never end."""
+"""`Workers`: texts are checked in processes of their own, because a check by expression or algebra system may never
+end."""
 
 from __future__ import annotations
 

@@ -69,7 +69,9 @@ def cache_folder() -> Path:
 def _run(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}: exit status {done.returncode}\n" + "\n".join(done.stderr.splitlines()[-20:]))
+        raise RuntimeError(
+            f"{' '.join(command)}: exit status {done.returncode}\n" + "\n".join(done.stderr.splitlines()[-20:])
+        )
     return done.stdout
 
 

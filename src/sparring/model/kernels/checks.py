@@ -25,7 +25,12 @@ def check_logits(where: str, logits: torch.Tensor) -> None:
 def checked(kept: KeptRows, rows: int) -> KeptRows:
     """Offsets that say where in the ids each row's are: C reads what they say."""
     offsets, ids = kept[0].to(torch.int64).contiguous(), kept[1].to(torch.int32).contiguous()
-    if offsets.shape != (rows + 1,) or int(offsets[0]) or int(offsets[-1]) != len(ids) or bool((offsets.diff() < 0).any()):
+    if (
+        offsets.shape != (rows + 1,)
+        or int(offsets[0])
+        or int(offsets[-1]) != len(ids)
+        or bool((offsets.diff() < 0).any())
+    ):
         got = f"{tuple(offsets.shape)} up to {offsets[-1:].tolist()} of {len(ids)} ids"
         raise refusal("kept", f"offsets [{rows + 1}] that ascend from 0 to the number of ids", got, "see kernels.kept")
     return offsets, ids
@@ -59,21 +64,33 @@ def check_groups(x: torch.Tensor, packed: PackedStack, biases: torch.Tensor | No
     experts, outputs = len(packed.each), packed.num_outputs
     _check_rows("linear_groups", x, packed)
     if biases is not None and biases.shape != (experts, outputs):
-        raise refusal("linear_groups", f"biases [{experts}, {outputs}]", str(tuple(biases.shape)), "one row for each weight")
-    if counts.dtype is not torch.int64 or counts.shape != (experts,) or int(counts.min()) < 0 or int(counts.sum()) != len(x):
+        raise refusal(
+            "linear_groups", f"biases [{experts}, {outputs}]", str(tuple(biases.shape)), "one row for each weight"
+        )
+    if (
+        counts.dtype is not torch.int64
+        or counts.shape != (experts,)
+        or int(counts.min()) < 0
+        or int(counts.sum()) != len(x)
+    ):
         got = f"{tuple(counts.shape)} {counts.dtype} that sum to {int(counts.sum())}"
-        raise refusal("linear_groups", f"{experts} int64 counts that sum to {len(x)}", got, "count the rows of each weight")
+        raise refusal(
+            "linear_groups", f"{experts} int64 counts that sum to {len(x)}", got, "count the rows of each weight"
+        )
 
 
 def check_chosen(
     x: torch.Tensor, gate_up: PackedStack, down: PackedStack, chosen: torch.Tensor, shares: torch.Tensor
 ) -> None:
-    """As many weights down [D, I] as gate_up [2 I, D], which fit x[N, D]; int32 numbers of them [N, k] and float32 shares."""
+    """As many weights down [D, I] as gate_up [2 I, D], which fit x[N, D]; int32 numbers of them [N, k] and float32
+    shares."""
     _check_rows("mixture", x, gate_up)
     sizes = (len(gate_up.each), gate_up.num_inputs, gate_up.num_outputs, gate_up.dtype)
     if (len(down.each), down.num_outputs, 2 * down.num_inputs, down.dtype) != sizes:
         got = f"[{len(down.each)}, {down.num_outputs}, {down.num_inputs}] {down.dtype}"
-        raise refusal("mixture", f"{sizes[0]} weights [{sizes[1]}, {sizes[2] // 2}] {sizes[3]}", got, "check the experts")
+        raise refusal(
+            "mixture", f"{sizes[0]} weights [{sizes[1]}, {sizes[2] // 2}] {sizes[3]}", got, "check the experts"
+        )
     fits = chosen.dim() == 2 and chosen.shape == shares.shape and len(chosen) == len(x) and chosen.shape[1] > 0
     if not fits or chosen.dtype is not torch.int32 or shares.dtype is not torch.float32:
         got = f"{tuple(chosen.shape)} {chosen.dtype} and {tuple(shares.shape)} {shares.dtype}"

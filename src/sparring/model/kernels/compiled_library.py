@@ -1,4 +1,5 @@
-"""The compiled library: its functions by name, the layouts of weights that it knows, and the structures that several read."""
+"""The compiled library: its functions by name, the layouts of weights that it knows, and the structures that several
+read."""
 
 from __future__ import annotations
 
@@ -97,7 +98,8 @@ class Weight(Structure):
 
     @staticmethod
     def on(path_name: str, packed: Any, bias: torch.Tensor | None) -> Weight:
-        """`packed`: a `PackedWeight` or a `PackedStack`; `bias` [M] or [E, M] float32. Both must outlive the structure."""
+        """`packed`: a `PackedWeight` or a `PackedStack`; `bias` [M] or [E, M] float32. Both must outlive the
+        structure."""
         pointer, layout = None if bias is None else bias.data_ptr(), LAYOUTS[path_name, packed.dtype]
         return Weight(packed.storage.data_ptr(), layout, packed.num_outputs, packed.num_inputs, pointer)
 

@@ -29,7 +29,8 @@ Norms = tuple[torch.Tensor, torch.Tensor, float]
 
 
 class CompiledPath:
-    """All operations over one compiled library; their matrix products on AMX tiles, of pairs of bfloat16, or as everywhere."""
+    """All operations over one compiled library; their matrix products on AMX tiles, of pairs of bfloat16, or as
+    everywhere."""
 
     is_compiled = True
     transposes_keys = True
@@ -83,7 +84,9 @@ class CompiledPath:
         if x.dtype is torch.bfloat16 and (self._tiles or self._pairs):
             y = torch.empty((x.shape[0], num_outputs), dtype=dtype)
             pointers = (x.data_ptr(), panels.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr())
-            self._f["linear_bf16" if self._tiles else "linear_pairs"](*pointers, dtype is torch.float32, *sizes, threads)
+            self._f["linear_bf16" if self._tiles else "linear_pairs"](
+                *pointers, dtype is torch.float32, *sizes, threads
+            )
             return y
         if x.dtype is not torch.float32:
             x = x.float()
@@ -93,7 +96,9 @@ class CompiledPath:
         call(x.data_ptr(), panels.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(), *sizes, threads)
         return y if dtype is torch.float32 else y.to(dtype)
 
-    def linear_groups(self, x: torch.Tensor, packed: Any, biases: torch.Tensor | None, counts: torch.Tensor) -> torch.Tensor:
+    def linear_groups(
+        self, x: torch.Tensor, packed: Any, biases: torch.Tensor | None, counts: torch.Tensor
+    ) -> torch.Tensor:
         """x[N, K], of whose rows counts[E] belong to each of E weights [M, K] in turn -> y[N, M]; biases [E, M]."""
         if biases is not None:
             biases = biases.detach().float().contiguous()
@@ -104,14 +109,17 @@ class CompiledPath:
         return y
 
     def route(self, logits: torch.Tensor, count: int, renormalised: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """logits[N, E] float32 -> the likeliest of each row [N, k] int32, of equal ones the lowest, and their shares [N, k]."""
+        """logits[N, E] float32 -> the likeliest of each row [N, k] int32, of equal ones the lowest, and their shares
+        [N, k]."""
         rows, experts = logits.shape
         chosen, shares = torch.empty((rows, count), dtype=torch.int32), torch.empty((rows, count))
         pointers = (logits.data_ptr(), chosen.data_ptr(), shares.data_ptr())
         self._f["route"](*pointers, rows, experts, count, renormalised, torch.get_num_threads())
         return chosen, shares
 
-    def mixture(self, x: torch.Tensor, gate_up: Any, down: Any, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+    def mixture(
+        self, x: torch.Tensor, gate_up: Any, down: Any, chosen: torch.Tensor, shares: torch.Tensor
+    ) -> torch.Tensor:
         """What experts make of x[N, D]; chosen [N, k] int32, shares [N, k] float32."""
         y, (rows, per_row) = torch.empty_like(x), chosen.shape
         experts = Experts(*(Weight.on(self.name, one, None) for one in (gate_up, down)), len(gate_up.each))
@@ -231,7 +239,8 @@ class CompiledPath:
         return y
 
     def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, transposed: bool) -> torch.Tensor:
-        """x[N, H, d], cos[N, d], sin[N, d] -> [N, H, d]; `transposed` gives the gradient of x from that of the result."""
+        """x[N, H, d], cos[N, d], sin[N, d] -> [N, H, d]; `transposed` gives the gradient of x from that of the
+        result."""
         y = torch.empty_like(x)
         tokens, heads, size = x.shape
         call = self._t["rope"][x.dtype]
@@ -259,7 +268,12 @@ class CompiledPath:
         return dx, partial[0].to(weight.dtype)
 
     def split_heads(
-        self, qkv: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], norms: Norms | None, heads: int, kv_heads: int
+        self,
+        qkv: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        norms: Norms | None,
+        heads: int,
+        kv_heads: int,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """qkv[N, (H + 2 G) d], rows any distance apart -> q[N, H, d], k, v[N, G, d]; q and k normed and rotated."""
         tokens, size = angles[0].shape
@@ -394,7 +408,8 @@ class CompiledPath:
     def token_logprobs(
         self, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: KeptRows | None = None
     ) -> tuple[tuple[torch.Tensor, ...], int]:
-        """(logprob, entropy, maximum, log_sum), each [N]; and -1, or the first row whose target is no token or not kept."""
+        """(logprob, entropy, maximum, log_sum), each [N]; and -1, or the first row whose target is no token or not
+        kept."""
         rows, vocabulary = logits.shape
         results = torch.empty(4, rows).unbind(0)
         tensors = (logits, targets, temperature, *(kept or (None, None)), *results)
@@ -420,8 +435,8 @@ class CompiledPath:
     def sample(
         self, logits: torch.Tensor, requests: tuple[torch.Tensor, ...], masks: np.ndarray | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`requests`: temperature, top_k, top_p, min_p, seeds, positions, limited, each [N] -> tokens[N], logprobs[N]; what
-        truncated draws kept goes into `masks` [N, W]."""
+        """`requests`: temperature, top_k, top_p, min_p, seeds, positions, limited, each [N] -> tokens[N], logprobs[N];
+        what truncated draws kept goes into `masks` [N, W]."""
         rows, vocabulary = logits.shape
         tokens, logprobs = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
         pointers = [t.data_ptr() for t in (logits, *requests, tokens, logprobs)]

@@ -36,8 +36,8 @@ class Form(Structure):
 
 
 class LayerPlan(Structure):
-    """One decoder layer; q_norm and k_norm may be null. `router` [E, D] has no outputs where all rows go through one MLP; else
-    gate_up and down are those of the first of E experts, of which a row has `chosen`."""
+    """One decoder layer; q_norm and k_norm may be null. `router` [E, D] has no outputs where all rows go through one
+    MLP; else gate_up and down are those of the first of E experts, of which a row has `chosen`."""
 
     _fields_ = [
         *((name, Weight) for name in ("qkv", "o", "gate_up", "down", "router")),
@@ -50,7 +50,8 @@ class LayerPlan(Structure):
 
 
 class DeltaPlan(Structure):
-    """What an adapter adds to a product: scale * B (A x); nothing where `b` has no outputs. Of experts, those of the first."""
+    """What an adapter adds to a product: scale * B (A x); nothing where `b` has no outputs. Of experts, those of the
+    first."""
 
     _fields_ = [("a", Weight), ("b", Weight), ("scale", c_float)]
 
@@ -70,16 +71,19 @@ class DecoderPlan(Structure):
 
 
 class StepPlan(Structure):
-    """The new rows of B sequences; `sampled` and `logprobs` receive `counts` tokens, up to `steps`, for each that samples, `kept`
-    a mask over the vocabulary for each (see `kept.py`), `top_ids` the likeliest; these may be null. `deltas` [adapter][L][4] are
-    those of qkv, o, gate_up and down; null where no sequence has an adapter."""
+    """The new rows of B sequences; `sampled` and `logprobs` receive `counts` tokens, up to `steps`, for each that
+    samples, `kept` a mask over the vocabulary for each (see `kept.py`), `top_ids` the likeliest; these may be null.
+    `deltas` [adapter][L][4] are those of qkv, o, gate_up and down; null where no sequence has an adapter."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("slots", "cu_rows", "lengths", "tokens", "samples")),
         ("B", c_int64),
         ("independent", c_int64),
         ("steps", c_int64),
-        *((name, c_void_p) for name in ("interrupt", "sampled", "logprobs", "counts", "top_ids", "top_logprobs", "kept")),
+        *(
+            (name, c_void_p)
+            for name in ("interrupt", "sampled", "logprobs", "counts", "top_ids", "top_logprobs", "kept")
+        ),
         ("threads", c_int64),
         ("deltas", c_void_p),
     ]

@@ -1,8 +1,10 @@
-"""The operations on a GPU: Triton for products, norms, heads and attention, torch where an element or a row stands alone.
+"""The operations on a GPU: Triton for products, norms, heads and attention, torch where an element or a row stands
+alone.
 
-The same operations as in `compiled_path` and `torch_path`, with bits of their own; every row's bits depend on that row alone.
-Sums over a vocabulary are additions of elements in an order that is always the same. `unverified`: no device has run this yet;
-tests run the Triton programs in their interpreter and the rest on the CPU. Letters as in `ops`; W words of a mask.
+The same operations as in `compiled_path` and `torch_path`, with bits of their own; every row's bits depend on that row
+alone. Sums over a vocabulary are additions of elements in an order that is always the same. `unverified`: no device has
+run this yet; tests run the Triton programs in their interpreter and the rest on the CPU. Letters as in `ops`; W words
+of a mask.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ NAME = "exact-device"
 
 
 def is_interpreted() -> bool:
-    """Whether Triton's programs run on the CPU in its interpreter, which is for tests: TRITON_INTERPRET=1 before they load."""
+    """Whether Triton's programs run on the CPU in its interpreter, which is for tests: TRITON_INTERPRET=1 before they
+    load."""
     return os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 
 
@@ -49,7 +52,8 @@ class DevicePath:
         self._last: tuple[Any, Any, Any] | None = None
 
     def pack(self, weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:
-        """A copy of weights[M_i, K], joined, which graphs go on reading: an update changes it in place or puts another there."""
+        """A copy of weights[M_i, K], joined, which graphs go on reading: an update changes it in place or puts another
+        there."""
         parts = [weight.detach() for weight in weights]
         return torch.cat(parts) if storage is None else torch.cat(parts, out=storage)
 
@@ -194,7 +198,8 @@ class DevicePath:
         form: AttentionForm,
         sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, int]:
-        """Writes k, v into one layer's pages, then attends. o[N, H, d] and -1: tables on a device are not looked through."""
+        """Writes k, v into one layer's pages, then attends. o[N, H, d] and -1: tables on a device are not looked
+        through."""
         most_rows = int(rows.cu_rows.diff().max()) if rows.most_rows is None else rows.most_rows
         walk = self._attention.Walk(rows.block_tables, rows.cu_rows, rows.context_lengths, most_rows)
         self._attention.write(k, v, *pages, walk)
@@ -203,7 +208,8 @@ class DevicePath:
     def token_logprobs(
         self, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: KeptRows | None = None
     ) -> tuple[tuple[torch.Tensor, ...], int]:
-        """(logprob, entropy, maximum, log_sum), each [N]; and -1, or the first row whose target is no token or not kept."""
+        """(logprob, entropy, maximum, log_sum), each [N]; and -1, or the first row whose target is no token or not
+        kept."""
         wrong = (targets < 0) | (targets >= logits.shape[1])
         found = kept_of(kept, logits.shape)
         if found is not None:
@@ -228,8 +234,8 @@ class DevicePath:
     def sample(
         self, logits: torch.Tensor, requests: tuple[torch.Tensor, ...], masks: np.ndarray | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`requests`: temperature, top_k, top_p, min_p, seeds, positions, limited, each [N] -> tokens[N], logprobs[N]; what
-        truncated draws kept goes into `masks` [N, W]."""
+        """`requests`: temperature, top_k, top_p, min_p, seeds, positions, limited, each [N] -> tokens[N], logprobs[N];
+        what truncated draws kept goes into `masks` [N, W]."""
         tokens, logprobs, kept = draw(logits, requests, truncating=masks is not None)
         if masks is not None:
             truncated, allowed = kept
@@ -238,7 +244,8 @@ class DevicePath:
 
 
 def _gathered(whole: torch.Tensor, paths: list[torch.Tensor], rows: int) -> torch.Tensor:
-    """Of whole [sum of lengths, G, d], the positions of all sequences, the sum at each row, in the order of the sequences."""
+    """Of whole [sum of lengths, G, d], the positions of all sequences, the sum at each row, in the order of the
+    sequences."""
     total = whole.new_zeros(rows, *whole.shape[1:])
     for path, part in zip(paths, whole.split([len(path) for path in paths]), strict=True):
         total[path] += part  # no row stands twice in a sequence

@@ -1,7 +1,8 @@
 """Softmax statistics and draws for many rows at once, on any device, in an order that is the same for every row.
 
-Every sum is a sequence of additions of whole tensors, element by element, that the width alone decides; so neither the number
-of rows nor their neighbours nor how a device cuts up a reduction is in the bits. N rows, V vocabulary, W words of a mask.
+Every sum is a sequence of additions of whole tensors, element by element, that the width alone decides; so neither the
+number of rows nor their neighbours nor how a device cuts up a reduction is in the bits. N rows, V vocabulary, W words
+of a mask.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def draw(
         truncating: whether any row may be truncated or limited.
 
     Returns:
-        tokens [N] int64, log-probabilities [N] float32; and which rows are truncated [N], and what each may give [N, V].
+        tokens [N] int64, log-probabilities [N] float32; and which rows are truncated [N], and what each may give [N,
+        V].
     """
     temperature, top_k, top_p, min_p, seeds, positions, limited = requests
     greedy = temperature == 0
@@ -135,8 +137,8 @@ def _product(x: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def kept_of(kept: KeptRows | None, shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Which of the logits [N, V] a row is limited to, all of them where it is not; and in which rows the ids do not ascend
-    within the vocabulary, [N]."""
+    """Which of the logits [N, V] a row is limited to, all of them where it is not; and in which rows the ids do not
+    ascend within the vocabulary, [N]."""
     if kept is None:
         return None
     offsets, ids = kept[0], kept[1].to(torch.int64)

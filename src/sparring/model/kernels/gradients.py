@@ -25,8 +25,8 @@ class WeightSum:
         self._total: torch.Tensor | None = None
 
     def add(self, path: Any, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        """Of one use, from the gradient of y[N, M]: add that of the weight, return that of x[N, K]. `SLAB` outputs at a time, so
-        that nothing but the sum grows with M."""
+        """Of one use, from the gradient of y[N, M]: add that of the weight, return that of x[N, K]. `SLAB` outputs at a
+        time, so that nothing but the sum grows with M."""
         if self._total is None:
             self._total = torch.zeros_like(weight, dtype=torch.float32)
         dx = torch.zeros_like(x, dtype=torch.float32)
@@ -67,7 +67,14 @@ class Linear(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, bias: Any, packed: Any, path: Any, dtype: Any, total: WeightSum | None, *weights: torch.Tensor
+        ctx: Any,
+        x: torch.Tensor,
+        bias: Any,
+        packed: Any,
+        path: Any,
+        dtype: Any,
+        total: WeightSum | None,
+        *weights: torch.Tensor,
     ) -> torch.Tensor:
         """x[N, K] -> y[N, M]; `weights` is where dW goes unless it goes to `total`, `packed` what is multiplied."""
         x = x.contiguous()

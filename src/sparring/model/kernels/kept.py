@@ -1,4 +1,5 @@
-"""Kept sets of truncated draws between kernels, engine and trainer: masks over the vocabulary, and ids in ascending order.
+"""Kept sets of truncated draws between kernels, engine and trainer: masks over the vocabulary, and ids in ascending
+order.
 
 N rows, V vocabulary, W = ceil(V / 64) words of a mask, K kept ids in all.
 """
@@ -11,8 +12,8 @@ import numpy as np
 import torch
 
 KeptRows = tuple[torch.Tensor, torch.Tensor]
-"""offsets [N + 1] int64 and ids [K] int32: row n is limited to ids[offsets[n]:offsets[n + 1]], ascending; to nothing where
-these are none."""
+"""offsets [N + 1] int64 and ids [K] int32: row n is limited to ids[offsets[n]:offsets[n + 1]], ascending; to nothing
+where these are none."""
 
 
 def no_masks(rows: int, vocabulary: int) -> np.ndarray:

@@ -8,12 +8,13 @@ import mmap
 import torch
 
 LARGE = 4 << 20
-"""Bytes from which on the system's large pages, of 2 MiB, pay: a first write to one costs little more than to a small one."""
+"""Bytes from which on the system's large pages, of 2 MiB, pay: a first write to one costs little more than to a small
+one."""
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros on the CPU, at the beginning of a cache line. What is large takes memory only where it is written. They may be
-    written whether or not they were made in torch's inference mode."""
+    """Zeros on the CPU, at the beginning of a cache line. What is large takes memory only where it is written. They may
+    be written whether or not they were made in torch's inference mode."""
     with torch.inference_mode(False):
         return _zeros(shape, dtype, math.prod(shape) * dtype.itemsize)
 

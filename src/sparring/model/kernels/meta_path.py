@@ -1,7 +1,7 @@
 """The operations on tensors without values, of torch's meta device: what they would allocate, and nothing else.
 
-A model that is made and trained there shows how much memory another one of its shape takes, on the path that this one stands for.
-Letters as in `ops`.
+A model that is made and trained there shows how much memory another one of its shape takes, on the path that this one
+stands for. Letters as in `ops`.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ def route(logits: torch.Tensor, count: int, *, renormalised: bool) -> tuple[torc
     Args:
         logits: [N, E] float32.
         count: k, at most E.
-        renormalised: whether shares are of the softmax over the chosen alone, so that they sum to one; else of that over all.
+        renormalised: whether shares are of the softmax over the chosen alone, so that they sum to one; else of that
+            over all.
 
     Returns:
         Their numbers [N, k] int32, likeliest first, and shares [N, k] float32, through which gradients flow.
@@ -72,8 +73,11 @@ class _Route(Function):
         return whole.scatter_(1, chosen.long(), shares * pulled), None, None
 
 
-def linear_groups(x: torch.Tensor, packed: PackedStack, biases: torch.Tensor | None, counts: torch.Tensor) -> torch.Tensor:
-    """`linear`, without gradients, of x[N, K], of whose rows counts[E] belong to each of E weights in turn; biases [E, M]."""
+def linear_groups(
+    x: torch.Tensor, packed: PackedStack, biases: torch.Tensor | None, counts: torch.Tensor
+) -> torch.Tensor:
+    """`linear`, without gradients, of x[N, K], of whose rows counts[E] belong to each of E weights in turn; biases [E,
+    M]."""
     check_groups(x, packed, biases, counts)
     path, x = path_of(x), x.contiguous()
     if isinstance(path, CompiledPath):

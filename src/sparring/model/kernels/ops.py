@@ -1,13 +1,14 @@
 """Row-invariant operations: the bits of an output row depend on that row's inputs alone.
 
 Not on the number of rows, the neighbours, the threads, the packing, nor on size and place of the pages. The trainer's
-forward and the engine call the same functions here, which is why their log-probabilities agree to the bit. Gradients do not
-depend on the threads either (`threads`); those of weights are sums over rows, and depend on which rows are together.
+forward and the engine call the same functions here, which is why their log-probabilities agree to the bit. Gradients do
+not depend on the threads either (`threads`); those of weights are sums over rows, and depend on which rows are
+together.
 
-Five paths, each with bits of its own: "exact-tiles" (compiled, matrix products on AMX tiles), "exact-pairs" (compiled, those of
-bfloat16 by pairs), "exact-kernels" (compiled, on every processor the same) and "exact-torch" (no compiler: slower) on the CPU,
-and "exact-device" on a GPU. A tensor's device decides; on the CPU, the process.
-N rows or tokens, D width, K inputs, M outputs, H query heads, G key/value heads, d head size, B sequences, V vocabulary.
+Five paths, each with bits of its own: "exact-tiles" (compiled, matrix products on AMX tiles), "exact-pairs" (compiled,
+those of bfloat16 by pairs), "exact-kernels" (compiled, on every processor the same) and "exact-torch" (no compiler:
+slower) on the CPU, and "exact-device" on a GPU. A tensor's device decides; on the CPU, the process. N rows or tokens, D
+width, K inputs, M outputs, H query heads, G key/value heads, d head size, B sequences, V vocabulary.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ def linear(
     """y = x W^T + bias, x[N, K] -> y[N, M].
 
     Accumulates in float32; `out_dtype` (default: that of x) is float32 or bfloat16, so a bfloat16 head can give float32
-    logits. Gradients flow to x, to `packed.weights` (with `total`, that of the one weight is added there) and to the bias.
+    logits. Gradients flow to x, to `packed.weights` (with `total`, that of the one weight is added there) and to the
+    bias.
     """
     if x.dim() != 2 or x.shape[1] != packed.num_inputs or x.dtype is not packed.dtype:
         expected = f"x[N, {packed.num_inputs}] {packed.dtype}"
@@ -99,7 +101,8 @@ def linear(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """weight * (x / sqrt(mean(x^2) + eps)) over the last dimension (Zhang and Sennrich 2019, eq. 4), x[..., D], weight[D].
+    """weight * (x / sqrt(mean(x^2) + eps)) over the last dimension (Zhang and Sennrich 2019, eq. 4), x[..., D],
+    weight[D].
 
     Computed in float32; in bfloat16 the normed value is rounded before the weight multiplies it, as the library does.
     """
@@ -123,7 +126,9 @@ def silu(x: torch.Tensor) -> torch.Tensor:
 def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up for two tensors of one shape and dtype; float32 inside, rounded once."""
     if gate.shape != up.shape or gate.dtype is not up.dtype:
-        raise refusal("silu_mul", "two tensors of one shape and dtype", f"{gate.shape} and {up.shape}", "check the projections")
+        raise refusal(
+            "silu_mul", "two tensors of one shape and dtype", f"{gate.shape} and {up.shape}", "check the projections"
+        )
     gate, up = gate.contiguous(), up.contiguous()
     if torch.is_grad_enabled() and (gate.requires_grad or up.requires_grad):
         return gradients.SiluMul.apply(gate, up, path_of(gate))
@@ -166,7 +171,9 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     return path_of(x).rope(x, cos, sin, False)
 
 
-def add_rms_norm(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+def add_rms_norm(
+    x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """x + y and rms_norm(x + y), x[N, D], y[N, D], weight[D]: the same bits as the two operations."""
     if x.dim() != 2 or x.shape != y.shape or weight.shape != x.shape[1:] or not (x.dtype is y.dtype is weight.dtype):
         got = f"x {tuple(x.shape)} {x.dtype}, y {tuple(y.shape)} {y.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
@@ -187,8 +194,8 @@ def split_heads(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Queries, keys and values side by side, qkv[N, (H + 2 G) d] -> q[N, H, d], k[N, G, d], v[N, G, d].
 
-    Each head of q and k goes through `rms_norm` (where there are `norms`: weights [d] for q and k, epsilon) and `rope` with
-    cos[N, d], sin[N, d], to the same bits. No gradient to cos and sin.
+    Each head of q and k goes through `rms_norm` (where there are `norms`: weights [d] for q and k, epsilon) and `rope`
+    with cos[N, d], sin[N, d], to the same bits. No gradient to cos and sin.
     """
     tokens, size = cos.shape
     fits = qkv.shape == (tokens, (num_heads + 2 * num_kv_heads) * size) and sin.shape == cos.shape and size % 2 == 0
@@ -205,7 +212,8 @@ def split_heads(
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up (Shazeer 2020, eq. 6) of gate and up side by side, gate_up[N, 2 I] -> [N, I]; the bits of `silu_mul`."""
+    """silu(gate) * up (Shazeer 2020, eq. 6) of gate and up side by side, gate_up[N, 2 I] -> [N, I]; the bits of
+    `silu_mul`."""
     if gate_up.dim() != 2 or gate_up.shape[1] % 2:
         raise refusal("swiglu", "gate_up[N, 2 I]", str(tuple(gate_up.shape)), "check the projections")
     gate_up = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
@@ -228,8 +236,8 @@ def attention_packed(
     cu_seqlens[B + 1] int32: sequence b is rows cu_seqlens[b]:cu_seqlens[b + 1]; it starts at 0 and ends at N. With
     shared[B] int32 these rows follow the first shared[b] positions of sequence b - 1, wherever those came from: a walk
     through a tree of prefixes, in which every row stands once. Its bits are those of the sequences laid out in full.
-    Query head h reads key/value head h // (H / G), as `form` says; sinks[H] are one more logit in each head's softmax, which
-    weighs nothing. Accumulates in float32.
+    Query head h reads key/value head h // (H / G), as `form` says; sinks[H] are one more logit in each head's softmax,
+    which weighs nothing. Accumulates in float32.
     """
     check_attention(q, k, v, sinks)
     # not on a device, which would have to be waited for in every layer
@@ -291,8 +299,8 @@ def token_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability of each target and entropy of each row under softmax(logits / temperature), both [N] float32.
 
-    logits[N, V] float32, targets[N] int64, temperature[N] float32 (0 means greedy: computed at temperature 1). Where `kept`
-    limits a row to some ids, its softmax is over these. Gradients of both flow to the logits.
+    logits[N, V] float32, targets[N] int64, temperature[N] float32 (0 means greedy: computed at temperature 1). Where
+    `kept` limits a row to some ids, its softmax is over these. Gradients of both flow to the logits.
 
     Raises:
         BadInput: a target outside the vocabulary or not among the kept ids, or kept ids that do not ascend within it.
@@ -302,7 +310,9 @@ def token_logprobs(
     temperature = temperature.to(torch.float32).contiguous()
     if not targets.shape == temperature.shape == logits.shape[:1]:
         got = f"targets {tuple(targets.shape)}, temperature {tuple(temperature.shape)}"
-        raise refusal("token_logprobs", f"{logits.shape[0]} targets and temperatures", got, "one for each row of logits")
+        raise refusal(
+            "token_logprobs", f"{logits.shape[0]} targets and temperatures", got, "one for each row of logits"
+        )
     if kept is not None:
         kept = checked(kept, len(targets))
     if torch.is_grad_enabled() and logits.requires_grad:
@@ -312,8 +322,12 @@ def token_logprobs(
     if bad >= 0:
         if kept is not None and 0 <= int(targets[bad]) < logits.shape[1]:
             got = f"{int(targets[bad])} and {kept[1][int(kept[0][bad]) : int(kept[0][bad + 1])].tolist()[:20]}"
-            raise refusal(f"target of row {bad}", "one of its kept ids, which ascend", got, "pass the set that was sampled from")
-        raise refusal(f"target of row {bad}", f"a token below {logits.shape[1]}", str(int(targets[bad])), "check the vocabulary")
+            raise refusal(
+                f"target of row {bad}", "one of its kept ids, which ascend", got, "pass the set that was sampled from"
+            )
+        raise refusal(
+            f"target of row {bad}", f"a token below {logits.shape[1]}", str(int(targets[bad])), "check the vocabulary"
+        )
     return logprob, entropy
 
 
@@ -327,16 +341,16 @@ def sample(
     positions: torch.Tensor,
     limited: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, np.ndarray | None]:
-    """One token for each row of logits[N, V] float32: tokens[N] int64, logprobs[N] float32, and which ids each was drawn from:
-    masks[N, W] (see `kept`), without a bit where nothing was truncated; None where nothing was in any row.
+    """One token for each row of logits[N, V] float32: tokens[N] int64, logprobs[N] float32, and which ids each was
+    drawn from: masks[N, W] (see `kept`), without a bit where nothing was truncated; None where nothing was in any row.
 
-    Inverse transform of one uniform number, Philox4x32-10 (Salmon et al. 2011) with key `seeds[n]` (64 bits) and counter
-    `positions[n]`. temperature[n] 0 takes the largest logit (lowest id among equals) and truncates nothing. Else, at that
-    temperature and equal logits lowest id first: the top_k likeliest tokens; of these the shortest prefix that holds top_p of
-    what they have together; of these the ones with at least min_p of the likeliest one's probability. top_k[n] <= 0,
-    top_p[n] >= 1 and min_p[n] <= 0 truncate nothing. Where limited[n], the logits of tokens that may not come are minus
-    infinity, and what is left is a kept set even if nothing else truncates it. The log-probability is that of the distribution
-    sampled from: that of `token_logprobs`, given the kept ids, to the bit.
+    Inverse transform of one uniform number, Philox4x32-10 (Salmon et al. 2011) with key `seeds[n]` (64 bits) and
+    counter `positions[n]`. temperature[n] 0 takes the largest logit (lowest id among equals) and truncates nothing.
+    Else, at that temperature and equal logits lowest id first: the top_k likeliest tokens; of these the shortest prefix
+    that holds top_p of what they have together; of these the ones with at least min_p of the likeliest one's
+    probability. top_k[n] <= 0, top_p[n] >= 1 and min_p[n] <= 0 truncate nothing. Where limited[n], the logits of tokens
+    that may not come are minus infinity, and what is left is a kept set even if nothing else truncates it. The
+    log-probability is that of the distribution sampled from: that of `token_logprobs`, given the kept ids, to the bit.
     """
     check_logits("sample", logits)
     if seeds.dtype not in (torch.int64, torch.uint64):
@@ -348,7 +362,9 @@ def sample(
         min_p.to(torch.float32).contiguous(),
         seeds.contiguous().view(torch.int64),
         positions.to(torch.int64).contiguous(),
-        temperature.new_zeros(len(logits), dtype=torch.uint8) if limited is None else limited.to(torch.uint8).contiguous(),
+        temperature.new_zeros(len(logits), dtype=torch.uint8)
+        if limited is None
+        else limited.to(torch.uint8).contiguous(),
     )
     if any(request.shape != logits.shape[:1] for request in requests):
         got = str([(tuple(r.shape), r.dtype) for r in requests])
@@ -360,7 +376,8 @@ def sample(
 
 
 def decoder_step(plan: Any, step: Any, dtype: torch.dtype) -> int:
-    """The compiled step of `model.step`, which says what it takes. -1; or the first bad sequence; or -2 - n for a bad row n."""
+    """The compiled step of `model.step`, which says what it takes. -1; or the first bad sequence; or -2 - n for a bad
+    row n."""
     path = current()
     if not isinstance(path, CompiledPath):
         raise refusal("decoder_step", "the compiled kernels", path.name, "compute operation by operation")

@@ -19,7 +19,8 @@ from sparring.model.kernels.paths import path_of
 class PackedWeight:
     """Weights [M_i, K] of one input, their rows joined to [M, K], in the order in which the matrix product reads them.
 
-    `weights` are the tensors that gradients flow to. `storage`: where the packed numbers go; None for memory of their own.
+    `weights` are the tensors that gradients flow to. `storage`: where the packed numbers go; None for memory of their
+    own.
     """
 
     __slots__ = ("storage", "weights", "num_outputs", "num_inputs", "dtype")
@@ -36,9 +37,13 @@ class PackedWeight:
 
     def update(self, *weights: torch.Tensor) -> None:
         """Pack again after the values changed: in place, no allocation for float32. Shapes as at first."""
-        if [w.shape for w in weights] != [w.shape for w in self.weights] or any(w.dtype is not self.dtype for w in weights):
+        if [w.shape for w in weights] != [w.shape for w in self.weights] or any(
+            w.dtype is not self.dtype for w in weights
+        ):
             got = f"{[tuple(w.shape) for w in weights]} {weights[0].dtype}"
-            raise refusal("PackedWeight.update", f"{[tuple(w.shape) for w in self.weights]} {self.dtype}", got, "pack it anew")
+            raise refusal(
+                "PackedWeight.update", f"{[tuple(w.shape) for w in self.weights]} {self.dtype}", got, "pack it anew"
+            )
         self.weights = weights
         self.storage = path_of(weights[0]).pack(weights, self.storage)
 
@@ -82,7 +87,8 @@ class PackedStack:
             one.update(weight)
 
     def changes(self, weights: Sequence[torch.Tensor]) -> list[tuple[object, str, Any]]:
-        """Of which objects which attributes are to have which values where the weights are these: packed beside the old ones."""
+        """Of which objects which attributes are to have which values where the weights are these: packed beside the old
+        ones."""
         storage = self._room(self.each[0].storage, len(weights))
         found: list[tuple[object, str, Any]] = [(self, "storage", storage)]
         for one, weight, part in zip(self.each, weights, storage, strict=True):

@@ -1,4 +1,5 @@
-"""Paged storage for keys and values, and which new rows a call brings. G key/value heads, d head size, B sequences, L layers."""
+"""Paged storage for keys and values, and which new rows a call brings. G key/value heads, d head size, B sequences, L
+layers."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ class PagedRows(NamedTuple):
 
 
 class KvHeads(NamedTuple):
-    """What a layer keeps of a token: keys and values of `num_heads` heads of `head_dim`, among those of `layer`: itself, or the
-    one whose keys and values it reads."""
+    """What a layer keeps of a token: keys and values of `num_heads` heads of `head_dim`, among those of `layer`:
+    itself, or the one whose keys and values it reads."""
 
     num_heads: int
     head_dim: int
@@ -56,8 +57,8 @@ def token_bytes(heads: Mapping[int, KvHeads], dtype: torch.dtype) -> int:
 class KvPages:
     """Keys and values of `num_pages` pages of `page_size` positions for the layers of a model that attend.
 
-    `layers` has both by the layer's index in the model, as `heads` has their shapes: values [pages, G, page_size, d], d rounded
-    up to 16; keys [pages, G, page_size / 16, d, 16], or, where they are not `transposed`, like the values: see
+    `layers` has both by the layer's index in the model, as `heads` has their shapes: values [pages, G, page_size, d], d
+    rounded up to 16; keys [pages, G, page_size / 16, d, 16], or, where they are not `transposed`, like the values: see
     `ops.transposes_keys`. `tensors` are the same, those of layers of one shape together: [L, pages, ...].
 
     Raises:

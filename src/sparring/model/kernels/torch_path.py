@@ -59,10 +59,11 @@ class TorchPath:
     transposes_keys = True
 
     def pack(self, weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:
-        """weights[M_i, K], joined to [M, K], -> the float32 transpose [K, ceil(M / 64) * 64], zeros in what it has more columns.
+        """weights[M_i, K], joined to [M, K], -> the float32 transpose [K, ceil(M / 64) * 64], zeros in what it has more
+        columns.
 
-        A product whose columns come out even gives the same bits on any number of threads; with others MKL computes, on some
-        processors, the columns where one thread's part ends in another way.
+        A product whose columns come out even gives the same bits on any number of threads; with others MKL computes, on
+        some processors, the columns where one thread's part ends in another way.
         """
         counts = [len(weight) for weight in weights]
         if storage is None:
@@ -164,7 +165,9 @@ class TorchPath:
         """qkv[N, (H + 2 G) d] -> q[N, H, d], k, v[N, G, d]; q and k normed and rotated."""
         q, k, v = _heads(qkv, heads, kv_heads, angles[0].shape[1])
         if norms is not None:
-            q, k = (self.rms_norm(t.flatten(0, 1), w, norms[2]).view(t.shape) for t, w in ((q, norms[0]), (k, norms[1])))
+            q, k = (
+                self.rms_norm(t.flatten(0, 1), w, norms[2]).view(t.shape) for t, w in ((q, norms[0]), (k, norms[1]))
+            )
         return self.rope(q, *angles, False), self.rope(k, *angles, False), v
 
     def split_heads_backward(
@@ -260,7 +263,8 @@ class TorchPath:
     def token_logprobs(
         self, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: KeptRows | None = None
     ) -> tuple[tuple[torch.Tensor, ...], int]:
-        """(logprob, entropy, maximum, log_sum), each [N]; and -1, or the first row whose target is no token or not kept."""
+        """(logprob, entropy, maximum, log_sum), each [N]; and -1, or the first row whose target is no token or not
+        kept."""
         if kept is not None:
             return self._kept_logprobs(logits, targets, temperature, kept)
         wrong = (targets < 0) | (targets >= logits.shape[1])
@@ -322,8 +326,8 @@ class TorchPath:
     def sample(
         self, logits: torch.Tensor, requests: tuple[torch.Tensor, ...], masks: np.ndarray | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`requests`: temperature, top_k, top_p, min_p, seeds, positions, limited, each [N] -> tokens[N], logprobs[N]; what
-        truncated draws kept goes into `masks` [N, W]."""
+        """`requests`: temperature, top_k, top_p, min_p, seeds, positions, limited, each [N] -> tokens[N], logprobs[N];
+        what truncated draws kept goes into `masks` [N, W]."""
         temperature, top_k, top_p, min_p, seeds, positions, limited = requests
         vocabulary = logits.shape[1]
         tokens, limits = torch.empty(logits.shape[0], dtype=torch.int64), []
@@ -400,12 +404,15 @@ def _attend(
 def _attend_tile(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, form: AttentionForm, sinks: torch.Tensor | None, first: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q[G, rows, d], a group's heads times positions first .. first + 15; sinks[G, rows] -> out like q, logsumexp [G, rows]."""
+    """q[G, rows, d], a group's heads times positions first .. first + 15; sinks[G, rows] -> out like q, logsumexp [G,
+    rows]."""
     rows = torch.arange(first, first + ROWS).repeat(q.shape[1] // ROWS)
     blocks = range(form.begin(first) // KEYS * KEYS, first + ROWS, KEYS)
     scores = []
     for block in blocks:
-        part = torch.stack([torch.mm(a, b.t()) for a, b in zip(q, k[block : block + KEYS].transpose(0, 1), strict=True)])
+        part = torch.stack(
+            [torch.mm(a, b.t()) for a, b in zip(q, k[block : block + KEYS].transpose(0, 1), strict=True)]
+        )
         hidden = _hidden(rows, torch.arange(block, block + KEYS), form)
         scores.append(_capped(part * form.scale, form.cap).masked_fill(hidden, float("-inf")))
     maximum = torch.stack([part.amax(-1) for part in scores]).amax(0).unsqueeze(-1)
@@ -416,14 +423,17 @@ def _attend_tile(
     for block, part in zip(blocks, scores, strict=True):
         weights = _elementwise_exp(part - maximum)
         total += row_sum(weights)
-        out += torch.stack([torch.mm(a, b) for a, b in zip(weights, v[block : block + KEYS].transpose(0, 1), strict=True)])
+        out += torch.stack(
+            [torch.mm(a, b) for a, b in zip(weights, v[block : block + KEYS].transpose(0, 1), strict=True)]
+        )
     return out / total.unsqueeze(-1), maximum[..., 0] + torch.log(total.double()).float()
 
 
 def _attend_backward(
     piece: list[torch.Tensor], logsumexp: torch.Tensor, form: AttentionForm
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of q[H, n, d], k, v[G, L, d] from q, k, v, o, grad of the last n positions (Dao et al. 2022, algorithm 4)."""
+    """Gradients of q[H, n, d], k, v[G, L, d] from q, k, v, o, grad of the last n positions (Dao et al. 2022, algorithm
+    4)."""
     q, k, v, out, grad = piece
     group = q.shape[0] // k.shape[0]
     wide_k, wide_v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)

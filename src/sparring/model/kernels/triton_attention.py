@@ -1,8 +1,9 @@
 """Causal attention on a GPU over packed rows and over pages, forward and backward, in Triton: one split, one order.
 
-One forward program serves both: packed rows are pages of one position, and a table says which row is position p of a sequence.
-So training and generation run the same instructions, sinks, soft caps, windows and trees of prefixes included. Keys are read
-in blocks that begin at multiples of one length, whichever query asks. `unverified` on a device; tests run the interpreter.
+One forward program serves both: packed rows are pages of one position, and a table says which row is position p of a
+sequence. So training and generation run the same instructions, sinks, soft caps, windows and trees of prefixes
+included. Keys are read in blocks that begin at multiples of one length, whichever query asks. `unverified` on a device;
+tests run the interpreter.
 
 N rows, H query heads, G key/value heads, d head size, B sequences, L positions.
 """
@@ -19,13 +20,13 @@ from sparring.model.kernels.form import AttentionForm
 from sparring.model.kernels.triton_linear import is_wide
 
 TILE = {torch.bfloat16: 64, torch.float32: 16}
-"""Keys of one block, and rows of one tile: so many query heads of one key/value head times positions. Float32 has no matrix
-units, and a larger tile of it takes minutes to compile."""
+"""Keys of one block, and rows of one tile: so many query heads of one key/value head times positions. Float32 has no
+matrix units, and a larger tile of it takes minutes to compile."""
 
 
 class Walk(NamedTuple):
-    """Where B sequences lie. tables [B, P] int32: their pages in order; rows cu_rows[b]:cu_rows[b + 1] are the last ones of
-    sequence b, which has lengths[b] positions; int32. `most_rows`: of one sequence."""
+    """Where B sequences lie. tables [B, P] int32: their pages in order; rows cu_rows[b]:cu_rows[b + 1] are the last
+    ones of sequence b, which has lengths[b] positions; int32. `most_rows`: of one sequence."""
 
     tables: torch.Tensor
     cu_rows: torch.Tensor
@@ -101,9 +102,15 @@ def _forward(
             begin = tl.maximum(length - count + tile * POSITIONS - WINDOW + 1, 0) // KEYS * KEYS
         for block in range(begin, end, KEYS):
             at = block + tl.arange(0, KEYS)
-            place = _keys_of(tables + b * table_width, at, at < end, g, page_size, page_stride, slot_stride, head_stride)
-            k = tl.load(keys + place[None, :] + depth[:, None], mask=(at[None, :] < end) & (depth[:, None] < d), other=0.0)
-            v = tl.load(values + place[:, None] + depth[None, :], mask=(at[:, None] < end) & (depth[None, :] < d), other=0.0)
+            place = _keys_of(
+                tables + b * table_width, at, at < end, g, page_size, page_stride, slot_stride, head_stride
+            )
+            k = tl.load(
+                keys + place[None, :] + depth[:, None], mask=(at[None, :] < end) & (depth[:, None] < d), other=0.0
+            )
+            v = tl.load(
+                values + place[:, None] + depth[None, :], mask=(at[:, None] < end) & (depth[None, :] < d), other=0.0
+            )
             if WIDE:
                 k, v = k.to(tl.float32), v.to(tl.float32)
             s, _ = _scores(queries, k, position, at, scale, WINDOW, CAP)
@@ -159,14 +166,21 @@ def _strides(keys: torch.Tensor) -> tuple[int, int, int, int]:
 
 
 def attend(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, walk: Walk, form: AttentionForm, sinks: torch.Tensor | None
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    walk: Walk,
+    form: AttentionForm,
+    sinks: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q[N, H, d] over keys, values [pages, G, page_size, d] of the same strides -> o[N, H, d], logsumexp [N, H] float32."""
+    """q[N, H, d] over keys, values [pages, G, page_size, d] of the same strides -> o[N, H, d], logsumexp [N, H]
+    float32."""
     out, logsumexp = torch.empty_like(q), torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     shape = _shape(q, keys.shape[1])
     if walk.most_rows:
         _forward[(-(-walk.most_rows // shape["POSITIONS"]), keys.shape[1], len(walk.lengths))](
-            q, keys, values, *walk[:3], sinks, out, logsumexp, q.shape[1], walk.tables.shape[1], *_strides(keys), form.scale,
+            q, keys, values, *walk[:3], sinks, out, logsumexp, q.shape[1], walk.tables.shape[1], *_strides(keys),
+            form.scale,
             **_options(form), SINKS=sinks is not None, WIDE=is_wide(q.dtype), **shape,
             num_warps=4, num_stages=2, enable_fp_fusion=False,
         )  # fmt: skip
@@ -225,7 +239,8 @@ def _backward_queries(
 
 @triton.jit(do_not_specialize=["table_width"])
 def _backward_keys(
-    q, k, v, grad, logsumexp, delta, tables, cu_rows, lengths, cu_lengths, dk, dv, H, table_width, slot_stride, head_stride,
+    q, k, v, grad, logsumexp, delta, tables, cu_rows, lengths, cu_lengths, dk, dv, H,
+    table_width, slot_stride, head_stride,
     scale, WINDOW: tl.constexpr, CAP: tl.constexpr, WIDE: tl.constexpr,
     d: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr, POSITIONS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -275,8 +290,8 @@ def attend_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of q[N, H, d] and, for every position of every sequence, of k and v (Dao et al. 2022, algorithm 4).
 
-    `saved` is q, k, v, out, logsumexp; cu_lengths [B + 1] int32 says where a sequence begins among the positions of all.
-    Returns dq and dk, dv [sum of lengths, G, d] float32.
+    `saved` is q, k, v, out, logsumexp; cu_lengths [B + 1] int32 says where a sequence begins among the positions of
+    all. Returns dq and dk, dv [sum of lengths, G, d] float32.
     """
     q, k, v, out, logsumexp = saved
     delta = (grad.float() * out.float()).sum(-1)

@@ -1,9 +1,9 @@
 """A matrix product on a GPU in which a row's bits depend on that row alone, in Triton.
 
-Every product runs in tiles of one size, and its inputs are summed in parts whose number depends on the weight's shape alone:
-few rows compute the parts side by side, to read the weight with the whole device, and add them afterwards; many rows compute
-them one after another. Both add the same numbers in the same order. `unverified` on a device; tests run the interpreter.
-N rows, K inputs, M outputs, S parts.
+Every product runs in tiles of one size, and its inputs are summed in parts whose number depends on the weight's shape
+alone: few rows compute the parts side by side, to read the weight with the whole device, and add them afterwards; many
+rows compute them one after another. Both add the same numbers in the same order. `unverified` on a device; tests run
+the interpreter. N rows, K inputs, M outputs, S parts.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ def _sum_of_parts(
 def linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, *, few_rows: int = FEW_ROWS
 ) -> torch.Tensor:
-    """x[N, K] times weight[M, K] transposed, plus bias[M] -> [N, M] of `dtype`; all contiguous, x and weight of one dtype."""
+    """x[N, K] times weight[M, K] transposed, plus bias[M] -> [N, M] of `dtype`; all contiguous, x and weight of one
+    dtype."""
     (rows, inputs), outputs = x.shape, weight.shape[0]
     y = torch.empty(rows, outputs, dtype=dtype, device=x.device)
     if rows == 0:
@@ -103,7 +104,8 @@ def linear(
     target = torch.empty(parts, rows, outputs, dtype=torch.float32, device=x.device) if apart else y
     _product[(*tiles, parts if apart else 1)](
         x, weight, bias, target, rows, outputs,
-        K=inputs, LENGTH=length, PARTS=1 if apart else parts, BIASED=bias is not None and not apart, WIDE=is_wide(x.dtype),
+        K=inputs, LENGTH=length, PARTS=1 if apart else parts, BIASED=bias is not None and not apart,
+        WIDE=is_wide(x.dtype),
         ROWS=ROWS, OUTPUTS=OUTPUTS, INPUTS=block, num_warps=4, num_stages=4, enable_fp_fusion=False,
     )  # fmt: skip
     if apart:

@@ -91,7 +91,9 @@ def split_heads(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """qkv[N, (H + 2 G) d], its last dimension contiguous -> q[N, H, d], k, v[N, G, d]; q and k normed and rotated."""
     tokens, size = angles[0].shape
-    q, k, v = (torch.empty(tokens, count, size, dtype=qkv.dtype, device=qkv.device) for count in (heads, kv_heads, kv_heads))
+    q, k, v = (
+        torch.empty(tokens, count, size, dtype=qkv.dtype, device=qkv.device) for count in (heads, kv_heads, kv_heads)
+    )
     q_weight, k_weight, eps = norms or (None, None, 0.0)
     if tokens:
         _split_heads[(tokens, heads + 2 * kv_heads)](

@@ -15,7 +15,8 @@ from sparring.errors import StoreError
 
 
 class JsonlSink:
-    """Appends `{"time", "stage", "step", "values"}`, `{"time", "stage", "total_steps"}` or `{"time", "stage", "event"}`.
+    """Appends `{"time", "stage", "step", "values"}`, `{"time", "stage", "total_steps"}` or `{"time", "stage",
+    "event"}`.
 
     A resumed run appends too: where a step stands twice, the later line counts. A value that is not finite is null.
     A line is one write, so a killed run leaves whole lines; a line that a full disk cut short is ended before the next.

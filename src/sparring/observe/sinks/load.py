@@ -19,7 +19,9 @@ def check_sinks(config: ObserveConfig) -> None:
         BadInput: one is not.
     """
     if "wandb" in config.sinks and importlib.util.find_spec("wandb") is None:
-        raise refusal("observe.sinks", "the wandb package", "none installed", "pip install 'sparring[wandb]' or remove wandb")
+        raise refusal(
+            "observe.sinks", "the wandb package", "none installed", "pip install 'sparring[wandb]' or remove wandb"
+        )
 
 
 def load_sinks(config: ObserveConfig, folder: str | Path, *, name: str, recipe: Mapping[str, Any]) -> list[Sink]:

@@ -3,10 +3,10 @@
     for case in cases("rloo"):
         ...  # feed case["groups"] and case["settings"] to your framework, compare with case["advantages"]
 
-A case is plain data (JSON): `name`, `rule`, `settings` (what differs from the rule's defaults), `groups` (see `groups`) and
-`advantages`, per group and member one number per token in the order of time, None where the group leaves the update. The cases
-of `gae` also have `returns`, the critic's targets. Rewards of tokens, where a case has them, are part of what a trajectory
-earned.
+A case is plain data (JSON): `name`, `rule`, `settings` (what differs from the rule's defaults), `groups` (see `groups`)
+and `advantages`, per group and member one number per token in the order of time, None where the group leaves the
+update. The cases of `gae` also have `returns`, the critic's targets. Rewards of tokens, where a case has them, are part
+of what a trajectory earned.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ REFERENCES: Mapping[str, Reference] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """What the cases of a rule are drawn from: `settings` to try, `rewards` to choose among (any number where None), the token
-    values that it reads, beside them rewards of tokens where it takes those, steps of turns likewise, and roles where it takes
-    several."""
+    """What the cases of a rule are drawn from: `settings` to try, `rewards` to choose among (any number where None),
+    the token values that it reads, beside them rewards of tokens where it takes those, steps of turns likewise, and
+    roles where it takes several."""
 
     settings: tuple[Mapping[str, Any], ...] = ({},)
     rewards: tuple[float, ...] | None = None
@@ -75,14 +75,20 @@ KINDS: Mapping[str, Kind] = {
         tokens=("value",),
         steps=True,
     ),
-    "gdpo": Kind(settings=({"weights": {"right": 1.0, "short": 0.5}}, {"weights": {"right": 2.0}}), token_rewards=False),
-    "gigpo": Kind(settings=({}, {"divide": False, "step_weight": 0.5, "discount": 0.8}), token_rewards=False, roles=None),
+    "gdpo": Kind(
+        settings=({"weights": {"right": 1.0, "short": 0.5}}, {"weights": {"right": 2.0}}), token_rewards=False
+    ),
+    "gigpo": Kind(
+        settings=({}, {"divide": False, "step_weight": 0.5, "discount": 0.8}), token_rewards=False, roles=None
+    ),
     "gpg": Kind(settings=({}, {"divide": True}), rewards=_BINARY, token_rewards=False),
     "grpo": Kind(settings=({}, {"normalise": False})),
     "hierarchical": Kind(settings=({}, {"inside": ("white", "black")}), roles=("proposer", "solver/0", "solver/1")),
     "maxrl": Kind(rewards=_BINARY, token_rewards=False),
     "opo": Kind(),
-    "optimal_token_baseline": Kind(settings=({}, {"zero_tail": False}), tokens=("logprob", "probability_squares"), steps=True),
+    "optimal_token_baseline": Kind(
+        settings=({}, {"zero_tail": False}), tokens=("logprob", "probability_squares"), steps=True
+    ),
     "pass_at_k": Kind(settings=({"k": 2}, {}, {"k": 1, "solved_above": 0.0}), rewards=_BINARY, token_rewards=False),
     "prime": Kind(settings=({}, {"beta": 0.5, "discount": 0.9}), tokens=("implicit", "reference")),
     "process": Kind(token_rewards=False, steps=True, roles=None),
@@ -135,4 +141,7 @@ def _shapes(kind: Kind) -> Iterator[tuple[str, Sequence[Plain]]]:
     if kind.steps:
         yield "steps", with_tokens(with_steps(random_groups(9, (4, 3), rewards=kind.rewards), 9), kind.tokens)
     if kind.roles:
-        yield "several_roles", with_tokens(random_groups(8, (3, 4), rewards=kind.rewards, roles=kind.roles), kind.tokens)
+        yield (
+            "several_roles",
+            with_tokens(random_groups(8, (3, 4), rewards=kind.rewards, roles=kind.roles), kind.tokens),
+        )

@@ -29,7 +29,10 @@ def _posed_and_solved() -> Plain:
 _ROOT = 1 / sqrt(2)
 EXAMPLES: Mapping[str, dict[str, Any]] = {
     "gae": _case(
-        [simple_group([1.0], turns=(2,), tokens=[{"value": [0.5, 0.5]}])], [[[0.25, 0.5]]], lambda_policy=0.5, whiten=False
+        [simple_group([1.0], turns=(2,), tokens=[{"value": [0.5, 0.5]}])],
+        [[[0.25, 0.5]]],
+        lambda_policy=0.5,
+        whiten=False,
     ),
     "gdpo": _case(
         [simple_group([0.0, 0.0], parts=[{"right": 1.0, "short": 0.0}, {"right": 0.0, "short": 10.0}])],

@@ -1,7 +1,8 @@
-"""References of the credit rules that give all tokens of a trajectory one advantage. NumPy, float64, from the papers' equations.
+"""References of the credit rules that give all tokens of a trajectory one advantage. NumPy, float64, from the papers'
+equations.
 
-A reference takes plain groups (see `groups`) and the rule's settings; it returns, per group, one array per member, or None where
-the group leaves the update.
+A reference takes plain groups (see `groups`) and the rule's settings; it returns, per group, one array per member, or
+None where the group leaves the update.
 """
 
 from __future__ import annotations
@@ -117,8 +118,9 @@ def maxrl(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
 
 
 def pass_at_k(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
-    """Rewards 1, 0, 0 and k = 2: the only pair of failures of three pairs is {2, 3}, so R = 2 / 3, sigma = sqrt(2) / 3; of the
-    two pairs a failure is in, one fails: A(+) = (1 / 3) / sigma = 1 / sqrt(2), A(-) = (1 / 3 - 1 / 2) / sigma = -1 / sqrt(8).
+    """Rewards 1, 0, 0 and k = 2: the only pair of failures of three pairs is {2, 3}, so R = 2 / 3, sigma = sqrt(2) / 3;
+    of the two pairs a failure is in, one fails: A(+) = (1 / 3) / sigma = 1 / sqrt(2), A(-) = (1 / 3 - 1 / 2) / sigma =
+    -1 / sqrt(8).
     """
     k = settings.get("k", 4)
 
@@ -137,8 +139,8 @@ def pass_at_k(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
 
 
 def gdpo(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
-    """One group of two, parts right = 1, 0 and short = 0, 10, weights 2 and 1: normalised, both are (1, -1) / sqrt(2) up to
-    their sign, so the sums are (2 - 1) / sqrt(2) and its negative, of deviation 1: 1 / sqrt(2), -1 / sqrt(2).
+    """One group of two, parts right = 1, 0 and short = 0, 10, weights 2 and 1: normalised, both are (1, -1) / sqrt(2)
+    up to their sign, so the sums are (2 - 1) / sqrt(2) and its negative, of deviation 1: 1 / sqrt(2), -1 / sqrt(2).
     """
     epsilon = settings.get("epsilon", 1e-6)
     sums: dict[tuple[int, int], float] = {}
@@ -175,8 +177,8 @@ def rae(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
 
 
 def hierarchical(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
-    """Two rollouts, proposers earn 1 and 0, the solvers of the first 1 and 0, of the second 0 and 0: proposers are judged
-    against 0.5, solvers against 0.5 and 0 of their own rollout.
+    """Two rollouts, proposers earn 1 and 0, the solvers of the first 1 and 0, of the second 0 and 0: proposers are
+    judged against 0.5, solvers against 0.5 and 0 of their own rollout.
     """
     inside = settings.get("inside", ("solver",))
     credited: Credited = []

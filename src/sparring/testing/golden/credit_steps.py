@@ -15,8 +15,8 @@ from sparring.testing.golden.groups import Plain
 
 
 def rewards_of(member: Plain) -> np.ndarray:
-    """The reward of each token: its own, its steps' at their last tokens, what is left of its turn's at the turn's last, and
-    what is left of the outcome at the last."""
+    """The reward of each token: its own, its steps' at their last tokens, what is left of its turn's at the turn's
+    last, and what is left of the outcome at the last."""
     r = np.array(member["tokens"].get("reward", [0.0] * sum(member["turns"])), dtype=float)
     per_turn = member.get("per_turn", [0.0] * len(member["turns"]))
     for end, earned in zip(np.cumsum(member["turns"]), per_turn, strict=True):
@@ -29,8 +29,8 @@ def rewards_of(member: Plain) -> np.ndarray:
 
 
 def _steps(member: Plain) -> list[tuple[int, float, int]]:
-    """(tokens of all replies up to the step's end, reward, tokens up to the end of its reply) of each step; without steps a reply
-    is one."""
+    """(tokens of all replies up to the step's end, reward, tokens up to the end of its reply) of each step; without
+    steps a reply is one."""
     ends = np.cumsum(member["turns"]).tolist()
     if "per_step" not in member:
         return [(end, earned, end) for end, earned in zip(ends, member["per_turn"], strict=True)]
@@ -93,8 +93,8 @@ def reinforce_plus_plus_baseline(groups: Sequence[Plain], settings: dict[str, An
 
 
 def gae(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
-    """Two tokens, outcome 1, values 0.5 and 0.5, lambda 0.5, not whitened: the differences are 0 and 0.5, so 0 + 0.5 * 0.5 =
-    0.25, and 0.5.
+    """Two tokens, outcome 1, values 0.5 and 0.5, lambda 0.5, not whitened: the differences are 0 and 0.5, so 0 + 0.5 *
+    0.5 = 0.25, and 0.5.
     """
     alpha = settings.get("length_alpha")
     credited: Credited = []
@@ -108,7 +108,8 @@ def gae(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
 
 
 def gae_returns(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
-    """The critic's targets. In the example above, with lambda 1: 0.5 + 0.5 and 0.5 + 0.5, what was earned in the end."""
+    """The critic's targets. In the example above, with lambda 1: 0.5 + 0.5 and 0.5 + 0.5, what was earned in the
+    end."""
     decay = settings.get("discount", 1.0) * settings.get("lambda_value", 1.0)
     return [
         [discounted(_differences(m, settings), decay) + np.array(m["tokens"]["value"]) for m in group["members"]]
@@ -122,8 +123,9 @@ def _differences(member: Plain, settings: dict[str, Any]) -> np.ndarray:
 
 
 def gigpo(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
-    """Two members of two turns, rewards 1 and 0 earned at the end, discount 0.5, no division; first turns in the state "hall",
-    last turns in none: episodes 0.5, -0.5; returns of the first turns 0.5, 0, so 0.25, -0.25: turns 0.75, 0.5 and -0.75, -0.5.
+    """Two members of two turns, rewards 1 and 0 earned at the end, discount 0.5, no division; first turns in the state
+    "hall", last turns in none: episodes 0.5, -0.5; returns of the first turns 0.5, 0, so 0.25, -0.25: turns 0.75, 0.5
+    and -0.75, -0.5.
     """
     divide, epsilon = settings.get("divide", True), settings.get("epsilon", 1e-6)
     credited: Credited = []
@@ -144,14 +146,16 @@ def gigpo(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
                 steps[i][t] = a
         comparable = len(members) > 1 or any(len(of) > 1 for of in places.values())
         advantages = [e + settings.get("step_weight", 1.0) * s for e, s in zip(episode, steps, strict=True)]
-        credited.append([_turns_to_tokens(m, a) for m, a in zip(members, advantages, strict=True)] if comparable else None)
+        credited.append(
+            [_turns_to_tokens(m, a) for m, a in zip(members, advantages, strict=True)] if comparable else None
+        )
     return credited
 
 
 def turn_level(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
-    """Two members of two turns; first turns earn 1 and 0, last turns 0 and 2, nothing beside them, outcome_weight 0.5. Both
-    pairs are (1, -1) / sqrt(2) up to their sign: first turns (1 - 0.5) / sqrt(2) and its negative, last turns -1 / sqrt(2),
-    1 / sqrt(2).
+    """Two members of two turns; first turns earn 1 and 0, last turns 0 and 2, nothing beside them, outcome_weight 0.5.
+    Both pairs are (1, -1) / sqrt(2) up to their sign: first turns (1 - 0.5) / sqrt(2) and its negative, last turns -1 /
+    sqrt(2), 1 / sqrt(2).
     """
     epsilon = settings.get("epsilon", 1e-6)
     credited: Credited = []
@@ -175,8 +179,8 @@ def turn_level(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
 
 
 def process(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
-    """One member of two turns that earn 1 and 0: normalised 1 / sqrt(2), -1 / sqrt(2); the first turn has both to go, 0, the
-    second -1 / sqrt(2).
+    """One member of two turns that earn 1 and 0: normalised 1 / sqrt(2), -1 / sqrt(2); the first turn has both to go,
+    0, the second -1 / sqrt(2).
     """
     credited: Credited = []
     for group in groups:
@@ -195,8 +199,8 @@ def process(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
 
 
 def prime(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
-    """beta 1, two members of two tokens, implied rewards 1, 0 and 0, 0, outcomes 0 and 0. The first has means of others 0: 1 +
-    0, 0; the second 0.5: -0.5 - 0.5, -0.5.
+    """beta 1, two members of two tokens, implied rewards 1, 0 and 0, 0, outcomes 0 and 0. The first has means of others
+    0: 1 + 0, 0; the second 0.5: -0.5 - 0.5, -0.5.
     """
     credited: Credited = []
     for group in groups:
@@ -214,12 +218,14 @@ def prime(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
 
 
 def _implied(member: Plain, settings: dict[str, Any]) -> np.ndarray:
-    return settings.get("beta", 0.05) * (np.array(member["tokens"]["implicit"]) - np.array(member["tokens"]["reference"]))
+    return settings.get("beta", 0.05) * (
+        np.array(member["tokens"]["implicit"]) - np.array(member["tokens"]["reference"])
+    )
 
 
 def optimal_token_baseline(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
-    """Two members of one token, rewards 1 and 0, probabilities 0.5 and 0.25, sums of squares 0.5 and 0.5: squared norms 0.5
-    and 1, so the baseline is 0.5 * 1 / 1.5 = 1 / 3: 2 / 3, -1 / 3. A second token of the first would be alone: 1.
+    """Two members of one token, rewards 1 and 0, probabilities 0.5 and 0.25, sums of squares 0.5 and 0.5: squared norms
+    0.5 and 1, so the baseline is 0.5 * 1 / 1.5 = 1 / 3: 2 / 3, -1 / 3. A second token of the first would be alone: 1.
     """
     lonely = 1 if settings.get("zero_tail", True) else 0
     credited: Credited = []

@@ -1,9 +1,10 @@
 """Distillation by its equations: every name in float64 NumPy, written from the papers and not from our code.
 
-M tokens, V vocabulary, K likeliest. p is the teacher's distribution, q the student's, both softmax(logits / temperature).
+M tokens, V vocabulary, K likeliest. p is the teacher's distribution, q the student's, both softmax(logits /
+temperature).
 
-Worked example, by hand. V = 2, temperature 1, one token of weight 1; p = (1/2, 1/2), q = (3/4, 1/4), and id 0 was sampled with
-its probability of now:
+Worked example, by hand. V = 2, temperature 1, one token of weight 1; p = (1/2, 1/2), q = (3/4, 1/4), and id 0 was
+sampled with its probability of now:
 
     forward          1/2 log(2/3) + 1/2 log 2           = 0.143841
     reverse          3/4 log(3/2) + 1/4 log(1/2)        = 0.130812
@@ -111,7 +112,8 @@ def _top_k(divergence: Callable[..., Array]) -> Callable[..., float]:
 
 
 def _policy_gradient(logits: Array, case: Case, at: Array) -> float:
-    """Minus the surrogate of REINFORCE with advantages log p - log q and truncated importance weights, both as they are `at`."""
+    """Minus the surrogate of REINFORCE with advantages log p - log q and truncated importance weights, both as they are
+    `at`."""
     chosen = np.arange(len(case.targets)), case.targets
     now, before = (log_softmax(values / case.temperature)[chosen] for values in (logits, at))
     truncation = np.minimum(1.0, case.ratio_cap / np.exp(before - case.behaviour))
@@ -147,7 +149,6 @@ def gradient(name: str, case: Case, step: float = 1e-3) -> Array:
     """Its gradient by the student's logits [M, V], by central differences of sixth order: an error of some 1e-14."""
     found = np.zeros_like(case.logits)
     for place in np.ndindex(*case.logits.shape):
-
         moved = {}
         for steps in (-3, -2, -1, 1, 2, 3):
             logits = case.logits.copy()
@@ -159,7 +160,8 @@ def gradient(name: str, case: Case, step: float = 1e-3) -> Array:
 
 
 def case(seed: int = 0, *, tokens: int = 6, vocabulary: int = 9, top_k: int = 4) -> Case:
-    """A case of random numbers, the same for a seed everywhere; one token has no weight, one was sampled by older weights."""
+    """A case of random numbers, the same for a seed everywhere; one token has no weight, one was sampled by older
+    weights."""
     draw = np.random.Generator(np.random.PCG64(seed))
 
     def single(values: Array) -> Array:

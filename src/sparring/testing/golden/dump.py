@@ -5,7 +5,18 @@ from __future__ import annotations
 import json
 import sys
 
-from sparring.testing.golden import credit, distill, imitate, implicit, kl, policy, preference, right_answers, shaping, value
+from sparring.testing.golden import (
+    credit,
+    distill,
+    imitate,
+    implicit,
+    kl,
+    policy,
+    preference,
+    right_answers,
+    shaping,
+    value,
+)
 
 
 def main() -> None:

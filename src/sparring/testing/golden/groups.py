@@ -1,17 +1,17 @@
 """Scored groups as plain data, drawn at random, and as our nouns.
 
-A group is {"members": [...], "failed": [...], "baselines": [...]}. `failed` are rewards of members that an infrastructure
-failure took out, which nothing may look at; `baselines` are rewards of rollouts of the same task that are not trained. A
-member is one trajectory:
+A group is {"members": [...], "failed": [...], "baselines": [...]}. `failed` are rewards of members that an
+infrastructure failure took out, which nothing may look at; `baselines` are rewards of rollouts of the same task that
+are not trained. A member is one trajectory:
 
     rollout, role   trajectories of one rollout differ in their role
     reward          of this role in this rollout
     turns           how many tokens each reply has, in the order of time
-    follows         for each reply, the reply whose context it goes on from; -1 is the prompt. 0, 1, 2, ... less one is a chat
+    follows         per reply, the reply whose context it goes on from; -1 is the prompt. A chat has -1, 0, 1, ...
     cut             whether a limit ended it, or absent
     said            members of equal `said` and `turns` sampled the same tokens
     per_turn        what of the reward each reply earned, or absent
-    per_step        what of that the steps of each reply earned, as [tokens of the reply up to its end, reward], or absent
+    per_step        what of that each step earned, as [tokens of the reply up to its end, reward], or absent
     states          the state each reply was made in, or absent
     parts           the components of its rollout's reward by name, or absent
     tokens          by name, one value for each token of all replies in the order of time
@@ -91,8 +91,8 @@ def _member(draw: np.random.Generator, rollout: int, role: str, rewards: Sequenc
 def simple_group(
     rewards: Sequence[float], *, turns: Sequence[int] = (1,), lengths: Sequence[int] = (), **fields: Sequence[Any]
 ) -> Plain:
-    """A group of chats of one role. Each has these `turns`, or one turn whose length is its own of `lengths`; `fields` give
-    further fields of each member.
+    """A group of chats of one role. Each has these `turns`, or one turn whose length is its own of `lengths`; `fields`
+    give further fields of each member.
     """
     members = [
         {"rollout": at, "role": "policy", "reward": reward, "turns": [lengths[at]] if lengths else list(turns)}
@@ -112,8 +112,8 @@ def with_tokens(groups: Sequence[Plain], names: Sequence[str]) -> list[Plain]:
 
 
 def with_steps(groups: Sequence[Plain], seed: int) -> list[Plain]:
-    """The groups with replies in steps: one ends every other token, from the first or the second on, and some replies have
-    none."""
+    """The groups with replies in steps: one ends every other token, from the first or the second on, and some replies
+    have none."""
     draw = np.random.default_rng(seed)
     found = []
     for group in groups:
@@ -134,7 +134,9 @@ def nouns(groups: Sequence[Plain]) -> tuple[list[Group], list[list[Sample]]]:
     ]
 
 
-def by_member(groups: Sequence[Plain], samples: Sequence[Sequence[Sample]], name: str = "") -> list[list[list[float]] | None]:
+def by_member(
+    groups: Sequence[Plain], samples: Sequence[Sequence[Sample]], name: str = ""
+) -> list[list[list[float]] | None]:
     """What samples say of each token of each member, in the order of time: their advantages, or the annotation `name`.
 
     Raises:
@@ -207,9 +209,7 @@ def _rollout(group: str, roles: Sequence[Plain], outcome: Outcome) -> Rollout:
         index=roles[0]["rollout"],
         attempt=0,
         purpose="train",
-        trajectories=tuple(
-            _trajectory(_trajectory_id(group, m), m, _CUT if m.get("cut") else outcome) for m in roles
-        ),
+        trajectories=tuple(_trajectory(_trajectory_id(group, m), m, _CUT if m.get("cut") else outcome) for m in roles),
     )
 
 

@@ -1,12 +1,13 @@
 """Reference of the imitate term beside the policy's: float64 NumPy, the papers' equations and nothing else.
 
-M tokens, V vocabulary. Sampled tokens were drawn from softmax(logits / temperature), and are judged by that distribution.
-Observed tokens were drawn by nobody: their likelihood is the model's own, softmax(logits), whatever the policy sampled at.
+M tokens, V vocabulary. Sampled tokens were drawn from softmax(logits / temperature), and are judged by that
+distribution. Observed tokens were drawn by nobody: their likelihood is the model's own, softmax(logits), whatever the
+policy sampled at.
 
-Worked example, by hand. V = 2, temperature 1/2, logits (log 3, 0) in both places, id 0 in both; the first was sampled, with an
-advantage of 2 and the probability of now, 9/10, the second is what a tool answered; scale 0.05:
+Worked example, by hand. V = 2, temperature 1/2, logits (log 3, 0) in both places, id 0 in both; the first was sampled,
+with an advantage of 2 and the probability of now, 9/10, the second is what a tool answered; scale 0.05:
 
-    policy     -1 * 2                              = -2, whose gradient is -2 / temperature * (1/10, -1/10) = (-0.4, 0.4)
+    policy     -1 * 2            = -2, whose gradient is -2 / temperature * (1/10, -1/10) = (-0.4, 0.4)
     imitate    0.05 * -log 3/4                     = 0.014384, whose gradient is 0.05 * (-1/4, 1/4)
     echo       their sum                           = -1.985616
 """
@@ -100,5 +101,7 @@ def vectors(seeds: int = 3) -> list[Vector]:
             (gradient,) = gradients(lambda inputs, case=case, of=reference: of(inputs[0], case), [case.logits])
             settings = {"temperature": case.temperature, "scale": case.scale}
             inputs = {key: value.tolist() for key, value in case._asdict().items() if isinstance(value, np.ndarray)}
-            found.append(Vector(name, settings, inputs, float(reference(case.logits, case)), {"logits": gradient.tolist()}))
+            found.append(
+                Vector(name, settings, inputs, float(reference(case.logits, case)), {"logits": gradient.tolist()})
+            )
     return found

@@ -2,12 +2,12 @@
 
 Its rewards of tokens, and the advantages that are made of them, are the credit rule `prime` (see `golden.credit`).
 
-Worked example, by hand. beta 0.5, a right rollout of two tokens and a wrong one of one; log-probabilities -1.0, -2.0 and -0.5
-under the model, -2.0, -3.0 and -1.5 under the reference:
+Worked example, by hand. beta 0.5, a right rollout of two tokens and a wrong one of one; log-probabilities -1.0, -2.0
+and -0.5 under the model, -2.0, -3.0 and -1.5 under the reference:
 
-    right     r = 0.5 * (1 + 1) = 1      -log sigmoid(1)          = 0.3132617, its derivative by r is sigmoid(1) - 1 = -0.2689414
-    wrong     r = 0.5 * 1 = 0.5          -log (1 - sigmoid(0.5))  = 0.9740770, its derivative by r is sigmoid(0.5) = 0.6224593
-    loss      their mean                                          = 0.6436693, its gradient (-0.0672354, -0.0672354, 0.1556148)
+    right     r = 0.5 * (1 + 1) = 1      -log sigmoid(1)          = 0.3132617, derivative sigmoid(1) - 1 = -0.2689414
+    wrong     r = 0.5 * 1 = 0.5          -log (1 - sigmoid(0.5))  = 0.9740770, derivative sigmoid(0.5) = 0.6224593
+    loss      their mean                              = 0.6436693, gradient (-0.0672354, -0.0672354, 0.1556148)
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""Golden vectors of the KL penalty beside its estimators (those are in `golden.policy`): the coefficient that adapts, the
-divergence over the vocabulary, and the moving average that it may be to. Plain data (JSON) in and out.
+"""Golden vectors of the KL penalty beside its estimators (those are in `golden.policy`): the coefficient that adapts,
+the divergence over the vocabulary, and the moving average that it may be to. Plain data (JSON) in and out.
 
     for case in cases("adaptive"):
         ...  # coefficient, target, gain, updates (per trajectory the sum of log(behaviour / reference)) -> coefficients
     for case in cases("full"):
-        ...  # logits and reference [M, V], biases per token as {id: value}, kept ids per token (none: all), temperature,
+        ...  # logits and reference [M, V], biases per token as {id: value}, kept ids per token, temperature,
         ...  # weights [M], denominator, coefficient -> loss and its gradient by the logits [M, V]
     for case in cases("average"):
         ...  # decay, start [P], weights after each update [n, P] -> averages after each [n, P]
 
 Worked examples, by hand.
 
-    adaptive   coefficient 0.2, target 6, gain 0.1: trajectories of 6 and 7.2 nats have a mean of 6.6, an error of 0.1, and give
-               0.2 * 1.01 = 0.202; trajectories of 60 nats give 0.2 * 1.02 = 0.204
+    adaptive   coefficient 0.2, target 6, gain 0.1: trajectories of 6 and 7.2 nats have a mean of 6.6, an error of 0.1,
+               and give 0.2 * 1.01 = 0.202; trajectories of 60 nats give 0.2 * 1.02 = 0.204
     full       V = 3, one token, policy (3/8, 1/8, 1/2), reference (1/4, 1/4, 1/2):
                    3/8 log(3/2) + 1/8 log(1/2) + 0                                                      = 0.065406
                ids 0 and 1 kept, so that these are (3/4, 1/4) and (1/2, 1/2):
@@ -42,7 +42,9 @@ def adaptive(coefficient: float, target: float, gain: float, updates: Sequence[S
     return found
 
 
-def probabilities(logits: Array, biases: Sequence[Mapping[int, float]], kept: Sequence[Sequence[int]], heat: float) -> Array:
+def probabilities(
+    logits: Array, biases: Sequence[Mapping[int, float]], kept: Sequence[Sequence[int]], heat: float
+) -> Array:
     """What each token is drawn from [M, V]: exp((logit + bias) / temperature) over what is kept, summing to 1."""
     found = np.zeros_like(logits)
     for row, (of, added, ids) in enumerate(zip(logits, biases, kept, strict=True)):
@@ -71,8 +73,8 @@ PARTS: Mapping[str, Callable[..., Array]] = {f.__name__: f for f in (probabiliti
 
 
 def full(case: Plain, parts: Mapping[str, Callable[..., Array]] = PARTS) -> Plain:
-    """The penalty of a case, coefficient * sum weight KL / denominator, and its gradient by the policy's logits. `parts`: other
-    references to put in the place of ours."""
+    """The penalty of a case, coefficient * sum weight KL / denominator, and its gradient by the policy's logits.
+    `parts`: other references to put in the place of ours."""
     given, heat = (case["biases"], case["kept"], case["temperature"]), case["temperature"]
     q, p = (parts["probabilities"](np.array(case[name]), *given) for name in ("logits", "reference"))
     each = case["coefficient"] * np.array(case["weights"]) / case["denominator"]
@@ -90,8 +92,8 @@ def average(decay: float, start: Array, weights: Sequence[Array]) -> list[Array]
 
 
 def draw(seed: int, *, tokens: int = 6, vocabulary: int = 9) -> Plain:
-    """A case of `full`, the same for a seed everywhere: some tokens from kept sets, some with biases, one of no weight; the last
-    has its reference's own logits. All numbers are float32's."""
+    """A case of `full`, the same for a seed everywhere: some tokens from kept sets, some with biases, one of no weight;
+    the last has its reference's own logits. All numbers are float32's."""
     random = np.random.default_rng(seed)
     logits, reference = (random.normal(0, 1.5, (tokens, vocabulary)).astype(np.float32) for _ in range(2))
     reference[-1] = logits[-1]

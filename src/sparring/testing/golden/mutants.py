@@ -28,7 +28,8 @@ def mutants(
     """`function` once for every operator of its body that is among `turned`, each time with that one turned round.
 
     Yields:
-        the expression that was changed, as it then reads, and the function; its names are looked up where the original's are.
+        the expression that was changed, as it then reads, and the function; its names are looked up where the
+        original's are.
     """
     source = textwrap.dedent(inspect.getsource(function))
     count = len(_places(ast.parse(source), turned))

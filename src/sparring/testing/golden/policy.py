@@ -6,7 +6,7 @@
 A case is plain data (JSON):
 
     part, name, algo    what it is about, and what it sets in `[algo]`; all else is the default
-    rows                per row (one branch of a trajectory; a trajectory's rows are neighbours) and sampled token, in order:
+    rows                per row (a branch of a trajectory; its rows are neighbours) and sampled token, in order:
                         logprob (the policy's now), before (the trainer's before the update), behaviour (the engine's),
                         reference, entropy, advantage; turns: how many tokens each turn has; trajectory: its name;
                         share: of a token's way from recorded to current that its log-linear anchor stands at
@@ -15,8 +15,8 @@ A case is plain data (JSON):
     gradient            per row, its derivative by each log-probability; entropy_gradient likewise by each entropy
     weights             per row, the correction's weight of each token
 
-Worked example, by hand. One row of two tokens, log-probabilities -1.0 and -0.5, recorded as -1.2 and -0.3, so that log r = 0.2
-and -0.2 and r = 1.2214028 and 0.8187308; advantages 1 and -1. Losses of the tokens, all divided by 2 tokens:
+Worked example, by hand. One row of two tokens, log-probabilities -1.0 and -0.5, recorded as -1.2 and -0.3, so that log
+r = 0.2 and -0.2 and r = 1.2214028 and 0.8187308; advantages 1 and -1. Losses of the tokens, all divided by 2 tokens:
 
     gate none            -1.2214028 + 0.8187308                                               / 2 = -0.2013360
     gate clip 0.1, 0.1   -1.1 + 0.9                                                           / 2 = -0.1
@@ -53,7 +53,10 @@ CORRECTIONS: Mapping[str, Mapping[str, Any]] = {
         for unit in ("turn", "sequence")
         for by in ("mean", "sum", "max")
     },
-    **{f"{kind}_of_token": {"reject": kind, "reject_unit": "token", "reject_above": 0.05} for kind in ("k1", "k2", "k3")},
+    **{
+        f"{kind}_of_token": {"reject": kind, "reject_unit": "token", "reject_above": 0.05}
+        for kind in ("k1", "k2", "k3")
+    },
     "two_sided": {"reject": "k1", "reject_above": 0.05, "reject_below": -0.05},
     "only_negative": {"reject": "k1", "reject_above": 0.01, "only_negative": True, "compare": "now"},
     "both": {"weight": "token", "high": 1.5, "reject": "k3", "reject_above": 0.05},
@@ -80,7 +83,11 @@ SETTINGS: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]] = {
     },
     "gate": {
         "none": [{}],
-        "clip": [{}, {"gate": {"low": 0.1, "high": 0.1}}, {"ratio": {"name": "sequence"}, "gate": {"low": 0.05, "high": 0.05}}],
+        "clip": [
+            {},
+            {"gate": {"low": 0.1, "high": 0.1}},
+            {"ratio": {"name": "sequence"}, "gate": {"low": 0.05, "high": 0.05}},
+        ],
         "dual_clip": [{}, {"gate": {"low": 0.1, "high": 0.1, "bound": 1.2}}],
         "cispo": [{}, {"gate": {"low": 0.2, "high": 0.1}}],
         "sapo": [{}, {"gate": {"tau_positive": 2.0, "tau_negative": 3.0}}, {"ratio": {"name": "sequence"}}],
@@ -161,7 +168,8 @@ def answers(case: Plain, parts: Parts = PARTS) -> Plain:
     tilt = [loss(case, at + STEP_SIZE * 1j * (np.arange(count) == place), parts=parts) for place in range(count)]
     entropy = _column(case, "entropy")
     by_entropy = [
-        loss(case, at, entropy=entropy + STEP_SIZE * 1j * (np.arange(count) == place), parts=parts) for place in range(count)
+        loss(case, at, entropy=entropy + STEP_SIZE * 1j * (np.arange(count) == place), parts=parts)
+        for place in range(count)
     ]
     weights = _weights(case, _step(case, at, parts), parts)
     return {
@@ -204,9 +212,16 @@ def draw(seed: int, *, spread: float = 0.3) -> list[Plain]:
         turns = random.integers(1, 5, size=int(random.integers(1, 4))).tolist()
         count = sum(turns)
         now = random.uniform(-2.5, -0.1, count)
-        row = {"trajectory": name, "turns": turns, "advantage": _exact(np.full(count, advantage)), "logprob": _exact(now)}
+        row = {
+            "trajectory": name,
+            "turns": turns,
+            "advantage": _exact(np.full(count, advantage)),
+            "logprob": _exact(now),
+        }
         for other, far in (("before", 0.6), ("behaviour", 1.0), ("reference", 1.5)):
-            row[other] = _exact(np.minimum(_exact(now) + spread * far * random.standard_normal(count), 0.0 if spread else now))
+            row[other] = _exact(
+                np.minimum(_exact(now) + spread * far * random.standard_normal(count), 0.0 if spread else now)
+            )
         row["entropy"] = _exact(random.uniform(0.05, 2.0, count))
         row["share"] = _exact(random.choice([0.0, 0.5, 0.75], count))
         rows.append(row)

@@ -1,7 +1,8 @@
 """The parts of the policy loss by their equations: float64 NumPy, one function per name, written from the papers.
 
-A function is handed the step's tokens and its settings. `now` may be complex: gradients are taken by a complex step (Squire and
-Trapp 1998), so a comparison looks at real parts, and what has no gradient is computed from `at`, the same numbers without one.
+A function is handed the step's tokens and its settings. `now` may be complex: gradients are taken by a complex step
+(Squire and Trapp 1998), so a comparison looks at real parts, and what has no gradient is computed from `at`, the same
+numbers without one.
 """
 
 from __future__ import annotations
@@ -157,7 +158,8 @@ def covariances(step: Step) -> Array:
 
 
 def clip_cov(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
-    """arXiv 2505.22617, equations 11 and 12, beside PPO's clip as in its code; which are drawn: see the rule's docstring."""
+    """arXiv 2505.22617, equations 11 and 12, beside PPO's clip as in its code; which are drawn: see the rule's
+    docstring."""
     cov, ratio = covariances(step), np.exp(r)
     within = lesser(greater(ratio, 1 - settings.get("clip_low", 1.0)), 1 + settings.get("clip_high", 1.0))
     surrogate = lesser(ratio * step.advantages, within * step.advantages)
@@ -189,8 +191,8 @@ def vespo(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
 
 
 def m2po(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
-    """arXiv 2510.01161, algorithm 1: of the tokens that a trust region is about (A > 0 and r > 1, or A < 0 and r < 1), the
-    largest (log r)^2 go until the mean of the others is small."""
+    """arXiv 2510.01161, algorithm 1: of the tokens that a trust region is about (A > 0 and r > 1, or A < 0 and r < 1),
+    the largest (log r)^2 go until the mean of the others is small."""
     outwards = ((step.advantages > 0) & (r0 > 0)) | ((step.advantages < 0) & (r0 < 0))
     inside, gone = np.flatnonzero(outwards).tolist(), np.zeros(len(r0), bool)
     while inside and np.mean(r0[inside] ** 2) > settings.get("bound", 0.04):
@@ -210,7 +212,8 @@ def topr(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
 
 
 def weigh(step: Step, settings: Settings) -> Array:
-    """exp of the sum of d over a unit (of its mean over the row), d = log(before / behaviour), bounded; 1 without weights."""
+    """exp of the sum of d over a unit (of its mean over the row), d = log(before / behaviour), bounded; 1 without
+    weights."""
     kind, weights = settings.get("weight", "none"), np.ones(len(step.at))
     d = (step.at if settings.get("compare") == "now" else step.before) - step.behaviour
     if kind == "none":
@@ -282,7 +285,9 @@ def token_mean(losses: Array, step: Step, max_tokens: int) -> Any:
 def sequence_mean(losses: Array, step: Step, max_tokens: int) -> Any:
     """GRPO, arXiv 2402.03300, equation 3."""
     names = np.unique(step.trajectories)
-    return sum(np.sum(losses[step.trajectories == name]) / np.sum(step.trajectories == name) for name in names) / len(names)
+    return sum(np.sum(losses[step.trajectories == name]) / np.sum(step.trajectories == name) for name in names) / len(
+        names
+    )
 
 
 def sequence_sum(losses: Array, step: Step, max_tokens: int) -> Any:

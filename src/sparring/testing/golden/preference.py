@@ -1,10 +1,12 @@
-"""References of the preference losses: float64 NumPy, one function per name, each the paper's equation and nothing else.
+"""References of the preference losses: float64 NumPy, one function per name, each the paper's equation and nothing
+else.
 
-Gradients are taken by a complex step (Squire and Trapp 1998): imag(f(x + ih)) / h has no cancellation, so that they are right to
-the last digits.
+Gradients are taken by a complex step (Squire and Trapp 1998): imag(f(x + ih)) / h has no cancellation, so that they are
+right to the last digits.
 
-Worked example, by hand. One pair. The chosen reply has two tokens of log-probability -0.5 and -0.7, under the reference -0.8 and
--0.8; the rejected one has one token of -2.0, under the reference -1.6. Log-ratios are -1.2 + 1.6 = 0.4 and -2.0 + 1.6 = -0.4:
+Worked example, by hand. One pair. The chosen reply has two tokens of log-probability -0.5 and -0.7, under the reference
+-0.8 and -0.8; the rejected one has one token of -2.0, under the reference -1.6. Log-ratios are -1.2 + 1.6 = 0.4 and
+-2.0 + 1.6 = -0.4:
 
     dpo, beta 0.5          margin 0.5 * 0.8 = 0.4                           -log sigmoid(0.4)       = 0.5130153
     dpo, smoothing 0.1     0.9 * 0.5130153 + 0.1 * 0.9130153                                        = 0.5530153
@@ -12,7 +14,8 @@ Worked example, by hand. One pair. The chosen reply has two tokens of log-probab
     ipo, beta 0.5          (0.8 - 1)^2                                                              = 0.04
     ipo, averaged          (0.2 + 0.4 - 1)^2                                                        = 0.16
     simpo, 2, gamma 0.5    margin 2 * (-0.6 + 2.0) = 2.8                    -log sigmoid(2.3)       = 0.0955455
-    orpo, strength 0.5     log odds of exp(-0.6) and exp(-2): 0.1958705 and -1.8545866;   -0.5 log sigmoid(2.0504569) = 0.0605227
+    orpo, strength 0.5     log odds of exp(-0.6) and exp(-2): 0.1958705 and -1.8545866;
+                           -0.5 log sigmoid(2.0504569) = 0.0605227
     kto, beta 0.5          z of one mismatched row of log-ratio 0.2: values sigmoid(0.5 * 0.2) and sigmoid(0.5 * 0.6);
                            mean of 1 - 0.5249792 and 1 - 0.5744425                                  = 0.4502891
 """
@@ -174,17 +177,21 @@ class Vector(NamedTuple):
 def token_vectors(
     name: str, reference: Callable[[np.ndarray, Any], Any], cases: Iterable[tuple[Any, dict[str, Any]]]
 ) -> list[Vector]:
-    """Of every case, a named tuple of inputs whose `logprob` [M] the loss is differentiated by, and its settings, one."""
+    """Of every case, a named tuple of inputs whose `logprob` [M] the loss is differentiated by, and its settings,
+    one."""
     found = []
     for case, settings in cases:
         (gradient,) = gradients(lambda inputs, case=case: reference(inputs[0], case), [case.logprob])
         inputs = {key: values.tolist() for key, values in case._asdict().items() if isinstance(values, np.ndarray)}
-        found.append(Vector(name, settings, inputs, float(reference(case.logprob, case)), {"logprob": gradient.tolist()}))
+        found.append(
+            Vector(name, settings, inputs, float(reference(case.logprob, case)), {"logprob": gradient.tolist()})
+        )
     return found
 
 
 def vectors(seed: int = 0, count: int = 5) -> list[Vector]:
-    """Of every name and setting one. Inputs are log-probabilities per reply and token, (policy, reference), or rewards."""
+    """Of every name and setting one. Inputs are log-probabilities per reply and token, (policy, reference), or
+    rewards."""
     generator = np.random.default_rng(seed)
     found = []
     for name, (reference, settings) in PAIRWISE.items():
@@ -203,13 +210,13 @@ def vectors(seed: int = 0, count: int = 5) -> list[Vector]:
     return found
 
 
-def _paired(reference: Callable[..., Any], setting: dict[str, Any], chosen: Sequence[Reply], rejected: Sequence[Reply]) -> Any:
+def _paired(
+    reference: Callable[..., Any], setting: dict[str, Any], chosen: Sequence[Reply], rejected: Sequence[Reply]
+) -> Any:
     return reference([Pair(*both) for both in zip(chosen, rejected, strict=True)], **setting)
 
 
-def _of_replies(
-    name: str, setting: dict[str, Any], sides: dict[str, list[Reply]], loss: Callable[..., Any]
-) -> Vector:
+def _of_replies(name: str, setting: dict[str, Any], sides: dict[str, list[Reply]], loss: Callable[..., Any]) -> Vector:
     """Of a loss of several lists of replies."""
     flat = [reply for side in sides.values() for reply in side]
     bounds = np.cumsum([0, *map(len, sides.values())]).tolist()
@@ -221,7 +228,10 @@ def _of_replies(
 
     policy = [reply.policy for reply in flat]
     found = [gradient.tolist() for gradient in gradients(of, policy)]
-    inputs = {side: [[reply.policy.tolist(), reply.reference.tolist()] for reply in of_side] for side, of_side in sides.items()}
+    inputs = {
+        side: [[reply.policy.tolist(), reply.reference.tolist()] for reply in of_side]
+        for side, of_side in sides.items()
+    }
     parts = {side: found[begin:end] for side, (begin, end) in zip(sides, pairwise(bounds), strict=True)}
     return Vector(name, setting, inputs, float(of(policy)), parts)
 

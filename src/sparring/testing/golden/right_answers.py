@@ -1,7 +1,8 @@
 """Reference of VAPO's loss: float64 NumPy, the paper's equations and nothing else.
 
-Worked example, by hand. Two rollouts of two tokens and of one, of which the first was right; log-probabilities -1.0, -0.5 and
--2.0, which are also those that were recorded, so that every ratio is 1; advantages 1, 2 and -3; coefficient 0.1:
+Worked example, by hand. Two rollouts of two tokens and of one, of which the first was right; log-probabilities -1.0,
+-0.5 and -2.0, which are also those that were recorded, so that every ratio is 1; advantages 1, 2 and -3; coefficient
+0.1:
 
     policy        -(1 + 2 - 3) / 3                = 0, whose gradient is (-1/3, -2/3, 1)
     right         0.1 * (1.0 + 0.5) / 2           = 0.075, whose gradient is (-0.05, -0.05, 0)
@@ -74,4 +75,6 @@ def hand() -> Case:
 def vectors(seeds: int = 3) -> list[Vector]:
     """Of every seed: the inputs, the loss and its gradient by the log-probabilities."""
     clip = {"low": LOW, "high": HIGH}
-    return token_vectors("vapo", vapo, ((case, {"coefficient": case.coefficient, **clip}) for case in map(draw, range(seeds))))
+    return token_vectors(
+        "vapo", vapo, ((case, {"coefficient": case.coefficient, **clip}) for case in map(draw, range(seeds)))
+    )

@@ -1,10 +1,11 @@
-"""Golden vectors of what acts on scores before credit: shaping rules, the KL penalty in the reward, the difficulty filter.
+"""Golden vectors of what acts on scores before credit: shaping rules, the KL penalty in the reward, the difficulty
+filter.
 
     for case in cases("overlong"):
         ...  # feed case["groups"] and case["settings"] to your framework, compare with case["expected"]
 
-`groups` are plain data (see `groups`), `settings` what differs from the defaults. `expected` has, per group and member, the
-reward after shaping; for `kl_reward` the rewards of the tokens; for `difficulty`, per group, whether it is trained.
+`groups` are plain data (see `groups`), `settings` what differs from the defaults. `expected` has, per group and member,
+the reward after shaping; for `kl_reward` the rewards of the tokens; for `difficulty`, per group, whether it is trained.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def overlong(group: Plain, settings: dict[str, Any]) -> list[float]:
 
 
 def linear_length(group: Plain, settings: dict[str, Any]) -> list[float]:
-    """Price 0.1, 1 free, rewards 1 and 0 of 3 and 2 tokens: half succeed, so 1 - 0.1 * 2 / 2 = 0.9 and 0 - 0.1 / 2 = -0.05."""
+    """Price 0.1, 1 free, rewards 1 and 0 of 3 and 2 tokens: half succeed, so 1 - 0.1 * 2 / 2 = 0.9 and 0 - 0.1 / 2 =
+    -0.05."""
     after = []
     for m in group["members"]:
         used = sum(m["turns"]) if settings.get("per", "token") == "token" else len(m["turns"])
@@ -76,7 +78,8 @@ def kl_reward(group: Plain, settings: dict[str, Any]) -> list[list[float]]:
 
 
 def difficulty(group: Plain, settings: dict[str, Any]) -> bool:
-    """Rewards 1, 0, 0 with lowest 0.25: a third succeeds, which lies in the range. With 1, 0, 0, 0 a quarter does, its end."""
+    """Rewards 1, 0, 0 with lowest 0.25: a third succeeds, which lies in the range. With 1, 0, 0, 0 a quarter does, its
+    end."""
     share = np.mean([m["reward"] - settings.get("solved_above", 0.5) > 0 for m in group["members"]])
     low, high = settings.get("lowest", 0.0), settings.get("highest", 1.0)
     return bool(low <= share <= high if settings.get("inclusive", False) else low < share < high)

@@ -2,17 +2,17 @@
 
 `vectors` are inputs, settings, losses and gradients for any other implementation to be held against.
 
-Worked example, by hand. Clip 0.2, three tokens of weight 1; each was worth 0.5 before the update and is worth, now, 0.6, 1.0
-and 1.0, where 1.0, 1.0 and 0.0 was earned:
+Worked example, by hand. Clip 0.2, three tokens of weight 1; each was worth 0.5 before the update and is worth, now,
+0.6, 1.0 and 1.0, where 1.0, 1.0 and 0.0 was earned:
 
     0.6    moved by 0.1, not held                                   1/2 (0.6 - 1)^2                     = 0.08
-    1.0    held at 0.7: worse than the 0 without it                 1/2 (0.7 - 1)^2                     = 0.045, no gradient
+    1.0    held at 0.7: worse than the 0 without it                 1/2 (0.7 - 1)^2    = 0.045, no gradient
     1.0    held at 0.7: better than without it, which counts        1/2 max(1^2, 0.7^2)                 = 0.5
            the mean of the three                                                                        = 0.2083333
            its gradient is (0.6 - 1, 0, 1) / 3
 
-The returns' variance is 2/9, their mean 2/3; the errors 0.4, 0 and -1 have the mean -0.2 and the variance 1.16 / 3 - 0.04:
-explained variance 1 - 0.3466667 / 0.2222222 = -0.56.
+The returns' variance is 2/9, their mean 2/3; the errors 0.4, 0 and -1 have the mean -0.2 and the variance 1.16 / 3 -
+0.04: explained variance 1 - 0.3466667 / 0.2222222 = -0.56.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Case(NamedTuple):
 
 
 def value(now: np.ndarray, case: Case, *, clip: float) -> Any:
-    """arXiv 1707.06347, equation 9, with the larger of the plain and the clipped error (arXiv 2005.12729, section 3)."""
+    """arXiv 1707.06347, equation 9, with the larger of the plain and the clipped error (arXiv 2005.12729, section
+    3)."""
     plain = (now - case.earned) ** 2
     if clip == 0:
         return np.sum(case.weights * plain) / np.sum(case.weights) / 2

@@ -164,7 +164,9 @@ def test_plain_data_crosses_as_it_is(runner: asyncio.Runner, boxes: BubblewrapBo
 
 
 @pytest.mark.parametrize("program", LIVE)
-def test_live_objects_do_not_cross_unless_the_row_says_so(runner: asyncio.Runner, boxes: BubblewrapBoxes, program: str) -> None:
+def test_live_objects_do_not_cross_unless_the_row_says_so(
+    runner: asyncio.Runner, boxes: BubblewrapBoxes, program: str
+) -> None:
     """Nor can a test catch it and go on. With `shared = true` tests and program share a process."""
     assert runner.run(failure(boxes, program, LIVE[program])) != ""
     assert runner.run(failure(boxes, program, LIVE[program], shared=True)) == ""
@@ -189,9 +191,21 @@ async def failure(boxes: BubblewrapBoxes, program: str, test: str, shared: bool 
 @pytest.mark.parametrize(
     ("program", "tests", "said"),
     [
-        ("def double(x): return x", ASSERTS, "column answer: expected a program that passes the row's tests, got test 1: AssertionError;"),
-        ("def double(x): return iter([x])", ASSERTS, "got test 1: line 1: the result of double cannot cross: a value of type list_iterator;"),
-        ("def double(x): return x", "double(print)", "line 1: an argument of double cannot cross: a value of type builtin_function"),
+        (
+            "def double(x): return x",
+            ASSERTS,
+            "column answer: expected a program that passes the row's tests, got test 1: AssertionError;",
+        ),
+        (
+            "def double(x): return iter([x])",
+            ASSERTS,
+            "got test 1: line 1: the result of double cannot cross: a value of type list_iterator;",
+        ),
+        (
+            "def double(x): return x",
+            "double(print)",
+            "line 1: an argument of double cannot cross: a value of type builtin_function",
+        ),
         ("def twice(x): return x", ASSERTS, "got test 1: NameError: name 'double' is not defined;"),
         ("double =", ASSERTS, "got test 1: the program did not run to its end: the other end has ended;"),
         ("while True: pass", ASSERTS, "got test 1: the program did not run to its end: the other end has ended;"),
@@ -210,14 +224,21 @@ def test_a_right_answer_that_fails_is_refused_with_the_reason(
     with pytest.raises(BadInput) as refused:
         runner.run(proven(program))
     assert said in str(refused.value)
-    assert not runner.run(proven(program, "")) and not runner.run(proven(program, "solution")) and not runner.run(proven(" "))
+    assert (
+        not runner.run(proven(program, ""))
+        and not runner.run(proven(program, "solution"))
+        and not runner.run(proven(" "))
+    )
 
 
 @pytest.mark.parametrize(
     ("tests", "said"),
     [
         ("assert double(2) ==", "column tests: expected Python, got invalid syntax"),
-        ("assert pow(2, 2) == 4", "column tests: expected a test that calls a function of the answer, whose names are never those of"),
+        (
+            "assert pow(2, 2) == 4",
+            "column tests: expected a test that calls a function of the answer, whose names are never those of",
+        ),
         ("def check(candidate):\n    assert candidate(2) == 4", "expected a test that calls a function of the answer"),
         ("from math import gcd\nassert gcd(2, 4) == 2", "expected a test that calls a function of the answer"),
         (None, "column tests: expected a list of"),

@@ -18,8 +18,13 @@ BOX = BoxSpec(timeout_s=2.0, memory_bytes=128 << 20)
 DOUBLE = "def double(x):\n    return 2 * x\n"
 WRONG = "def double(x):\n    return 0\n"
 PLAIN = ["assert double(2) == 4", "assert double(5) == 10"]
-UNITTEST = ["import unittest\ncase = unittest.TestCase()\ncase.assertEqual(double(5), 10)\ncase.assertNotEqual(double(5), 11)"]
-WITH_BUILTINS = ["assert sorted([double(n) for n in range(9)]) == [2 * n for n in range(9)]", "assert abs(double(2) - 4) < 1e-6"]
+UNITTEST = [
+    "import unittest\ncase = unittest.TestCase()\ncase.assertEqual(double(5), 10)\ncase.assertNotEqual(double(5), 11)"
+]
+WITH_BUILTINS = [
+    "assert sorted([double(n) for n in range(9)]) == [2 * n for n in range(9)]",
+    "assert abs(double(2) - 4) < 1e-6",
+]
 LOOP = ["assert all(map(lambda case: double(case[0]) == case[1], [(2, 4), (3, 6)]))"]
 MEAN = ["import statistics\nassert statistics.mean([double(1), double(2)]) == 3"]
 COUNTED = "import os\nnumber = len(os.listdir('/box')) + len(os.listdir('/tmp'))\nopen(f'/box/{number}', 'w').close()\n"
@@ -74,7 +79,11 @@ FORGERIES = {
         f"import sys\n{DOUBLE}if False: sys.exit(0)",
         PLAIN,
     ),
-    "it brings the builtins": ("__builtins__ = {'abs': None}\n__name__ = 'x'\n" + WRONG, f"__version__ = '1'\n{DOUBLE}", PLAIN),
+    "it brings the builtins": (
+        "__builtins__ = {'abs': None}\n__name__ = 'x'\n" + WRONG,
+        f"__version__ = '1'\n{DOUBLE}",
+        PLAIN,
+    ),
     "the process ends with status 0": (
         f"import os\ndef double(x): {SAID}; os._exit(0)",
         f"import os\n{SAID}\n{DOUBLE}",
@@ -86,7 +95,8 @@ FORGERIES = {
         PLAIN,
     ),
     "unittest is patched": (
-        "import unittest\nfor n in ('assertEqual', 'assertNotEqual'): setattr(unittest.TestCase, n, lambda *a: None)\n" + WRONG,
+        "import unittest\nfor n in ('assertEqual', 'assertNotEqual'): setattr(unittest.TestCase, n, lambda *a: None)\n"
+        + WRONG,
         f"import unittest\n{DOUBLE}",
         UNITTEST,
     ),
@@ -118,7 +128,11 @@ FORGERIES = {
         f"def len(x): return 3\n{DOUBLE}",
         WITH_BUILTINS,
     ),
-    "it ends the loop of the test": ("def double(x): raise StopIteration", "def double(x): return next(iter([2 * x]))", LOOP),
+    "it ends the loop of the test": (
+        "def double(x): raise StopIteration",
+        "def double(x): return next(iter([2 * x]))",
+        LOOP,
+    ),
     "its files count the tests": (
         f"{COUNTED}def double(x): return [4, 10][number]",
         f"{COUNTED}def double(x): return 2 * x if number == 0 else None",

@@ -1,4 +1,5 @@
-"""The check of `tests/data/check_gsm8k.py` on rows of our own; its figures on the real file stand in docs/rewards.md."""
+"""The check of `tests/data/check_gsm8k.py` on rows of our own; its figures on the real file stand in
+docs/rewards.md."""
 
 from __future__ import annotations
 
@@ -12,7 +13,10 @@ import pytest
 
 SCRIPT = Path(__file__).parents[3] / "data" / "check_gsm8k.py"
 ROWS = [
-    ("Ann has 3 boxes of 24 pens at $2 each. What are they worth?", "24*3=<<24*3=72>>72 pens.\n72*$2=$<<72*2=144>>144.\n#### 144"),
+    (
+        "Ann has 3 boxes of 24 pens at $2 each. What are they worth?",
+        "24*3=<<24*3=72>>72 pens.\n72*$2=$<<72*2=144>>144.\n#### 144",
+    ),
     ("A house costs 120,000 and gains 4,500. What is it worth?", "120,000+4,500=124,500.\n#### 124,500"),
     ("Tom had 5 apples and ate 5. How many are left?", "5-5=<<5-5=0>>0\n#### 0"),
     ("What is 3 less 10?", "3-10=-7\n#### -7"),

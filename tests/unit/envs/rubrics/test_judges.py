@@ -84,7 +84,8 @@ def test_a_reply_is_a_verdict_or_none(given: dict[str, Any], reply: str, value: 
 
 
 @pytest.mark.parametrize(
-    ("reply", "order"), [("[2, 1, 3]", (1, 0, 2)), ("[1, 2]", None), ("[1, 1, 3]", None), ("[true, 2, 3]", None), ("1 2 3", None)]
+    ("reply", "order"),
+    [("[2, 1, 3]", (1, 0, 2)), ("[1, 2]", None), ("[1, 1, 3]", None), ("[true, 2, 3]", None), ("1 2 3", None)],
 )
 def test_a_ranking_names_each_once(reply: str, order: tuple[int, ...] | None) -> None:
     ranking = msgspec.convert({"kind": "ranking", "model": "m", "prompt": "{answers}"}, Part)
@@ -293,7 +294,9 @@ def test_a_ranking_is_asked_in_an_order_and_in_its_reverse() -> None:
     scores = compared(engine, {"r": {"model": "m", **RANK}}, ["a", "bbb", "cc"])
     assert [score.parts["r"] for score in scores] == [0, 1, 0.5]
     assert len(engine.requests) == 2
-    placed = compared(scripted(lambda asked: ranks(asked, key=lambda text: 0)), {"r": {"model": "m", **RANK}}, ["a", "bbb", "cc"])
+    placed = compared(
+        scripted(lambda asked: ranks(asked, key=lambda text: 0)), {"r": {"model": "m", **RANK}}, ["a", "bbb", "cc"]
+    )
     assert [score.parts["r"] for score in placed] == [0.5, 0.5, 0.5], "the order in which they are shown tells nothing"
 
 

@@ -48,7 +48,9 @@ class Telling(ScriptedEngine):
             yield piece
 
 
-async def judged(model: Replies, part: Judge, *completions: str, remembering: tuple[SqliteStore, str] | None = None) -> list[Score]:
+async def judged(
+    model: Replies, part: Judge, *completions: str, remembering: tuple[SqliteStore, str] | None = None
+) -> list[Score]:
     async def opened(name: str) -> Replies:
         return model
 
@@ -81,13 +83,16 @@ def test_a_served_native_engine_judges_held_to_a_verdict(tmp_path: Path) -> None
     shape = InitConfig(hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16)
     create(shape, 400, tmp_path, seed=1)
     engine = RemoteToThread(NativeEngine(load(tmp_path), EngineConfig(), threads=1), tmp_path)
-    part = Judge(model="m", prompt="{completion}", choices={"yes": 1.0, "no": 0.5}, constrain=True, temperature=1.0, samples=4)
+    part = Judge(
+        model="m", prompt="{completion}", choices={"yes": 1.0, "no": 0.5}, constrain=True, temperature=1.0, samples=4
+    )
     [score] = asyncio.run(judged(EngineReplies(engine, load_renderer(tmp_path), "m"), part, "a"))
     assert score.reward in (0.5, 0.625, 0.75, 0.875, 1.0)
 
 
 def test_a_chat_endpoint_judges() -> None:
-    """Text alone: no tokenizer is needed. A reply that was cut short is no verdict, and a busy server is asked again."""
+    """Text alone: no tokenizer is needed. A reply that was cut short is no verdict, and a busy server is asked
+    again."""
     said = iter([(200, "?", "length"), (429, "", ""), (200, "9", "length"), (200, '{"score": 4}', "stop")])
 
     def reply(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -124,7 +129,11 @@ def test_what_was_asked_before_is_not_asked_again_by_another_process(tmp_path: P
     try:
         assert (scored(part, "x", "x"), asked()) == ([0.8, 0.8], 2)
         assert (scored(part, "x"), asked()) == ([0.8], 2)
-        others = [(part, "b"), (changed(part, prompt="{completion}!"), "a"), (changed(part, temperature=0.5, retries=0), "a")]
+        others = [
+            (part, "b"),
+            (changed(part, prompt="{completion}!"), "a"),
+            (changed(part, temperature=0.5, retries=0), "a"),
+        ]
         for number, (other, who) in enumerate(others, 3):
             for _ in range(2):
                 with pytest.raises(JudgeError, match="got the reply 'nine'"):

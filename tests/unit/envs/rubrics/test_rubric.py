@@ -77,7 +77,9 @@ def test_a_closed_gate_ends_it_and_one_with_a_cap_limits_it(workers: Workers, tm
     (tmp_path / "f.py").write_text(FUNCTIONS)
     broken = {"kind": "function", "function": f"{tmp_path}/f.py:broken"}
     gate = {"kind": "regex", "pattern": "^<", "gate": 1.0, "weight": 0.0}
-    assert scored(workers, {"broken": broken, "gate": gate}, "ok") == Score(reward=0.0, parts={"gate": 0.0}, success=False)
+    assert scored(workers, {"broken": broken, "gate": gate}, "ok") == Score(
+        reward=0.0, parts={"gate": 0.0}, success=False
+    )
     with pytest.raises(JudgeError, match="env.rubric.broken: KeyError: '<ok'"):
         scored(workers, {"broken": broken, "gate": gate}, "<ok")
     capped = {"right": RIGHT, "gate": gate | {"cap": 0.3}}
@@ -125,11 +127,20 @@ def test_a_function_that_fails_is_no_reward(workers: Workers, tmp_path: Path, na
         ({"kind": "exact", "find": "("}, "find must be a regular expression"),
         ({"kind": "regex", "pattern": "["}, "pattern must be a regular expression"),
         ({"kind": "json", "fields": ["a"]}, "fields needs column"),
-        ({"kind": "judge", "model": "m", "prompt": "Well?", "choices": {"A": 1}}, "prompt must say where {completion} stands"),
+        (
+            {"kind": "judge", "model": "m", "prompt": "Well?", "choices": {"A": 1}},
+            "prompt must say where {completion} stands",
+        ),
         ({"kind": "judge", "model": "m", "prompt": "{completion}"}, "exactly one of choices and range"),
         ({"kind": "judge", "model": "m", "prompt": "{completion}", "range": [2, 1]}, "the lower first"),
-        ({"kind": "judge", "model": "m", "prompt": "{completion}", "choices": {"A": 2}}, "choices must be worth 0 to 1"),
-        ({"kind": "judge", "model": "m", "prompt": "{completion}", "range": [0, 1], "samples": 2}, "above 0 for several samples"),
+        (
+            {"kind": "judge", "model": "m", "prompt": "{completion}", "choices": {"A": 2}},
+            "choices must be worth 0 to 1",
+        ),
+        (
+            {"kind": "judge", "model": "m", "prompt": "{completion}", "range": [0, 1], "samples": 2},
+            "above 0 for several samples",
+        ),
         ({"kind": "pairwise", "model": "m", "prompt": "{first}", "choices": {"A": 1}}, "{second}"),
         ({"kind": "ranking", "model": "m", "prompt": "{answers}", "gate": 0.5}, "is no gate"),
         ({"kind": "wishful"}, "Invalid value 'wishful'"),
@@ -170,7 +181,9 @@ ROWS = [{"question": f"{i} + 1 = ?", "answer": f"{i} plus one is\n#### {i + 1}",
 
 def test_a_world_of_rows(tmp_path: Path) -> None:
     part = {"kind": "number", "column_find": "#### (.+)", "domains": ["sums"]}
-    factory = load_env(config(tmp_path, ROWS, {"right": part}, columns={"prompt": "question"}, tools=["python"]), read_rows)
+    factory = load_env(
+        config(tmp_path, ROWS, {"right": part}, columns={"prompt": "question"}, tools=["python"]), read_rows
+    )
     task = factory.tasks("eval", 0).next()
     assert task is not None and task.tag == "sums" and task.box is not None
     assert [tool.name for tool in factory.make().tools] == ["python"] and factory.scorer is None
@@ -189,15 +202,23 @@ def test_a_world_of_rows(tmp_path: Path) -> None:
     ("part", "said"),
     [
         ({"kind": "exact", "domains": ["words"]}, "task rubric/train/1, domain: expected one of words, got 'sums'"),
-        ({"kind": "regex", "pattern": "x", "gate": 1, "weight": 0}, "task rubric/train/1: expected a part of env.rubric with a weight"),
+        (
+            {"kind": "regex", "pattern": "x", "gate": 1, "weight": 0},
+            "task rubric/train/1: expected a part of env.rubric with a weight",
+        ),
         ({"kind": "exact", "column": "solution"}, "task rubric/train/1, env.rubric.x: column solution: expected one"),
         ({"kind": "code"}, "env.rubric.x: column tests: expected a list of"),
-        ({"kind": "judge", "model": "m", "prompt": "{completion}", "range": [0, 1]}, "env.rubric.x: expected models to ask"),
+        (
+            {"kind": "judge", "model": "m", "prompt": "{completion}", "range": [0, 1]},
+            "env.rubric.x: expected models to ask",
+        ),
         ({"kind": "ranking", "model": "m", "prompt": "{answers}"}, "env.rubric.x: expected models to ask"),
         ({"kind": "function", "function": "nowhere.py:f"}, "env.rubric.x.function: expected a Python file nowhere.py"),
     ],
 )
-def test_what_cannot_be_scored_is_refused_before_anything_starts(tmp_path: Path, part: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_scored_is_refused_before_anything_starts(
+    tmp_path: Path, part: dict[str, Any], said: str
+) -> None:
     with pytest.raises(BadInput) as refused:
         load_env(config(tmp_path, ROWS, {"x": part}, columns={"prompt": "question"}), read_rows)
     assert said in str(refused.value)

@@ -24,7 +24,12 @@ def workers() -> Workers:
 
 def test_mathematics_as_math_verify_sees_it(workers: Workers) -> None:
     mathematics = part(kind="math", time_limit_s=30.0)
-    asked = [("So it is $\\frac{1}{2}$.", "0.5", 1), ("first 7, then 8", "8", 1), ("\\boxed{-5}", "5", 0), ("70,000", "70000", 1)]
+    asked = [
+        ("So it is $\\frac{1}{2}$.", "0.5", 1),
+        ("first 7, then 8", "8", 1),
+        ("\\boxed{-5}", "5", 0),
+        ("70,000", "70000", 1),
+    ]
 
     async def values() -> list[float]:
         return [await workers.worth(mathematics, text, [right]) for text, right, _ in asked]

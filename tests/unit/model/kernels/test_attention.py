@@ -52,7 +52,11 @@ def in_chunks(
     q, k, v = tensors
     per_sequence = -(-max(lengths) // page_size)
     num_pages = per_sequence * len(lengths) + 3
-    tables = torch.randperm(num_pages, generator=generator)[: per_sequence * len(lengths)].view(len(lengths), -1).to(torch.int32)
+    tables = (
+        torch.randperm(num_pages, generator=generator)[: per_sequence * len(lengths)]
+        .view(len(lengths), -1)
+        .to(torch.int32)
+    )
     pages = ops.KvPages(ops.KvHeads.alike(2, *k.shape[1:]), num_pages=num_pages, page_size=page_size, dtype=k.dtype)
     for tensor in pages.tensors:
         tensor.fill_(float("nan"))  # what is not written must not be read
@@ -80,7 +84,9 @@ def packed(tensors: Sequence[torch.Tensor], lengths: Sequence[int], form: Form) 
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "groups", "size"), [(4, 2, 64), (3, 1, 16), (2, 2, 40), (8, 1, 128)])
-def test_packed_row_is_the_row_of_its_sequence_alone(heads: int, groups: int, size: int, dtype: torch.dtype, name: str) -> None:
+def test_packed_row_is_the_row_of_its_sequence_alone(
+    heads: int, groups: int, size: int, dtype: torch.dtype, name: str
+) -> None:
     tensors, form = qkv(sum(LENGTHS), heads, groups, size, dtype), with_sinks(name, heads)
     torch.set_num_threads(1)
     together = packed(tensors, LENGTHS, form)
@@ -149,7 +155,9 @@ def test_torch_attention_is_not_row_invariant() -> None:
     """The control: the same comparison finds the difference in torch's own attention."""
     q, k, v = (t.transpose(0, 1) for t in qkv(200, 4, 4, 64, torch.float32))
     whole = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    single = [torch.nn.functional.scaled_dot_product_attention(q[:, n - 1 : n], k[:, :n], v[:, :n]) for n in range(1, 201)]
+    single = [
+        torch.nn.functional.scaled_dot_product_attention(q[:, n - 1 : n], k[:, :n], v[:, :n]) for n in range(1, 201)
+    ]
     assert not torch.equal(torch.cat(single, 1), whole)
 
 
@@ -157,7 +165,9 @@ def test_a_table_that_names_no_page_is_refused() -> None:
     pages = ops.KvPages(ops.KvHeads.alike(1, 1, 16), num_pages=2, dtype=torch.float32)
     tensors = qkv(20, 1, 1, 16, torch.float32)
     for table in ([0, 2], [0, -1], [0]):
-        rows = ops.PagedRows(torch.tensor([table], dtype=torch.int32), offsets([20]), torch.tensor([20], dtype=torch.int32))
+        rows = ops.PagedRows(
+            torch.tensor([table], dtype=torch.int32), offsets([20]), torch.tensor([20], dtype=torch.int32)
+        )
         with pytest.raises(BadInput, match="sequence 0"):
             ops.attention_paged(*tensors, pages, 0, rows, PLAIN[0])
     with pytest.raises(BadInput, match="page_size"):
@@ -187,7 +197,9 @@ def test_a_copied_page_serves_like_the_original() -> None:
     chunk=st.integers(1, 30),
     window=st.none() | st.integers(1, 70),
 )
-def test_any_packing_any_chunking(lengths: list[int], group: int, page_size: int, chunk: int, window: int | None) -> None:
+def test_any_packing_any_chunking(
+    lengths: list[int], group: int, page_size: int, chunk: int, window: int | None
+) -> None:
     tensors = qkv(sum(lengths), 2 * group, 2, 16, torch.float32, seed=sum(lengths))
     form = (ops.AttentionForm(0.25, window=window), None)
     expected = packed(tensors, lengths, form)

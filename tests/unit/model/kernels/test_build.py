@@ -37,7 +37,8 @@ basename "$output" >> "$output"
 
 
 def test_two_processes_build_at_once(tmp_path: Path) -> None:
-    """Neither ends before both have begun, with a compiler that waits for that; nothing but one whole library is left."""
+    """Neither ends before both have begun, with a compiler that waits for that; nothing but one whole library is
+    left."""
     compiler, met, cache = tmp_path / "compiler", tmp_path / "met", tmp_path / "cache"
     compiler.write_text(COMPILER)
     compiler.chmod(0o755)
@@ -56,7 +57,11 @@ def test_the_library_brings_no_openmp_runtime_of_its_own() -> None:
     needed = subprocess.run(["readelf", "-d", str(path)], capture_output=True, text=True, check=True).stdout
     assert "libgomp" not in needed
     load(path)
-    loaded = {Path(line.split()[-1]).resolve() for line in Path("/proc/self/maps").read_text().splitlines() if "libgomp" in line}
+    loaded = {
+        Path(line.split()[-1]).resolve()
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if "libgomp" in line
+    }
     assert len(loaded) <= 1
 
 
@@ -65,7 +70,9 @@ def test_avx2_gives_the_bits_of_the_native_build() -> None:
     wide = build()
     narrow = build(tuple({"-march=native": "-march=haswell", "-O3": "-O1"}.get(flag, flag) for flag in FLAGS))
     assert wide is not None and narrow is not None and wide != narrow
-    assert outcomes(CompiledPath(Library(load(wide)), "exact-kernels")) == outcomes(CompiledPath(Library(load(narrow)), "exact-kernels"))
+    assert outcomes(CompiledPath(Library(load(wide)), "exact-kernels")) == outcomes(
+        CompiledPath(Library(load(narrow)), "exact-kernels")
+    )
 
 
 def outcomes(path: CompiledPath) -> dict[str, list[float]]:
@@ -78,7 +85,10 @@ def outcomes(path: CompiledPath) -> dict[str, list[float]]:
         q, k, v = (torch.randn(40, heads, 48, generator=generator).to(dtype) for heads in (4, 2, 2))
         logits = torch.randn(19, 1500, generator=generator)
         cu_seqlens = torch.tensor([0, 33, 40], dtype=torch.int32)
-        pages = torch.randn(3, 2, 1, 48, 16, generator=generator).to(dtype), torch.randn(3, 2, 16, 48, generator=generator).to(dtype)
+        pages = (
+            torch.randn(3, 2, 1, 48, 16, generator=generator).to(dtype),
+            torch.randn(3, 2, 16, 48, generator=generator).to(dtype),
+        )
         rows = tuple(torch.tensor(r, dtype=torch.int32) for r in ([[0, 1], [2, 0]], [0, 1, 2], [21, 9]))
         form, sinks = ops.AttentionForm(0.2), torch.randn(4, generator=generator)
         bent = ops.AttentionForm(0.2, window=7, cap=1.5)
@@ -89,7 +99,9 @@ def outcomes(path: CompiledPath) -> dict[str, list[float]]:
             f"rope {dtype}": path.rope(q, k[:, 0].contiguous(), v[:, 0].contiguous(), False),
             f"attention of single rows {dtype}": path.attention_paged(q[:2], k[:2], v[:2], pages, rows, form)[0],
             f"attention {dtype}": path.attention_packed(q, k, v, cu_seqlens, form)[0],
-            f"bent attention of single rows {dtype}": path.attention_paged(q[:2], k[:2], v[:2], pages, rows, bent, sinks)[0],
+            f"bent attention of single rows {dtype}": path.attention_paged(
+                q[:2], k[:2], v[:2], pages, rows, bent, sinks
+            )[0],
             f"bent attention {dtype}": path.attention_packed(q, k, v, cu_seqlens, bent, None, sinks)[0],
             f"logprobs {dtype}": path.token_logprobs(logits, torch.arange(19), torch.full((19,), 0.7))[0][0],
         }
@@ -105,7 +117,9 @@ print(ops.path_name(), *ops.path_names(software=True))
 def started(**environment: str) -> subprocess.CompletedProcess[str]:
     """A process that chooses its path by the environment; it says which, and which it can compute."""
     own = {name: value for name, value in os.environ.items() if name != "SPARRING_KERNELS"}
-    return subprocess.run([sys.executable, "-c", PROGRAM], env={**own, **environment}, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM], env={**own, **environment}, capture_output=True, text=True, check=False
+    )
 
 
 def test_the_environment_chooses_the_path(kernel_path: str) -> None:
@@ -139,7 +153,8 @@ def test_what_an_older_processor_cannot_compute_is_refused_by_name(tmp_path: Pat
 
 @pytest.mark.kernel_paths("exact-tiles")
 def test_tiles_add_as_the_manual_says(path: str) -> None:
-    """In each block of 32 inputs a chain of the even products and one of the odd, added to each other and then to the sum."""
+    """In each block of 32 inputs a chain of the even products and one of the odd, added to each other and then to the
+    sum."""
     generator = torch.Generator().manual_seed(0)
     for rows, inputs, outputs in ((1, 37, 70), (33, 331, 130), (70, 64, 1)):
         x, weight = (torch.randn(count, inputs, generator=generator).bfloat16() for count in (rows, outputs))
@@ -157,7 +172,10 @@ def test_tiles_add_as_the_manual_says(path: str) -> None:
 @pytest.mark.slow
 @pytest.mark.kernel_paths("exact-tiles", "exact-pairs", hardware=True)
 def test_software_has_the_bits_of_the_hardware(path: str) -> None:
-    hardware, software = (Library(load(build(flags))) for flags in (FLAGS, {"exact-tiles": SOFTWARE_TILES, "exact-pairs": SOFTWARE_PAIRS}[path]))
+    hardware, software = (
+        Library(load(build(flags)))
+        for flags in (FLAGS, {"exact-tiles": SOFTWARE_TILES, "exact-pairs": SOFTWARE_PAIRS}[path])
+    )
     assert outcomes(CompiledPath(hardware, path)) == outcomes(CompiledPath(software, path))
 
 
@@ -183,4 +201,6 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(BadInput, match="rope"):
         ops.rope(torch.zeros(2, 1, 8), torch.zeros(2, 7), torch.zeros(2, 7))
     with pytest.raises(BadInput, match="cu_seqlens"):
-        ops.attention_packed(*(torch.zeros(4, 1, 16),) * 3, torch.tensor([0, 5], dtype=torch.int32), ops.AttentionForm(1.0))
+        ops.attention_packed(
+            *(torch.zeros(4, 1, 16),) * 3, torch.tensor([0, 5], dtype=torch.int32), ops.AttentionForm(1.0)
+        )

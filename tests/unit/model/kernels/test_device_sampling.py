@@ -68,13 +68,18 @@ def test_a_recorded_set_gives_the_log_probability_of_the_draw_to_the_bit():
     requests = settings(ROWS)
     logits = logits_of(requests[-1])
     tokens, logprobs, (truncated, kept) = draw(logits, requests, truncating=True)
-    sets = [row.nonzero()[:, 0] if cut else torch.empty(0, dtype=torch.int64) for row, cut in zip(kept, truncated, strict=True)]
+    sets = [
+        row.nonzero()[:, 0] if cut else torch.empty(0, dtype=torch.int64)
+        for row, cut in zip(kept, truncated, strict=True)
+    ]
     offsets = torch.tensor([0, *map(len, sets)]).cumsum(0)
     found, wrong = kept_of((offsets, torch.cat(sets).to(torch.int32)), logits.shape)
     assert not wrong.any()
     again, entropy, _, _ = log_statistics(logits, tokens, requests[0], found)
     assert torch.equal(again, logprobs)
-    (expected, expected_entropy, _, _), bad = TorchPath().token_logprobs(logits, tokens, requests[0], (offsets, torch.cat(sets)))
+    (expected, expected_entropy, _, _), bad = TorchPath().token_logprobs(
+        logits, tokens, requests[0], (offsets, torch.cat(sets))
+    )
     assert bad == -1
     assert (again - expected).abs().max() < 1e-5 and (entropy - expected_entropy).abs().max() < 1e-4
 

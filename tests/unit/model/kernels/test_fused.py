@@ -20,11 +20,18 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> to
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [16, 40, 160])
 def test_a_sum_and_its_norm(width: int, dtype: torch.dtype) -> None:
-    x, y, weight = random(70, width, dtype=dtype), random(70, width, dtype=dtype, seed=1), random(width, dtype=dtype, seed=2)
+    x, y, weight = (
+        random(70, width, dtype=dtype),
+        random(70, width, dtype=dtype, seed=1),
+        random(width, dtype=dtype, seed=2),
+    )
     total, normed = ops.add_rms_norm(x, y, weight, 1e-6)
     assert torch.equal(total, x + y)
     assert torch.equal(normed, ops.rms_norm(x + y, weight, 1e-6))
-    assert all(torch.equal(a[3:8], b) for a, b in zip((total, normed), ops.add_rms_norm(x[3:8], y[3:8], weight, 1e-6), strict=True))
+    assert all(
+        torch.equal(a[3:8], b)
+        for a, b in zip((total, normed), ops.add_rms_norm(x[3:8], y[3:8], weight, 1e-6), strict=True)
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -55,7 +62,9 @@ def gradients_of_all() -> list[torch.Tensor]:
     x, y, weight = (t.requires_grad_() for t in (random(300, 48), random(300, 48, seed=1), random(48, seed=2)))
     total, normed = ops.add_rms_norm(x, y, weight, 1e-6)
     found = list(torch.autograd.grad((total * normed).sum(), (x, y, weight)))
-    qkv, q_weight, k_weight = (t.requires_grad_() for t in (random(300, 6 * 32), random(32, seed=1), random(32, seed=2)))
+    qkv, q_weight, k_weight = (
+        t.requires_grad_() for t in (random(300, 6 * 32), random(32, seed=1), random(32, seed=2))
+    )
     parts = ops.split_heads(qkv, random(300, 32, seed=3), random(300, 32, seed=4), (q_weight, k_weight, 1e-6), 4, 1)
     found += torch.autograd.grad(sum(part.square().sum() for part in parts), (qkv, q_weight, k_weight))
     return [*found, *torch.autograd.grad(ops.swiglu(qkv).square().sum(), (qkv,))]

@@ -22,10 +22,17 @@ def test_zeros_that_can_be_written(rows: int, dtype: torch.dtype) -> None:
 
 def test_what_is_not_written_takes_no_memory() -> None:
     def resident() -> int:
-        return int(next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS")).split()[1]) << 10
+        return (
+            int(
+                next(
+                    line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS")
+                ).split()[1]
+            )
+            << 10
+        )
 
     before = resident()
     made = zeros((1 << 30,), torch.uint8)
-    made[: LARGE] = 1
+    made[:LARGE] = 1
     assert resident() - before < 64 << 20
     del made

@@ -1,4 +1,5 @@
-"""Matrix products of awkward shapes: a row's bits at every row count, several weights as one, gradients, what is empty."""
+"""Matrix products of awkward shapes: a row's bits at every row count, several weights as one, gradients, what is
+empty."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from sparring.model.kernels import ops
 
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = ((37, 1), (331, 650), (1, 70), (95, 97))
-"""(inputs, outputs): no tile and no vector comes out even; the second is large enough for several threads at any row count."""
+"""(inputs, outputs): no tile and no vector comes out even; the second is large enough for several threads at any row
+count."""
 
 pytestmark = pytest.mark.usefixtures("path")
 
@@ -23,7 +25,9 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> to
 
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_is_the_same_in_every_company_of_up_to_seventy(inputs: int, outputs: int, dtype: torch.dtype, path: str) -> None:
+def test_a_row_is_the_same_in_every_company_of_up_to_seventy(
+    inputs: int, outputs: int, dtype: torch.dtype, path: str
+) -> None:
     packed, bias = ops.pack(random(outputs, inputs, dtype=dtype)), random(outputs, dtype=dtype, seed=1)
     x = random(70, inputs, dtype=dtype, seed=2)
     torch.set_num_threads(1)
@@ -44,8 +48,13 @@ def test_rows_of_several_weights_in_one_call_are_those_of_each(
 ) -> None:
     weights = [random(outputs, inputs, dtype=dtype, seed=e) for e in range(len(counts))]
     packed = ops.PackedStack(weights)
-    x, biases = random(sum(counts), inputs, dtype=dtype, seed=9), random(len(counts), outputs, dtype=dtype, seed=8) if biased else None
-    parts = zip(x.split(counts), map(ops.pack, weights), [None] * len(counts) if biases is None else biases, strict=True)
+    x, biases = (
+        random(sum(counts), inputs, dtype=dtype, seed=9),
+        random(len(counts), outputs, dtype=dtype, seed=8) if biased else None,
+    )
+    parts = zip(
+        x.split(counts), map(ops.pack, weights), [None] * len(counts) if biases is None else biases, strict=True
+    )
     expected = torch.cat([ops.linear(part, weight, bias) for part, weight, bias in parts])
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
@@ -61,14 +70,21 @@ def test_rows_that_do_not_fit_several_weights_are_refused() -> None:
         ops.PackedStack([random(5, 8), random(6, 8)])
     with pytest.raises(BadInput, match=r"biases \[2, 5\], got \(5,\)"):
         ops.linear_groups(x, packed, random(5), counts)
-    for odd in (torch.tensor([1, 3]), torch.tensor([4, -1]), torch.tensor([3]), torch.tensor([1, 2], dtype=torch.int32)):
+    for odd in (
+        torch.tensor([1, 3]),
+        torch.tensor([4, -1]),
+        torch.tensor([3]),
+        torch.tensor([1, 2], dtype=torch.int32),
+    ):
         with pytest.raises(BadInput, match="2 int64 counts that sum to 3"):
             ops.linear_groups(x, packed, None, odd)
 
 
 @pytest.mark.parametrize("rows", [1, 6, 7, 40, 300])
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_a_bfloat16_weight_is_computed_with_as_the_float32_that_it_is(inputs: int, outputs: int, rows: int, path: str) -> None:
+def test_a_bfloat16_weight_is_computed_with_as_the_float32_that_it_is(
+    inputs: int, outputs: int, rows: int, path: str
+) -> None:
     """It is kept in half the bytes; on tiles and of pairs the two are products of their own."""
     weight, x = random(outputs, inputs, dtype=torch.bfloat16), random(rows, inputs, dtype=torch.bfloat16, seed=1)
     narrow, wide = ops.pack(weight), ops.pack(weight.float())
@@ -82,7 +98,8 @@ def test_a_bfloat16_weight_is_computed_with_as_the_float32_that_it_is(inputs: in
 @pytest.mark.parametrize("rows", [1, 7, 40])
 @pytest.mark.parametrize(("inputs", "outputs"), [*SHAPES, (901, 130)])
 def test_sums_of_bfloat16_are_added_in_the_order_that_is_told(inputs: int, outputs: int, rows: int, path: str) -> None:
-    """The product of two bfloat16 is a float32, so that each fused step rounds once, and plain additions make the same bits."""
+    """The product of two bfloat16 is a float32, so that each fused step rounds once, and plain additions make the same
+    bits."""
     x, weight = random(rows, inputs, dtype=torch.bfloat16), random(outputs, inputs, dtype=torch.bfloat16, seed=1)
     bias = random(outputs, seed=2)
     found = ops.linear(x, ops.pack(weight), bias, torch.float32)
@@ -135,9 +152,13 @@ def gradients(x: torch.Tensor, weights: list[torch.Tensor], slope: torch.Tensor)
 @pytest.mark.parametrize("rows", [1, 31, 33, 600, 1411])
 @pytest.mark.parametrize("inputs", [150, 700])
 def test_gradients_are_right_and_repeat_on_any_number_of_threads(rows: int, inputs: int, path: str) -> None:
-    """Right: within 4e-6 of the sum of the magnitudes of an entry's terms. On tiles also with the threads; torch may differ.
-    Fewer inputs than the 207 outputs, and so many more that a gradient of the weight takes several tasks."""
-    x, weights, slope = random(rows, inputs), [random(77, inputs, seed=1), random(130, inputs, seed=2)], random(rows, 207, seed=3)
+    """Right: within 4e-6 of the sum of the magnitudes of an entry's terms. On tiles also with the threads; torch may
+    differ. Fewer inputs than the 207 outputs, and so many more that a gradient of the weight takes several tasks."""
+    x, weights, slope = (
+        random(rows, inputs),
+        [random(77, inputs, seed=1), random(130, inputs, seed=2)],
+        random(rows, 207, seed=3),
+    )
     found = []
     for threads in (1, 1, 2, 3):
         torch.set_num_threads(threads)
@@ -153,8 +174,13 @@ def test_gradients_are_right_and_repeat_on_any_number_of_threads(rows: int, inpu
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_gradient_does_not_touch_the_rows_beside_it(dtype: torch.dtype) -> None:
-    """What a block of rows holds beyond the last one must not enter: the same gradient with and without rows of slope zero."""
-    x, weight, slope = random(50, 70, dtype=dtype), random(40, 70, dtype=dtype, seed=1), random(50, 40, dtype=dtype, seed=2)
+    """What a block of rows holds beyond the last one must not enter: the same gradient with and without rows of slope
+    zero."""
+    x, weight, slope = (
+        random(50, 70, dtype=dtype),
+        random(40, 70, dtype=dtype, seed=1),
+        random(50, 40, dtype=dtype, seed=2),
+    )
     slope[33:] = 0
     dx, dw = gradients(x, [weight], slope)
     less_dx, less_dw = gradients(x[:33], [weight], slope[:33])

@@ -1,4 +1,5 @@
-"""Gradients of the linear operation on the compiled paths: the order of their sums, to the bit, and what lies oddly in memory."""
+"""Gradients of the linear operation on the compiled paths: the order of their sums, to the bit, and what lies oddly in
+memory."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ COMPILED = pytest.mark.kernel_paths("exact-tiles", "exact-pairs", "exact-kernels
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    """Float32 numbers that bfloat16 has too: the product of two is exact, so that a fused step rounds where an addition does."""
+    """Float32 numbers that bfloat16 has too: the product of two is exact, so that a fused step rounds where an addition
+    does."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16().float()
 
 
@@ -69,7 +71,9 @@ def test_where_tensors_lie_changes_nothing(dtype: torch.dtype, path: str) -> Non
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 def test_the_gradient_of_a_weight_that_no_row_meets_is_zero(dtype: torch.dtype, path: str) -> None:
     x, weight, bias = (random(*shape).to(dtype).requires_grad_() for shape in ((0, 70), (33, 70), (33,)))
-    dx, dw, db = torch.autograd.grad(ops.linear(x, ops.pack(weight), bias), (x, weight, bias), torch.empty(0, 33, dtype=dtype))
+    dx, dw, db = torch.autograd.grad(
+        ops.linear(x, ops.pack(weight), bias), (x, weight, bias), torch.empty(0, 33, dtype=dtype)
+    )
     assert dx.shape == (0, 70) and not dw.any() and not db.any()
 
 

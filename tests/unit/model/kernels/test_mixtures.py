@@ -1,4 +1,5 @@
-"""Routing and experts in one call: a row's own, to the bit those of the products one by one; values and gradients are the softmax's."""
+"""Routing and experts in one call: a row's own, to the bit those of the products one by one; values and gradients are
+the softmax's."""
 
 import pytest
 import torch
@@ -60,7 +61,9 @@ def test_gradients_are_the_softmaxs(path: str, renormalised: bool) -> None:
     torch.testing.assert_close(ours.grad.double(), exact.grad, rtol=1e-4, atol=1e-6)
 
 
-def one_by_one(x: torch.Tensor, weights: list[list[torch.Tensor]], chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+def one_by_one(
+    x: torch.Tensor, weights: list[list[torch.Tensor]], chosen: torch.Tensor, shares: torch.Tensor
+) -> torch.Tensor:
     """Row by row and choice by choice."""
     rows = []
     for row, numbers, parts in zip(x.split(1), chosen.tolist(), shares.split(1), strict=True):
@@ -77,10 +80,15 @@ def one_by_one(x: torch.Tensor, weights: list[list[torch.Tensor]], chosen: torch
 @pytest.mark.parametrize(("width", "inner"), [(64, 32), (48, 20), (65, 130), (7, 3)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_mixture_is_its_products_one_by_one(path: str, dtype: torch.dtype, width: int, inner: int) -> None:
-    weights = [[random(*shape, dtype=dtype, seed=e) for e in range(7)] for shape in ((2 * inner, width), (width, inner))]
+    weights = [
+        [random(*shape, dtype=dtype, seed=e) for e in range(7)] for shape in ((2 * inner, width), (width, inner))
+    ]
     x = random(40, width, dtype=dtype, seed=9)
     chosen, shares = ops.route(random(40, 7, seed=2), 3, renormalised=True)
-    chosen[:9], chosen[20:] = torch.tensor([4, 2, 5]), torch.tensor([2, 4, 0])  # one that nobody has, some that many have
+    chosen[:9], chosen[20:] = (
+        torch.tensor([4, 2, 5]),
+        torch.tensor([2, 4, 0]),
+    )  # one that nobody has, some that many have
     expected = one_by_one(x, weights, chosen, shares)
     stacks = [ops.PackedStack(kind) for kind in weights]
     for threads in (1, 2, 3, 9):
@@ -126,7 +134,10 @@ def test_changed_and_replaced_weights_are_read(path: str) -> None:
     for owner, name, value in changes:
         setattr(owner, name, value)
     assert torch.equal(ops.mixture(x, *stacks, chosen, shares), 2.0 * before)
-    assert all(torch.equal(ops.linear(x, one), ops.linear(x, ops.pack(weight))) for one, weight in zip(stacks[1].each, doubled, strict=True))
+    assert all(
+        torch.equal(ops.linear(x, one), ops.linear(x, ops.pack(weight)))
+        for one, weight in zip(stacks[1].each, doubled, strict=True)
+    )
     stacks[1].update(weights[1])
     assert torch.equal(ops.mixture(x, *stacks, chosen, shares), before)
 

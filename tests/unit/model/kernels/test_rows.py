@@ -86,7 +86,11 @@ def test_what_was_packed_in_inference_mode_is_packed_again_without(path: str) ->
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [16, 40, 96, 256])
 def test_norm_silu_and_rope_rows(width: int, dtype: torch.dtype, path: str) -> None:
-    x, y, weight = random(60, width, dtype=dtype), random(60, width, dtype=dtype, seed=1), random(width, dtype=dtype, seed=2)
+    x, y, weight = (
+        random(60, width, dtype=dtype),
+        random(60, width, dtype=dtype, seed=1),
+        random(width, dtype=dtype, seed=2),
+    )
     heads = random(60, 3, width, dtype=dtype, seed=3)
     assert rows_that_change(lambda s: ops.rms_norm(x[s], weight, 1e-6), 60) == []
     assert rows_that_change(lambda s: ops.silu(x[s] * 4), 60) == []
@@ -106,10 +110,14 @@ def test_logprob_and_sample_rows(vocabulary: int, path: str) -> None:
     min_p = torch.arange(60) % 5 // 4 * 0.1
 
     def sampled(s: slice) -> torch.Tensor:
-        tokens, logprobs, _ = ops.sample(logits[s], temperature[s], top_k[s], top_p[s], min_p[s], positions[s] * 977, positions[s])
+        tokens, logprobs, _ = ops.sample(
+            logits[s], temperature[s], top_k[s], top_p[s], min_p[s], positions[s] * 977, positions[s]
+        )
         return torch.stack((tokens.float(), logprobs), 1)
 
-    assert rows_that_change(lambda s: torch.stack(ops.token_logprobs(logits[s], targets[s], temperature[s]), 1), 60) == []
+    assert (
+        rows_that_change(lambda s: torch.stack(ops.token_logprobs(logits[s], targets[s], temperature[s]), 1), 60) == []
+    )
     assert rows_that_change(sampled, 60) == []
 
 

@@ -14,7 +14,13 @@ pytestmark = pytest.mark.usefixtures("path")
 
 
 def draw(
-    logits: torch.Tensor, count: int, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+    logits: torch.Tensor,
+    count: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor, list[list[int]]]:
     """`count` draws from one row of logits, seeds 5, 6, ...; and the ids that each was drawn from, none for all."""
     tokens, logprobs, masks = ops.sample(
@@ -27,7 +33,11 @@ def draw(
         torch.full((count,), 3),
     )
     sets = [b""] * count if masks is None else ids_of(masks)
-    return tokens, logprobs, [torch.frombuffer(bytearray(ids), dtype=torch.int32).tolist() if ids else [] for ids in sets]
+    return (
+        tokens,
+        logprobs,
+        [torch.frombuffer(bytearray(ids), dtype=torch.int32).tolist() if ids else [] for ids in sets],
+    )
 
 
 def chi_square(tokens: torch.Tensor, probabilities: torch.Tensor) -> float:
@@ -117,7 +127,9 @@ def test_truncation_keeps_exactly_the_defined_set(temperature: float, top_k: int
 
 
 @pytest.mark.parametrize("order", ["any", "ascending", "descending", "few values"])
-@pytest.mark.parametrize(("top_k", "top_p", "min_p"), [(7, 1.0, 0.0), (200, 0.9, 0.0), (0, 0.95, 0.001), (0, 0.3, 0.0), (1999, 0.99, 0.01)])
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"), [(7, 1.0, 0.0), (200, 0.9, 0.0), (0, 0.95, 0.001), (0, 0.3, 0.0), (1999, 0.99, 0.01)]
+)
 def test_a_large_vocabulary_in_any_order(order: str, top_k: int, top_p: float, min_p: float) -> None:
     """The best are found without sorting all: their order, and equals among them, must not matter."""
     logits = logits_of(3000)
@@ -137,31 +149,47 @@ def test_truncated_draws_have_the_frequencies_of_what_is_left() -> None:
     tokens, _, kept = draw(logits, 8000, top_k=400, top_p=0.7, min_p=0.02)
     assert kept[0] == wanted and 20 < len(wanted) < 400
     freedom = len(wanted) - 1
-    assert chi_square(tokens[:, None].eq(torch.tensor(wanted)).int().argmax(1), probabilities[wanted]) < freedom + 4.5 * (2 * freedom) ** 0.5
+    assert (
+        chi_square(tokens[:, None].eq(torch.tensor(wanted)).int().argmax(1), probabilities[wanted])
+        < freedom + 4.5 * (2 * freedom) ** 0.5
+    )
 
 
 @pytest.mark.parametrize("vocabulary", [5, 64, 65, 1024, 4096])
 def test_a_truncated_logprob_is_token_logprobs_over_the_kept_ids_to_the_bit(vocabulary: int) -> None:
     logits, count = logits_of(vocabulary, rows=90), 90
-    columns = {"temperature": (1.0, 0.7, 0.0, 1.3), "top_k": (0, 0, 0, 50, 3), "top_p": (1.0, 0.9, 0.5), "min_p": (0.0, 0.05)}
+    columns = {
+        "temperature": (1.0, 0.7, 0.0, 1.3),
+        "top_k": (0, 0, 0, 50, 3),
+        "top_p": (1.0, 0.9, 0.5),
+        "min_p": (0.0, 0.05),
+    }
     requests = [torch.tensor([values[n % len(values)] for n in range(count)]) for values in columns.values()]
     tokens, logprobs, masks = ops.sample(logits, *requests, torch.arange(count), torch.arange(count))
     sets = ids_of(masks)
-    kept = (torch.tensor([0, *(len(ids) // 4 for ids in sets)]).cumsum(0), torch.frombuffer(bytearray(b"".join(sets)), dtype=torch.int32))
+    kept = (
+        torch.tensor([0, *(len(ids) // 4 for ids in sets)]).cumsum(0),
+        torch.frombuffer(bytearray(b"".join(sets)), dtype=torch.int32),
+    )
     leaf = logits.clone().requires_grad_()
     assert torch.equal(ops.token_logprobs(logits, tokens, requests[0], kept)[0], logprobs)
     assert torch.equal(ops.token_logprobs(leaf, tokens, requests[0], kept)[0], logprobs)
     for chunk, part in zip(split(kept, count, 32), range(0, count, 32), strict=True):
         rows = slice(part, part + 32)
         assert torch.equal(ops.token_logprobs(logits[rows], tokens[rows], requests[0][rows], chunk)[0], logprobs[rows])
-    assert not torch.equal(ops.token_logprobs(logits, tokens, requests[0])[0], logprobs), "without the kept sets it is another"
+    assert not torch.equal(ops.token_logprobs(logits, tokens, requests[0])[0], logprobs), (
+        "without the kept sets it is another"
+    )
 
 
 def test_gradients_over_kept_ids_are_those_of_the_narrow_softmax() -> None:
     logits = logits_of(200, rows=4).requires_grad_()
     sets = [[3, 7, 100, 199], [], [5], list(range(0, 200, 3))]
     targets, heat = torch.tensor([100, 6, 5, 9]), torch.tensor([1.0, 0.7, 1.0, 1.5])
-    kept = (torch.tensor([0, *map(len, sets)]).cumsum(0), torch.tensor([i for ids in sets for i in ids], dtype=torch.int32))
+    kept = (
+        torch.tensor([0, *map(len, sets)]).cumsum(0),
+        torch.tensor([i for ids in sets for i in ids], dtype=torch.int32),
+    )
     logprob, entropy = ops.token_logprobs(logits, targets, heat, kept)
     exact = logits.detach().double().requires_grad_()
     expected = []
@@ -221,13 +249,18 @@ def test_what_a_limit_leaves_is_a_kept_set() -> None:
     limited = torch.arange(count) % 3 > 0
     logits[limited.unsqueeze(1) & (torch.arange(300) % 7 > 1)] = -torch.inf
     top_k, one, none = torch.arange(count) % 2 * 5, torch.ones(count), torch.zeros(count)
-    tokens, logprobs, masks = ops.sample(logits, one, top_k, one, none, torch.arange(count), torch.arange(count), limited)
+    tokens, logprobs, masks = ops.sample(
+        logits, one, top_k, one, none, torch.arange(count), torch.arange(count), limited
+    )
     sets = [torch.frombuffer(bytearray(ids), dtype=torch.int32).tolist() if ids else [] for ids in ids_of(masks)]
     may = [i for i in range(300) if i % 7 <= 1]
     assert all(ids == may for n, ids in enumerate(sets) if limited[n] and not top_k[n])
     assert all(len(ids) == 5 and (not limited[n] or set(ids) <= set(may)) for n, ids in enumerate(sets) if top_k[n])
     assert all(ids == [] for n, ids in enumerate(sets) if not limited[n] and not top_k[n])
-    kept = (torch.tensor([0, *map(len, sets)]).cumsum(0), torch.tensor([i for ids in sets for i in ids], dtype=torch.int32))
+    kept = (
+        torch.tensor([0, *map(len, sets)]).cumsum(0),
+        torch.tensor([i for ids in sets for i in ids], dtype=torch.int32),
+    )
     assert torch.equal(ops.token_logprobs(logits.where(logits.isfinite(), 9.0), tokens, one, kept)[0], logprobs)
 
 

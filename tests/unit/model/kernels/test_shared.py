@@ -67,7 +67,9 @@ def in_full(tensors: list[torch.Tensor], own: list[int], shared: list[int], form
 @pytest.mark.parametrize("form", [PLAIN, BENT], ids=["plain", "bent"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "groups", "size"), [(4, 2, 64), (2, 2, 40), (3, 1, 16)])
-def test_a_row_has_the_bits_of_its_sequence_in_full(heads: int, groups: int, size: int, dtype: torch.dtype, form: Form) -> None:
+def test_a_row_has_the_bits_of_its_sequence_in_full(
+    heads: int, groups: int, size: int, dtype: torch.dtype, form: Form
+) -> None:
     for seed in range(3):
         own, shared = walk(seed, 14)
         tensors = qkv(sum(own), heads, groups, size, dtype)
@@ -85,7 +87,9 @@ def gradients(tensors: list[torch.Tensor], slope: torch.Tensor, attention: Atten
 
 @pytest.mark.parametrize("form", [PLAIN, BENT], ids=["plain", "bent"])
 @pytest.mark.parametrize(("heads", "groups", "size"), [(4, 2, 64), (2, 2, 40)])
-def test_a_shared_row_collects_the_gradients_of_all_its_sequences(heads: int, groups: int, size: int, form: Form) -> None:
+def test_a_shared_row_collects_the_gradients_of_all_its_sequences(
+    heads: int, groups: int, size: int, form: Form
+) -> None:
     """In walks long enough for several parts, whose tasks run at once; not one bit depends on the threads."""
     for seed, sequences in ((1, 6), (2, 60)):
         own, shared = walk(seed, sequences)

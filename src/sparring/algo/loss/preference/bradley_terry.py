@@ -21,11 +21,13 @@ MARGIN = "margin"
 class BradleyTerry:
     """Implements `Loss` after Ouyang et al. (arXiv 2203.02155, equation 1).
 
-        loss = sum_p weight_p * (-log sigmoid(r_chosen - r_rejected - margin) + centre * (r_chosen + r_rejected)^2) / denominator
+        loss = sum_p weight_p * (-log sigmoid(r_chosen - r_rejected - margin) + centre * (r_chosen + r_rejected)^2) /
+        denominator
 
-    r is the value of the one token of a row that the term weighs: what the text before it is worth. The paper has all pairs of a
-    prompt in one batch; here a pair is a unit of its own, and weights say what it counts. The margin is that of Llama 2 (arXiv
-    2307.09288, equation 2); `centre` holds the free constant of all rewards near zero (Eisenstein et al., arXiv 2312.09244).
+    r is the value of the one token of a row that the term weighs: what the text before it is worth. The paper has all
+    pairs of a prompt in one batch; here a pair is a unit of its own, and weights say what it counts. The margin is that
+    of Llama 2 (arXiv 2307.09288, equation 2); `centre` holds the free constant of all rewards near zero (Eisenstein et
+    al., arXiv 2312.09244).
     """
 
     term = "preference"
@@ -35,7 +37,8 @@ class BradleyTerry:
         self.centre = centre
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """The term's share of the update's loss, a scalar from `value` [M] float32 with gradient; metrics as of `PairLoss`."""
+        """The term's share of the update's loss, a scalar from `value` [M] float32 with gradient; metrics as of
+        `PairLoss`."""
         weights, values = micro_batch.weights[self.term], quantities["value"]
         pair, side = sides(micro_batch, weights)
         ours = pair >= 0

@@ -15,7 +15,8 @@ class DpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         r = beta * (log pi(y|x) - log reference(y|x)),    m = r(chosen) - r(rejected)
         loss = -(1 - label_smoothing) * log sigmoid(m) - label_smoothing * log sigmoid(-m)
 
-    The first choice for pairs. With label smoothing (Mitchell 2023) margins stop growing where labels are thought to err.
+    The first choice for pairs. With label smoothing (Mitchell 2023) margins stop growing where labels are thought to
+    err.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -35,7 +36,9 @@ class DpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError(f"label_smoothing must be 0 or more and below 0.5, got {self.label_smoothing}")
 
 
-class RobustDpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="robust_dpo"):
+class RobustDpoConfig(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="robust_dpo"
+):
     """DPO without bias from labels that are turned round at a known rate (arXiv 2403.00409).
 
         loss = (-(1 - flip_rate) * log sigmoid(m) + flip_rate * log sigmoid(-m)) / (1 - 2 * flip_rate),    m as in dpo
@@ -84,7 +87,8 @@ class IpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class KtoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="kto"):
-    """Kahneman-Tversky optimisation (arXiv 2402.01306, equation 8), of single labelled replies; both of a pair count as such.
+    """Kahneman-Tversky optimisation (arXiv 2402.01306, equation 8), of single labelled replies; both of a pair count as
+    such.
 
         r = log pi(y|x) - log reference(y|x),    z = max(0, mean of r over replies to other prompts)
         loss = wanted * (1 - sigmoid(beta * (r - z))) or unwanted * (1 - sigmoid(beta * (z - r)))
@@ -138,10 +142,11 @@ class SimPoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class OrpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="orpo"):
-    """Odds ratio preference optimisation (arXiv 2403.07691, equations 6 and 7), without a reference, beside imitation of the
-    chosen reply.
+    """Odds ratio preference optimisation (arXiv 2403.07691, equations 6 and 7), without a reference, beside imitation
+    of the chosen reply.
 
-        r = log odds of exp(log pi(y|x) / length(y)),    loss = imitation - strength * log sigmoid(r(chosen) - r(rejected))
+        r = log odds of exp(log pi(y|x) / length(y))
+        loss = imitation - strength * log sigmoid(r(chosen) - r(rejected))
 
     In the place of supervised fine-tuning: one stage from a base model.
     """

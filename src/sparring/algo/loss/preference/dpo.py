@@ -17,8 +17,8 @@ class Dpo:
         reward = beta * (log pi(y|x) - log reference(y|x))
         loss   = -(1 - s) * log sigmoid(margin) - s * log sigmoid(-margin)
 
-    The label smoothing s is how often a label is thought to be the wrong way round: conservative DPO (Mitchell 2023, "A note on
-    DPO with noisy preferences"). The gradient vanishes where sigmoid(margin) = 1 - s.
+    The label smoothing s is how often a label is thought to be the wrong way round: conservative DPO (Mitchell 2023, "A
+    note on DPO with noisy preferences"). The gradient vanishes where sigmoid(margin) = 1 - s.
     """
 
     beta: float = 0.1

@@ -16,8 +16,8 @@ class Ipo:
         reward = log pi(y|x) - log reference(y|x)
         loss   = (margin - 1 / (2 beta))^2
 
-    beta is the paper's tau. `length_averaged` divides each reply's reward by its number of tokens: not in the paper, but what
-    the common implementations do, where margins of long replies would else be far from any one target.
+    beta is the paper's tau. `length_averaged` divides each reply's reward by its number of tokens: not in the paper,
+    but what the common implementations do, where margins of long replies would else be far from any one target.
     """
 
     beta: float = 0.1

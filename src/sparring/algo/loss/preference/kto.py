@@ -23,8 +23,8 @@ class Kto:
         value_i = wanted   * sigmoid(beta * (r_i - z))      where label_i = 1,  lambda_i = wanted
                   unwanted * sigmoid(beta * (z - r_i))      where label_i = -1, lambda_i = unwanted
 
-    A mismatched row, of label 0, is the prompt of one example with the reply to another: its mean r estimates how far the
-    policy is from the reference, which a survey finds.
+    A mismatched row, of label 0, is the prompt of one example with the reply to another: its mean r estimates how far
+    the policy is from the reference, which a survey finds.
     """
 
     term = "preference"

@@ -20,8 +20,8 @@ class Orpo:
         reward = log odds = m - log(1 - exp(m)),    m = log pi(y|x) / length
         loss   = -strength * log sigmoid(margin)
 
-    Equation 6 adds it to the negative log-likelihood of the chosen reply: the imitate term, on the same rows. strength is the
-    paper's lambda.
+    Equation 6 adds it to the negative log-likelihood of the chosen reply: the imitate term, on the same rows. strength
+    is the paper's lambda.
     """
 
     strength: float = 0.1

@@ -18,8 +18,8 @@ REFERENCE = "reference"
 
 
 class Replies(NamedTuple):
-    """Sums over the tokens of each reply, all of one shape: log-probabilities under the policy and under the reference (zeros
-    where there is none), and their number."""
+    """Sums over the tokens of each reply, all of one shape: log-probabilities under the policy and under the reference
+    (zeros where there is none), and their number."""
 
     logprob: torch.Tensor
     reference: torch.Tensor
@@ -44,9 +44,9 @@ class Form(Protocol):
 class PairLoss:
     """loss = sum_p weight_p * form.loss(reward(chosen_p) - reward(rejected_p)) / denominator.
 
-    A reply is all rows of its side of the group, so that one that branches is still one reply. A token's weight says which
-    tokens are the reply's; those of a pair add up to the weight of the pair, so that the denominator, the sum of all weights,
-    is the number of pairs where none counts more than another.
+    A reply is all rows of its side of the group, so that one that branches is still one reply. A token's weight says
+    which tokens are the reply's; those of a pair add up to the weight of the pair, so that the denominator, the sum of
+    all weights, is the number of pairs where none counts more than another.
     """
 
     term = "preference"
@@ -63,13 +63,15 @@ class PairLoss:
             micro_batch: `batch.tensors.MicroBatch`, every pair of it whole.
 
         Returns:
-            A scalar, and as (sum, count) over pairs the metrics accuracy (the chosen reply is worth more; a tie counts half),
-            reward_margin, reward_chosen and reward_rejected.
+            A scalar, and as (sum, count) over pairs the metrics accuracy (the chosen reply is worth more; a tie counts
+            half), reward_margin, reward_chosen and reward_rejected.
         """
         weights = micro_batch.weights[self.term]
         pair, side = sides(micro_batch, weights)
         reference = micro_batch.annotations[REFERENCE] if self.form.has_reference else None
-        rewards = self.form.reward(replies(quantities["logprob"], reference, pair * 2 + side, 2 * _count(pair))).view(-1, 2)
+        rewards = self.form.reward(replies(quantities["logprob"], reference, pair * 2 + side, 2 * _count(pair))).view(
+            -1, 2
+        )
         of_pair = per_pair(weights, pair)
         margin = rewards[:, 0] - rewards[:, 1]
         loss = (of_pair * self.form.loss(margin)).sum() / micro_batch.denominators[self.term]
@@ -77,7 +79,8 @@ class PairLoss:
 
 
 def sides(micro_batch: Any, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each of the M tokens its pair, from 0, and its side: 0 chosen, 1 rejected; the pair is -1 where `weights` [M] is 0.
+    """For each of the M tokens its pair, from 0, and its side: 0 chosen, 1 rejected; the pair is -1 where `weights` [M]
+    is 0.
 
     Raises:
         ValueError: a pair lacks a side.

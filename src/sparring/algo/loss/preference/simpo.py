@@ -14,8 +14,8 @@ from sparring.algo.loss.preference.pairs import Replies
 class SimPo:
     """Implements `Form` after Meng et al. (arXiv 2405.14734, equation 6).
 
-        reward = beta / length * log pi(y|x)
-        loss   = -log sigmoid(margin - gamma)
+    reward = beta / length * log pi(y|x)
+    loss   = -log sigmoid(margin - gamma)
     """
 
     beta: float = 2.0

@@ -1,6 +1,7 @@
-"""vLLM's server under vLLM's own Python, with `sparring_vllm` in the processes in which it computes: imports nothing of Sparring.
+"""vLLM's server under vLLM's own Python, with `sparring_vllm` in the processes in which it computes: imports nothing of
+Sparring.
 
-    PYTHON serve.py --model FOLDER ARGUMENTS        with this folder on PYTHONPATH; ends when its standard input does
+PYTHON serve.py --model FOLDER ARGUMENTS        with this folder on PYTHONPATH; ends when its standard input does
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ class Receiver(WeightTransferEngine[Nothing, Files]):
         self.model.load_weights(_tensors(update_info.paths))
 
     def finish_weight_update(self) -> None:
-        """End the reload, and repack a head that is the embedding: the reload sees new weights for the embedding only, and on a
-        CPU goes on computing with the packed copy of the old head (vLLM 0.32)."""
+        """End the reload, and repack a head that is the embedding: the reload sees new weights for the embedding only,
+        and on a CPU goes on computing with the packed copy of the old head (vLLM 0.32)."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
@@ -83,8 +83,8 @@ class Worker:
 
 
 class Scheduler(PlainScheduler if current_platform.is_cpu() else AsyncScheduler):
-    """vLLM's, but while everything is paused it serves the requests that verify an update. Without that, new weights could be
-    looked at only after running requests had sampled with them."""
+    """vLLM's, but while everything is paused it serves the requests that verify an update. Without that, new weights
+    could be looked at only after running requests had sampled with them."""
 
     def get_num_unfinished_requests(self) -> int:
         """Also while paused: probes."""
