@@ -12,7 +12,7 @@ from sparring.types import Sample
 SMALLEST_PIECE = 256
 """Tokens below which a piece costs more than it gains."""
 MOST_EXTRA = 0.03
-"""What is gained by computing side by side on the same processor, at most, as a share of the whole."""
+"""Largest share of tokens computed twice at which parts side by side still pay."""
 UNITS_PER_PART = 4
 """A subtree larger than this share of a part is dealt out by its branches."""
 
@@ -43,35 +43,23 @@ def pack(rows: Sequence[Sample], token_budget: int) -> list[list[Sample]]:
     return tree.samples(parts)
 
 
-def share(rows: Sequence[Sample], parts: int, context: float = 0.0) -> list[list[Sample]]:
-    """Rows as `parts` of nearly equal cost, some empty where there are too few rows: for ranks, or lanes of one rank.
+def lanes(rows: Sequence[Sample], count: int, context: float = 0.0) -> list[list[Sample]]:
+    """Cut one micro-batch into `count` parts of nearly equal cost, to be computed side by side on one processor.
 
-    A micro-batch packed at R budgets, shared over R ranks, gives every rank as many micro-batches, and one as dear as
-    the others at every turn, and their gradients add up to those of one rank. `LocalTrainer` is that one and does not
-    call this; who trains on several ranks does. Two ways are tried, and the one whose dearest part costs least, or else
-    all of them together, is taken: the walk of the rows cut into stretches, which parts few groups; and subtrees dealt
-    out, the dearest first, to the part that is cheapest with it (Graham 1969: at most 4/3 of the best where rows share
-    nothing).
+    Two ways are tried, and the one whose dearest part costs least, or else all of them together, is taken: the walk of
+    the rows cut into stretches, which parts few groups; and subtrees dealt out, the dearest first, to the part that is
+    cheapest with it (Graham 1969: at most 4/3 of the best where rows share nothing). The micro-batch stays whole where
+    a part would have fewer than `SMALLEST_PIECE` tokens, or where the parts together cost more than `MOST_EXTRA` above
+    the whole, because each computes the prefixes that they have in common.
 
-    Order and dependence as in `pack`; each part by its first row, empty ones last.
+    Order and dependence as in `pack`.
 
     Args:
-        rows: what is computed at once.
-        parts: how many.
+        rows: one micro-batch.
+        count: number of parts.
         context: over how many earlier positions a token must attend for that to cost as much as all else that is done
-            with it; 0 where attention is not counted. A prefix that parts have in common is computed, and counted, in
-            each.
+            with it; 0 where attention is not counted.
     """
-    if parts < 1:
-        raise ValueError(f"parts must be at least 1, got {parts}")
-    tree = _Tree(rows, context)
-    found = tree.samples(_shared_out(tree, parts))
-    return found + [[] for _ in range(parts - len(found))]
-
-
-def lanes(rows: Sequence[Sample], count: int, context: float = 0.0) -> list[list[Sample]]:
-    """One micro-batch as `count` parts to be computed side by side on one processor; or as it is, where they would be
-    small, or would compute so much twice that nothing is gained. `context` as in `share`."""
     tree = _Tree(rows, context)
     parts = _shared_out(tree, count)
     if min(part.cost for part in parts) < SMALLEST_PIECE or _total(parts) > (1 + MOST_EXTRA) * tree.cost:
@@ -183,7 +171,7 @@ def _placed(tree: _Tree, units: Iterable[Unit], budget: int) -> list[_Part]:
 
 
 def _shared_out(tree: _Tree, count: int) -> list[_Part]:
-    """`count` parts, some of them empty, as `share` says."""
+    """Deal the rows out to `count` parts, some of them empty, in the two ways that `lanes` describes."""
     dealt = [_Part() for _ in range(count)]
     for unit in tree.largest_first(tree.units(tree.cost / (count * UNITS_PER_PART))):
         tree.put(min(dealt, key=lambda part: part.cost + tree.added(part, unit)), unit)

@@ -16,7 +16,7 @@ from sparring.protocols import Credit
 from sparring.types import Group, Sample
 
 
-class Assigned:
+class CreditPipeline:
     """A credit rule between what shapes and selects groups before it and what aggregates tokens behind it; implements
     `Credit`.
 
@@ -69,7 +69,7 @@ class Assigned:
 
 def load_credit(config: AlgoConfig, *, seed: int, max_tokens: int = 1) -> Credit:
     """The credit of `config`; `seed` is the run's and matters for the shuffled control only."""
-    credit = Assigned(config, max_tokens=max_tokens)
+    credit = CreditPipeline(config, max_tokens=max_tokens)
     return Shuffled(credit, seed=seed) if config.control == "shuffled" else credit
 
 
