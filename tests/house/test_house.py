@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "sparring"
 
 LAYERS = (
-    "generation types protocols errors observe",
+    "annotations generation types protocols errors observe",
     "tasks envs sandbox render record store algo batch model weights",
     "harness gateway rollout train engine",
     "loop cluster dashboard",

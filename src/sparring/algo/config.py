@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Mapping, Set
 from typing import Any, ClassVar, Literal
 
@@ -11,49 +10,26 @@ import msgspec
 from sparring.algo.aggregation import Aggregation
 from sparring.algo.correction.presets import CORRECTIONS
 from sparring.algo.correction.rule import Correction
-from sparring.algo.credit.gdpo import Gdpo
-from sparring.algo.credit.maxrl import MaxRl
-from sparring.algo.credit.rules import (
-    BLIND_TO_TOKENS,
-    OF_ONE_GROUP,
-    READS,
-    CreditRule,
-    Grpo,
-    name_of,
-    refuse_annotations,
-    refuse_group_size,
-)
-from sparring.algo.facts import Facts
+from sparring.algo.facts import Facts, name_of
 from sparring.algo.filter.difficulty import Difficulty
-from sparring.algo.gate.rules import Clip, ClipCov, GateRule, Geometric, KlCov, KlMask, M2po, Topr, TvMask, Vespo
 from sparring.algo.kl import Kl
 from sparring.algo.presets import ALGORITHMS
-from sparring.algo.ratio.rules import ProductRatio, RatioRule, TokenRatio
 from sparring.algo.right_answers import RightAnswers
+from sparring.algo.rules import (
+    DEFAULT_CREDIT,
+    DEFAULT_GATE,
+    DEFAULT_RATIO,
+    RULES,
+    RULES_BY_KEY,
+    CreditRule,
+    GateRule,
+    RatioRule,
+    ShapingRule,
+)
 from sparring.algo.shaping.kl_reward import KlReward
-from sparring.algo.shaping.rules import ShapingRule
-from sparring.algo.shaping.stop_properly import StopProperly
 from sparring.algo.tokens import StepGate, Unit
+from sparring.annotations import Annotation
 from sparring.errors import refusal
-
-
-def rules(union: Any) -> tuple[type[msgspec.Struct], ...]:
-    """The rules of a part, in the order of their union."""
-    return typing.get_args(union) or (union,)
-
-
-RULES: dict[str, msgspec.Struct] = {"credit": Grpo(), "ratio": TokenRatio(), "gate": Clip()}
-"""The parts that are chosen by name, and which of them is taken where none is named."""
-
-RULES_BY_KEY = {"credit": rules(CreditRule), "ratio": rules(RatioRule), "gate": rules(GateRule)}
-"""All that can be named."""
-
-OF_TOKENS = (TvMask, KlMask, Geometric, ClipCov, KlCov, M2po)
-"""Gates that look at each token's own ratio."""
-
-OF_PRODUCTS = (Vespo, Topr)
-"""Gates that can take the ratio of a whole sequence, which no fixed range around 1 holds and whose gradient grows with
-the length: they take it as a weight."""
 
 INEXACT: dict[str, Any] = {"correction": Correction(weight="token"), "anchor": "proximal"}
 """What `correction = "auto"` is where the engine does not compute as the trainer does."""
@@ -100,13 +76,13 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     preset: str = ""
     """An algorithm by its name, such as "gspo": it fills in every key that is not given here."""
 
-    credit: CreditRule = Grpo()
+    credit: CreditRule = DEFAULT_CREDIT
     """How a rollout's reward becomes the advantage of its tokens."""
 
-    ratio: RatioRule = TokenRatio()
+    ratio: RatioRule = DEFAULT_RATIO
     """What one probability ratio belongs to."""
 
-    gate: GateRule = Clip()
+    gate: GateRule = DEFAULT_GATE
     """What is made of ratio and advantage."""
 
     anchor: Literal["behaviour", "proximal", "loglinear"] = "behaviour"
@@ -178,18 +154,14 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         self._check_ratio()
 
     def _check_ratio(self) -> None:
-        gate, ratio = (str(rule.__struct_config__.tag) for rule in (self.gate, self.ratio))
-        if isinstance(self.gate, OF_TOKENS) and not isinstance(self.ratio, TokenRatio):
-            raise ValueError(f'ratio must be "token" beside the gate "{gate}", which looks at tokens, got "{ratio}"')
-        if isinstance(self.gate, Vespo) and not isinstance(self.ratio, ProductRatio):
-            raise ValueError(
-                f'ratio must be "product" beside the gate "vespo", which is of whole sequences, got "{ratio}"'
-            )
-        if isinstance(self.ratio, ProductRatio) and not isinstance(self.gate, OF_PRODUCTS):
-            names = ", ".join(str(rule.__struct_config__.tag) for rule in OF_PRODUCTS)
-            raise ValueError(
-                f'gate must be one of {names} beside the ratio "product", which leaves fixed ranges, got "{gate}"'
-            )
+        if self.ratio.kind in self.gate.takes:
+            return
+        gate, ratio = name_of(self.gate), name_of(self.ratio)
+        ratios = " or ".join(f'"{name_of(rule)}"' for rule in RULES_BY_KEY["ratio"] if rule.kind in self.gate.takes)
+        gates = ", ".join(name_of(rule) for rule in RULES_BY_KEY["gate"] if self.ratio.kind in rule.takes)
+        raise ValueError(
+            f'ratio must be {ratios} beside the gate "{gate}", got "{ratio}"; gates for "{ratio}" are {gates}'
+        )
 
     @property
     def correction_rule(self) -> Correction:
@@ -199,12 +171,12 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def sees_one_group(self) -> bool:
         """Whether an advantage depends on its group alone, as it is recorded."""
-        return isinstance(self.credit, OF_ONE_GROUP) and self.control == "none" and self.kl_reward is None
+        return self.credit.sees_one_group and self.control == "none" and self.kl_reward is None
 
     @property
     def needs_reference(self) -> bool:
         """Whether a reference's log-probabilities have a part in the update."""
-        return bool(self.kl.coefficient or self.kl_reward or self.reads("reference"))
+        return bool(self.kl.coefficient or self.kl_reward or self.reads(Annotation.REFERENCE))
 
     @property
     def compares_whole(self) -> bool:
@@ -215,11 +187,11 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def reads_reference(self) -> bool:
         """Whether what the reference says of the sampled tokens is read."""
         estimated = bool(self.kl.coefficient) and (self.kl.estimator != "full" or self.kl.target is not None)
-        return estimated or self.kl_reward is not None or self.reads("reference")
+        return estimated or self.kl_reward is not None or self.reads(Annotation.REFERENCE)
 
     def reads(self, name: str) -> bool:
-        """Whether the credit rule reads this beside scores and what was recorded: see `rules.READS`."""
-        return name in READS.get(type(self.credit), ())
+        """Whether the credit rule reads this annotation."""
+        return name in self.credit.reads
 
     @property
     def adaptive(self) -> Kl | KlReward:
@@ -252,10 +224,7 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def needs_idle_rows(self) -> bool:
         """Whether rows without any advantage have a part in the gradient, or in that of other rows; else nobody
         computes them."""
-        whole_step = isinstance(self.gate, StepGate) and not isinstance(
-            self.gate, M2po
-        )  # which looks at moves away alone
-        return bool(self.kl.coefficient or self.entropy_bonus or whole_step or self._looks_at_the_step)
+        return bool(self.kl.coefficient or self.entropy_bonus or self.gate.moves_idle_tokens or self._looks_at_the_step)
 
     @property
     def _looks_at_the_step(self) -> bool:
@@ -270,8 +239,7 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             BadInput: it compares more members than there are, or reads what nobody writes; or every group would be
                 filtered.
         """
-        refuse_group_size(self.credit, group_size)
-        refuse_annotations(self.credit, annotations)
+        self.credit.check(group_size, annotations)
         self._check_rewards()
         if group_size < 2 and self.zero_variance_filter:
             got, do = (
@@ -281,25 +249,22 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise refusal("algo.zero_variance_filter", "groups that can differ", got, do)
 
     def _check_rewards(self) -> None:
-        """What changes rewards changes something that the credit reads, and nothing that it cannot."""
-        if self.kl_reward is not None and isinstance(self.credit, BLIND_TO_TOKENS):
-            got, do = (
-                repr(name_of(self.credit)),
-                "set algo.kl.coefficient, which is in the loss, or choose another credit",
-            )
-            raise refusal("algo.kl_reward", "a credit that counts rewards of tokens", got, do)
-        if isinstance(self.credit, MaxRl) and (self.shaping or self.kl_reward is not None):
+        """Refuse changes of the reward that the credit rule does not read, or cannot work with."""
+        credit = name_of(self.credit)
+        if self.kl_reward is not None and not self.credit.counts_token_rewards:
+            do = "set algo.kl.coefficient, which is in the loss, or choose another credit"
+            raise refusal("algo.kl_reward", "a credit that counts rewards of tokens", repr(credit), do)
+        if self.credit.needs_nonnegative_rewards and (self.shaping or self.kl_reward is not None):
             got, do = "shaping or kl_reward, which may make them negative", "leave these out, or choose another credit"
-            raise refusal("algo.credit", "rewards of at least 0 for 'maxrl'", got, do)
-        if any(isinstance(rule, StopProperly) for rule in self.shaping[1:]):
-            got, do = "it behind another, which may make them negative", "write it first"
-            raise refusal("algo.shaping stop_properly", "rewards of at least 0", got, do)
-        if isinstance(self.credit, Gdpo):
-            named_parts = [str(rule.__struct_config__.tag) for rule in self.shaping]
-            unread = [name for name in named_parts if name not in self.credit.weights]
-            if unread:
-                do = f"give {unread[0]} a weight in algo.credit.weights, or leave it out"
-                raise refusal("algo.shaping", "parts that 'gdpo' weighs, for it reads no sum", unread[0], do)
+            raise refusal("algo.credit", f"rewards of at least 0 for {credit!r}", got, do)
+        for rule in self.shaping[1:]:
+            if rule.needs_nonnegative_rewards:
+                got, do = "it behind another, which may make them negative", "write it first"
+                raise refusal(f"algo.shaping {name_of(rule)}", "rewards of at least 0", got, do)
+        unread = self.credit.unread([name_of(rule) for rule in self.shaping])
+        if unread:
+            do = f"give {unread[0]} a weight in algo.credit.weights, or leave it out"
+            raise refusal("algo.shaping", f"parts that {credit!r} weighs, for it reads no sum", unread[0], do)
 
 
 def named(algo: Any) -> Any:
@@ -340,8 +305,8 @@ def _table(key: str, value: Any) -> Any:
 def _with_name(key: str, value: Any) -> Any:
     if key not in RULES or not isinstance(value, Mapping):
         return value
-    name = value.get("name", RULES[key].__struct_config__.tag)
-    return {**value, "name": _known(key, name, [rule.__struct_config__.tag for rule in RULES_BY_KEY[key]])}
+    name = value.get("name", name_of(RULES[key]))
+    return {**value, "name": _known(key, name, [name_of(rule) for rule in RULES_BY_KEY[key]])}
 
 
 def _refuse_foreign_keys(key: str, value: Any, base: Any, preset: str) -> None:
@@ -349,8 +314,8 @@ def _refuse_foreign_keys(key: str, value: Any, base: Any, preset: str) -> None:
     settings."""
     if key not in RULES or not isinstance(value, Mapping) or "name" in value:
         return
-    chosen = base["name"] if isinstance(base, Mapping) else RULES[key].__struct_config__.tag
-    rule = next(rule for rule in RULES_BY_KEY[key] if rule.__struct_config__.tag == chosen)
+    chosen = base["name"] if isinstance(base, Mapping) else name_of(RULES[key])
+    rule = next(rule for rule in RULES_BY_KEY[key] if name_of(rule) == chosen)
     known = [field.name for field in msgspec.structs.fields(rule)]
     foreign = [name for name in value if name not in known]
     if foreign:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 OFF = "off"
 """The source of a default at which a setting does nothing."""
 
@@ -33,3 +35,8 @@ class Preset:
     """As in `Facts`."""
     differences: tuple[str, ...]
     """As in `Facts`; what the rules that it names differ in stands with them."""
+
+
+def name_of(rule: msgspec.Struct | type[msgspec.Struct]) -> str:
+    """Return the name of a rule, or of its class, in a config."""
+    return str(rule.__struct_config__.tag)

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     import torch
 
 Unit = Literal["token", "turn", "sequence"]
+RatioKind = Literal["token", "mean", "product"]
+"""A ratio is each token's own, a mean over several tokens, or the product over a sequence, which no fixed range around
+1 holds."""
 LARGEST_LOG_RATIO = 20.0
 """exp(20) is far outside every clip range and far inside float32: a broken log-probability then shows in the metrics
 instead of turning the weights into NaN."""
@@ -110,9 +113,10 @@ class Gated:
 
 
 class Ratio(Protocol):
-    """Implemented by `algo/ratio/*`. `unit` is what one ratio belongs to: no micro-batch splits it."""
+    """Implemented by `algo/ratio.py`. `unit` is what one ratio belongs to: no micro-batch splits it."""
 
     unit: Unit
+    kind: RatioKind
 
     def __call__(self, tokens: PolicyTokens) -> torch.Tensor:
         """The logarithm of each token's ratio [M], with gradient. Exactly 0 where logprob and anchor are equal."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from sparring.annotations import Annotation
 from sparring.errors import SparringError
 from sparring.types import Sample
 
-NEEDS = ("value", "return")
+NEEDS = (Annotation.VALUE, Annotation.RETURN)
 """What credit leaves on a row for the critic."""
 
 
@@ -29,7 +30,7 @@ def _row(row: Sample) -> Sample:
     missing = [name for name in NEEDS if name not in row.annotations]
     if missing:
         raise SparringError(
-            f"sample {row.id}: expected the annotation {missing[0]!r} for the critic, got none; use credit gae"
+            f"sample {row.id}: expected the annotation '{missing[0]}' for the critic, got none; use credit gae"
         )
     return Sample(
         id=row.id,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from sparring.annotations import Annotation
 from sparring.errors import SparringError
 from sparring.types import Sample
 
-NEEDS = ("reference", "right")
+NEEDS = (Annotation.REFERENCE, Annotation.RIGHT)
 """What is left on a row for it: the reference's log-probabilities, and whether the rollout was right (1 or 0)."""
 
 
@@ -32,7 +33,7 @@ def implicit_rows(rows: Sequence[Sample]) -> list[Sample]:
 def _row(row: Sample, share: float) -> Sample:
     missing = [name for name in NEEDS if name not in row.annotations]
     if missing:
-        problem = f"expected the annotation {missing[0]!r} for the implicit reward model, got none; use credit prime"
+        problem = f"expected the annotation '{missing[0]}' for the implicit reward model, got none; use credit prime"
         raise SparringError(f"sample {row.id}: {problem}")
     weights = row.weights["policy"]
     return Sample(
@@ -44,8 +45,8 @@ def _row(row: Sample, share: float) -> Sample:
         temperature=row.temperature,
         kept=row.kept,
         bias=row.bias,
-        annotations={"reference": row.annotations["reference"]},
+        annotations={Annotation.REFERENCE: row.annotations[Annotation.REFERENCE]},
         label=1.0
-        if any(right for right, weight in zip(row.annotations["right"], weights, strict=True) if weight)
+        if any(right for right, weight in zip(row.annotations[Annotation.RIGHT], weights, strict=True) if weight)
         else -1.0,
     )

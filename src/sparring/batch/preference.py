@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from sparring.annotations import Annotation
 from sparring.batch.denominators import denominators
 from sparring.errors import refusal
 from sparring.types import PAIR_SHARE, Batch, Sample
@@ -68,7 +69,7 @@ def whole_text(tokens: Sequence[int], *, id: str, group: str, label: float, marg
         source="expert",
         tokens=(*tokens, BEHIND),
         weights={"preference": (*behind, PAIR_SHARE)},
-        annotations={"margin": (*behind, margin)},
+        annotations={Annotation.MARGIN: (*behind, margin)},
         label=label,
     )
 
@@ -88,7 +89,7 @@ def labelled_steps(tokens: Sequence[int], ends: Mapping[int, float], *, id: str)
         source="expert",
         tokens=(*tokens, BEHIND),
         weights={"value": tuple(1.0 if place in ends else 0.0 for place in places)},
-        annotations={"step_label": tuple(ends.get(place, 0.0) for place in places)},
+        annotations={Annotation.STEP_LABEL: tuple(ends.get(place, 0.0) for place in places)},
     )
 
 

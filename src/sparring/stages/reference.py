@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from sparring.algo.annotate.compared import Compared
 from sparring.algo.annotate.forwarded import Forwarded
+from sparring.annotations import Annotation
 from sparring.config import RunConfig
 from sparring.errors import refusal
 from sparring.generation import ScoreRequest, Scores
@@ -74,9 +75,12 @@ def referring(config: RunConfig, trainer: Trainer) -> list[Annotator]:
     if not needs_reference(config):
         return []
     if not is_held(config):
-        return [Forwarded(trainer.forward, "reference")]
+        return [Forwarded(trainer.forward, Annotation.REFERENCE)]
     asked = config.rl.preference is not None or config.algo.reads_reference
-    return [Compared(reference_model(config)), *([Forwarded(trainer.forward, "reference", "teacher")] if asked else [])]
+    return [
+        Compared(reference_model(config)),
+        *([Forwarded(trainer.forward, Annotation.REFERENCE, "teacher")] if asked else []),
+    ]
 
 
 def reference_folder(config: RunConfig) -> Path:

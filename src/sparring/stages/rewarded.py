@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from sparring.algo.credit.rules import OF_TURNS, name_of
+from sparring.algo.facts import name_of
+from sparring.algo.rules import credits_with
 from sparring.errors import refusal
 from sparring.model.hub import base_folder, local_folder
 from sparring.model.peft import is_adapter
@@ -96,8 +97,8 @@ def _check_turns(context: Context) -> None:
     if "rl" not in config.run.stages:
         return
     got = "rl.preference" if config.rl.preference is not None else repr(name_of(config.algo.credit))
-    if config.rl.preference is not None or not isinstance(config.algo.credit, OF_TURNS):
-        rules = ", ".join(sorted(str(rule.__struct_config__.tag) for rule in OF_TURNS))
+    if config.rl.preference is not None or not config.algo.credit.tells_turns_apart:
+        rules = ", ".join(credits_with(lambda rule: rule.tells_turns_apart))
         raise refusal(
             "rl.reward_by", f'a credit that tells turns apart beside "{by}" ({rules})', got, "choose one of these"
         )

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from policy_cases import computed
 
-from sparring.algo.config import RULES_BY_KEY, AlgoConfig, named
+from sparring.algo.config import AlgoConfig, named
 from sparring.algo.correction.presets import CORRECTIONS
 from sparring.algo.correction.rule import Correction
 from sparring.algo.presets import ALGORITHMS
+from sparring.algo.rules import RULES_BY_KEY
 from sparring.testing.golden.policy import SETTINGS, draw
 
 TAGS = {key: [str(rule.__struct_config__.tag) for rule in of] for key, of in RULES_BY_KEY.items()}
@@ -92,7 +93,11 @@ def test_a_preset_is_understood_and_sets_something(name):
         ({"gate": "geometric", "ratio": "turn"}, 'ratio must be "token" beside the gate "geometric"'),
         ({"gate": "m2po", "ratio": "product"}, 'ratio must be "token" beside the gate "m2po"'),
         ({"gate": "vespo"}, 'ratio must be "product" beside the gate "vespo"'),
-        ({"gate": "clip", "ratio": "product"}, 'gate must be one of vespo, topr beside the ratio "product"'),
+        (
+            {"gate": "clip", "ratio": "product"},
+            'ratio must be "token" or "sequence" or "turn" beside the gate "clip", got "product"; gates for "product" are '
+            "vespo, topr",
+        ),
         ({"top_entropy": 0.0}, "top_entropy must lie above 0"),
         ({"correction": "tis", "anchor": "behaviour"}, 'anchor must be "proximal" beside weights'),
         ({"correction": {"bound": "mask"}}, "bound is about weights"),

@@ -12,9 +12,9 @@ from test_local_trainer import gradients
 from test_shared_prefixes import make_forest
 
 from sparring.algo.config import AlgoConfig
-from sparring.algo.gate.rules import KlCov
 from sparring.algo.kl import Kl
 from sparring.algo.loss.policy import PolicyLoss
+from sparring.algo.rules import KlCov
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.errors import BadInput

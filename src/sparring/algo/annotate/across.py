@@ -19,8 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sparring.algo.annotate.domain import teacher_of
-from sparring.algo.annotate.teacher import TEACHER, Asker, Scoring, each
+from sparring.algo.annotate.teacher import Asker, Scoring, each
 from sparring.algo.annotate.watch import Watch
+from sparring.annotations import Annotation
 from sparring.errors import refusal
 from sparring.generation import ScoreRequest
 from sparring.protocols import Renderer
@@ -99,7 +100,7 @@ class AcrossTokenizers:
                     told and len(segment.message.tool_calls) <= 1
                 )  # of several answers, the record has the last alone
             start = end
-        return replace(row, teacher=name, annotations={**row.annotations, TEACHER: tuple(said)})
+        return replace(row.annotated(Annotation.TEACHER, tuple(said)), teacher=name)
 
     async def _turn(
         self, row: Sample, name: str, messages: Sequence[Message], segment: Segment, behaviour: list[float]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
-from dataclasses import replace
 
 from sparring.types import Sample
 
@@ -30,6 +29,5 @@ class Forwarded:
         """The samples with the annotation, 0.0 where no term weighs a token."""
         found = await self._forward(samples, {self._quantity})
         return [
-            replace(sample, annotations={**sample.annotations, self._name: values[self._quantity]})
-            for sample, values in zip(samples, found, strict=True)
+            sample.annotated(self._name, values[self._quantity]) for sample, values in zip(samples, found, strict=True)
         ]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from sparring.algo.kl import Kl
 from sparring.algo.shaping.kl_reward import KlReward
+from sparring.annotations import Annotation
 from sparring.errors import refusal
 from sparring.types import Sample
 
@@ -40,9 +40,7 @@ class KlCoefficient:
         Raises:
             BadInput: a sample has no annotation `reference`.
         """
-        told = [
-            replace(row, annotations={**row.annotations, "kl_coefficient": self._everywhere(row)}) for row in samples
-        ]
+        told = [row.annotated(Annotation.KL_COEFFICIENT, self._everywhere(row)) for row in samples]
         spent: dict[str, list[float]] = defaultdict(list)
         for row in samples:
             spent[row.trajectory] += [own - other for own, other, weight in _compared(row) if weight]
@@ -75,7 +73,9 @@ class KlCoefficient:
 def _compared(row: Sample) -> list[tuple[float, float, float]]:
     """Recorded and reference log-probability of each token, and its policy weight."""
     none = (0.0,) * len(row.tokens)
-    if "reference" not in row.annotations:
+    if Annotation.REFERENCE not in row.annotations:
         do = "annotate the reference first"
         raise refusal("[algo] kl", "an annotation 'reference' on every sample", f"none on {row.id}", do)
-    return list(zip(row.logprobs or none, row.annotations["reference"], row.weights.get("policy", none), strict=True))
+    return list(
+        zip(row.logprobs or none, row.annotations[Annotation.REFERENCE], row.weights.get("policy", none), strict=True)
+    )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
+from sparring.annotations import Annotation
 from sparring.types import Sample
 
 
@@ -28,7 +28,7 @@ class ProximalShare:
     async def annotate(self, samples: Sequence[Sample]) -> Sequence[Sample]:
         """The samples with the annotation, 0.0 where nothing was sampled."""
         now = self._version()
-        return [replace(row, annotations={**row.annotations, "proximal_share": _shares(row, now)}) for row in samples]
+        return [row.annotated(Annotation.PROXIMAL_SHARE, _shares(row, now)) for row in samples]
 
 
 def _shares(row: Sample, now: int) -> tuple[float, ...]:

@@ -9,12 +9,10 @@ from typing import Protocol
 
 from sparring.algo.annotate.domain import teacher_of
 from sparring.algo.annotate.watch import Watch
+from sparring.annotations import Annotation
 from sparring.errors import EngineError, RequestRefused
 from sparring.generation import ScoreRequest, Scores, TopRows
 from sparring.types import Sample
-
-TEACHER = "teacher"
-"""The annotation with the teacher's log-probability of each token."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,14 +142,10 @@ def _annotated(row: Sample, weighed: Sequence[int], first: int, scores: Scores) 
         said[place] = scores.logprobs[place - first]
         if scores.top_ids:
             tops[place] = tuple(zip(scores.top_ids[place - first], scores.top_logprobs[place - first], strict=True))
-    return replace(
-        row,
-        annotations={**row.annotations, TEACHER: tuple(said)},
-        tops=TopRows.of(tops) if any(tops) else None,
-    )
+    return replace(row.annotated(Annotation.TEACHER, tuple(said)), tops=TopRows.of(tops) if any(tops) else None)
 
 
 def _silent(row: Sample, top_k: int) -> Sample:
     """A row that its teacher has nothing to say of: compared with the policy as it sampled, which is no difference."""
     nobody = TopRows(rows=(b"",) * len(row.tokens)) if top_k else None
-    return replace(row, annotations={**row.annotations, TEACHER: row.logprobs or ()}, tops=nobody)
+    return replace(row.annotated(Annotation.TEACHER, row.logprobs or ()), tops=nobody)

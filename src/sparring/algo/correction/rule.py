@@ -12,6 +12,7 @@ import msgspec
 
 from sparring.algo.facts import Facts
 from sparring.algo.tokens import PolicyTokens, Unit, bounded
+from sparring.annotations import Annotation
 from sparring.protocols import Corrected
 
 if TYPE_CHECKING:
@@ -218,7 +219,7 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             return Corrected(weights=old.new_ones(len(old)), metrics={})
         weights, beyond, rejected = self._of(old, tokens)
         if self.normalise:
-            weights = weights / tokens.annotations["correction_mean"]
+            weights = weights / tokens.annotations[Annotation.CORRECTION_MEAN]
         ours, count = tokens.ours, float(tokens.ours.sum())
         metrics = {
             "correction_weight": (weights[ours].double().sum().item(), count),

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, in_order, members, returns
 from sparring.algo.credit.statistics import standardised
 from sparring.algo.facts import Facts
+from sparring.annotations import Annotation
 from sparring.types import Group, Sample
 
 
-class Gae(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="gae", tag_field="name"):
+class Gae(BaseCredit, frozen=True, kw_only=True, tag="gae"):
     """GAE: what happened from a token on, against what a critic expected.
 
         delta_t  = r_t + discount * V_(t+1) - V_t          V after the last token is 0
@@ -50,6 +50,8 @@ class Gae(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     )
 
     least_members: ClassVar[int] = 1
+    tells_turns_apart: ClassVar[bool] = True
+    reads: ClassVar[tuple[Annotation, ...]] = (Annotation.VALUE,)
 
     discount: float = 1.0
     """Per token."""
@@ -93,14 +95,14 @@ class Gae(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
             made = []
             for m in of_group:
                 of, target = next(targets)
-                with_target = replace(m, rows=m.with_steps(target, "return"))
+                with_target = replace(m, rows=m.with_steps(target, Annotation.RETURN))
                 made.append(with_target.with_steps([next(normal) for _ in of]))
             credited.append(in_order(rows, made, made))
         return credited
 
     def _member(self, member: Member) -> tuple[list[float], list[float]]:
         """Advantages before whitening, and the critic's targets."""
-        values, rewards = member.read("value", "gae"), member.step_rewards()
+        values, rewards = member.read(Annotation.VALUE, "gae"), member.step_rewards()
         after = [*values[1:], 0.0][: len(values)]  # who never spoke has no steps
         deltas = [r + self.discount * later - now for r, later, now in zip(rewards, after, values, strict=True)]
         lambda_policy = self.lambda_policy

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, by_role, in_order, members
 from sparring.algo.credit.statistics import standardised
 from sparring.algo.facts import Facts
@@ -15,7 +14,7 @@ from sparring.errors import refusal
 from sparring.types import Group, Sample
 
 
-class Gdpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="gdpo", tag_field="name"):
+class Gdpo(BaseCredit, frozen=True, kw_only=True, tag="gdpo"):
     """GDPO: every named part of the score is normalised in its group, then their weighted sum over the update.
 
         A_k,i = (r_k,i - mean(r_k)) / (std(r_k) + epsilon)      per part k of the score, in the group
@@ -34,6 +33,7 @@ class Gdpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     )
 
     least_members: ClassVar[int] = 2
+    counts_token_rewards: ClassVar[bool] = False
 
     weights: dict[str, float]
     """The parts of the score that count, and how much each does."""
@@ -44,6 +44,10 @@ class Gdpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def __post_init__(self) -> None:
         if not self.weights:
             raise ValueError("weights must name at least one part of the score")
+
+    def unread(self, parts: Sequence[str]) -> list[str]:
+        """List the `parts` without a weight: the rule reads parts of the score, not their sum."""
+        return [name for name in parts if name not in self.weights]
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages; see `protocols.Credit`.

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_turn, returns
 from sparring.algo.credit.statistics import centred, standardised
 from sparring.algo.facts import Facts
@@ -14,7 +13,7 @@ from sparring.errors import refusal
 from sparring.types import Group, Sample
 
 
-class Gigpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="gigpo", tag_field="name"):
+class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
     """GiGPO: an advantage of the whole episode, and one of the turn among all turns of the group taken in the same
     state.
 
@@ -45,6 +44,8 @@ class Gigpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     )
 
     least_members: ClassVar[int] = 2
+    sees_one_group: ClassVar[bool] = True
+    tells_turns_apart: ClassVar[bool] = True
 
     discount: float = 0.95
     """Per turn."""

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, in_order, members
 from sparring.algo.credit.statistics import centred
 from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
-class Hierarchical(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="hierarchical", tag_field="name"
-):
+class Hierarchical(BaseCredit, frozen=True, kw_only=True, tag="hierarchical"):
     """Hierarchical baselines: proposers are compared across the group, solvers inside the rollout that posed their
     problem.
 
@@ -35,6 +32,7 @@ class Hierarchical(
     )
 
     least_members: ClassVar[int] = 1
+    sees_one_group: ClassVar[bool] = True
 
     inside: tuple[str, ...] = ("solver",)
     """Roles that are compared inside a rollout."""

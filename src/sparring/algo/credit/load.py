@@ -7,11 +7,8 @@ from typing import Any
 
 from sparring.algo.aggregation import aggregated, denominator
 from sparring.algo.config import AlgoConfig
-from sparring.algo.credit.rae import RaeCredit
-from sparring.algo.credit.pass_at_k import PassAtK
-from sparring.algo.credit.rules import CreditRule, open_rule
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.shuffled import Shuffled
-from sparring.algo.credit.statistics import all_equal
 from sparring.protocols import Credit
 from sparring.types import Group, Sample
 
@@ -27,7 +24,7 @@ class CreditPipeline:
 
     def __init__(self, config: AlgoConfig, *, max_tokens: int) -> None:
         self._config = config
-        self._rule = open_rule(config.credit)
+        self._rule = config.credit.open()
         self._max_tokens = config.max_tokens or max_tokens
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
@@ -53,13 +50,12 @@ class CreditPipeline:
         return denominator(rows, self._config.aggregation)
 
     def state(self) -> Mapping[str, Any]:
-        """What the rule remembers of earlier updates; nothing for most."""
-        return self._rule.state() if isinstance(self._rule, RaeCredit) else {}
+        """Return what the rule remembers of earlier updates; nothing for most."""
+        return self._rule.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-        if isinstance(self._rule, RaeCredit):
-            self._rule.restore(state)
+        """Go on from `state`."""
+        self._rule.restore(state)
 
     def _stays(self, group: Group, shaped: Group) -> bool:
         difficulty = self._config.difficulty
@@ -73,11 +69,10 @@ def load_credit(config: AlgoConfig, *, seed: int, max_tokens: int = 1) -> Credit
     return Shuffled(credit, seed=seed) if config.control == "shuffled" else credit
 
 
-def _is_flat(group: Group, rule: CreditRule) -> bool:
+def _is_flat(group: Group, rule: BaseCredit) -> bool:
     """Whether what its roles earned says nothing: all rollouts the same, or what is the same to the rule."""
     earned: dict[str, list[float]] = {}
     for rollout, score in zip(group.rollouts, group.scores, strict=True):
         for trajectory in rollout.trajectories:
             earned.setdefault(trajectory.role, []).append(score.of(trajectory.role) or 0.0)
-    says_nothing = rule.says_nothing if isinstance(rule, PassAtK) else all_equal
-    return all(says_nothing(rewards) for rewards in earned.values())
+    return all(rule.says_nothing(rewards) for rewards in earned.values())

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_trajectory
 from sparring.algo.credit.statistics import centred, mean
 from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
-class MaxRl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="maxrl", tag_field="name"):
+class MaxRl(BaseCredit, frozen=True, kw_only=True, tag="maxrl"):
     """MaxRL: centred rewards over their mean, so that rare success weighs more.
 
         A_i = (r_i - mean(r)) / mean(r)      0 where nobody in the group earned anything
@@ -32,6 +31,8 @@ class MaxRl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     )
 
     least_members: ClassVar[int] = 2
+    sees_one_group: ClassVar[bool] = True
+    needs_nonnegative_rewards: ClassVar[bool] = True
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages; see `protocols.Credit`.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import compress
 from typing import TypeVar
 
+from sparring.annotations import Annotation
 from sparring.errors import refusal
 from sparring.types import Group, Sample, Score, Trajectory
 
@@ -41,7 +42,9 @@ class Member:
     @property
     def reward(self) -> float:
         """What the trajectory earned in all: its role's reward, and every per-token reward that annotators gave it."""
-        return self.outcome + math.fsum(x for row in self.rows for x in _weighted(row, row.annotations.get("reward")))
+        return self.outcome + math.fsum(
+            x for row in self.rows for x in _weighted(row, row.annotations.get(Annotation.REWARD))
+        )
 
     @property
     def outcome(self) -> float:
@@ -121,7 +124,7 @@ class Member:
             if name not in row.annotations:
                 do = "add the part that writes it to the stage, or choose a credit that does without"
                 raise refusal(
-                    f"[algo] credit {rule!r}", f"an annotation {name!r} on every sample", f"none on {row.id}", do
+                    f"[algo] credit {rule!r}", f"an annotation '{name}' on every sample", f"none on {row.id}", do
                 )
         return [self.rows[row].annotations[name][at] for turn in self.steps() for row, at in turn]
 
@@ -138,7 +141,7 @@ class Member:
         flat = [place for turn in steps for place in turn]
         if not flat:
             return []
-        own = [self.rows[row].annotations.get("reward") for row, _ in flat]
+        own = [self.rows[row].annotations.get(Annotation.REWARD) for row, _ in flat]
         rewards = [0.0 if values is None else values[at] for values, (_, at) in zip(own, flat, strict=True)]
         last = -1
         for turn, reward, of_turn in zip(steps, turns, parts, strict=True):
@@ -156,10 +159,7 @@ class Member:
         for (row, at), value in zip((place for turn in self.steps() for place in turn), values, strict=True):
             written[row][at] = value
         if name:
-            return tuple(
-                replace(row, annotations={**row.annotations, name: tuple(v)})
-                for row, v in zip(self.rows, written, strict=True)
-            )
+            return tuple(row.annotated(name, tuple(v)) for row, v in zip(self.rows, written, strict=True))
         return tuple(replace(row, advantages=tuple(v)) for row, v in zip(self.rows, written, strict=True))
 
     def with_turns(self, values: Sequence[float]) -> tuple[Sample, ...]:

@@ -7,21 +7,14 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, by_role, in_order, members, returns
 from sparring.algo.facts import Facts
+from sparring.annotations import Annotation
 from sparring.types import Group, Sample
 
 
-class OptimalTokenBaseline(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag="optimal_token_baseline",
-    tag_field="name",
-):
+class OptimalTokenBaseline(BaseCredit, frozen=True, kw_only=True, tag="optimal_token_baseline"):
     """Optimal token baseline: returns are compared per position, weighted by the gradient collected up to there.
 
         w_i,t = 1 - 2 * p(y_t) + sum_v p(v)^2            squared norm of the gradient in the logits
@@ -42,6 +35,8 @@ class OptimalTokenBaseline(
     )
 
     least_members: ClassVar[int] = 2
+    tells_turns_apart: ClassVar[bool] = True
+    reads: ClassVar[tuple[Annotation, ...]] = (Annotation.PROBABILITY_SQUARES,)
 
     zero_tail: bool = True
     """Whether the baseline is 0 at the tokens that only one member reached. Else their advantage is 0."""
@@ -82,5 +77,5 @@ class OptimalTokenBaseline(
 
 def _norms(member: Member) -> list[float]:
     """w of each step."""
-    squares = member.read("probability_squares", "optimal_token_baseline")
+    squares = member.read(Annotation.PROBABILITY_SQUARES, "optimal_token_baseline")
     return [1 - 2 * math.exp(logprob) + square for logprob, square in zip(member.logprobs(), squares, strict=True)]

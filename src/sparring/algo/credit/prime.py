@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, by_role, in_order, members, returns
 from sparring.algo.credit.statistics import against_others, mean
 from sparring.algo.facts import Facts
 from sparring.algo.right_answers import is_right
+from sparring.annotations import Annotation
 from sparring.types import Group, Sample
 
 
-class Prime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="prime", tag_field="name"):
+class Prime(BaseCredit, frozen=True, kw_only=True, tag="prime"):
     """PRIME: leave-one-out on the outcome, and on token rewards that a language model trained on outcomes implies.
 
         r_i,t = beta * (log p_implicit(y_t) - log p_reference(y_t))
@@ -48,6 +48,7 @@ class Prime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     )
 
     least_members: ClassVar[int] = 2
+    reads: ClassVar[tuple[Annotation, ...]] = (Annotation.IMPLICIT, Annotation.REFERENCE)
 
     beta: float = 0.05
     """Scale of the implicit reward."""
@@ -61,6 +62,11 @@ class Prime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def __post_init__(self) -> None:
         if not self.beta > 0 or not 0 <= self.discount <= 1:
             raise ValueError("beta must be above 0, and discount lie between 0 and 1")
+
+    @property
+    def implicit_scale(self) -> float:
+        """`beta`."""
+        return self.beta
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages and the annotation `right`; see `protocols.Credit`.
@@ -80,7 +86,7 @@ class Prime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def _labelled(self, member: Member) -> Member:
         right = float(is_right(member.score, member.trajectory.role, self.solved_above))
-        return replace(member, rows=member.with_steps([right] * member.length, "right"))
+        return replace(member, rows=member.with_steps([right] * member.length, Annotation.RIGHT))
 
     def _role(self, role: Sequence[Member]) -> dict[str, list[float]]:
         if len(role) < 2:
@@ -88,7 +94,9 @@ class Prime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         implied = [
             [
                 self.beta * (a - b)
-                for a, b in zip(m.read("implicit", "prime"), m.read("reference", "prime"), strict=True)
+                for a, b in zip(
+                    m.read(Annotation.IMPLICIT, "prime"), m.read(Annotation.REFERENCE, "prime"), strict=True
+                )
             ]
             for m in role
         ]

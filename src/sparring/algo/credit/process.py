@@ -6,8 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_token, returns
 from sparring.algo.credit.statistics import standardised
 from sparring.algo.credit.turn_level import want_turns
@@ -15,7 +14,7 @@ from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
-class Process(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="process", tag_field="name"):
+class Process(BaseCredit, frozen=True, kw_only=True, tag="process"):
     """GRPO's process supervision: a token is credited with all normalised step rewards from its step on.
 
         r~_i,k = (r_i,k - mean(r)) / (std(r) + epsilon)      over all steps of all members
@@ -34,6 +33,9 @@ class Process(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     )
 
     least_members: ClassVar[int] = 1
+    sees_one_group: ClassVar[bool] = True
+    tells_turns_apart: ClassVar[bool] = True
+    counts_token_rewards: ClassVar[bool] = False
 
     epsilon: float = 1e-6
     """Added to the standard deviation."""

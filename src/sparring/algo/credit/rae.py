@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import in_order, members
 from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
-class Rae(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="rae", tag_field="name"):
+class Rae(BaseCredit, frozen=True, kw_only=True, tag="rae"):
     """Role-conditioned advantage estimation (SPIRAL): rewards less a moving average per environment and role.
 
         b_role <- decay * b_role + (1 - decay) * r_i
@@ -44,7 +43,7 @@ class Rae(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
             raise ValueError(f"decay must be above 0, where every advantage is 0, and below 1, got {self.decay}")
 
     def open(self) -> RaeCredit:
-        """The rule with its state, at the start of a run."""
+        """Return the rule with its state, at the start of a run."""
         return RaeCredit(self.decay)
 
 

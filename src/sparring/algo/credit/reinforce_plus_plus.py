@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, in_order, members, returns
 from sparring.algo.credit.statistics import standardised
 from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
-class ReinforcePlusPlus(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="reinforce_plus_plus", tag_field="name"
-):
+class ReinforcePlusPlus(BaseCredit, frozen=True, kw_only=True, tag="reinforce_plus_plus"):
     """REINFORCE++: a token's return, normalised over all tokens of the update.
 
         G_t = sum_{s >= t} r_s           with the KL penalty of a reference in r_s, where one is annotated
@@ -32,6 +29,7 @@ class ReinforcePlusPlus(
     )
 
     least_members: ClassVar[int] = 1
+    tells_turns_apart: ClassVar[bool] = True
 
     epsilon: float = 1e-8
     """Added to the standard deviation."""

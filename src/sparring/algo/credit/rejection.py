@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_trajectory
 from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
-class Rejection(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="rejection", tag_field="name"
-):
+class Rejection(BaseCredit, frozen=True, kw_only=True, tag="rejection"):
     """Rejection fine-tuning: of the rollouts that succeeded, the distinct ones are imitated.
 
         A_i = 1 if r_i > solved_above, no earlier member sampled the same tokens and fewer than `at_most` were taken,
@@ -31,6 +28,7 @@ class Rejection(
     )
 
     least_members: ClassVar[int] = 1
+    sees_one_group: ClassVar[bool] = True
 
     solved_above: float = 0.5
     """A rollout succeeded when its reward is above this."""

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import in_order, members
 from sparring.algo.credit.statistics import mean
 from sparring.algo.facts import Facts
@@ -15,7 +14,7 @@ from sparring.errors import refusal
 from sparring.types import Group, Sample
 
 
-class Remax(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="remax", tag_field="name"):
+class Remax(BaseCredit, frozen=True, kw_only=True, tag="remax"):
     """ReMax: a rollout is judged against what greedy decoding earns on the same task.
 
         A_i = r_i - r(greedy)
@@ -32,6 +31,8 @@ class Remax(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     )
 
     least_members: ClassVar[int] = 1
+    sees_one_group: ClassVar[bool] = True
+    needs_baselines: ClassVar[bool] = True
     wants_baseline: ClassVar[bool] = True
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:

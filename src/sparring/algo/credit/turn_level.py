@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_turn
 from sparring.algo.credit.statistics import standardised
 from sparring.algo.facts import Facts
@@ -14,9 +13,7 @@ from sparring.errors import refusal
 from sparring.types import Group, Sample
 
 
-class TurnLevel(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="turn_level", tag_field="name"
-):
+class TurnLevel(BaseCredit, frozen=True, kw_only=True, tag="turn_level"):
     """MT-GRPO: a turn is compared with the same turn of its siblings, and the outcome with theirs.
 
         A^T_i,k = (r_i,k - mean_i(r_i,k)) / (std_i(r_i,k) + epsilon)    over members with a turn k before their last
@@ -40,6 +37,8 @@ class TurnLevel(
     )
 
     least_members: ClassVar[int] = 2
+    sees_one_group: ClassVar[bool] = True
+    tells_turns_apart: ClassVar[bool] = True
 
     outcome_weight: float = 1.0
     """How much the outcome counts in turns before the last."""

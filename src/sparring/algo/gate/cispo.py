@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
-
 from sparring.algo.facts import Facts
+from sparring.algo.gate.base import BaseGate
 from sparring.algo.tokens import Gated, PolicyTokens, Unit
 
 if TYPE_CHECKING:
     import torch
 
 
-class Cispo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="cispo", tag_field="name"):
+class Cispo(BaseGate, frozen=True, kw_only=True, tag="cispo"):
     """stop_gradient(clip(r, 1 - low, 1 + high)) A log pi: CISPO (MiniMax-M1, arXiv 2506.13585, equations 4 and 5). The
     weight is clipped and no token loses its gradient, so rare tokens that matter keep teaching. Its authors leave the
     lower bound open (low = 1)."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
-
 from sparring.algo.facts import Facts
+from sparring.algo.gate.base import BaseGate
 from sparring.algo.tokens import Gated, PolicyTokens, Unit
 
 if TYPE_CHECKING:
     import torch
 
 
-class Clip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="clip", tag_field="name"):
+class Clip(BaseGate, frozen=True, kw_only=True, tag="clip"):
     """min(r A, clip(r, 1 - low, 1 + high) A): PPO (arXiv 1707.06347, equation 7), with an upper bound of its own that
     leaves room to explore (clip-higher, DAPO, arXiv 2503.14476, equation 8).
     """

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
-
 from sparring.algo.facts import Facts
+from sparring.algo.gate.base import BaseGate
 from sparring.algo.gate.covariance import STRIDE, covariance
-from sparring.algo.tokens import Gated, PolicyTokens, Unit
+from sparring.algo.tokens import Gated, PolicyTokens, RatioKind, Unit
+from sparring.annotations import Annotation
 
 if TYPE_CHECKING:
     import torch
 
 
-class ClipCov(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="clip_cov", tag_field="name"):
+class ClipCov(BaseGate, frozen=True, kw_only=True, tag="clip_cov"):
     """min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), without gradient for a share of the step's tokens, drawn among
     those with low <= cov <= high that this clip does not stop (Clip-Cov, arXiv 2505.22617, equations 10 to 12):
 
@@ -49,6 +49,8 @@ class ClipCov(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     )
 
     unit: ClassVar[Unit] = "token"
+    takes: ClassVar[tuple[RatioKind, ...]] = ("token",)
+    moves_idle_tokens: ClassVar[bool] = True
 
     share: float = 0.0002
     """How many of all tokens are chosen."""
@@ -76,7 +78,7 @@ class ClipCov(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
         """The surrogate [M]; stopped are the chosen tokens and those that the clip decides."""
         surrogate, clipped = self._clipped(log_ratio, tokens)
-        chosen = tokens.annotations["chosen"] > 0
+        chosen = tokens.annotations[Annotation.CHOSEN] > 0
         return Gated(surrogate=surrogate.masked_fill(chosen, 0.0), stopped=chosen | clipped)
 
     def chosen(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:

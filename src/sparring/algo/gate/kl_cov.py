@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
-
 from sparring.algo.facts import Facts
+from sparring.algo.gate.base import BaseGate
 from sparring.algo.gate.covariance import covariance
-from sparring.algo.tokens import Gated, PolicyTokens, Unit
+from sparring.algo.tokens import Gated, PolicyTokens, RatioKind, Unit
+from sparring.annotations import Annotation
 
 if TYPE_CHECKING:
     import torch
 
 
-class KlCov(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="kl_cov", tag_field="name"):
+class KlCov(BaseGate, frozen=True, kw_only=True, tag="kl_cov"):
     """r A - coefficient |log r| for the share of the step's tokens with the largest cov, r A for the others (KL-Cov,
     arXiv 2505.22617, equations 13 and 14, its divergence estimated as in its authors' code):
 
@@ -37,6 +37,8 @@ class KlCov(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     )
 
     unit: ClassVar[Unit] = "token"
+    takes: ClassVar[tuple[RatioKind, ...]] = ("token",)
+    moves_idle_tokens: ClassVar[bool] = True
 
     share: float = 0.002
     """How many of all tokens are penalised."""
@@ -51,7 +53,7 @@ class KlCov(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
         """The surrogate [M]."""
-        chosen = tokens.annotations["chosen"] > 0
+        chosen = tokens.annotations[Annotation.CHOSEN] > 0
         penalty = (self.coefficient * log_ratio.abs()).masked_fill(~chosen, 0.0)
         return Gated(
             surrogate=log_ratio.exp() * tokens.advantages - penalty, stopped=chosen & (log_ratio.detach() != 0)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
-
 from sparring.algo.facts import Facts
+from sparring.algo.gate.base import BaseGate
 from sparring.algo.tokens import Gated, PolicyTokens, Unit
 
 if TYPE_CHECKING:
     import torch
 
 
-class Sapo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="sapo", tag_field="name"):
+class Sapo(BaseGate, frozen=True, kw_only=True, tag="sapo"):
     """4 / tau * sigmoid(tau (r - 1)) A, with a tau of its own for either sign of A: SAPO (arXiv 2511.20347, equations 5
     and 6). The gradient fades as the ratio leaves 1, by 4 s (1 - s) with s the sigmoid, instead of ending at a bound.
     Use it where clipping loses too many tokens, as with mixtures of experts.

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import torch
 
-from sparring.algo.annotate.teacher import TEACHER
 from sparring.algo.tokens import bounded
+from sparring.annotations import Annotation
 from sparring.protocols import Divergence, LossResult, Needs
 
 Estimator = Literal["policy_gradient", "squared"]
@@ -44,7 +44,7 @@ class SampledDistillLoss:
         """The term's share of the update's loss: a scalar from `logprob` [M] with gradient, the annotation `teacher`
         and the recorded log-probabilities. `distill_gap` is the mean of gap_t: what the update minimises."""
         weights, logprob = micro_batch.weights[self.term], quantities["logprob"]
-        gap = logprob - micro_batch.annotations[TEACHER]
+        gap = logprob - micro_batch.annotations[Annotation.TEACHER]
         if self._estimator == "squared":
             each = gap.square() / 2
         else:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch.nn.functional import logsigmoid
 
-from sparring.algo.loss.preference.pairs import REFERENCE, per_pair, replies
+from sparring.algo.loss.preference.pairs import per_pair, replies
+from sparring.annotations import Annotation
 from sparring.protocols import LossResult, Needs
 
 
@@ -51,7 +52,7 @@ class ImplicitReward:
         _, which = micro_batch.group[micro_batch.rows].unique(return_inverse=True)
         which = torch.where(ours, which, -1)
         of_each = per_pair(weights, which)
-        sums = replies(quantities["logprob"], micro_batch.annotations[REFERENCE], which, len(of_each))
+        sums = replies(quantities["logprob"], micro_batch.annotations[Annotation.REFERENCE], which, len(of_each))
         reward = self.beta * (sums.logprob - sums.reference)
         of_token = micro_batch.label.to(reward.dtype)[micro_batch.rows[ours]]
         label = reward.new_zeros(len(of_each)).index_copy(0, which[ours], of_token)

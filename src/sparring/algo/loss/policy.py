@@ -13,6 +13,7 @@ import torch
 from sparring.algo.aggregation import recounted
 from sparring.algo.config import AlgoConfig
 from sparring.algo.tokens import PolicyTokens, StepGate, bounded
+from sparring.annotations import Annotation
 from sparring.protocols import Divergence, LossResult, Needs
 
 
@@ -64,10 +65,10 @@ class PolicyLoss:
         log_ratio = bounded(config.ratio(tokens))
         gated = config.gate(log_ratio, tokens)
         if config.correction_rule.denominator == "kept":
-            weights = weights * micro_batch.annotations["recounted"]
+            weights = weights * micro_batch.annotations[Annotation.RECOUNTED]
         surrogate = corrected.weights * gated.surrogate
         if config.top_entropy < 1:
-            surrogate = surrogate * tokens.annotations["entropic"]
+            surrogate = surrogate * tokens.annotations[Annotation.ENTROPIC]
         total = (weights * surrogate).sum()
         metrics = {**_metrics(tokens, log_ratio, gated.stopped), **corrected.metrics}
         if config.entropy_bonus:
@@ -77,10 +78,12 @@ class PolicyLoss:
             kl = (
                 quantities["divergence"]
                 if whole
-                else config.kl(quantities["logprob"], micro_batch.annotations["reference"])
+                else config.kl(quantities["logprob"], micro_batch.annotations[Annotation.REFERENCE])
             )
             coefficient = (
-                config.kl.coefficient if config.kl.target is None else micro_batch.annotations["kl_coefficient"]
+                config.kl.coefficient
+                if config.kl.target is None
+                else micro_batch.annotations[Annotation.KL_COEFFICIENT]
             )
             total = total - (weights * coefficient * kl).sum()
             metrics["reference_kl"] = (kl.detach()[tokens.ours].double().sum().item(), metrics["ratio"][1])
@@ -94,27 +97,27 @@ class PolicyLoss:
         config, found = self._config, dict[str, torch.Tensor]()
         old, tokens = self._tokens(quantities, micro_batch)
         if isinstance(config.gate, StepGate):
-            found["chosen"] = config.gate.chosen(bounded(config.ratio(tokens)), tokens).to(old.dtype)
+            found[Annotation.CHOSEN] = config.gate.chosen(bounded(config.ratio(tokens)), tokens).to(old.dtype)
         if config.top_entropy < 1:
             count = max(1, round(config.top_entropy * int(tokens.ours.sum())))
-            found["entropic"] = tokens.largest(tokens.entropy, count).to(old.dtype)
+            found[Annotation.ENTROPIC] = tokens.largest(tokens.entropy, count).to(old.dtype)
         if config.correction_rule.normalise:
-            found["correction_mean"] = config.correction_rule.mean(old, tokens).to(old.dtype).expand(len(old))
+            found[Annotation.CORRECTION_MEAN] = config.correction_rule.mean(old, tokens).to(old.dtype).expand(len(old))
         if config.correction_rule.denominator == "kept":
             kept, trajectories = (
                 config.correction_rule(old, tokens).weights > 0,
                 micro_batch.trajectory[micro_batch.rows],
             )
-            found["recounted"] = recounted(micro_batch.weights[self.term], kept, trajectories, config.aggregation).to(
-                old.dtype
-            )
+            found[Annotation.RECOUNTED] = recounted(
+                micro_batch.weights[self.term], kept, trajectories, config.aggregation
+            ).to(old.dtype)
         return found
 
     def _tokens(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> tuple[torch.Tensor, PolicyTokens]:
         """The trainer's log-probabilities before the update [M], and the policy's tokens."""
         now, behaviour = quantities["logprob"].detach(), micro_batch.behaviour_logprobs
-        old = micro_batch.annotations.get("proximal", now)
-        share = micro_batch.annotations.get("proximal_share")
+        old = micro_batch.annotations.get(Annotation.PROXIMAL, now)
+        share = micro_batch.annotations.get(Annotation.PROXIMAL_SHARE)
         if self._config.anchor == "loglinear" and share is not None:
             old = behaviour + share * (now - behaviour)
         return old, PolicyTokens(

@@ -11,10 +11,8 @@ from typing import Any
 import torch
 from torch.nn.functional import logsigmoid
 
+from sparring.annotations import Annotation
 from sparring.protocols import LossResult, Needs
-
-LABEL = "step_label"
-"""The annotation that says of the token behind a step whether the step is right: 1, 0, or a probability."""
 
 
 class StepLabels:
@@ -33,7 +31,7 @@ class StepLabels:
         """The term's share of the update's loss, a scalar from `value` [M] float32 with gradient, and the metric
         accuracy: the share of steps whose sigmoid is on the label's side of one half, ties half."""
         weights, values = micro_batch.weights[self.term], quantities["value"]
-        label = micro_batch.annotations[LABEL].to(values.dtype)
+        label = micro_batch.annotations[Annotation.STEP_LABEL].to(values.dtype)
         wrong = -(label * logsigmoid(values) + (1.0 - label) * logsigmoid(-values))
         loss = (weights * wrong).sum() / micro_batch.denominators[self.term]
         ours = weights != 0

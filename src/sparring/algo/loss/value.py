@@ -10,12 +10,8 @@ from typing import Any
 
 import torch
 
+from sparring.annotations import Annotation
 from sparring.protocols import LossResult, Needs
-
-OLD = "value"
-"""The annotation with what the critic said before the update."""
-TARGET = "return"
-"""The annotation with what it should have said."""
 
 
 class ValueLoss:
@@ -46,8 +42,8 @@ class ValueLoss:
         means value, return, return_square, error (R - V) and error_square, of which an explained variance is made.
         """
         weights, values = micro_batch.weights[self.term], quantities["value"]
-        old = micro_batch.annotations[OLD].to(values.dtype)
-        target = micro_batch.annotations[TARGET].to(values.dtype)
+        old = micro_batch.annotations[Annotation.VALUE].to(values.dtype)
+        target = micro_batch.annotations[Annotation.RETURN].to(values.dtype)
         error = (values - target) ** 2
         stopped = torch.zeros_like(weights, dtype=torch.bool)
         if self.clip:

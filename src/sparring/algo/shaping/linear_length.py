@@ -6,16 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-import msgspec
-
 from sparring.algo.facts import Facts
 from sparring.algo.shaping.amounts import sampled_tokens, sampled_turns, shaped
+from sparring.algo.shaping.base import BaseShaping
 from sparring.types import Group, Trajectory
 
 
-class LinearLength(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="linear_length", tag_field="name"
-):
+class LinearLength(BaseShaping, frozen=True, kw_only=True, tag="linear_length"):
     """Linear length penalty: what a rollout used has a price, in full only where the task is mastered.
 
         r' = r - price * max(0, l - free) * s

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar
 
-import msgspec
-
 from sparring.algo.facts import Facts
 from sparring.algo.shaping.amounts import sampled_tokens, shaped
+from sparring.algo.shaping.base import BaseShaping
 from sparring.types import Group, Trajectory
 
 
-class Overlong(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="overlong", tag_field="name"):
+class Overlong(BaseShaping, frozen=True, kw_only=True, tag="overlong"):
     """Soft overlong punishment: the last `buffer` tokens before the limit cost more and more.
 
         r' = r + weight * p

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
 from sparring.algo.facts import Facts
 from sparring.algo.shaping.amounts import shaped
+from sparring.algo.shaping.base import BaseShaping
 from sparring.errors import refusal
 from sparring.types import Group, Trajectory
 
 
-class StopProperly(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="stop_properly", tag_field="name"
-):
+class StopProperly(BaseShaping, frozen=True, kw_only=True, tag="stop_properly"):
     """Stop properly: a rollout that a limit cut off keeps a share of its reward.
 
         r' = keeps * r     where the role's outcome is truncated
@@ -30,6 +27,8 @@ class StopProperly(
         defaults={"keeps": "ours"},
         differences=("Negative rewards are refused; NeMo RL multiplies these, too.",),
     )
+
+    needs_nonnegative_rewards: ClassVar[bool] = True
 
     keeps: float = 0.0
     """The share."""

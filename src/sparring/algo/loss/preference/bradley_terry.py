@@ -12,10 +12,8 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from sparring.algo.loss.preference.pairs import pair_metrics, per_pair, sides
+from sparring.annotations import Annotation
 from sparring.protocols import LossResult, Needs
-
-MARGIN = "margin"
-"""The annotation that says how much better the chosen text is; rows without one have 0."""
 
 
 class BradleyTerry:
@@ -46,8 +44,8 @@ class BradleyTerry:
         places = (pair * 2 + side)[ours]
         rewards = values.new_zeros(2 * len(of_pair)).index_add(0, places, values[ours]).view(-1, 2)
         margin = rewards[:, 0] - rewards[:, 1]
-        if MARGIN in micro_batch.annotations:
-            asked = micro_batch.annotations[MARGIN].to(values.dtype)
+        if Annotation.MARGIN in micro_batch.annotations:
+            asked = micro_batch.annotations[Annotation.MARGIN].to(values.dtype)
             of_side = values.new_zeros(2 * len(of_pair)).index_add(0, places, asked[ours]).view(-1, 2)
             margin = margin - of_side[:, 0]
         wrong = self.centre * rewards.sum(1) ** 2 - logsigmoid(margin)

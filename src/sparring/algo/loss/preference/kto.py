@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from sparring.algo.loss.preference.pairs import REFERENCE, replies
+from sparring.algo.loss.preference.pairs import replies
+from sparring.annotations import Annotation
 from sparring.protocols import LossResult, Needs
 
 
@@ -43,7 +44,7 @@ class Kto:
         found = reward[there & (micro_batch.label == 0)]
         if not len(found):
             raise ValueError("expected mismatched rows (label 0) in a step of kto, got none; add them to the batch")
-        return {"kto_shift": found.double().mean().expand(len(micro_batch.targets))}
+        return {Annotation.KTO_SHIFT: found.double().mean().expand(len(micro_batch.targets))}
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
         """The term's share of the update's loss.
@@ -57,7 +58,7 @@ class Kto:
             kto_shift (z) as (sum, count) over rows.
         """
         reward, there = self._rewards(quantities, micro_batch)
-        label, shift = micro_batch.label.to(reward.dtype), micro_batch.annotations["kto_shift"][0].clamp(min=0)
+        label, shift = micro_batch.label.to(reward.dtype), micro_batch.annotations[Annotation.KTO_SHIFT][0].clamp(min=0)
         there = there & (label != 0)
         scale = torch.full_like(reward, self.unwanted).masked_fill(label > 0, self.wanted)
         value = scale * torch.sigmoid(self.beta * label * (reward - shift))
@@ -72,5 +73,7 @@ class Kto:
     def _rewards(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """r of every row [R], and whether the term weighs it [R]."""
         which = torch.where(micro_batch.weights[self.term] != 0, micro_batch.rows, -1)
-        found = replies(quantities["logprob"], micro_batch.annotations[REFERENCE], which, len(micro_batch.label))
+        found = replies(
+            quantities["logprob"], micro_batch.annotations[Annotation.REFERENCE], which, len(micro_batch.label)
+        )
         return found.logprob - found.reference, found.length > 0

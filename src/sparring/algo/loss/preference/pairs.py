@@ -10,11 +10,9 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from sparring.annotations import Annotation
 from sparring.protocols import LossResult, Needs
 from sparring.types import Sample
-
-REFERENCE = "reference"
-"""The annotation that holds the reference model's log-probabilities."""
 
 
 class Replies(NamedTuple):
@@ -68,7 +66,7 @@ class PairLoss:
         """
         weights = micro_batch.weights[self.term]
         pair, side = sides(micro_batch, weights)
-        reference = micro_batch.annotations[REFERENCE] if self.form.has_reference else None
+        reference = micro_batch.annotations[Annotation.REFERENCE] if self.form.has_reference else None
         rewards = self.form.reward(replies(quantities["logprob"], reference, pair * 2 + side, 2 * _count(pair))).view(
             -1, 2
         )
@@ -133,7 +131,11 @@ def rewards_of(form: Form, rows: Sequence[Sample], logprobs: Sequence[Sequence[f
     found = []
     for row, values in zip(rows, logprobs, strict=True):
         ours = torch.tensor(row.weights[PairLoss.term]) != 0
-        reference = torch.tensor(row.annotations[REFERENCE], dtype=torch.float64)[ours] if form.has_reference else None
+        reference = (
+            torch.tensor(row.annotations[Annotation.REFERENCE], dtype=torch.float64)[ours]
+            if form.has_reference
+            else None
+        )
         logprob = torch.tensor(values, dtype=torch.float64)[ours]
         found.append(float(form.reward(replies(logprob, reference, torch.zeros(len(logprob), dtype=torch.int64), 1))))
     return found
