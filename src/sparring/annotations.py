@@ -74,7 +74,7 @@ class Annotation(StrEnum):
         name="proximal_share",
         meaning="how far the estimated `proximal` lies on the way from the recorded to the current log-probability",
         unit="0 to 1",
-        writers=("algo/annotate/loglinear.py",),
+        writers=("algo/annotate/trainer_quantity.py",),
         readers=("algo/loss/policy.py",),
     )
     TEACHER = Declaration(

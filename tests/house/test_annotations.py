@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "sparring"
 DECLARATION = "annotations.py"
 
-WRITING = {"annotated": 0, "with_steps": 1, "Forwarded": 1}
+WRITING = {"annotated": 0, "with_steps": 1, "TrainerQuantity": 1}
 """Calls that put an annotation on rows, and the argument that names it."""
 READING = {"get": 0, "read": 0, "reads": 0, "check_asked": 2}
 """Likewise calls that take one from rows, or ask whether somebody does."""
@@ -149,7 +149,7 @@ def test_a_name_that_means_nothing_else_stands_in_the_declaration_alone() -> Non
         'x = row.annotated("reference", y)',
         'x = member.with_steps(y, "right")',
         'x = member.read("value", "gae")',
-        'x = Forwarded(forward, "reference", "logprob")',
+        'x = TrainerQuantity(forward, "reference", "logprob")',
     ],
 )
 def test_a_literal_where_an_annotation_is_named_is_found(text: str) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sparring.algo.annotate.forwarded import Forwarded
 from sparring.algo.annotate.kl import KlCoefficient
-from sparring.algo.annotate.loglinear import ProximalShare
+from sparring.algo.annotate.trainer_quantity import ProximalShare, TrainerQuantity
 from sparring.annotations import Annotation
 from sparring.protocols import Annotator, Trainer
 from sparring.stages.context import POLICY, Context
@@ -25,20 +24,20 @@ def annotators(context: Context, trainers: Mapping[str, Trainer], coefficient: K
     """
     config, trainer = context.config, trainers[POLICY]
     found: list[Annotator] = (
-        [Forwarded(trainers[CRITIC].forward, Annotation.VALUE, "value")] if CRITIC in trainers else []
+        [TrainerQuantity(trainers[CRITIC].forward, Annotation.VALUE, "value")] if CRITIC in trainers else []
     )
     if IMPLICIT in trainers:  # as it is before the update: the paper's single forward
-        found.append(Forwarded(trainers[IMPLICIT].forward, Annotation.IMPLICIT))
+        found.append(TrainerQuantity(trainers[IMPLICIT].forward, Annotation.IMPLICIT))
     algo, steps = config.algo, config.rl.passes * config.rl.minibatches
     ours = config.rl.preference is None
     # of a batch that is trained once, the forward with gradients says what the trainer's were before the update
     if ours and algo.needs_proximal and steps > 1:
         guessed = algo.anchor == "loglinear"
         found.append(
-            ProximalShare(lambda: trainer.version) if guessed else Forwarded(trainer.forward, Annotation.PROXIMAL)
+            ProximalShare(lambda: trainer.version) if guessed else TrainerQuantity(trainer.forward, Annotation.PROXIMAL)
         )
     if ours and algo.reads(Annotation.PROBABILITY_SQUARES):
-        found.append(Forwarded(trainer.forward, Annotation.PROBABILITY_SQUARES, "probability_squares"))
+        found.append(TrainerQuantity(trainer.forward, Annotation.PROBABILITY_SQUARES, "probability_squares"))
     found += referring(config, trainer)
     if ours and algo.adaptive.target is not None:
         found.append(coefficient)

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from sparring.algo.annotate.observed import observing
-from sparring.algo.annotate.watch import Watch
+from sparring.algo.annotate.observations import observation_targets
+from sparring.algo.annotate.provenance import SampleProvenance
 from sparring.batch.batches import Plan, batches
 from sparring.harness.chat import ChatHarness
 from sparring.loop import run_loop
@@ -92,7 +92,7 @@ class Live:
         self.engine = WatchedEngine(self._served, self._spans)
         self.trainers: dict[str, Trainer] = {}
         self.add(POLICY, context.cluster.trainer(POLICY, path=str(self.source), plan=plan))
-        self.watch = Watch()
+        self.watch = SampleProvenance()
         context.sink.start(stage, section.steps)
 
     def add(self, role: str, trainer: Trainer) -> None:
@@ -160,7 +160,7 @@ class Live:
             groups_per_step=self._section.groups_per_step,
             credit=lesson.credit,
             model=POLICY,
-            annotators=[*lesson.annotators, *observing(self.watch, self._section.observations), self.watch],
+            annotators=[*lesson.annotators, *observation_targets(self.watch, self._section.observations), self.watch],
             store=self._context.store,
             plan=replace(lesson.plan, stage=self._stage),
         )

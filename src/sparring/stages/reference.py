@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from sparring.algo.annotate.compared import Compared
-from sparring.algo.annotate.forwarded import Forwarded
+from sparring.algo.annotate.trainer_quantity import TeacherTag, TrainerQuantity
 from sparring.annotations import Annotation
 from sparring.config import RunConfig
 from sparring.errors import refusal
@@ -75,11 +74,11 @@ def referring(config: RunConfig, trainer: Trainer) -> list[Annotator]:
     if not needs_reference(config):
         return []
     if not is_held(config):
-        return [Forwarded(trainer.forward, Annotation.REFERENCE)]
+        return [TrainerQuantity(trainer.forward, Annotation.REFERENCE)]
     asked = config.rl.preference is not None or config.algo.reads_reference
     return [
-        Compared(reference_model(config)),
-        *([Forwarded(trainer.forward, Annotation.REFERENCE, "teacher")] if asked else []),
+        TeacherTag(reference_model(config)),
+        *([TrainerQuantity(trainer.forward, Annotation.REFERENCE, "teacher")] if asked else []),
     ]
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sparring.algo.annotate.kl import KlCoefficient
-from sparring.algo.annotate.loglinear import ProximalShare
+from sparring.algo.annotate.trainer_quantity import ProximalShare
 from sparring.algo.config import AlgoConfig
 from sparring.algo.kl import Kl
 from sparring.algo.shaping.kl_reward import KlReward
