@@ -1,4 +1,4 @@
-"""Aggregation: what each token counts, and what the sum is divided by."""
+"""Aggregation: the weight of each token, and the divisor of the sum."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ Sums are over all trajectories of an optimiser step, those of groups in which al
 
 
 def aggregated(rows: Sequence[Sample], how: Aggregation, max_tokens: int) -> list[Sample]:
-    """The rows of one group with what each token counts as its policy weight. All branches of a trajectory count as one
-    sequence."""
+    """Return the rows of one group with each token's share of the sum as its policy weight.
+
+    All branches of a trajectory count as one sequence.
+    """
     if how in ("token_mean", "sequence_sum"):
         return list(rows)
     lengths: Counter[str] = Counter()
@@ -43,14 +45,14 @@ def aggregated(rows: Sequence[Sample], how: Aggregation, max_tokens: int) -> lis
 
 
 def denominator(rows: Iterable[Sample], how: Aggregation) -> float | None:
-    """What the policy term of an update with these rows is divided by; None: by the sum of its weights."""
+    """Return the divisor of the policy term of an update with these rows; None: the sum of its weights."""
     if how in ("token_mean", "sequence_mean"):
         return None
     return float(len({row.trajectory for row in rows if any(row.weights.get("policy", ()))}))
 
 
 def recounted(weights: torch.Tensor, kept: torch.Tensor, trajectories: torch.Tensor, how: Aggregation) -> torch.Tensor:
-    """What the weights of an optimiser step's M tokens are multiplied with so that only kept ones count.
+    """Compute factors of the weights of an optimiser step's M tokens so that only kept tokens count.
 
     The loss is then divided by as much as if the others had not been sampled: by the kept tokens, or by the
     trajectories of which any is kept, each as long as what is kept of it. Exactly 1 where all are kept.
@@ -75,5 +77,5 @@ def recounted(weights: torch.Tensor, kept: torch.Tensor, trajectories: torch.Ten
 
 
 def _or_one(values: torch.Tensor) -> torch.Tensor:
-    """The values, and 1 where they are 0."""
+    """Return the values, and 1 where they are 0."""
     return values.masked_fill(values == 0, 1)

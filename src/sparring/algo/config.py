@@ -32,12 +32,12 @@ from sparring.annotations import Annotation
 from sparring.errors import refusal
 
 INEXACT: dict[str, Any] = {"correction": Correction(weight="token"), "anchor": "proximal"}
-"""What `correction = "auto"` is where the engine does not compute as the trainer does."""
+"""Settings of `correction = "auto"` where the engine does not compute as the trainer does."""
 
 
 class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How scores become advantages and losses: an algorithm is a credit rule, a ratio, a gate, a correction and an
-    aggregation.
+    """Configuration of the algorithm: a credit rule, a ratio, a gate, a correction and an aggregation turn scores into
+    advantages and losses.
 
     Credit, ratio, gate and correction are chosen by name, `gate = "cispo"`, or by a table with settings,
     `gate = { name = "cispo", high = 0.4 }`; a table without a name has settings of the default. docs/algorithms.md
@@ -77,24 +77,24 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """An algorithm by its name, such as "gspo": it fills in every key that is not given here."""
 
     credit: CreditRule = DEFAULT_CREDIT
-    """How a rollout's reward becomes the advantage of its tokens."""
+    """Rule that makes the advantage of each token from a rollout's reward."""
 
     ratio: RatioRule = DEFAULT_RATIO
-    """What one probability ratio belongs to."""
+    """Unit that shares one probability ratio."""
 
     gate: GateRule = DEFAULT_GATE
-    """What is made of ratio and advantage."""
+    """Surrogate made of ratio and advantage."""
 
     anchor: Literal["behaviour", "proximal", "loglinear"] = "behaviour"
-    """What the ratio is to. behaviour: what the engine recorded; proximal: the trainer's own log-probabilities before
-    the update; loglinear: an estimate of these between recorded and current ones, which costs no forward."""
+    """Denominator of the ratio. behaviour: the log-probability that the engine recorded; proximal: the trainer's own
+    before the update; loglinear: an estimate between the recorded and the current one, which costs no forward."""
 
     correction: Correction | Literal["auto"] = "auto"
-    """What is done about an engine whose probabilities are not the trainer's. auto: none where engine and numerics are
+    """Correction for an engine whose probabilities are not the trainer's. auto: none where engine and numerics are
     exact, else tis with the anchor proximal."""
 
     aggregation: Aggregation = "token_mean"
-    """What each token counts."""
+    """Weight of each token in the sum."""
 
     max_tokens: int = 0
     """The constant length of aggregation "constant", which alone reads it; 0 takes `rollout.max_turn_tokens`."""
@@ -113,7 +113,7 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A language-model loss on right answers, beside the policy's."""
 
     shaping: tuple[ShapingRule, ...] = ()
-    """What is added to rewards before credit, in this order: a list of tables, each with the name of a rule and its
+    """Changes of rewards before credit, in this order: a list of tables, each with the name of a rule and its
     settings."""
 
     kl_reward: KlReward | None = None
@@ -165,75 +165,75 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def correction_rule(self) -> Correction:
-        """The correction; of an unresolved config none."""
+        """Return the correction; of an unresolved config, one that does nothing."""
         return Correction() if isinstance(self.correction, str) else self.correction
 
     @property
     def sees_one_group(self) -> bool:
-        """Whether an advantage depends on its group alone, as it is recorded."""
+        """Return whether an advantage depends on its group alone, as it is recorded."""
         return self.credit.sees_one_group and self.control == "none" and self.kl_reward is None
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a reference's log-probabilities have a part in the update."""
+        """Return whether a reference's log-probabilities have a part in the update."""
         return bool(self.kl.coefficient or self.kl_reward or self.reads(Annotation.REFERENCE))
 
     @property
     def compares_whole(self) -> bool:
-        """Whether the policy term compares whole distributions with the reference's."""
+        """Return whether the policy term compares whole distributions with the reference's."""
         return bool(self.kl.coefficient) and self.kl.estimator == "full"
 
     @property
     def reads_reference(self) -> bool:
-        """Whether what the reference says of the sampled tokens is read."""
+        """Return whether the reference's log-probabilities of the sampled tokens are read."""
         estimated = bool(self.kl.coefficient) and (self.kl.estimator != "full" or self.kl.target is not None)
         return estimated or self.kl_reward is not None or self.reads(Annotation.REFERENCE)
 
     def reads(self, name: str) -> bool:
-        """Whether the credit rule reads this annotation."""
+        """Return whether the credit rule reads this annotation."""
         return name in self.credit.reads
 
     @property
     def adaptive(self) -> Kl | KlReward:
-        """Of the two penalties for leaving the reference the one whose coefficient may adapt."""
+        """Return the penalty for leaving the reference whose coefficient may adapt."""
         return self.kl_reward if self.kl_reward is not None and self.kl.target is None else self.kl
 
     @property
     def needs_proximal(self) -> bool:
-        """Whether the trainer's log-probabilities before an update have a part in it."""
+        """Return whether the trainer's log-probabilities before an update have a part in it."""
         rule = self.correction_rule
         return self.anchor != "behaviour" or not rule.does_nothing and rule.compare == "before"
 
     @property
     def unit(self) -> Unit:
-        """What no micro-batch may split: the largest unit of any part."""
+        """Return the unit that no micro-batch may split: the largest of any part."""
         units = {self.ratio.unit, self.gate.unit, *self.correction_rule.units}
         return next(unit for unit in ("sequence", "turn", "token") if unit in units)
 
     @property
     def needs_survey(self) -> bool:
-        """Whether a token's part in the loss depends on all tokens of its optimiser step."""
+        """Return whether a token's part in the loss depends on all tokens of its optimiser step."""
         return isinstance(self.gate, StepGate) or self._looks_at_the_step
 
     @property
     def needs_idle_tokens(self) -> bool:
-        """Whether tokens of no advantage have a part in the gradient, or in that of others of their row."""
+        """Return whether tokens of no advantage have a part in the gradient, or in that of others of their row."""
         return self.needs_idle_rows or self.unit != "token" or self.needs_survey
 
     @property
     def needs_idle_rows(self) -> bool:
-        """Whether rows without any advantage have a part in the gradient, or in that of other rows; else nobody
-        computes them."""
+        """Return whether rows without any advantage have a part in the gradient, or in that of other rows; else they
+        are not computed."""
         return bool(self.kl.coefficient or self.entropy_bonus or self.gate.moves_idle_tokens or self._looks_at_the_step)
 
     @property
     def _looks_at_the_step(self) -> bool:
-        """Whether something beside the gate depends on all tokens of the optimiser step."""
+        """Return whether something beside the gate depends on all tokens of the optimiser step."""
         rule = self.correction_rule
         return self.top_entropy < 1 or rule.normalise or rule.denominator == "kept"
 
     def check(self, group_size: int, annotations: Set[str]) -> None:
-        """Refuse a credit rule that could not work in a stage with groups of this size which writes these annotations.
+        """Refuse a credit rule that could not work in a stage with groups of this size and these annotations.
 
         Raises:
             BadInput: it compares more members than there are, or reads what nobody writes; or every group would be
@@ -268,8 +268,8 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def named(algo: Any) -> Any:
-    """`[algo]` as it is written, with presets filled in and every part as a table with its name. What is not understood
-    is left for the config to refuse."""
+    """Return `[algo]` with presets filled in and every part as a table with its name. Values that it does not
+    understand are left for the config to refuse."""
     if not isinstance(algo, Mapping):
         return algo
     given = {key: _table(key, value) for key, value in algo.items()}
@@ -338,7 +338,7 @@ def _refuse_whole_reward(price: Any) -> None:
 
 
 def _known(key: str, name: Any, *names: Any) -> Any:
-    """The name, if it is one of these.
+    """Return the name if it is one of `names`.
 
     Raises:
         msgspec.ValidationError: it is not; said as the config's other complaints are.

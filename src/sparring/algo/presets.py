@@ -1,4 +1,4 @@
-"""Algorithms by name: what each sets in `[algo]`, where it is from, and what its source does in another way."""
+"""Algorithms by name: the settings of each in `[algo]`, its source and its differences from it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _ENTROPY_RUNS = (
 )
 _DPPO_DIFFERENCES = (
     (
-        "L is `rollout.max_turn_tokens` unless max_tokens says another; the authors' recipe takes the largest length of "
-        "an answer."
+        "L is `rollout.max_turn_tokens` unless max_tokens says another; the authors' recipe takes the "
+        "largest length of an answer."
     ),
     "The ratio has no bound; the authors' larger runs bound it by 5.",
 )
@@ -318,8 +318,8 @@ PRESETS: dict[str, Preset] = {
         differences=('Its authors\' experiments divide by lengths: aggregation = "sequence_mean".',),
     ),
 }
-"""What is not set here is the default, which the recipe may set. A paper that only says how to credit (pass_at_k; gdpo,
-whose parts the recipe must weigh) is no preset: its credit goes with any of these."""
+"""Presets by name. Keys that a preset leaves out keep their defaults, which the recipe may set. A paper that only says
+how to credit (pass_at_k; gdpo, whose parts the recipe must weigh) is no preset: its credit goes with any of these."""
 
 ALGORITHMS: Mapping[str, Mapping[str, Any]] = {name: preset.sets for name, preset in PRESETS.items()}
-"""What each sets."""
+"""Settings of each preset."""

@@ -9,8 +9,8 @@ from sparring.types import Sample
 
 
 def denominators(rows: Iterable[Sample], *, policy: float | None = None) -> dict[str, float]:
-    """Sum of all weights per term over all rows of an update, correctly rounded whatever the order; of the policy term
-    `policy`, if that is given.
+    """Sum all weights per term over all rows of an update, correctly rounded whatever the order; for the policy term
+    return `policy`, if that is given.
 
     Weights say how much a token counts, so this one rule is the token mean (weights of 1: number of tokens) and the
     sequence mean (weights that sum to 1 per trajectory: number of trajectories). A term that weighs no token is absent.

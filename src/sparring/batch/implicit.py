@@ -10,12 +10,13 @@ from sparring.errors import SparringError
 from sparring.types import Sample
 
 NEEDS = (Annotation.REFERENCE, Annotation.RIGHT)
-"""What is left on a row for it: the reference's log-probabilities, and whether the rollout was right (1 or 0)."""
+"""Annotations that credit leaves on a row for the model: the reference's log-probabilities, and whether the rollout was
+right (1 or 0)."""
 
 
 def implicit_rows(rows: Sequence[Sample]) -> list[Sample]:
-    """The rows for the preference term: wanted where the rollout was right, unwanted where it was wrong. All branches
-    of a trajectory are one reply, whose tokens weigh 1 together; its name is their group.
+    """Return the rows for the preference term: wanted where the rollout was right, unwanted where it was wrong. All
+    branches of a trajectory are one reply, whose tokens weigh 1 together; its name is their group.
 
     Log-probabilities are of the distribution that was sampled from, as those of the reference are: temperature, kept
     sets and biases stay.

@@ -16,12 +16,13 @@ MOST_EXTRA = 0.03
 UNITS_PER_PART = 4
 """A subtree larger than this share of a part is dealt out by its branches."""
 
-Unit = tuple[int, int]
+Subtree = tuple[int, int]
 """Rows of the walk from the first to before the last: one row, or all that begin with some prefix."""
 
 
 def pack(rows: Sequence[Sample], token_budget: int) -> list[list[Sample]]:
-    """At most `token_budget` distinct prefixes' tokens per micro-batch: what several rows begin with counts once.
+    """Pack rows into micro-batches of at most `token_budget` distinct prefixes' tokens: a beginning that rows share
+    counts once.
 
     Two orders are tried, and the one that makes fewer micro-batches, or else computes fewer tokens, is taken: row by
     row in lexicographic order, which parts a group only where a micro-batch is full; and subtrees that fit the budget,
@@ -68,7 +69,7 @@ def lanes(rows: Sequence[Sample], count: int, context: float = 0.0) -> list[list
 
 
 class _Part:
-    """Rows of the walk in ascending order, and what they cost together."""
+    """Rows of the walk in ascending order, and their cost together."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -76,7 +77,7 @@ class _Part:
 
 
 class _Tree:
-    """Rows as a walk through their tree of prefixes, and what parts of it cost.
+    """Rows as a walk through their tree of prefixes, and the cost of its parts.
 
     Each distinct prefix costs one, and for what its last token attends to: a row's first n positions n + n^2 / (2
     context).
@@ -91,12 +92,12 @@ class _Tree:
         self._before = list(accumulate(added, initial=0.0))
         self.cost = self._before[-1]
 
-    def singles(self) -> list[Unit]:
-        """Row by row."""
+    def singles(self) -> list[Subtree]:
+        """List the rows one by one."""
         return [(row, row + 1) for row in range(len(self._order))]
 
-    def units(self, most: float) -> list[Unit]:
-        """The largest subtrees that cost no more than `most`; a single row whatever it costs."""
+    def units(self, most: float) -> list[Subtree]:
+        """List the largest subtrees that cost no more than `most`; a single row whatever it costs."""
         found, left = [], [(0, len(self._order))] if self._order else []
         while left:
             first, last = left.pop()
@@ -108,12 +109,12 @@ class _Tree:
             left += pairwise([first, *cuts, last])
         return found
 
-    def largest_first(self, units: list[Unit]) -> list[Unit]:
-        """Equals in the order of the walk."""
+    def largest_first(self, units: list[Subtree]) -> list[Subtree]:
+        """Return the units by falling cost; equals in the order of the walk."""
         return sorted(units, key=lambda unit: (-self._cost(unit), unit))
 
-    def added(self, part: _Part, unit: Unit) -> float:
-        """What `part` costs more with `unit`: all but the longest prefix that some row of it has already.
+    def added(self, part: _Part, unit: Subtree) -> float:
+        """Return the cost that `unit` adds to `part`: all but the longest prefix that some row of the part has already.
 
         Rows outside a subtree share no more with any of its rows than they do with all of them, so its ends show it.
         """
@@ -125,15 +126,15 @@ class _Tree:
             known = max(known, min(self._shared[last : part.rows[at] + 1]))
         return self._cost(unit) - self._of(known)
 
-    def put(self, part: _Part, unit: Unit) -> None:
+    def put(self, part: _Part, unit: Subtree) -> None:
         """Add `unit` to `part`."""
         part.cost += self.added(part, unit)
         for row in range(*unit):
             insort(part.rows, row)
 
     def stretches(self, parts: int) -> list[_Part]:
-        """The walk in `parts` stretches of nearly equal cost, cut where little is shared: a row that adds much to those
-        before it shares little with them."""
+        """Cut the walk into `parts` stretches of nearly equal cost, where little is shared: a row that adds much to
+        those before it shares little with them."""
         count = min(parts, len(self._order))
         cuts = [0]
         for piece in range(1, count):
@@ -149,17 +150,17 @@ class _Tree:
         return found
 
     def samples(self, parts: Iterable[_Part]) -> list[list[Sample]]:
-        """What is not empty, in the order that `pack` promises."""
+        """Return the rows of each part that is not empty, in the order that `pack` promises."""
         members = sorted(sorted(self._order[row] for row in part.rows) for part in parts if part.rows)
         return [[self._rows[index] for index in indices] for indices in members]
 
-    def _cost(self, unit: Unit) -> float:
-        """Of these rows alone."""
+    def _cost(self, unit: Subtree) -> float:
+        """Return the cost of these rows alone."""
         return self._before[unit[1]] - self._before[unit[0]] + self._of(self._shared[unit[0]])
 
 
-def _placed(tree: _Tree, units: Iterable[Unit], budget: int) -> list[_Part]:
-    """Each unit where it adds least, and then where it leaves least room; in a new part where it fits nowhere."""
+def _placed(tree: _Tree, units: Iterable[Subtree], budget: int) -> list[_Part]:
+    """Place each unit where it adds least, and then where it leaves least room; in a new part where it fits nowhere."""
     parts: list[_Part] = []
     for unit in units:
         costs = [(tree.added(part, unit), -part.cost, place) for place, part in enumerate(parts)]

@@ -1,4 +1,4 @@
-"""Replies that somebody compared or labelled -> rows and batches of the preference and value terms."""
+"""Compared or labelled replies -> rows and batches of the preference and value terms."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def reply(
     share: float,
     imitate: bool = False,
 ) -> Sample:
-    """A rendered reply as a row of the preference term: `share` is spread evenly over its tokens.
+    """Make a row of the preference term from a rendered reply: `share` is spread evenly over its tokens.
 
     Args:
         tokens: prompt and reply, ids [T].
@@ -53,7 +53,7 @@ def reply(
 
 
 def whole_text(tokens: Sequence[int], *, id: str, group: str, label: float, margin: float = 0.0) -> Sample:
-    """One side of a pair for a reward model: the value behind the last token counts.
+    """Make one side of a pair for a reward model: the value behind the last token counts.
 
     Args:
         tokens: prompt and reply, ids [T].
@@ -75,7 +75,7 @@ def whole_text(tokens: Sequence[int], *, id: str, group: str, label: float, marg
 
 
 def labelled_steps(tokens: Sequence[int], ends: Mapping[int, float], *, id: str) -> Sample:
-    """A solution for a process reward model.
+    """Make a row of a labelled solution for a process reward model.
 
     Args:
         tokens: prompt and solution, ids [T].
@@ -94,7 +94,7 @@ def labelled_steps(tokens: Sequence[int], ends: Mapping[int, float], *, id: str)
 
 
 def mismatched(row: Sample, other: Sample, longest: int) -> Sample:
-    """The prompt of `row` with the reply of `other`, of at most `longest` tokens, for KTO's estimate of the
+    """Join the prompt of `row` and the reply of `other`, of at most `longest` tokens, for KTO's estimate of the
     divergence."""
     first, start = (next(place for place, weight in enumerate(r.weights["preference"]) if weight) for r in (row, other))
     ours = (*(False,) * first, *(weight != 0 for weight in other.weights["preference"][start:]))[:longest]
@@ -103,7 +103,8 @@ def mismatched(row: Sample, other: Sample, longest: int) -> Sample:
 
 
 def preference_batch(units: Sequence[Sequence[Sample]], *, step: int, model: str) -> Batch:
-    """One optimiser step on units of this module's rows, such as pairs. Nothing was sampled, so the account is empty.
+    """Make the batch of one optimiser step on units of this module's rows, such as pairs. Nothing was sampled, so the
+    account is empty.
 
     A unit that is there twice, where one epoch ends and the next begins, is two: groups are named anew.
     """

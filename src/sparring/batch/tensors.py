@@ -148,7 +148,7 @@ def micro_batch(
 
 
 def _numbered(names: Sequence[str]) -> np.ndarray:
-    """Equal names as equal numbers, in the order of their first."""
+    """Return equal names as equal numbers, in the order of their first."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return np.array([numbers[name] for name in names], np.int64)
 
@@ -163,7 +163,7 @@ class _Flat:
         self.tokens = self.column((row.tokens for row in rows), 0, np.int64)
 
     def column(self, values: Iterable[Sequence[float] | None], absent: float, dtype: type) -> np.ndarray:
-        """[T]: the values of each row, `absent` where it has none."""
+        """Return [T]: the values of each row, `absent` where it has none."""
         code = "q" if np.issubdtype(dtype, np.integer) else "d"
         packed = bytearray()  # `struct` reads a tuple twice as fast as numpy does
         for of_row, length in zip(values, self.lengths.tolist(), strict=True):
@@ -171,12 +171,12 @@ class _Flat:
         return np.frombuffer(packed, code).astype(dtype)
 
     def of_each(self, values: Sequence[float] | range, dtype: type) -> np.ndarray:
-        """[T]: one value per row, for each of its tokens."""
+        """Return [T]: one value per row, for each of its tokens."""
         return np.repeat(np.array(values, dtype), self.lengths)
 
 
 def _weights(flat: _Flat, terms: Sequence[str]) -> np.ndarray:
-    """[terms, T] float32."""
+    """Return the weights of each term [terms, T] float32."""
     weights = np.zeros((len(terms), len(flat.tokens)), np.float32)
     for place, term in enumerate(terms):
         weights[place] = flat.column((row.weights.get(term) for row in flat.rows), 0.0, np.float32)
@@ -184,8 +184,8 @@ def _weights(flat: _Flat, terms: Sequence[str]) -> np.ndarray:
 
 
 def _temperature(flat: _Flat, terms: Sequence[str], weights: np.ndarray) -> np.ndarray:
-    """[T]: see `MicroBatch.temperature`. `weights` are those of the rows, so that a sampled token keeps its temperature
-    whatever its advantage."""
+    """Return [T]: see `MicroBatch.temperature`. `weights` are those of the rows, so that a sampled token keeps its
+    temperature whatever its advantage."""
     sampled = [values for term, values in zip(terms, weights, strict=True) if term != "imitate"]
     imitated = [values for term, values in zip(terms, weights, strict=True) if term == "imitate"]
     heat = flat.of_each([row.temperature for row in flat.rows], np.float32)
@@ -193,21 +193,22 @@ def _temperature(flat: _Flat, terms: Sequence[str], weights: np.ndarray) -> np.n
 
 
 def _without_idle(flat: _Flat, terms: Sequence[str], weights: np.ndarray) -> np.ndarray:
-    """A policy token whose advantage is exactly zero has none."""
+    """Return the weights without those of policy tokens whose advantage is exactly zero."""
     if "policy" in terms:
         weights[terms.index("policy")] *= flat.column((row.advantages for row in flat.rows), 1.0, np.float64) != 0
     return weights
 
 
 def _turns(flat: _Flat, marked: np.ndarray) -> np.ndarray:
-    """[T]: the number of the stretch of `marked` tokens [T] that a token is in; no stretch goes beyond its row."""
+    """Return [T]: the number of the stretch of `marked` tokens [T] that a token is in; no stretch goes beyond its
+    row."""
     begins = marked & ~np.concatenate(([False], marked[:-1]))
     begins[flat.offsets[:-1][flat.lengths > 0]] |= marked[flat.offsets[:-1][flat.lengths > 0]]
     return np.maximum(begins.cumsum() - 1, 0)
 
 
 def _kept(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The kept sets of the `chosen` [M] of the T tokens, end to end."""
+    """Return the kept sets of the `chosen` [M] of the T tokens, end to end."""
     if all(row.kept is None for row in flat.rows):
         return None
     every = [ids for row in flat.rows for ids in (row.kept.rows if row.kept else (b"",) * len(row.tokens))]
@@ -218,7 +219,7 @@ def _kept(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[
 
 
 def _bias(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[torch.Tensor, ...] | None:
-    """What was added to the logits of the `chosen` [M] of the T tokens, end to end."""
+    """Return the values added to the logits of the `chosen` [M] of the T tokens, end to end."""
     if all(row.bias is None for row in flat.rows):
         return None
     every = [added for row in flat.rows for added in row.bias or ((),) * len(row.tokens)]
@@ -231,7 +232,7 @@ def _bias(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[
 
 
 def _tops(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """What a teacher finds likeliest in the place of the `chosen` [M] of the T tokens."""
+    """Return a teacher's likeliest tokens in the place of the `chosen` [M] of the T tokens."""
     if all(row.tops is None for row in flat.rows):
         return None
     every = [pairs for row in flat.rows for pairs in (row.tops.rows if row.tops else (b"",) * len(row.tokens))]
@@ -244,7 +245,7 @@ def _tops(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[
 
 
 def _teachers(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> dict[str, torch.Tensor]:
-    """Which of the `chosen` [M] of the T tokens are of rows that name a teacher, by its name."""
+    """Mark, per teacher that a row names, those of the `chosen` [M] of the T tokens that are of its rows."""
     named = sorted({row.teacher for row in flat.rows if row.teacher is not None})
     return {
         name: torch.from_numpy(flat.of_each([row.teacher == name for row in flat.rows], np.bool_)[chosen]).to(device)
@@ -253,7 +254,7 @@ def _teachers(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> di
 
 
 def _predicting(flat: _Flat, chosen: np.ndarray) -> tuple[Layout, np.ndarray]:
-    """The layout of all rows, each up to its last weighted token, and where in it the `chosen` [M] of the T are
+    """Return the layout of all rows, each up to its last weighted token, and where in it the `chosen` [M] of the T are
     predicted."""
     counts = np.diff(np.searchsorted(chosen, flat.offsets))
     starts = flat.offsets[:-1][counts > 0]

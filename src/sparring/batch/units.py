@@ -9,14 +9,14 @@ from sparring.batch.packing import SMALLEST_PIECE, lanes, pack
 from sparring.batch.prefixes import walk
 from sparring.types import Sample
 
-Unit = list[Sample]
+RowUnit = list[Sample]
 """Rows that stay together."""
 
 
-def units(rows: Sequence[Sample], paired: Set[str]) -> list[Unit]:
-    """The rows that one of the terms `paired` weighs, group by group, and every other row alone; in the order of their
-    first."""
-    found: dict[tuple[str, str | int], Unit] = {}
+def units(rows: Sequence[Sample], paired: Set[str]) -> list[RowUnit]:
+    """Group the rows that one of the terms `paired` weighs by their group, and leave every other row alone; in the
+    order of their first."""
+    found: dict[tuple[str, str | int], RowUnit] = {}
     for place, row in enumerate(rows):
         key = ("pair", row.group) if paired & row.weights.keys() else ("row", place)
         found.setdefault(key, []).append(row)
@@ -24,10 +24,9 @@ def units(rows: Sequence[Sample], paired: Set[str]) -> list[Unit]:
 
 
 def pack_units(rows: Sequence[Sample], token_budget: int, paired: Set[str]) -> list[list[Sample]]:
-    """As `pack`, but no unit is split. Where there are units of several rows, they are placed first-fit, and what one
-    unit shares with another is counted for both: a micro-batch may be smaller than it could, never larger than
-    `token_budget`, but for a unit that alone is.
-    """
+    """Pack rows like `pack`, but split no unit. Where there are units of several rows, they are placed first-fit, and a
+    prefix that two units share is counted for both: a micro-batch may be smaller than it could, never larger than
+    `token_budget`, but for a unit that alone is."""
     whole = units(rows, paired)
     if len(whole) == len(rows):
         return pack(rows, token_budget)
@@ -45,7 +44,7 @@ def pack_units(rows: Sequence[Sample], token_budget: int, paired: Set[str]) -> l
 
 
 def cut_units(rows: Sequence[Sample], count: int, paired: Set[str], context: float = 0.0) -> list[list[Sample]]:
-    """As `lanes`, but no unit is split."""
+    """Cut rows into lanes like `lanes`, but split no unit."""
     whole = units(rows, paired)
     if len(whole) == len(rows):
         return lanes(rows, count, context)
@@ -58,7 +57,7 @@ def cut_units(rows: Sequence[Sample], count: int, paired: Set[str], context: flo
     return [[row for unit in whole[a:b] for row in unit] for a, b in pairwise([*cuts, len(whole)])]
 
 
-def _size(unit: Unit) -> int:
-    """Distinct prefixes' tokens."""
+def _size(unit: RowUnit) -> int:
+    """Count the tokens of a unit's distinct prefixes."""
     order, shared = walk([row.tokens for row in unit])
     return sum(len(unit[index].tokens) - known for index, known in zip(order, shared, strict=True))

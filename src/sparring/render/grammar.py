@@ -1,7 +1,7 @@
-"""Grammars that a turn keeps to, by the `llguidance` library: which tokens may follow those so far.
+"""Grammars that a turn keeps to, by the `llguidance` library: the tokens that may follow those so far.
 
-The engine knows ids only; whoever has the tokenizer hands it a `Grammar` as `GenerateRequest.allowed`. What it allows
-comes back as the kept set of each token, so training renormalises over it as over any other (law 2).
+The engine knows ids only; the renderer, which has the tokenizer, hands it a `Grammar` as `GenerateRequest.allowed`.
+What it allows comes back as the kept set of each token, so training renormalises over it as over any other (law 2).
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Grammar:
         self._taken: list[int] = []
 
     def __call__(self, tokens: Sequence[int]) -> bytes:
-        """A bit for each token of the vocabulary, lowest first: set where it may follow `tokens`, the turn so far.
+        """Return a bit for each token of the vocabulary, lowest first: set where it may follow `tokens`, the turn so
+        far.
 
         Raises:
             ValueError: the grammar does not allow `tokens`.
@@ -50,11 +51,11 @@ class Grammar:
 
 
 class Grammars:
-    """Makes grammars for one tokenizer.
+    """Factory of grammars for one tokenizer.
 
     Args:
-        tokenizer: of the model that is asked.
-        stop_ids: what ends a turn, allowed where a grammar is complete.
+        tokenizer: of the model that generates.
+        stop_ids: ids that end a turn, allowed where a grammar is complete.
 
     Raises:
         BadInput: there are no stop tokens, or the library cannot read the tokenizer.
@@ -74,7 +75,7 @@ class Grammars:
         self._compiled = lru_cache(REMEMBERED)(self._compile)
 
     def of(self, constraint: Constraint) -> Grammar:
-        """A grammar for one request.
+        """Return a grammar for one request.
 
         Raises:
             BadInput: the constraint does not compile.

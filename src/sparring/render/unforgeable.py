@@ -1,4 +1,4 @@
-"""Proof that nobody who is quoted in a prompt can write its control tokens: no forged turn, no forged end of one."""
+"""Proof that text quoted in a prompt cannot write its control tokens: no forged turn, no forged end of a turn."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _conversation(renderer: Renderer, tools: Sequence[ToolSpec]) -> list[Message
 
 
 def _places(messages: Sequence[Message], tools: Sequence[ToolSpec], text: str) -> Iterator[Place]:
-    """The same conversation with the text in one place; what the place is called begins with who is quoted."""
+    """Yield the same conversation with the text in one place; the name of the place begins with who is quoted."""
     first = next(at for at, message in enumerate(messages) if message.role == "assistant")
     for at, message in enumerate(messages):
         when = "before the first reply" if at < first else "after it"
@@ -88,7 +88,7 @@ def _schemas(tool: ToolSpec, text: str) -> Iterator[ToolSpec]:
 
 
 def _bridges(renderer: Renderer, messages: Sequence[Message], tools: Sequence[ToolSpec], text: str) -> None:
-    """What is said to a reply, in the prompt that only adds it."""
+    """Try to forge control tokens in the messages that follow a reply, in the prompt that only adds them."""
     prompt = renderer.render([_USER], tools).tokens
     role = "tool" if tools else "user"
     answer = next(message for message in reversed(messages) if message.role == role)

@@ -11,7 +11,7 @@ from sparring.errors import refusal
 from sparring.model.hub import base_folder, local_folder
 from sparring.model.peft import is_adapter
 from sparring.protocols import Scorer
-from sparring.render.steps import Steps
+from sparring.render.steps import StepSplitter
 from sparring.rollout.reward_scorer import RewardScorer
 from sparring.rollout.turn_scorer import TurnScorer
 from sparring.stages.config import StepsConfig
@@ -40,11 +40,11 @@ def reward_scorer(context: Context) -> Scorer | None:
     return TurnScorer(model, weight=section.reward_weight, steps=steps)
 
 
-def _steps(context: Context) -> Steps:
+def _steps(context: Context) -> StepSplitter:
     """What divides turns into steps: what the reward model learned from was divided so."""
     loss, given = context.config.reward_model.loss, context.config.rl.reward_separator
     learned = loss.separator if isinstance(loss, StepsConfig) else "\n"
-    return Steps(context.renderer(context.input("rl")), given or learned)
+    return StepSplitter(context.renderer(context.input("rl")), given or learned)
 
 
 def check_reward_model(context: Context, tokenizer: Path | None) -> list[str]:

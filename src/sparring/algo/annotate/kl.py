@@ -1,4 +1,4 @@
-"""What leaving the reference costs, where that adapts."""
+"""Adaptive coefficient of the KL penalty."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class KlCoefficient:
         self._divergence: float | None = None
 
     async def annotate(self, samples: Sequence[Sample]) -> Sequence[Sample]:
-        """The samples with the update's coefficient; the next update's follows from them.
+        """Return the rows with the update's coefficient, and adapt the coefficient of the next update to them.
 
         Raises:
             BadInput: a sample has no annotation `reference`.
@@ -51,15 +51,14 @@ class KlCoefficient:
         return told
 
     def metrics(self) -> dict[str, float]:
-        """kl_coefficient, of the next update, and kl_per_trajectory, measured at the last; none where nothing
-        adapts."""
+        """Return kl_coefficient of the next update and kl_per_trajectory of the last; nothing without a target."""
         if self._config.target is None:
             return {}
         measured = {} if self._divergence is None else {"kl_per_trajectory": self._divergence}
         return {"kl_coefficient": self._coefficient, **measured}
 
     def state(self) -> dict[str, float]:
-        """What a resume needs."""
+        """Return what a resume needs."""
         return {"coefficient": self._coefficient}
 
     def restore(self, state: Mapping[str, float]) -> None:
@@ -71,7 +70,7 @@ class KlCoefficient:
 
 
 def _compared(row: Sample) -> list[tuple[float, float, float]]:
-    """Recorded and reference log-probability of each token, and its policy weight."""
+    """Return recorded and reference log-probability of each token, and its policy weight."""
     none = (0.0,) * len(row.tokens)
     if Annotation.REFERENCE not in row.annotations:
         do = "annotate the reference first"

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What each token's share of the loss is multiplied with, without gradient. With d = log(old / behaviour), `old`
-    the trainer's probability of a token and `behaviour` the one that the engine recorded, its weight is
+    """Factor of each token's share of the loss, without gradient. With d = log(old / behaviour), `old` the trainer's
+    probability of a token and `behaviour` the one that the engine recorded, its weight is
 
         w = exp(sum of d over the unit of `weight`; for geometric their mean over the sequence), then
 
@@ -81,10 +81,10 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     )
 
     weight: Literal["none", "token", "turn", "sequence", "geometric"] = "none"
-    """What one importance weight belongs to."""
+    """Unit that shares one importance weight."""
 
     bound: Literal["truncate", "mask", "none"] = "truncate"
-    """What is done about weights beyond the bounds."""
+    """Treatment of weights beyond the bounds."""
 
     low: float = 0.0
     """Below this a weight is masked."""
@@ -96,10 +96,10 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The divergence by which tokens are rejected."""
 
     reject_unit: Unit = "sequence"
-    """What is rejected as a whole."""
+    """Unit that is rejected as a whole."""
 
     reject_by: Literal["mean", "sum", "max"] = "mean"
-    """How the divergence of a unit's tokens is one number."""
+    """Reduction of the divergences of a unit's tokens to one number."""
 
     reject_above: float = 0.01
     """The largest divergence that stays."""
@@ -180,17 +180,17 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def units(self) -> tuple[Unit, ...]:
-        """What its weights and rejections are of."""
+        """Return the units of its weights and rejections."""
         weight: Unit = "sequence" if self.weight == "geometric" else "token" if self.weight == "none" else self.weight
         return weight, "token" if self.reject == "none" else self.reject_unit
 
     @property
     def does_nothing(self) -> bool:
-        """Whether it neither weighs nor rejects."""
+        """Return whether it neither weighs nor rejects."""
         return self.weight == "none" and self.reject == "none"
 
     def in_words(self) -> str:
-        """What it does, short."""
+        """Describe it in a few words."""
         if self.does_nothing:
             return "none"
         bounds = {
@@ -205,7 +205,7 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return ", ".join(parts) + (", measured only" if self.metrics_only else "")
 
     def __call__(self, old: torch.Tensor, tokens: PolicyTokens) -> Corrected:
-        """Weights of the tokens.
+        """Compute the weights of the tokens.
 
         Args:
             old: [M], without gradient.
@@ -229,13 +229,14 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return Corrected(weights=old.new_ones(len(old)) if self.metrics_only else weights, metrics=metrics)
 
     def mean(self, old: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
-        """The mean weight over all of an optimiser step's tokens, one number: what `normalise` divides by, in the
-        annotation `correction_mean`. 1 where it is 0."""
+        """Compute the mean weight over all of an optimiser step's tokens, one number: `normalise` divides by it
+        (annotation `correction_mean`). 1 where it is 0."""
         mean = tokens.average(self._of(old, tokens)[0].double())
         return mean.masked_fill(mean == 0, 1.0)
 
     def _of(self, old: torch.Tensor, tokens: PolicyTokens) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The weights before normalisation, which were beyond the bounds and which tokens are rejected, each [M]."""
+        """Return the weights before normalisation, which were beyond the bounds and which tokens are rejected, each
+        [M]."""
         trainer = old if self.compare == "before" else tokens.logprob.detach()
         difference = bounded(trainer - tokens.behaviour)
         whole = self._weights(difference, tokens)

@@ -14,7 +14,7 @@ from sparring.errors import refusal
 
 
 class BaseCredit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name"):
-    """Base of the credit rules: what the configuration, the stages and the pipeline ask of a rule.
+    """Base of the credit rules: the facts that the configuration, the stages and the pipeline read.
 
     A rule is one file: its equation, its settings as fields, and those of these facts in which it differs.
     `algo/rules.py` lists it; nothing else names it.

@@ -57,7 +57,7 @@ class Gae(BaseCredit, frozen=True, kw_only=True, tag="gae"):
     """Per token."""
 
     lambda_policy: float = 0.95
-    """How far the advantage trusts what happened over what the critic says."""
+    """Weight of observed rewards against the critic's values in the advantage."""
 
     lambda_value: float = 1.0
     """The same for the critic's target; 1 is what happened alone."""
@@ -101,7 +101,7 @@ class Gae(BaseCredit, frozen=True, kw_only=True, tag="gae"):
         return credited
 
     def _member(self, member: Member) -> tuple[list[float], list[float]]:
-        """Advantages before whitening, and the critic's targets."""
+        """Return advantages before whitening, and the critic's targets."""
         values, rewards = member.read(Annotation.VALUE, "gae"), member.step_rewards()
         after = [*values[1:], 0.0][: len(values)]  # who never spoke has no steps
         deltas = [r + self.discount * later - now for r, later, now in zip(rewards, after, values, strict=True)]

@@ -70,7 +70,7 @@ class Gdpo(BaseCredit, frozen=True, kw_only=True, tag="gdpo"):
         return credited
 
     def _sums(self, role: Sequence[Member]) -> list[float]:
-        """Each member's weighted sum of normalised parts."""
+        """Compute each member's weighted sum of normalised parts."""
         for m in role:
             if (absent := [name for name in self.weights if name not in m.score.parts]) and m.score.parts:
                 do = f"have the environment or a rubric report it; it reports {sorted(m.score.parts)}"

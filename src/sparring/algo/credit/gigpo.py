@@ -51,7 +51,7 @@ class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
     """Per turn."""
 
     step_weight: float = 1.0
-    """How much the turn's advantage counts beside the episode's."""
+    """Weight of the turn's advantage beside the episode's."""
 
     divide: bool = True
     """Divide by standard deviations. False: F is 1."""
@@ -73,7 +73,7 @@ class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
         return per_turn(groups, samples, self._role)
 
     def _role(self, role: Sequence[Member]) -> list[list[float]] | None:
-        """Each member's advantage per turn; None where nothing can be compared."""
+        """Compute each member's advantage per turn; None where nothing can be compared."""
         episodes = self._compared([m.reward for m in role])
         to_go = [returns(_turn_rewards(m), self.discount) for m in role]
         places: dict[str, list[tuple[int, int]]] = {}
@@ -94,7 +94,7 @@ class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
 
 
 def _turn_rewards(member: Member) -> list[float]:
-    """What each turn earned, with what is left of the reward at the last."""
+    """Return the reward of each turn; the last gets the rest of the trajectory's reward too."""
     rewards = member.per_turn()
     if rewards:
         rewards[-1] += member.reward - sum(rewards)

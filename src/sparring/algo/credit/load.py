@@ -46,7 +46,7 @@ class CreditPipeline:
         return [config.right_answers.imitated(group, rows) for group, rows in zip(groups, counted, strict=True)]
 
     def denominator(self, rows: Iterable[Sample]) -> float | None:
-        """What the policy term of an update with these rows is divided by; None: by the sum of its weights."""
+        """Return the divisor of the policy term of an update with these rows; None: the sum of its weights."""
         return denominator(rows, self._config.aggregation)
 
     def state(self) -> Mapping[str, Any]:
@@ -64,13 +64,13 @@ class CreditPipeline:
 
 
 def load_credit(config: AlgoConfig, *, seed: int, max_tokens: int = 1) -> Credit:
-    """The credit of `config`; `seed` is the run's and matters for the shuffled control only."""
+    """Return the credit of `config`; `seed` is the run's and matters for the shuffled control only."""
     credit = CreditPipeline(config, max_tokens=max_tokens)
     return Shuffled(credit, seed=seed) if config.control == "shuffled" else credit
 
 
 def _is_flat(group: Group, rule: BaseCredit) -> bool:
-    """Whether what its roles earned says nothing: all rollouts the same, or what is the same to the rule."""
+    """Return whether no role of the group has rewards that differ, or that differ to the rule."""
     earned: dict[str, list[float]] = {}
     for rollout, score in zip(group.rollouts, group.scores, strict=True):
         for trajectory in rollout.trajectories:

@@ -76,6 +76,6 @@ class OptimalTokenBaseline(BaseCredit, frozen=True, kw_only=True, tag="optimal_t
 
 
 def _norms(member: Member) -> list[float]:
-    """w of each step."""
+    """Return w of each step."""
     squares = member.read(Annotation.PROBABILITY_SQUARES, "optimal_token_baseline")
     return [1 - 2 * math.exp(logprob) + square for logprob, square in zip(member.logprobs(), squares, strict=True)]

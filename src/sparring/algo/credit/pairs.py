@@ -20,7 +20,7 @@ class Pairs:
     """
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Rows of the preference term, in the place of those of the policy term.
+        """Return rows with weights in the preference term instead of the policy term.
 
         Raises:
             ValueError: a reward is not finite.
@@ -28,15 +28,15 @@ class Pairs:
         return [self._group(group, rows) for group, rows in zip(groups, samples, strict=True)]
 
     def denominator(self, rows: Iterable[Sample]) -> float | None:
-        """None: weights add up to one a pair."""
+        """Return None: the weights of a pair add up to 1."""
         return None
 
     def state(self) -> Mapping[str, Any]:
-        """Nothing: every update is for itself."""
+        """Return nothing: no update depends on earlier ones."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Nothing to go on from."""
+        """Do nothing: there is no state."""
 
     def _group(self, group: Group, rows: Sequence[Sample]) -> list[Sample]:
         rewards = [math.nan if score.reward is None else score.reward for score in group.scores]

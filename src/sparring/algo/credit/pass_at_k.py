@@ -46,7 +46,7 @@ class PassAtK(BaseCredit, frozen=True, kw_only=True, tag="pass_at_k"):
 
     @property
     def least_members(self) -> int:
-        """Below this, a group has no subset of k."""
+        """Return the size below which a group has no subset of k."""
         return max(2, self.k)
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:

@@ -65,7 +65,7 @@ class Prime(BaseCredit, frozen=True, kw_only=True, tag="prime"):
 
     @property
     def implicit_scale(self) -> float:
-        """`beta`."""
+        """Return `beta`."""
         return self.beta
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:

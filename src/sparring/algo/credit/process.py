@@ -60,7 +60,7 @@ class Process(BaseCredit, frozen=True, kw_only=True, tag="process"):
 
 
 def _of_tokens(member: Member, turns: Sequence[Sequence[tuple[int, float]]], to_go: Sequence[float]) -> list[float]:
-    """For each token what is to go from the step that it is in, or from the next where it is in none."""
+    """Return, for each token, the rewards to go from the step that it is in, or from the next where it is in none."""
     found, first = [], 0
     values = [*to_go, 0.0]
     for tokens, steps in zip(member.steps(), turns, strict=True):

@@ -36,7 +36,7 @@ class Rae(BaseCredit, frozen=True, kw_only=True, tag="rae"):
     least_members: ClassVar[int] = 1
 
     decay: float = 0.95
-    """How much of the average stays when a reward comes."""
+    """Share of the average that stays when a reward comes."""
 
     def __post_init__(self) -> None:
         if not 0 < self.decay < 1:
@@ -69,7 +69,7 @@ class RaeCredit:
         return credited
 
     def state(self) -> Mapping[str, Any]:
-        """The average of each environment and role."""
+        """Return the average of each environment and role."""
         return {"averages": dict(self._averages)}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -30,7 +30,7 @@ class Raft(BaseCredit, frozen=True, kw_only=True, tag="raft"):
     sees_one_group: ClassVar[bool] = True
 
     best: int = 1
-    """How many members of a group are imitated."""
+    """Number of members of a group that are imitated."""
 
     def __post_init__(self) -> None:
         if self.best < 1:

@@ -48,7 +48,7 @@ def over_the_update(
     *,
     epsilon: float,
 ) -> list[list[Sample]]:
-    """Rows with the values of their steps as advantages, standardised over all steps of the update.
+    """Return rows with the values of their steps as advantages, standardised over all steps of the update.
 
     Args:
         everyone: the members of each group.

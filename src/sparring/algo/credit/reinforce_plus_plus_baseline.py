@@ -42,7 +42,7 @@ class ReinforcePlusPlusBaseline(BaseCredit, frozen=True, kw_only=True, tag="rein
 
 
 def _less_mean(of_group: Sequence[Member]) -> list[list[float]] | None:
-    """Per member, its reward less its role's mean, at each step; None where no role has two members."""
+    """Compute per member its reward less its role's mean, at each step; None where no role has two members."""
     roles = by_role(of_group).values()
     if all(len(role) < 2 for role in roles):
         return None

@@ -1,4 +1,4 @@
-"""The control of an experiment: the same steps with rewards that mean nothing."""
+"""Control of an experiment: the same steps with rewards that mean nothing."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from sparring.types import Group, Sample, Score
 
 
 class Shuffled:
-    """Permute the scores over all rollouts of all groups of an update, then ask the wrapped credit.
+    """Credit under permuted scores: over all rollouts of all groups of an update, before the wrapped credit.
 
-    What is learned under it is learned from nothing; a run that still improves has a leak. The permutation is a
+    Rewards then mean nothing, so a run that still improves has a leak. The permutation is a
     function of the seed and of the update's first admission number alone, so a resumed run shuffles the same way.
     States of turns stay where they were; what turns earned goes to the end.
     """
@@ -25,7 +25,7 @@ class Shuffled:
         self._seed = seed
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> Sequence[Sequence[Sample]]:
-        """The wrapped credit's samples under permuted scores; the groups themselves stay as they are."""
+        """Return the wrapped credit's rows under permuted scores; the groups themselves stay as they are."""
         scores = [score for group in groups for score in group.scores]
         order = sorted(range(len(scores)), key=lambda place: self._key(groups[0].index, place))
         permuted = iter([scores[place] for place in order])
@@ -35,11 +35,11 @@ class Shuffled:
         return self._credit.credit(shuffled, samples)
 
     def denominator(self, rows: Iterable[Sample]) -> float | None:
-        """The wrapped credit's."""
+        """Return the wrapped credit's divisor."""
         return self._credit.denominator(rows)
 
     def state(self) -> Mapping[str, Any]:
-        """The wrapped credit's."""
+        """Return the wrapped credit's state."""
         return self._credit.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -51,6 +51,6 @@ class Shuffled:
 
 
 def _in_place_of(own: Score, other: Score) -> Score:
-    """Another rollout's score in the place of this one's, whose turns are others."""
+    """Return another rollout's score fitted to this one's turns: states stay, rewards of turns go to the end."""
     turns = None if own.per_turn is None else (0.0,) * len(own.per_turn)
     return replace(other, states=own.states, per_turn=turns, per_step=None)

@@ -41,7 +41,7 @@ class TurnLevel(BaseCredit, frozen=True, kw_only=True, tag="turn_level"):
     tells_turns_apart: ClassVar[bool] = True
 
     outcome_weight: float = 1.0
-    """How much the outcome counts in turns before the last."""
+    """Weight of the outcome in turns before the last."""
 
     epsilon: float = 1e-6
     """Added to standard deviations."""

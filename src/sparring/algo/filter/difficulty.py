@@ -53,7 +53,7 @@ class Difficulty(
             raise ValueError("no share lies between lowest and highest")
 
     def keep(self, group: Group) -> bool:
-        """Whether the group is trained; one without members is not."""
+        """Return whether the group is trained; one without members is not."""
         if not group.scores:
             return False
         share = sum(map(self._solved, group.scores)) / len(group.scores)

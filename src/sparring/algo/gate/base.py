@@ -11,8 +11,9 @@ from sparring.algo.tokens import RatioKind, Unit
 
 
 class BaseGate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name"):
-    """Base of the gates: what the configuration and the loss ask of one. A gate is one file: its equation, its settings
-    as fields, and those of these facts in which it differs. `algo/rules.py` lists it; nothing else names it."""
+    """Base of the gates: the facts that the configuration and the loss read. A gate is one file: its equation, its
+    settings as fields, and those of these facts in which it differs. `algo/rules.py` lists it; nothing else names
+    it."""
 
     facts: ClassVar[Facts]
     """The gate's sources."""

@@ -53,7 +53,7 @@ class ClipCov(BaseGate, frozen=True, kw_only=True, tag="clip_cov"):
     moves_idle_tokens: ClassVar[bool] = True
 
     share: float = 0.0002
-    """How many of all tokens are chosen."""
+    """Share of all tokens that is chosen."""
 
     low: float = 1.0
     """The least covariance of a token that may be chosen."""
@@ -76,13 +76,13 @@ class ClipCov(BaseGate, frozen=True, kw_only=True, tag="clip_cov"):
             raise ValueError(f"clip_low must lie above 0 and at most at 1 and clip_high above 0, got {got}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """The surrogate [M]; stopped are the chosen tokens and those that the clip decides."""
+        """Compute the surrogate [M]; stopped are the chosen tokens and those that the clip decides."""
         surrogate, clipped = self._clipped(log_ratio, tokens)
         chosen = tokens.annotations[Annotation.CHOSEN] > 0
         return Gated(surrogate=surrogate.masked_fill(chosen, 0.0), stopped=chosen | clipped)
 
     def chosen(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
-        """Which of the step's tokens have no gradient."""
+        """Mark the step's tokens that have no gradient."""
         cov = covariance(tokens)
         _, clipped = self._clipped(log_ratio, tokens)
         candidates = tokens.ours & (cov >= self.low) & (cov <= self.high) & ~clipped
@@ -92,7 +92,7 @@ class ClipCov(BaseGate, frozen=True, kw_only=True, tag="clip_cov"):
         return tokens.largest(-drawn.masked_fill(~candidates, 2.0), count)
 
     def _clipped(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> tuple[torch.Tensor, torch.Tensor]:
-        """PPO's surrogate [M], and the tokens that its clip decides [M]."""
+        """Return PPO's surrogate [M], and the tokens that its clip decides [M]."""
         ratio, advantages = log_ratio.exp(), tokens.advantages
         plain, clipped = ratio * advantages, ratio.clamp(1.0 - self.clip_low, 1.0 + self.clip_high) * advantages
         return plain.minimum(clipped), clipped.detach() < plain.detach()

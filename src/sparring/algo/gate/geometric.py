@@ -42,7 +42,7 @@ class Geometric(BaseGate, frozen=True, kw_only=True, tag="geometric"):
             raise ValueError(f"low must lie between 0 and 1 and high above 1, got {self.low} and {self.high}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """The surrogate [M]."""
+        """Compute the surrogate [M]."""
         good = tokens.advantages > 0
         ratio = log_ratio.detach().exp()
         stopped = (good & (ratio > self.high)) | ((tokens.advantages < 0) & (ratio < self.low))

@@ -41,10 +41,10 @@ class KlCov(BaseGate, frozen=True, kw_only=True, tag="kl_cov"):
     moves_idle_tokens: ClassVar[bool] = True
 
     share: float = 0.002
-    """How many of all tokens are penalised."""
+    """Share of all tokens that is penalised."""
 
     coefficient: float = 1.0
-    """What one nat of theirs costs."""
+    """Price of one nat of a penalised token."""
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1 or not self.coefficient > 0:
@@ -52,7 +52,7 @@ class KlCov(BaseGate, frozen=True, kw_only=True, tag="kl_cov"):
             raise ValueError(f"share must lie above 0 and at most at 1 and coefficient above 0, got {got}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """The surrogate [M]."""
+        """Compute the surrogate [M]."""
         chosen = tokens.annotations[Annotation.CHOSEN] > 0
         penalty = (self.coefficient * log_ratio.abs()).masked_fill(~chosen, 0.0)
         return Gated(
@@ -60,5 +60,5 @@ class KlCov(BaseGate, frozen=True, kw_only=True, tag="kl_cov"):
         )
 
     def chosen(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
-        """Which of the step's tokens are penalised."""
+        """Mark the step's tokens that are penalised."""
         return tokens.largest(covariance(tokens), max(1, int(self.share * int(tokens.ours.sum()))))

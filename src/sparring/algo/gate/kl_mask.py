@@ -39,7 +39,7 @@ class KlMask(BaseGate, frozen=True, kw_only=True, tag="kl_mask"):
             raise ValueError(f"above must be above 0, got {self.above}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """The surrogate [M]; stopped are the masked tokens."""
+        """Compute the surrogate [M]; stopped are the masked tokens."""
         now, then = tokens.logprob.detach().clamp(max=0.0), tokens.anchor.clamp(max=0.0)
         others_now, others_then = -now.expm1(), -then.expm1()
         of_others = others_then.xlogy(others_then) - others_then.xlogy(others_now)  # 0 log 0 is 0

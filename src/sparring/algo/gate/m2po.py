@@ -45,12 +45,12 @@ class M2po(BaseGate, frozen=True, kw_only=True, tag="m2po"):
             raise ValueError(f"bound must be above 0, got {self.bound}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """The surrogate [M]; stopped are the masked tokens."""
+        """Compute the surrogate [M]; stopped are the masked tokens."""
         stopped = tokens.annotations[Annotation.CHOSEN] > 0
         return Gated(surrogate=(log_ratio.exp() * tokens.advantages).masked_fill(stopped, 0.0), stopped=stopped)
 
     def chosen(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
-        """Which of the step's tokens are masked."""
+        """Mark the step's tokens that are masked."""
         moved = log_ratio.detach().double()
         away = tokens.ours & (moved * tokens.advantages > 0)
         squares = moved.square().masked_fill(~away, -1.0)

@@ -25,5 +25,5 @@ class NoGate(BaseGate, frozen=True, kw_only=True, tag="none"):
     unit: ClassVar[Unit] = "token"
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """The surrogate [M]; nothing is stopped."""
+        """Compute the surrogate [M]; nothing is stopped."""
         return Gated(surrogate=log_ratio.exp() * tokens.advantages, stopped=tokens.ours & False)

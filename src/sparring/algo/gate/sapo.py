@@ -30,11 +30,10 @@ class Sapo(BaseGate, frozen=True, kw_only=True, tag="sapo"):
     unit: ClassVar[Unit] = "token"
 
     tau_positive: float = 1.0
-    """How fast the gradient of good tokens fades."""
+    """Rate at which the gradient of good tokens fades."""
 
     tau_negative: float = 1.05
-    """How fast that of bad tokens does; more, because they make the vocabulary's other tokens likelier, which is
-    unstable."""
+    """Rate for bad tokens; higher, because they make the vocabulary's other tokens likelier, which is unstable."""
 
     def __post_init__(self) -> None:
         if not (self.tau_positive > 0 and self.tau_negative > 0):
@@ -42,7 +41,7 @@ class Sapo(BaseGate, frozen=True, kw_only=True, tag="sapo"):
             raise ValueError(f"tau_positive and tau_negative must be above 0, got {got}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """The surrogate [M]."""
+        """Compute the surrogate [M]."""
         good = tokens.advantages > 0
         tau = log_ratio.new_full(log_ratio.shape, self.tau_negative).masked_fill(good, self.tau_positive)
         sigmoid = (tau * (log_ratio.exp() - 1.0)).sigmoid()

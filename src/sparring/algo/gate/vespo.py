@@ -53,7 +53,7 @@ class Vespo(BaseGate, frozen=True, kw_only=True, tag="vespo"):
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """The surrogate [M]."""
+        """Compute the surrogate [M]."""
         moved, good = log_ratio.detach(), tokens.advantages > 0
         power = moved.new_full(moved.shape, self.k_negative).masked_fill(good, self.k_positive)
         rate = moved.new_full(moved.shape, self.lambda_negative).masked_fill(good, self.lambda_positive)

@@ -41,8 +41,8 @@ class SampledDistillLoss:
         self._ratio_cap = ratio_cap
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """The term's share of the update's loss: a scalar from `logprob` [M] with gradient, the annotation `teacher`
-        and the recorded log-probabilities. `distill_gap` is the mean of gap_t: what the update minimises."""
+        """Compute the term's share of the update's loss: a scalar from `logprob` [M] with gradient, the annotation
+        `teacher` and the recorded log-probabilities. `distill_gap` is the mean of gap_t: what the update minimises."""
         weights, logprob = micro_batch.weights[self.term], quantities["logprob"]
         gap = logprob - micro_batch.annotations[Annotation.TEACHER]
         if self._estimator == "squared":
@@ -66,8 +66,8 @@ class DistillLoss:
         self.needs = Needs(quantities=frozenset({"divergence"}), divergence=divergence)
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """The term's share of the update's loss: a scalar from `divergence` [M] with gradient. `divergence` is its
-        mean."""
+        """Compute the term's share of the update's loss: a scalar from `divergence` [M] with gradient. `divergence` is
+        its mean."""
         weights, divergence = micro_batch.weights[self.term], quantities["divergence"]
         loss = (weights * divergence).sum() / micro_batch.denominators[self.term]
         ours = weights != 0

@@ -37,7 +37,7 @@ class ImplicitReward:
         self.beta = beta
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """The term's share of the update's loss.
+        """Compute the term's share of the update's loss.
 
         Args:
             quantities: `logprob` [M] float32 with gradient.

@@ -18,7 +18,7 @@ from sparring.protocols import Divergence, LossResult, Needs
 
 
 class PolicyLoss:
-    """What every algorithm of `[algo]` has in common; what sets them apart is chosen there.
+    """Policy term of every algorithm of `[algo]`; the config chooses its parts.
 
         loss = - sum_t weight_t * correction_t * gate(ratio_t, A_t) / denominator
                + kl.coefficient * sum_t weight_t * kl_t / denominator - entropy_bonus * sum_t weight_t * H_t /
@@ -47,7 +47,7 @@ class PolicyLoss:
         )
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """The term's share of the update's loss.
+        """Compute the term's share of the update's loss.
 
         Args:
             quantities: `logprob` [M] and `entropy` [M] float32 with gradient; of the estimator "full" also `divergence`
@@ -91,9 +91,9 @@ class PolicyLoss:
 
     @torch.no_grad()
     def survey(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> dict[str, torch.Tensor]:
-        """What the loss asks of all M tokens of an optimiser step, per token: `chosen` by the gate, `entropic` by
-        `top_entropy` (each 0.0 or 1.0), `correction_mean`, `recounted` (what the weights of the kept are multiplied
-        with). Arguments as for the loss, of the whole step at once."""
+        """Compute values that depend on all M tokens of an optimiser step, per token: `chosen` by the gate, `entropic`
+        by `top_entropy` (each 0.0 or 1.0), `correction_mean`, `recounted` (factors of the weights of kept tokens).
+        Arguments as for the loss, of the whole step at once."""
         config, found = self._config, dict[str, torch.Tensor]()
         old, tokens = self._tokens(quantities, micro_batch)
         if isinstance(config.gate, StepGate):
@@ -114,7 +114,7 @@ class PolicyLoss:
         return found
 
     def _tokens(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> tuple[torch.Tensor, PolicyTokens]:
-        """The trainer's log-probabilities before the update [M], and the policy's tokens."""
+        """Return the trainer's log-probabilities before the update [M], and the policy's tokens."""
         now, behaviour = quantities["logprob"].detach(), micro_batch.behaviour_logprobs
         old = micro_batch.annotations.get(Annotation.PROXIMAL, now)
         share = micro_batch.annotations.get(Annotation.PROXIMAL_SHARE)

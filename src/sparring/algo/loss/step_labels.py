@@ -1,4 +1,4 @@
-"""The value term of a process reward model: is each step of a solution right?
+"""Value term of a process reward model, which learns whether each step of a solution is right.
 
 Shapes: M weighted tokens of a micro-batch.
 """
@@ -28,8 +28,9 @@ class StepLabels:
     needs = Needs(quantities=frozenset({"value"}))
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """The term's share of the update's loss, a scalar from `value` [M] float32 with gradient, and the metric
-        accuracy: the share of steps whose sigmoid is on the label's side of one half, ties half."""
+        """Compute the term's share of the update's loss, a scalar from `value` [M] float32 with gradient.
+
+        Its metric is accuracy: the share of steps whose sigmoid is on the label's side of one half, ties half."""
         weights, values = micro_batch.weights[self.term], quantities["value"]
         label = micro_batch.annotations[Annotation.STEP_LABEL].to(values.dtype)
         wrong = -(label * logsigmoid(values) + (1.0 - label) * logsigmoid(-values))

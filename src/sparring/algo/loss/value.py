@@ -1,4 +1,4 @@
-"""The value term of a critic: what is still earned, said before each token.
+"""Value term of a critic, which predicts before each token the reward still to come.
 
 Shapes: M weighted tokens of a micro-batch.
 """
@@ -36,7 +36,7 @@ class ValueLoss:
         self.clip = clip
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """The term's share of the update's loss, a scalar from `value` [M] float32 with gradient.
+        """Compute the term's share of the update's loss, a scalar from `value` [M] float32 with gradient.
 
         Metrics, as (sum, count) over the weighted tokens: clip_fraction, the share whose error is the clipped one; the
         means value, return, return_square, error (R - V) and error_square, of which an explained variance is made.

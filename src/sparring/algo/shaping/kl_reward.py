@@ -45,7 +45,7 @@ class KlReward(
     )
 
     coefficient: float = 0.01
-    """What one nat costs."""
+    """Price of one nat."""
 
     estimator: Literal["k1", "k2", "k3", "abs"] = "k1"
     """k1 is the only one whose mean over the reward's gradient is the gradient of the divergence."""
@@ -54,8 +54,7 @@ class KlReward(
     """The divergence in nats per trajectory that an adaptive coefficient holds; None: the coefficient is fixed."""
 
     gain: float = 0.1
-    """How far an adaptive coefficient moves: by gain times the relative error, which is cut to a fifth, at each
-    update."""
+    """Step of an adaptive coefficient: gain times the relative error, which is cut to a fifth, at each update."""
 
     def __post_init__(self) -> None:
         if self.coefficient < 0:
@@ -63,7 +62,7 @@ class KlReward(
         check_target(self.coefficient, self.target, self.gain)
 
     async def annotate(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Samples with the penalty added to their annotation `reward`; 0.0 where there is no policy weight.
+        """Return the rows with the penalty added to their annotation `reward`; 0.0 where there is no policy weight.
 
         Raises:
             BadInput: a sample has no annotation `reference`.

@@ -54,7 +54,7 @@ class LinearLength(BaseShaping, frozen=True, kw_only=True, tag="linear_length"):
             raise ValueError("price and free must be at least 0")
 
     def shape(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups with rewards less the price; the part `linear_length` of a score says by how much."""
+        """Return the groups with rewards less the price; the part `linear_length` of a score says by how much."""
         return [shaped(group, "linear_length", self._amounts) for group in groups]
 
     def _amounts(self, trajectories: Sequence[Trajectory], rewards: Sequence[float]) -> list[float]:

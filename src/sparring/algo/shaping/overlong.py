@@ -48,7 +48,7 @@ class Overlong(BaseShaping, frozen=True, kw_only=True, tag="overlong"):
             raise ValueError("buffer must be at least 1 and not above limit")
 
     def shape(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups with punished rewards; the part `overlong` of a score says by how much."""
+        """Return the groups with punished rewards; the part `overlong` of a score says by how much."""
         limits = [self.limit or group.task.limits.max_tokens for group in groups]
         return [
             shaped(group, "overlong", partial(self._amounts, limit))

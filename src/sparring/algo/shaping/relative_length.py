@@ -32,13 +32,13 @@ class RelativeLength(BaseShaping, frozen=True, kw_only=True, tag="relative_lengt
     )
 
     weight: float = 1.0
-    """How much length counts beside the reward."""
+    """Weight of the length beside the reward."""
 
     solved_above: float = 0.5
     """A member succeeded when its reward is above this."""
 
     def shape(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups with other rewards; the part `relative_length` of a score says by how much."""
+        """Return the groups with other rewards; the part `relative_length` of a score says by how much."""
         return [shaped(group, "relative_length", self._amounts) for group in groups]
 
     def _amounts(self, trajectories: Sequence[Trajectory], rewards: Sequence[float]) -> list[float]:

@@ -1,4 +1,4 @@
-"""What a rollout that was cut off keeps of its reward."""
+"""Reduced reward of a rollout that a limit cut off."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StopProperly(BaseShaping, frozen=True, kw_only=True, tag="stop_properly"):
             raise ValueError("keeps must lie between 0 and 1")
 
     def shape(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups with other rewards; the part `stop_properly` of a score says by how much.
+        """Return the groups with other rewards; the part `stop_properly` of a score says by how much.
 
         Raises:
             BadInput: a reward is below 0.

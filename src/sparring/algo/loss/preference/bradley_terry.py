@@ -35,7 +35,7 @@ class BradleyTerry:
         self.centre = centre
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """The term's share of the update's loss, a scalar from `value` [M] float32 with gradient; metrics as of
+        """Compute the term's share of the update's loss, a scalar from `value` [M] float32 with gradient; metrics as of
         `PairLoss`."""
         weights, values = micro_batch.weights[self.term], quantities["value"]
         pair, side = sides(micro_batch, weights)

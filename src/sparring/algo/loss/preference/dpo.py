@@ -27,10 +27,10 @@ class Dpo:
     has_reference: bool = True
 
     def reward(self, replies: Replies) -> torch.Tensor:
-        """Implicit rewards, in nats times beta."""
+        """Return implicit rewards, in nats times beta."""
         return self.beta * (replies.logprob - replies.reference)
 
     def loss(self, margin: torch.Tensor) -> torch.Tensor:
-        """[P] -> [P]."""
+        """Compute the loss [P] of margins [P]."""
         wrong = self.label_smoothing
         return -(1.0 - wrong) * logsigmoid(margin) - wrong * logsigmoid(-margin)

@@ -26,10 +26,10 @@ class Ipo:
     has_reference: bool = True
 
     def reward(self, replies: Replies) -> torch.Tensor:
-        """Log-ratios, in nats or nats a token."""
+        """Return log-ratios, in nats or nats a token."""
         ratio = replies.logprob - replies.reference
         return ratio / replies.length if self.length_averaged else ratio
 
     def loss(self, margin: torch.Tensor) -> torch.Tensor:
-        """[P] -> [P]."""
+        """Compute the loss [P] of margins [P]."""
         return (margin - 1.0 / (2.0 * self.beta)) ** 2

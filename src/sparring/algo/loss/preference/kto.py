@@ -35,7 +35,8 @@ class Kto:
         self.beta, self.wanted, self.unwanted = beta, wanted, unwanted
 
     def survey(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> dict[str, torch.Tensor]:
-        """`kto_shift` [M]: the mean of r over the mismatched rows of an optimiser step, the same at every token.
+        """Compute `kto_shift` [M]: the mean of r over the mismatched rows of an optimiser step, the same at every
+        token.
 
         Raises:
             ValueError: there is no such row.
@@ -47,7 +48,7 @@ class Kto:
         return {Annotation.KTO_SHIFT: found.double().mean().expand(len(micro_batch.targets))}
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """The term's share of the update's loss.
+        """Compute the term's share of the update's loss.
 
         Args:
             quantities: `logprob` [M] float32 with gradient.
@@ -71,7 +72,7 @@ class Kto:
         return LossResult(loss=loss, metrics=metrics)
 
     def _rewards(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """r of every row [R], and whether the term weighs it [R]."""
+        """Compute r of every row [R], and whether the term weighs the row [R]."""
         which = torch.where(micro_batch.weights[self.term] != 0, micro_batch.rows, -1)
         found = replies(
             quantities["logprob"], micro_batch.annotations[Annotation.REFERENCE], which, len(micro_batch.label)

@@ -29,10 +29,10 @@ class Orpo:
     has_reference: bool = False
 
     def reward(self, replies: Replies) -> torch.Tensor:
-        """Logarithms of odds."""
+        """Return logarithms of odds."""
         mean = (replies.logprob / replies.length).clamp(max=MOST_LIKELY)
         return mean - torch.log(-torch.expm1(mean))
 
     def loss(self, margin: torch.Tensor) -> torch.Tensor:
-        """[P] -> [P]."""
+        """Compute the loss [P] of margins [P]."""
         return -self.strength * logsigmoid(margin)

@@ -1,4 +1,4 @@
-"""Pairs of replies: a form says what a reply is worth and how wrong a margin is; the rest is the same for all.
+"""Losses of pairs of replies: a form has the reward of a reply and the loss of a margin; the rest is the same for all.
 
 Shapes: M weighted tokens of a micro-batch, R rows, P pairs.
 """
@@ -31,11 +31,12 @@ class Form(Protocol):
     has_reference: bool
 
     def reward(self, replies: Replies) -> torch.Tensor:
-        """What each reply is worth."""
+        """Compute the reward of each reply."""
         ...
 
     def loss(self, margin: torch.Tensor) -> torch.Tensor:
-        """How wrong it is that the chosen reply is worth `margin` [P] more than the rejected one."""
+        """Compute the loss of each pair from `margin` [P], the reward of the chosen reply less that of the rejected
+        one."""
         ...
 
 
@@ -54,7 +55,7 @@ class PairLoss:
         self.form = form
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """The term's share of the update's loss.
+        """Compute the term's share of the update's loss.
 
         Args:
             quantities: `logprob` [M] float32 with gradient.
@@ -77,8 +78,8 @@ class PairLoss:
 
 
 def sides(micro_batch: Any, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each of the M tokens its pair, from 0, and its side: 0 chosen, 1 rejected; the pair is -1 where `weights` [M]
-    is 0.
+    """Return, for each of the M tokens, its pair, from 0, and its side: 0 chosen, 1 rejected; the pair is -1 where
+    `weights` [M] is 0.
 
     Raises:
         ValueError: a pair lacks a side.
@@ -95,7 +96,8 @@ def sides(micro_batch: Any, weights: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 def replies(logprob: torch.Tensor, reference: torch.Tensor | None, which: torch.Tensor, count: int) -> Replies:
-    """`count` replies from [M] tokens, of which token m belongs to reply which[m]; to none where that is negative."""
+    """Sum the [M] tokens of `count` replies, of which token m belongs to reply which[m]; to none where that is
+    negative."""
     ours = which >= 0
     zeros = logprob.new_zeros(count)
 
@@ -107,12 +109,12 @@ def replies(logprob: torch.Tensor, reference: torch.Tensor | None, which: torch.
 
 
 def per_pair(weights: torch.Tensor, pair: torch.Tensor) -> torch.Tensor:
-    """[P]: what each pair weighs."""
+    """Sum the weights of each pair [P]."""
     return weights.new_zeros(_count(pair)).index_add(0, pair[pair >= 0], weights[pair >= 0])
 
 
 def pair_metrics(rewards: torch.Tensor) -> dict[str, tuple[float, float]]:
-    """Of rewards [P, 2], chosen and rejected."""
+    """Compute the metrics of rewards [P, 2], chosen and rejected."""
     margin = rewards[:, 0] - rewards[:, 1]
     right = (margin > 0).double() + 0.5 * (margin == 0).double()
     names = ("accuracy", "reward_margin", "reward_chosen", "reward_rejected")
@@ -121,7 +123,7 @@ def pair_metrics(rewards: torch.Tensor) -> dict[str, tuple[float, float]]:
 
 
 def rewards_of(form: Form, rows: Sequence[Sample], logprobs: Sequence[Sequence[float]]) -> list[float]:
-    """What each row's reply is worth, in float64.
+    """Compute the reward of each row's reply in float64.
 
     Args:
         form: the algorithm.

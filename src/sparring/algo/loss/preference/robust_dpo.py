@@ -26,10 +26,10 @@ class RobustDpo:
     has_reference: bool = True
 
     def reward(self, replies: Replies) -> torch.Tensor:
-        """Implicit rewards, in nats times beta."""
+        """Return implicit rewards, in nats times beta."""
         return self.beta * (replies.logprob - replies.reference)
 
     def loss(self, margin: torch.Tensor) -> torch.Tensor:
-        """[P] -> [P]; may be negative."""
+        """Compute the loss [P] of margins [P]; may be negative."""
         wrong = self.flip_rate
         return (-(1.0 - wrong) * logsigmoid(margin) + wrong * logsigmoid(-margin)) / (1.0 - 2.0 * wrong)

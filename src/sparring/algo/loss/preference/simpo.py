@@ -24,9 +24,9 @@ class SimPo:
     has_reference: bool = False
 
     def reward(self, replies: Replies) -> torch.Tensor:
-        """Mean log-probabilities, times beta."""
+        """Return mean log-probabilities, times beta."""
         return self.beta * replies.logprob / replies.length
 
     def loss(self, margin: torch.Tensor) -> torch.Tensor:
-        """[P] -> [P]."""
+        """Compute the loss [P] of margins [P]."""
         return -logsigmoid(margin - self.gamma)

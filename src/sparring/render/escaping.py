@@ -1,4 +1,4 @@
-"""What messages and tools say, as chat templates take it: no text of theirs becomes a control token.
+"""Text of messages and tools in the form that chat templates take, in which no text becomes a control token.
 
 Thoughts and calls of a reply are markup: what the template makes of them stays.
 """
@@ -21,8 +21,9 @@ _SCHEMA = ("type", "function", "name", "description", "parameters", "properties"
 TRUSTED = ("system", "user")
 
 
-class Said:
-    """Marks the control tokens that are written in what is said; `ControlTokens.encode` encodes them as plain text.
+class TextEscaper:
+    """Escaper of control tokens in the text of messages: it marks them, and `ControlTokens.encode` encodes marked ones
+    as plain text.
 
     Args:
         tokens: of the tokenizer that encodes what is rendered.
@@ -43,24 +44,24 @@ class Said:
         self._allowed = frozenset(allowed)
         self._bare = {bare for text in tokens.ids if (bare := text.strip(_BRACKETS)) != text} - {"", *_SCHEMA}
 
-    def unmarked(self) -> Said:
-        """The same for a renderer that encodes with a tokenizer of its own, to which a mark is text."""
-        other = Said(self._tokens, tuple(self._allowed))
+    def without_marks(self) -> TextEscaper:
+        """Return the same for a renderer that encodes with a tokenizer of its own, to which a mark is text."""
+        other = TextEscaper(self._tokens, tuple(self._allowed))
         other._marked, other._bare = str, set()
         return other
 
     def messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """A conversation from its beginning."""
+        """Convert a conversation from its beginning."""
         opening = list(itertools.takewhile(lambda message: message.role != "assistant", messages))
         said = [message if message.role in self._allowed else self._message(message) for message in opening]
         return message_dicts(said) + self.answers(messages[len(opening) :])
 
     def answers(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """What follows a reply."""
+        """Convert the messages that follow a reply."""
         return message_dicts([self._message(message) for message in messages])
 
     def tools(self, tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
-        """Tool schemas."""
+        """Convert tool schemas."""
         return tool_dicts(
             [
                 dataclasses.replace(
@@ -92,6 +93,5 @@ class Said:
         return [self._value(inner) for inner in value] if isinstance(value, list | tuple) else value
 
     def _key(self, key: str) -> str:
-        """A key of a schema. Some formats write one that they do not know in brackets, which makes a token of
-        `think`."""
+        """Mark a key of a schema. Some formats write an unknown one in brackets, which makes a token of `think`."""
         return key[:1] + MARK + key[1:] if key.strip(_BRACKETS) in self._bare else self._marked(key)

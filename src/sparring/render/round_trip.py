@@ -1,4 +1,4 @@
-"""Proof at start that a renderer serves this checkpoint: template, tool calls and bridging round-trip."""
+"""Round trips through a renderer at start: proof that template, tool calls and bridging work for this checkpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ _CLOSING = 3  # ids that may close a cut reply: the end of a thought, the end of
 _ANSWER = Message(role="assistant", content="It is 42.")
 
 
-def prove(renderer: Renderer, tools: Sequence[ToolSpec] = (), control_tokens: Sequence[str] = ()) -> list[str]:
+def check_round_trip(
+    renderer: Renderer, tools: Sequence[ToolSpec] = (), control_tokens: Sequence[str] = ()
+) -> list[str]:
     """Round-trip texts, tool calls and bridges through a renderer, and try to forge turns.
 
     Args:
@@ -84,7 +86,8 @@ def _no_bridge(renderer: Renderer, reply: Message) -> bool:
 
 
 def _branches(renderer: Renderer, reply: Message) -> bool:
-    """Whether the format truly changes what came before a new question, so that it is right to refuse a bridge."""
+    """Return whether the format truly changes earlier text when a new question comes, so that it is right to refuse a
+    bridge."""
     question = Message(role="user", content=_TRICKY)
     before = (*renderer.render([question], ()).tokens, *reply_tokens(renderer, reply))
     return renderer.render([question, reply, *_next(reply)], ()).tokens[: len(before)] != before
@@ -144,7 +147,7 @@ def _whole(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec]) -> str
 
 
 def _next(reply: Message) -> list[Message]:
-    """What the world says to a reply: a tool's answer to each call, otherwise a user's."""
+    """Return the messages that follow a reply: a tool's answer to each call, otherwise a user's."""
     if reply.tool_calls:
         return [
             Message(role="tool", content=f"{42 + n}\n<b>é</b>", tool_call_id=call.id, name=call.name)
