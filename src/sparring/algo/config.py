@@ -137,20 +137,20 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         rule = self.correction_rule
         if self.anchor == "behaviour" and rule.weight != "none" and not rule.metrics_only:
             raise ValueError(
-                f'anchor must be "proximal" beside weights of a correction, got {self.anchor!r} and {rule.weight!r}: '
-                "a ratio to what the engine recorded corrects already"
+                'anchor must be "proximal" with a correction that has weights, '
+                f"got {self.anchor!r} and {rule.weight!r}: "
+                "a ratio to the engine's log-probabilities is already importance-weighted"
             )
         if self.max_tokens < 0 or not self.entropy_bonus >= 0:
             raise ValueError("max_tokens and entropy_bonus must be 0 or more")
         if self.max_tokens and self.aggregation != "constant":
-            why = 'which "constant" alone reads'
             raise ValueError(
-                f'max_tokens must be 0 beside aggregation = "{self.aggregation}", {why}, got {self.max_tokens}'
+                f'max_tokens must be 0 unless aggregation = "constant", got {self.max_tokens} with "{self.aggregation}"'
             )
         if not 0 < self.top_entropy <= 1:
             raise ValueError(f"top_entropy must lie above 0 and at most at 1, got {self.top_entropy}")
         if self.kl.target is not None and self.kl_reward is not None and self.kl_reward.target is not None:
-            raise ValueError("kl_reward.target must be left out beside kl.target: one coefficient adapts")
+            raise ValueError("kl_reward.target must be left out with kl.target: only one coefficient can adapt")
         self._check_ratio()
 
     def _check_ratio(self) -> None:
@@ -160,7 +160,7 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         ratios = " or ".join(f'"{name_of(rule)}"' for rule in RULES_BY_KEY["ratio"] if rule.kind in self.gate.takes)
         gates = ", ".join(name_of(rule) for rule in RULES_BY_KEY["gate"] if self.ratio.kind in rule.takes)
         raise ValueError(
-            f'ratio must be {ratios} beside the gate "{gate}", got "{ratio}"; gates for "{ratio}" are {gates}'
+            f'ratio must be {ratios} with the gate "{gate}", got "{ratio}"; gates that take "{ratio}": {gates}'
         )
 
     @property
@@ -242,29 +242,34 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         self.credit.check(group_size, annotations)
         self._check_rewards()
         if group_size < 2 and self.zero_variance_filter:
-            got, do = (
-                "a filter that drops every group of one",
-                "write zero_variance_filter = false, or raise rollout.group_size",
-            )
-            raise refusal("algo.zero_variance_filter", "groups that can differ", got, do)
+            expected = "false with rollout.group_size = 1, where it would drop every group"
+            raise refusal("algo.zero_variance_filter", expected, "true", "set it to false, or raise rollout.group_size")
 
     def _check_rewards(self) -> None:
         """Refuse changes of the reward that the credit rule does not read, or cannot work with."""
         credit = name_of(self.credit)
         if self.kl_reward is not None and not self.credit.counts_token_rewards:
-            do = "set algo.kl.coefficient, which is in the loss, or choose another credit"
-            raise refusal("algo.kl_reward", "a credit that counts rewards of tokens", repr(credit), do)
+            do = "set algo.kl.coefficient, a penalty in the loss, or choose another credit"
+            raise refusal("algo.kl_reward", "a credit that reads per-token rewards", repr(credit), do)
         if self.credit.needs_nonnegative_rewards and (self.shaping or self.kl_reward is not None):
-            got, do = "shaping or kl_reward, which may make them negative", "leave these out, or choose another credit"
-            raise refusal("algo.credit", f"rewards of at least 0 for {credit!r}", got, do)
+            got, do = (
+                "shaping or kl_reward, which may make rewards negative",
+                "leave these out, or choose another credit",
+            )
+            raise refusal("algo.credit", f"rewards of at least 0 with {credit!r}", got, do)
         for rule in self.shaping[1:]:
             if rule.needs_nonnegative_rewards:
-                got, do = "it behind another, which may make them negative", "write it first"
+                got, do = "another rule before it, which may make rewards negative", "write it first"
                 raise refusal(f"algo.shaping {name_of(rule)}", "rewards of at least 0", got, do)
         unread = self.credit.unread([name_of(rule) for rule in self.shaping])
         if unread:
             do = f"give {unread[0]} a weight in algo.credit.weights, or leave it out"
-            raise refusal("algo.shaping", f"parts that {credit!r} weighs, for it reads no sum", unread[0], do)
+            raise refusal(
+                "algo.shaping",
+                f"rules that algo.credit.weights names, because {credit!r} reads parts of the score, not the sum",
+                unread[0],
+                do,
+            )
 
 
 def named(algo: Any) -> Any:
@@ -330,7 +335,7 @@ def _refuse_foreign_keys(key: str, value: Any, base: Any, preset: str) -> None:
 
 def _refuse_whole_reward(price: Any) -> None:
     if isinstance(price, Mapping) and price.get("estimator") == "full":
-        why = "which is the same whatever is sampled in a place, so that no token would pay for itself"
+        why = "which does not depend on the sampled token, so that no token would pay for itself"
         do = 'set algo.kl.estimator = "full", which is in the loss'
         raise msgspec.ValidationError(
             f"one of k1, k2, k3, abs, got 'full', {why}; {do} - at `$.algo.kl_reward.estimator`"

@@ -96,6 +96,6 @@ def check_target(coefficient: float, target: float | None, gain: float) -> None:
     """
     if target is not None and not (target > 0 and coefficient > 0):
         got = f"{target} and {coefficient}"
-        raise ValueError(f"target must be above 0 beside a coefficient to begin with, got {got}")
+        raise ValueError(f"target must be above 0 with a coefficient above 0 to start from, got {got}")
     if not 0 < gain <= 1:
         raise ValueError(f"gain must lie above 0 and at most at 1, got {gain}")

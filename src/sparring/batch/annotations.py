@@ -24,7 +24,7 @@ def agreed(rows: Sequence[Sample]) -> list[str]:
         if row.annotations.keys() != first.annotations.keys():
             raise SparringError(
                 f"row {row.id}: expected the annotations of row {first.id} of the same batch, {_named(first)}, "
-                f"got {_named(row)}; annotate every row of a batch alike, with zeros where there is nothing to say"
+                f"got {_named(row)}; annotate every row of a batch alike, with zeros where there is no value"
             )
     return sorted(first.annotations)
 

@@ -25,5 +25,5 @@ def denominators(rows: Iterable[Sample], *, policy: float | None = None) -> dict
             weights.setdefault(term, []).extend(values)
     totals = {term: math.fsum(values) for term, values in weights.items() if any(values)}
     if wrong := [term for term, total in totals.items() if total <= 0]:
-        raise ValueError(f"weights of {wrong} sum to zero or less over the update")
+        raise ValueError(f"expected weights of {wrong} that sum to more than 0 over the update, got a sum of 0 or less")
     return totals if policy is None or "policy" not in totals else {**totals, "policy": policy}

@@ -66,8 +66,8 @@ def _bridged(
     if bridged is None:
         raise refusal(
             "demonstration",
-            "a conversation that only grows",
-            f"a template that rewrites history before {new[-1].role if new else 'assistant'!r}",
+            "a chat template that keeps earlier messages unchanged",
+            f"a rewrite before {new[-1].role if new else 'assistant'!r}",
             "split the conversation there",
         )
     return bridged

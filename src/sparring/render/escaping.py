@@ -37,7 +37,7 @@ class TextEscaper:
     def __init__(self, tokens: ControlTokens, allowed: Sequence[str] = ()) -> None:
         for role in allowed:
             if role not in TRUSTED:
-                do = "leave it out: what tools and worlds say must not end or begin a turn"
+                do = "leave it out: text of tools and environments must not begin or end a turn"
                 raise refusal("render.control_tokens", "system, user or both", repr(role), do)
         self._tokens = tokens
         self._marked = tokens.marked

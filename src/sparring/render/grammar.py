@@ -64,7 +64,10 @@ class Grammars:
     def __init__(self, tokenizer: FileTokenizer, stop_ids: Sequence[int]) -> None:
         if not stop_ids:
             raise refusal(
-                "constraint", "stop tokens, which end what is complete", "none", "give the request stop tokens"
+                "constraint",
+                "stop tokens, which end a turn whose grammar is complete",
+                "none",
+                "give the request stop tokens",
             )
         import llguidance  # only where a turn is constrained
 

@@ -36,7 +36,7 @@ def check_round_trip(
         What was found true, one sentence each.
 
     Raises:
-        BadInput: something does not round-trip, or what is said becomes a control token; the message shows it.
+        BadInput: something does not round-trip, or text of a message becomes a control token; the message shows it.
     """
     facts = [_turn_ends(renderer), _texts(renderer, tools), unforgeable(renderer, tools, control_tokens)]
     reply = _ANSWER
@@ -60,7 +60,7 @@ def _turn_ends(renderer: Renderer) -> str:
     parsed = renderer.parse(reply, (), prompt=renderer.render([Message(role="user", content="Who?")], ()).tokens)
     if parsed != _ANSWER:
         raise _failed(f"a reply that parses to {_ANSWER.content!r}", repr(parsed))
-    return f"a reply ends with {renderer.decode(reply[-1:])!r} and parses to what was said"
+    return f"a reply ends with {renderer.decode(reply[-1:])!r} and parses to the message"
 
 
 def _texts(renderer: Renderer, tools: Sequence[ToolSpec]) -> str:
@@ -76,8 +76,8 @@ def _tool_calls(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec]) -
     parsed = renderer.parse(reply_tokens(renderer, reply, tools), tools, prompt=prompt)
     calls = [(call.name, call.arguments) for call in parsed.tool_calls]
     if calls != [(reply.tool_calls[0].name, _ARGUMENTS)] or parsed.content != reply.content:
-        raise _failed("a tool call that parses to what was called", repr(parsed))
-    return "a tool call with quotes, newlines and Unicode parses to what was called"
+        raise _failed("a tool call that parses to the same name and arguments", repr(parsed))
+    return "a tool call with quotes, newlines and Unicode parses to the same name and arguments"
 
 
 def _no_bridge(renderer: Renderer, reply: Message) -> bool:
@@ -142,7 +142,7 @@ def _whole(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec]) -> str
     rendered = demonstration_tokens(renderer, messages, tools)
     said = [token for token, sampled in zip(rendered.tokens, rendered.sampled, strict=True) if sampled]
     if said != [*reply_tokens(renderer, reply, tools), *reply_tokens(renderer, _ANSWER, tools)]:
-        raise _failed("a demonstration whose marks are its replies", repr(renderer.decode(said)))
+        raise _failed("a demonstration that marks exactly its replies", repr(renderer.decode(said)))
     return "a demonstration of two replies marks exactly what a model would sample"
 
 

@@ -45,7 +45,7 @@ def step_ends(renderer: Renderer, tokens: Sequence[int], start: int, texts: Sequ
         count = bisect_left(range(len(tokens) - start + 1), True, key=partial(_says, renderer, tokens[start:], text))
         if count > len(tokens) - start:
             got = repr(renderer.decode(tokens[start:])[:40])
-            raise refusal("steps", repr(text[:40]), got, "write them without blanks around")
+            raise refusal("steps", repr(text[:40]), got, "write the steps without blanks around them")
         found.append(start + count)
     return found
 

@@ -97,7 +97,7 @@ def _bridges(renderer: Renderer, messages: Sequence[Message], tools: Sequence[To
     forged = renderer.bridge(prompt, said, [dataclasses.replace(answer, content=f"{answer.content} {text}")], tools)
     if plain is None or forged is None:
         if plain is not forged:
-            raise _failed(f"{role} message that is bridged", "a bridge that depends on what it says")
+            raise _failed(f"{role} message that is bridged", "a bridge that depends on the text of the message")
         return
     _compare(renderer, f"{role} message that is bridged", _controls(renderer, forged) - _controls(renderer, plain))
 
@@ -124,4 +124,4 @@ def _compare(renderer: Renderer, where: str, added: Counter[int]) -> None:
 
 def _failed(where: str, got: str) -> BadInput:
     do = "name a renderer that knows this model, or repair its tokenizer or its chat template"
-    return refusal(f"renderer: {where}", "what is said as plain text", got, do)
+    return refusal(f"renderer: {where}", "message text encoded as plain text", got, do)

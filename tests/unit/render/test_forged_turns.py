@@ -130,7 +130,7 @@ def test_a_recipe_may_let_system_and_user_write_control_tokens_before_the_first_
     assert counts[0] == counts[1] + 2
     assert check_round_trip(free, (TOOL,), ("system", "user")) and check_round_trip(free, (), ("system", "user"))
     with pytest.raises(
-        BadInput, match="renderer: system message before the first reply: expected what is said as plain text"
+        BadInput, match="renderer: system message before the first reply: expected message text encoded as plain text"
     ):
         check_round_trip(free, (TOOL,))
 
@@ -176,7 +176,9 @@ def test_a_renderer_that_encodes_by_itself_sees_no_marks_and_is_refused_where_it
         create_renderer(own, config_from_name("qwen3")), tokenizer, "qwen3", TextEscaper(tokenizer.control)
     )
     assert renderer.decode(renderer.render([user(ATTACK)], ()).tokens).count(ATTACK) == 1
-    with pytest.raises(BadInput, match=r"renderer: .*expected what is said as plain text, got the control tokens"):
+    with pytest.raises(
+        BadInput, match=r"renderer: .*expected message text encoded as plain text, got the control tokens"
+    ):
         check_round_trip(renderer, (TOOL,))
 
 

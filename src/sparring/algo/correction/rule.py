@@ -131,9 +131,9 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 f"low must lie from 0 to 1 and high be at least 1, {equal}, got {self.low} and {self.high}"
             )
         if self.low > 0 and self.bound != "mask":
-            raise ValueError(f'low is a bound of masks; with bound = "{self.bound}" leave it at 0, got {self.low}')
+            raise ValueError(f'low must be 0 unless bound = "mask", got {self.low} with bound = "{self.bound}"')
         if self.high != 2.0 and self.bound == "none":
-            raise ValueError(f'high is a bound; with bound = "none" leave it out, got {self.high}')
+            raise ValueError(f'high must be left out with bound = "none", got {self.high}')
         if not self.reject_above >= 0 or not (self.reject_below is None or self.reject_below <= 0):
             got = f"{self.reject_above} and {self.reject_below}"
             raise ValueError(f"reject_above must be 0 or more and reject_below 0 or less, got {got}")
@@ -148,7 +148,7 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 ("high", self.high == 2.0),
             ):
                 if not idle:
-                    raise ValueError(f'{name} is about weights; name a weight beside it, got weight = "none"')
+                    raise ValueError(f'{name} must be left out unless weight is set, got weight = "none"')
         if self.reject == "none":
             for name, idle in (
                 ("only_negative", not self.only_negative),
@@ -158,25 +158,25 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 ("reject_by", self.reject_by == "mean"),
             ):
                 if not idle:
-                    raise ValueError(
-                        f'{name} is about what is rejected; name a divergence beside it, got reject = "none"'
-                    )
+                    raise ValueError(f'{name} must be left out unless reject is set, got reject = "none"')
         if self.reject_below is not None and self.reject != "k1":
-            raise ValueError(f"reject_below is for k1 alone: k2 and k3 are never negative, got {self.reject!r}")
-        if self.reject != "none" and self.reject_unit == "token" and self.reject_by != "mean":
             raise ValueError(
-                f'reject_by is for several tokens; with reject_unit = "token" leave it, got {self.reject_by!r}'
+                'reject_below must be left out unless reject = "k1", since k2 and k3 are never negative, '
+                f"got {self.reject!r}"
             )
+        if self.reject != "none" and self.reject_unit == "token" and self.reject_by != "mean":
+            raise ValueError(f'reject_by must be left out with reject_unit = "token", got {self.reject_by!r}')
         if self.metrics_only and self.does_nothing:
             raise ValueError("metrics_only must have a weight or a divergence to measure, got neither")
         if self.metrics_only and self.normalise:
-            raise ValueError("normalise is for weights that are used; with metrics_only leave it out")
+            raise ValueError("normalise must be false with metrics_only, which does not use the weights")
         if self.denominator == "kept" and (self.metrics_only or self.bound != "mask" and self.reject == "none"):
             raise ValueError(
-                'denominator = "kept" is about tokens that are taken out; mask or reject some, or leave it at "all"'
+                'denominator must be "all" unless tokens are removed, with bound = "mask" or reject, '
+                'and without metrics_only, got "kept"'
             )
         if self.denominator == "kept" and self.normalise:
-            raise ValueError('denominator must be "all" beside normalise, which makes up for what is taken out already')
+            raise ValueError('denominator must be "all" with normalise, which already compensates for removed tokens')
 
     @property
     def units(self) -> tuple[Unit, ...]:

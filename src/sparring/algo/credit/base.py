@@ -81,10 +81,10 @@ class BaseCredit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             BadInput: every group of this size would leave the update, or an annotation that the rule reads is missing.
         """
         if group_size < self.least_members:
-            expected = f"at least {self.least_members} rollouts to compare, for credit {name_of(self)!r}"
-            do = "raise it, or choose a credit that needs no siblings, such as 'reinforce_plus_plus'"
+            expected = f"at least {self.least_members} rollouts to compare, with credit {name_of(self)!r}"
+            do = "raise it, or choose a credit that works with one rollout, such as 'reinforce_plus_plus'"
             raise refusal("rollout.group_size", expected, str(group_size), do)
         missing = [name for name in self.reads if name not in written]
         if missing:
-            expected = f"a credit that can do without '{missing[0]}', which no part of this stage writes"
+            expected = f"a credit that does not need the annotation '{missing[0]}', which this stage does not compute"
             raise refusal("algo.credit", expected, repr(name_of(self)), "choose another; docs/algorithms.md lists them")

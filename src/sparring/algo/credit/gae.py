@@ -74,9 +74,9 @@ class Gae(BaseCredit, frozen=True, kw_only=True, tag="gae"):
     def __post_init__(self) -> None:
         for name in ("discount", "lambda_policy", "lambda_value"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie between 0 and 1")
+                raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
         if self.length_alpha is not None and self.length_alpha <= 0:
-            raise ValueError("length_alpha must be above 0")
+            raise ValueError(f"length_alpha must be above 0, got {self.length_alpha}")
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages and the annotation `return`; see `protocols.Credit`.

@@ -66,7 +66,7 @@ class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
             BadInput: no score of the update names a state.
         """
         if groups and not any(score.states for group in groups for score in group.scores):
-            do = "have the environment's score say them, or choose 'grpo'"
+            do = "have the environment's score name them, or choose 'grpo'"
             raise refusal(
                 "[algo] credit 'gigpo'", "scores with the states of their turns", "none in the whole update", do
             )

@@ -47,7 +47,8 @@ def _advantages(members: Sequence[Member]) -> list[float] | None:
     rewards = [m.reward for m in members]
     if min(rewards) < 0:
         raise ValueError(
-            f"rollout {members[0].rollout}: maxrl divides by the mean reward and needs rewards of at least 0"
+            f"rollout {members[0].rollout}: expected rewards of at least 0 with maxrl, which divides by their mean, "
+            f"got {min(rewards)}"
         )
     average = mean(rewards)
     if len(members) < 2:

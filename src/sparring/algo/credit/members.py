@@ -55,7 +55,7 @@ class Member:
         """
         reward = self.score.of(self.trajectory.role)
         if reward is None or not math.isfinite(reward):
-            raise ValueError(f"rollout {self.rollout}: reward {reward} is not a finite number")
+            raise ValueError(f"rollout {self.rollout}: expected a finite reward, got {reward}")
         return reward
 
     @property
@@ -123,7 +123,7 @@ class Member:
         """
         for row in self.rows:
             if name not in row.annotations:
-                do = "add the part that writes it to the stage, or choose a credit that does without"
+                do = "add the annotator that writes it to the stage, or choose another credit"
                 raise refusal(
                     f"[algo] credit {rule!r}", f"an annotation '{name}' on every sample", f"none on {row.id}", do
                 )
@@ -205,7 +205,9 @@ def members(group: Group, rows: Sequence[Sample]) -> list[Member]:
     found = []
     for rollout, score in zip(group.rollouts, group.scores, strict=True):
         if len(rollout.trajectories) > 1 and (score.per_turn is not None or score.states is not None):
-            raise ValueError(f"rollout {rollout.id}: a score says nothing about turns where there are several roles")
+            raise ValueError(
+                f"rollout {rollout.id}: expected no rewards or states of turns in the score of several roles, got some"
+            )
         for trajectory in rollout.trajectories:
             own = tuple(of.pop(trajectory.id, ()))
             found.append(Member(trajectory=trajectory, rollout=rollout.id, score=score, rows=own))

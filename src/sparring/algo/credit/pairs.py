@@ -41,7 +41,7 @@ class Pairs:
     def _group(self, group: Group, rows: Sequence[Sample]) -> list[Sample]:
         rewards = [math.nan if score.reward is None else score.reward for score in group.scores]
         if not all(map(math.isfinite, rewards)):
-            raise ValueError(f"group {group.id}: rewards {rewards} are not all finite numbers")
+            raise ValueError(f"group {group.id}: expected finite rewards, got {rewards}")
         if len(set(rewards)) < 2:
             return []
         owner = {t.id: number for number, rollout in enumerate(group.rollouts) for t in rollout.trajectories}

@@ -42,7 +42,7 @@ class PassAtK(BaseCredit, frozen=True, kw_only=True, tag="pass_at_k"):
 
     def __post_init__(self) -> None:
         if self.k < 1:
-            raise ValueError("k must be at least 1")
+            raise ValueError(f"k must be at least 1, got {self.k}")
 
     @property
     def least_members(self) -> int:

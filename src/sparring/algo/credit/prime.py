@@ -61,7 +61,7 @@ class Prime(BaseCredit, frozen=True, kw_only=True, tag="prime"):
 
     def __post_init__(self) -> None:
         if not self.beta > 0 or not 0 <= self.discount <= 1:
-            raise ValueError("beta must be above 0, and discount lie between 0 and 1")
+            raise ValueError(f"beta must be above 0 and discount between 0 and 1, got {self.beta} and {self.discount}")
 
     @property
     def implicit_scale(self) -> float:

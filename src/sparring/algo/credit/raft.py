@@ -34,7 +34,7 @@ class Raft(BaseCredit, frozen=True, kw_only=True, tag="raft"):
 
     def __post_init__(self) -> None:
         if self.best < 1:
-            raise ValueError("best must be at least 1")
+            raise ValueError(f"best must be at least 1, got {self.best}")
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages; see `protocols.Credit`."""

@@ -39,7 +39,7 @@ class Reinforce(BaseCredit, frozen=True, kw_only=True, tag="reinforce"):
 
     def __post_init__(self) -> None:
         if not 0 <= self.discount <= 1:
-            raise ValueError("discount must lie between 0 and 1")
+            raise ValueError(f"discount must lie between 0 and 1, got {self.discount}")
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages; see `protocols.Credit`."""

@@ -38,7 +38,7 @@ class Rejection(BaseCredit, frozen=True, kw_only=True, tag="rejection"):
 
     def __post_init__(self) -> None:
         if self.at_most is not None and self.at_most < 1:
-            raise ValueError("at_most must be at least 1")
+            raise ValueError(f"at_most must be at least 1, got {self.at_most}")
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages; see `protocols.Credit`."""

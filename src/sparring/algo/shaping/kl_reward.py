@@ -58,7 +58,7 @@ class KlReward(
 
     def __post_init__(self) -> None:
         if self.coefficient < 0:
-            raise ValueError("coefficient must be at least 0")
+            raise ValueError(f"coefficient must be at least 0, got {self.coefficient}")
         check_target(self.coefficient, self.target, self.gain)
 
     async def annotate(self, samples: Sequence[Sample]) -> list[Sample]:

@@ -51,7 +51,7 @@ class LinearLength(BaseShaping, frozen=True, kw_only=True, tag="linear_length"):
 
     def __post_init__(self) -> None:
         if self.price < 0 or not math.isfinite(self.price) or self.free < 0:
-            raise ValueError("price and free must be at least 0")
+            raise ValueError(f"price and free must be at least 0, got {self.price} and {self.free}")
 
     def shape(self, groups: Sequence[Group]) -> list[Group]:
         """Return the groups with rewards less the price; the part `linear_length` of a score says by how much."""

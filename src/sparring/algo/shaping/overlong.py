@@ -45,7 +45,7 @@ class Overlong(BaseShaping, frozen=True, kw_only=True, tag="overlong"):
 
     def __post_init__(self) -> None:
         if self.buffer < 1 or (self.limit is not None and self.limit < self.buffer):
-            raise ValueError("buffer must be at least 1 and not above limit")
+            raise ValueError(f"buffer must be at least 1 and at most limit, got {self.buffer} and {self.limit}")
 
     def shape(self, groups: Sequence[Group]) -> list[Group]:
         """Return the groups with punished rewards; the part `overlong` of a score says by how much."""

@@ -35,7 +35,7 @@ class StopProperly(BaseShaping, frozen=True, kw_only=True, tag="stop_properly"):
 
     def __post_init__(self) -> None:
         if not 0 <= self.keeps <= 1:
-            raise ValueError("keeps must lie between 0 and 1")
+            raise ValueError(f"keeps must lie between 0 and 1, got {self.keeps}")
 
     def shape(self, groups: Sequence[Group]) -> list[Group]:
         """Return the groups with other rewards; the part `stop_properly` of a score says by how much.
@@ -48,8 +48,8 @@ class StopProperly(BaseShaping, frozen=True, kw_only=True, tag="stop_properly"):
     def _amounts(self, trajectories: Sequence[Trajectory], rewards: Sequence[float]) -> list[float]:
         for trajectory, reward in zip(trajectories, rewards, strict=True):
             if reward < 0:
-                expected = "rewards of at least 0, of which a rollout that was cut off keeps a share"
-                do = "choose the shaping 'overlong', or let the world say 0 where it says less"
+                expected = "rewards of at least 0, of which a truncated rollout keeps a share"
+                do = "choose the shaping 'overlong', or let the environment give no negative reward"
                 raise refusal("algo.shaping stop_properly", expected, f"{reward} for {trajectory.id}", do)
         cut = [t.outcome.kind == "truncated" for t in trajectories]
         return [(self.keeps - 1) * reward if short else 0.0 for short, reward in zip(cut, rewards, strict=True)]
