@@ -236,8 +236,8 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Refuse a credit rule that could not work in a stage with groups of this size and these annotations.
 
         Raises:
-            BadInput: it compares more members than there are, or reads what nobody writes; or every group would be
-                filtered.
+            BadInput: it compares more rollouts than there are, or reads an annotation that the stage does not write; or
+                every group would be filtered.
         """
         self.credit.check(group_size, annotations)
         self._check_rewards()
@@ -321,15 +321,15 @@ def _refuse_foreign_keys(key: str, value: Any, base: Any, preset: str) -> None:
         return
     chosen = base["name"] if isinstance(base, Mapping) else name_of(RULES[key])
     rule = next(rule for rule in RULES_BY_KEY[key] if name_of(rule) == chosen)
-    known = [field.name for field in msgspec.structs.fields(rule)]
-    foreign = [name for name in value if name not in known]
+    keys = [field.name for field in msgspec.structs.fields(rule)]
+    foreign = [name for name in value if name not in keys]
     if foreign:
         rule_of = (
             f"the {key} {chosen!r} of preset {preset!r}"
             if isinstance(base, Mapping)
             else f"the default {key} {chosen!r}"
         )
-        what = f"a key of {rule_of}: {', '.join(sorted(known))}" if known else f"no key: {rule_of} has none"
+        what = f"a key of {rule_of}: {', '.join(sorted(keys))}" if keys else f"no key: {rule_of} has none"
         raise msgspec.ValidationError(f"{what}, got {foreign[0]!r} - at `$.algo.{key}.{foreign[0]}`")
 
 
@@ -348,7 +348,7 @@ def _known(key: str, name: Any, *names: Any) -> Any:
     Raises:
         msgspec.ValidationError: it is not; said as the config's other complaints are.
     """
-    known = [one for of in names for one in ([of] if isinstance(of, str) else of)]
-    if name not in known:
-        raise msgspec.ValidationError(f"one of {', '.join(sorted(known))}, got {name!r} - at `$.algo.{key}`")
+    allowed = [choice for group in names for choice in ([group] if isinstance(group, str) else group)]
+    if name not in allowed:
+        raise msgspec.ValidationError(f"one of {', '.join(sorted(allowed))}, got {name!r} - at `$.algo.{key}`")
     return name

@@ -37,7 +37,7 @@ class PolicyTokens:
     """The engine's, recorded when the token was sampled."""
     advantages: torch.Tensor
     entropy: torch.Tensor
-    ours: torch.Tensor
+    weighted: torch.Tensor
     """bool: whether the term weighs the token; all means and sums are over these."""
     rows: torch.Tensor
     """int64: the row that the token is in, from 0."""
@@ -71,24 +71,24 @@ class PolicyTokens:
         if unit == "token":
             return values
         index = self._index(unit)
-        lowest = values.masked_fill(~self.ours, -float("inf"))
+        lowest = values.masked_fill(~self.weighted, -float("inf"))
         return values.new_full((self._count(index),), -float("inf")).scatter_reduce(0, index, lowest, "amax")[index]
 
     def average(self, values: torch.Tensor) -> torch.Tensor:
         """Compute the mean of values [M] over all tokens, one number."""
-        return (values * self.ours).sum() / self.ours.sum().clamp(min=1)
+        return (values * self.weighted).sum() / self.weighted.sum().clamp(min=1)
 
     def largest(self, values: torch.Tensor, count: int) -> torch.Tensor:
         """Mark the `count` tokens with the largest values [M]: bool [M]. Of equals the first; never a token that the
         term does not weigh."""
-        order = values.masked_fill(~self.ours, -float("inf")).sort(descending=True, stable=True).indices
-        found = self.ours & False
-        found[order[:count]] = True
-        return found & self.ours
+        order = values.masked_fill(~self.weighted, -float("inf")).sort(descending=True, stable=True).indices
+        mask = self.weighted & False
+        mask[order[:count]] = True
+        return mask & self.weighted
 
     def _totals(self, values: torch.Tensor, unit: Unit) -> tuple[torch.Tensor, torch.Tensor]:
         index = self._index(unit)
-        return values.new_zeros(self._count(index)).index_add(0, index, values * self.ours), index
+        return values.new_zeros(self._count(index)).index_add(0, index, values * self.weighted), index
 
     def _index(self, unit: Unit) -> torch.Tensor:
         return self.turns if unit == "turn" else self.rows

@@ -110,13 +110,13 @@ def assemble(
     """
     of_group = [[row for row in samples if row.group == group.id] for group in groups]
     warming = step <= plan.warmup_steps
-    kept = credit.credit(groups, of_group)
+    credited = credit.credit(groups, of_group)
     if warming:
-        kept = [without_advantage(after) for after in kept]
+        credited = [without_advantage(after) for after in credited]
     account = TokenAccount()
-    for group, before, after in zip(groups, of_group, kept, strict=True):
+    for group, before, after in zip(groups, of_group, credited, strict=True):
         account += _account(group, before, after, model)
-    rows = [row for after in kept for row in after]
+    rows = [row for after in credited for row in after]
     batches = []
     for part in _parts(rows, plan, step):
         for learner, rows_of in plan.learners.items():
@@ -153,7 +153,7 @@ def _parts(rows: Sequence[Sample], plan: Plan, step: int) -> list[list[Sample]]:
         # as many as ever, some of them empty: the learning rate's schedule counts them
         bounds = [len(order) * part // plan.minibatches for part in range(plan.minibatches + 1)]
         dealt = [set(order[begin:end]) for begin, end in pairwise(bounds)]
-        parts += [[row for id, of in whole.items() if id in chosen for row in of] for chosen in dealt]
+        parts += [[row for id, own_rows in whole.items() if id in chosen for row in own_rows] for chosen in dealt]
     return parts
 
 

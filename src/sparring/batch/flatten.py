@@ -60,11 +60,11 @@ def _branch(id: str, group: str, branch: Sequence[Segment], own: set[int]) -> Sa
     logprobs: list[float] = []
     versions: list[int] = []
     kv_versions: list[int] = []
-    kept: list[bytes] = []
+    kept_sets: list[bytes] = []
     bias: list[Bias] = []
     for segment in branch:
         count = len(segment.tokens)
-        kept += segment.kept.rows if segment.kept and segment.index in own else (b"",) * count
+        kept_sets += segment.kept.rows if segment.kept and segment.index in own else (b"",) * count
         bias += _bias(segment) if segment.index in own else ((),) * count
         tokens += segment.tokens
         if segment.index in own:
@@ -87,7 +87,7 @@ def _branch(id: str, group: str, branch: Sequence[Segment], own: set[int]) -> Sa
         versions=tuple(versions),
         kv_versions=tuple(kv_versions),
         temperature=_temperature(id, [s for s in branch if s.index in own]),
-        kept=KeptSets(rows=tuple(kept)) if any(kept) else None,
+        kept=KeptSets(rows=tuple(kept_sets)) if any(kept_sets) else None,
         bias=tuple(bias) if any(bias) else None,
     )
 

@@ -24,11 +24,11 @@ def implicit_rows(rows: Sequence[Sample]) -> list[Sample]:
     Raises:
         SparringError: a row lacks an annotation out of `NEEDS`.
     """
-    ours = [row for row in rows if any(row.weights.get("policy", ()))]
+    weighted = [row for row in rows if any(row.weights.get("policy", ()))]
     lengths: Counter[str] = Counter()
-    for row in ours:
+    for row in weighted:
         lengths[row.trajectory] += len(row.tokens) - row.weights["policy"].count(0.0)
-    return [_row(row, 1.0 / lengths[row.trajectory]) for row in ours]
+    return [_row(row, 1.0 / lengths[row.trajectory]) for row in weighted]
 
 
 def _row(row: Sample, share: float) -> Sample:

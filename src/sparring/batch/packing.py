@@ -88,7 +88,7 @@ class _Tree:
         self._order, self._shared = walk([row.tokens for row in rows])
         self._lengths = [len(rows[index].tokens) for index in self._order]
         self._of: Callable[[int], float] = (lambda n: n + n * n / (2 * context)) if context else float
-        added = [self._of(n) - self._of(known) for n, known in zip(self._lengths, self._shared, strict=True)]
+        added = [self._of(n) - self._of(shared) for n, shared in zip(self._lengths, self._shared, strict=True)]
         self._before = list(accumulate(added, initial=0.0))
         self.cost = self._before[-1]
 
@@ -98,16 +98,16 @@ class _Tree:
 
     def units(self, most: float) -> list[Subtree]:
         """List the largest subtrees that cost no more than `most`; a single row whatever it costs."""
-        found, left = [], [(0, len(self._order))] if self._order else []
+        subtrees, left = [], [(0, len(self._order))] if self._order else []
         while left:
             first, last = left.pop()
             if last - first == 1 or self._cost((first, last)) <= most:
-                found.append((first, last))
+                subtrees.append((first, last))
                 continue
             least = min(self._shared[first + 1 : last])
             cuts = [row for row in range(first + 1, last) if self._shared[row] == least]
             left += pairwise([first, *cuts, last])
-        return found
+        return subtrees
 
     def largest_first(self, units: list[Subtree]) -> list[Subtree]:
         """Return the units by falling cost; equals in the order of the walk."""
@@ -119,12 +119,12 @@ class _Tree:
         Rows outside a subtree share no more with any of its rows than they do with all of them, so its ends show it.
         """
         first, last = unit
-        at, known = bisect_left(part.rows, first), 0
+        at, shared = bisect_left(part.rows, first), 0
         if at and self._shared[first]:
-            known = min(self._shared[part.rows[at - 1] + 1 : first + 1])
+            shared = min(self._shared[part.rows[at - 1] + 1 : first + 1])
         if at < len(part.rows) and self._shared[last]:
-            known = max(known, min(self._shared[last : part.rows[at] + 1]))
-        return self._cost(unit) - self._of(known)
+            shared = max(shared, min(self._shared[last : part.rows[at] + 1]))
+        return self._cost(unit) - self._of(shared)
 
     def put(self, part: _Part, unit: Subtree) -> None:
         """Add `unit` to `part`."""
@@ -143,11 +143,11 @@ class _Tree:
             cuts.append(
                 min(places, key=lambda row: abs(self._before[row] - goal) - (self._before[row + 1] - self._before[row]))
             )
-        found = [_Part() for _ in range(parts)]
-        for part, stretch in zip(found, pairwise([*cuts, len(self._order)]), strict=False):
+        stretches = [_Part() for _ in range(parts)]
+        for part, stretch in zip(stretches, pairwise([*cuts, len(self._order)]), strict=False):
             if stretch[0] < stretch[1]:
                 part.rows, part.cost = list(range(*stretch)), self._cost(stretch)
-        return found
+        return stretches
 
     def samples(self, parts: Iterable[_Part]) -> list[list[Sample]]:
         """Return the rows of each part that is not empty, in the order that `pack` promises."""
@@ -163,8 +163,8 @@ def _placed(tree: _Tree, units: Iterable[Subtree], budget: int) -> list[_Part]:
     """Place each unit where it adds least, and then where it leaves least room; in a new part where it fits nowhere."""
     parts: list[_Part] = []
     for unit in units:
-        costs = [(tree.added(part, unit), -part.cost, place) for place, part in enumerate(parts)]
-        fitting = [(added, minus, place) for added, minus, place in costs if added - minus <= budget]
+        costs = [(tree.added(part, unit), -part.cost, number) for number, part in enumerate(parts)]
+        fitting = [(added, minus, number) for added, minus, number in costs if added - minus <= budget]
         if not fitting:
             parts.append(_Part())
         tree.put(parts[min(fitting)[2] if fitting else -1], unit)

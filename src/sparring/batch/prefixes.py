@@ -48,11 +48,11 @@ def lay_out(sequences: Sequence[np.ndarray]) -> Layout:
     paths: list[np.ndarray] = [np.zeros(0, dtype=np.int64)] * len(order)
     offsets = [0]
     path = np.zeros(0, dtype=np.int64)
-    for index, kept in zip(order, shared, strict=True):
-        offsets.append(offsets[-1] + len(sequences[index]) - kept)
-        path = paths[index] = np.concatenate((path[:kept], np.arange(offsets[-2], offsets[-1])))
-    added = [sequences[index][kept:] for index, kept in zip(order, shared, strict=True)]
-    positions = [np.arange(kept, len(sequences[index])) for index, kept in zip(order, shared, strict=True)]
+    for index, common in zip(order, shared, strict=True):
+        offsets.append(offsets[-1] + len(sequences[index]) - common)
+        path = paths[index] = np.concatenate((path[:common], np.arange(offsets[-2], offsets[-1])))
+    added = [sequences[index][common:] for index, common in zip(order, shared, strict=True)]
+    positions = [np.arange(common, len(sequences[index])) for index, common in zip(order, shared, strict=True)]
     return Layout(
         tokens=np.concatenate([np.zeros(0, dtype=np.int64), *added]),
         positions=np.concatenate([np.zeros(0, dtype=np.int64), *positions]),

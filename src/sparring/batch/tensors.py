@@ -60,8 +60,8 @@ class MicroBatch:
     kv_versions: torch.Tensor
     """[M] int64: the oldest version it attended to; -1 where nothing was sampled."""
     temperature: torch.Tensor
-    """[M] float32: what the row was sampled at; 1 where the imitate term alone weighs the token: nobody sampled it, and
-    what is to be likelier is the model's own distribution."""
+    """[M] float32: what the row was sampled at; 1 where the imitate term alone weighs the token: it was not sampled,
+    and the term raises its probability in the model's own distribution."""
     kept: tuple[torch.Tensor, torch.Tensor] | None
     """Offsets [M + 1] int64 and ids [K] int32: token m was drawn from ids[offsets[m]:offsets[m + 1]], ascending; from
     the whole vocabulary where these are none. None where that is so for all."""
@@ -129,7 +129,7 @@ def micro_batch(
         targets=integers(flat.tokens[chosen]),
         rows=integers(flat.of_each(range(len(rows)), np.int64)[chosen]),
         turns=integers(turns[chosen]),
-        weights={t: torch.from_numpy(each[chosen]).to(device) for t, each in zip(terms, weights, strict=True)},
+        weights={t: torch.from_numpy(w[chosen]).to(device) for t, w in zip(terms, weights, strict=True)},
         behaviour_logprobs=column(row.logprobs for row in rows),
         advantages=column(row.advantages for row in rows),
         versions=column((row.versions for row in rows), -1, np.int64),
@@ -178,8 +178,8 @@ class _Flat:
 def _weights(flat: _Flat, terms: Sequence[str]) -> np.ndarray:
     """Return the weights of each term [terms, T] float32."""
     weights = np.zeros((len(terms), len(flat.tokens)), np.float32)
-    for place, term in enumerate(terms):
-        weights[place] = flat.column((row.weights.get(term) for row in flat.rows), 0.0, np.float32)
+    for term_index, term in enumerate(terms):
+        weights[term_index] = flat.column((row.weights.get(term) for row in flat.rows), 0.0, np.float32)
     return weights
 
 
@@ -211,8 +211,8 @@ def _kept(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[
     """Return the kept sets of the `chosen` [M] of the T tokens, end to end."""
     if all(row.kept is None for row in flat.rows):
         return None
-    every = [ids for row in flat.rows for ids in (row.kept.rows if row.kept else (b"",) * len(row.tokens))]
-    sets = [every[token] for token in chosen.tolist()]
+    per_token = [ids for row in flat.rows for ids in (row.kept.rows if row.kept else (b"",) * len(row.tokens))]
+    sets = [per_token[token] for token in chosen.tolist()]
     offsets = np.cumsum([0, *(len(ids) // 4 for ids in sets)], dtype=np.int64)
     ids = np.frombuffer(b"".join(sets), "<i4").astype(np.int32)
     return torch.from_numpy(offsets).to(device), torch.from_numpy(ids).to(device)
@@ -222,8 +222,8 @@ def _bias(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[
     """Return the values added to the logits of the `chosen` [M] of the T tokens, end to end."""
     if all(row.bias is None for row in flat.rows):
         return None
-    every = [added for row in flat.rows for added in row.bias or ((),) * len(row.tokens)]
-    rows = [every[token] for token in chosen.tolist()]
+    per_token = [added for row in flat.rows for added in row.bias or ((),) * len(row.tokens)]
+    rows = [per_token[token] for token in chosen.tolist()]
     pairs = [pair for row in rows for pair in row]
     offsets = torch.from_numpy(np.cumsum([0, *map(len, rows)], dtype=np.int64))
     ids = torch.tensor([token for token, _ in pairs], dtype=torch.int64)
@@ -235,12 +235,12 @@ def _tops(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[
     """Return a teacher's likeliest tokens in the place of the `chosen` [M] of the T tokens."""
     if all(row.tops is None for row in flat.rows):
         return None
-    every = [pairs for row in flat.rows for pairs in (row.tops.rows if row.tops else (b"",) * len(row.tokens))]
-    rows = [np.frombuffer(every[token], [("id", "<u4"), ("logprob", "<f4")]) for token in chosen.tolist()]
+    per_token = [pairs for row in flat.rows for pairs in (row.tops.rows if row.tops else (b"",) * len(row.tokens))]
+    rows = [np.frombuffer(per_token[token], [("id", "<u4"), ("logprob", "<f4")]) for token in chosen.tolist()]
     shape = (len(rows), max(map(len, rows), default=0))
     ids, logprobs = np.full(shape, -1, np.int64), np.full(shape, -np.inf, np.float32)
-    for place, row in enumerate(rows):
-        ids[place, : len(row)], logprobs[place, : len(row)] = row["id"], row["logprob"]
+    for index, row in enumerate(rows):
+        ids[index, : len(row)], logprobs[index, : len(row)] = row["id"], row["logprob"]
     return torch.from_numpy(ids).to(device), torch.from_numpy(logprobs).to(device)
 
 
@@ -260,7 +260,7 @@ def _predicting(flat: _Flat, chosen: np.ndarray) -> tuple[Layout, np.ndarray]:
     starts = flat.offsets[:-1][counts > 0]
     ends = chosen[counts.cumsum()[counts > 0] - 1]
     layout = lay_out([flat.tokens[start:end] for start, end in zip(starts, ends, strict=True)])
-    place = np.zeros(len(flat.tokens), np.int64)
+    layout_index = np.zeros(len(flat.tokens), np.int64)
     for start, end, path in zip(starts, ends, layout.paths, strict=True):
-        place[start:end] = path
-    return layout, place[chosen - 1]
+        layout_index[start:end] = path
+    return layout, layout_index[chosen - 1]

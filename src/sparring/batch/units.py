@@ -16,11 +16,11 @@ RowUnit = list[Sample]
 def units(rows: Sequence[Sample], paired: Set[str]) -> list[RowUnit]:
     """Group the rows that one of the terms `paired` weighs by their group, and leave every other row alone; in the
     order of their first."""
-    found: dict[tuple[str, str | int], RowUnit] = {}
-    for place, row in enumerate(rows):
-        key = ("pair", row.group) if paired & row.weights.keys() else ("row", place)
-        found.setdefault(key, []).append(row)
-    return list(found.values())
+    by_key: dict[tuple[str, str | int], RowUnit] = {}
+    for number, row in enumerate(rows):
+        key = ("pair", row.group) if paired & row.weights.keys() else ("row", number)
+        by_key.setdefault(key, []).append(row)
+    return list(by_key.values())
 
 
 def pack_units(rows: Sequence[Sample], token_budget: int, paired: Set[str]) -> list[list[Sample]]:
@@ -34,12 +34,12 @@ def pack_units(rows: Sequence[Sample], token_budget: int, paired: Set[str]) -> l
     room: list[int] = []
     for unit in whole:
         size = _size(unit)
-        place = next((b for b, left in enumerate(room) if size <= left), len(bins))
-        if place == len(bins):
+        index = next((b for b, left in enumerate(room) if size <= left), len(bins))
+        if index == len(bins):
             bins.append([])
             room.append(token_budget)
-        bins[place] += unit
-        room[place] -= size
+        bins[index] += unit
+        room[index] -= size
     return bins
 
 
@@ -53,11 +53,11 @@ def cut_units(rows: Sequence[Sample], count: int, paired: Set[str], context: flo
     cuts = [0]
     for piece in range(1, count):
         places = range(cuts[-1] + 1, len(whole) - count + piece + 1)
-        cuts.append(min(places, key=lambda place: abs(before[place] - before[-1] * piece / count)))
+        cuts.append(min(places, key=lambda cut: abs(before[cut] - before[-1] * piece / count)))
     return [[row for unit in whole[a:b] for row in unit] for a, b in pairwise([*cuts, len(whole)])]
 
 
 def _size(unit: RowUnit) -> int:
     """Count the tokens of a unit's distinct prefixes."""
     order, shared = walk([row.tokens for row in unit])
-    return sum(len(unit[index].tokens) - known for index, known in zip(order, shared, strict=True))
+    return sum(len(unit[index].tokens) - common for index, common in zip(order, shared, strict=True))

@@ -37,19 +37,21 @@ class ControlTokens:
     """
 
     def __init__(self, backend: Tokenizer) -> None:
-        every = backend.get_added_tokens_decoder()
-        added = {id: token for id, token in every.items() if token.content.strip(" \t\r\n▁")}
-        found = {token.content: id for id, token in added.items()}
+        tokens_by_id = backend.get_added_tokens_decoder()
+        added = {id: token for id, token in tokens_by_id.items() if token.content.strip(" \t\r\n▁")}
+        ids = {token.content: id for id, token in added.items()}
         unknown = getattr(backend.model, "unk_token", None)
-        self.ids = {text: id for text, id in found.items() if text != unknown}
+        self.ids = {text: id for text, id in ids.items() if text != unknown}
         self._controls = set(self.ids.values())
         self._normalizer = backend.normalizer if any(token.normalized for token in added.values()) else None
         # never matches where there is nothing to find
-        tokens = _any_of(found) if found else "(?!)"
+        tokens = _any_of(ids) if ids else "(?!)"
         self._pattern = re.compile(f"{re.escape(MARK)}|(?:{tokens})(?!{re.escape(MARK)})")
-        self._alias = {text: _secret() for text in found}
-        self._plain = _renamed(backend, every.values(), self._alias)
-        self._own_id = {self._plain.token_to_id(self._alias.get(t.content, t.content)): id for id, t in every.items()}
+        self._alias = {text: _secret() for text in ids}
+        self._plain = _renamed(backend, tokens_by_id.values(), self._alias)
+        self._own_id = {
+            self._plain.token_to_id(self._alias.get(t.content, t.content)): id for id, t in tokens_by_id.items()
+        }
         self._split = self._plain.token_to_id(_SPLIT)
 
     def marked(self, text: str) -> str:

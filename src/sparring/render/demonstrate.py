@@ -47,7 +47,7 @@ def demonstration_tokens(renderer: Renderer, messages: Sequence[Message], tools:
     if not replies or replies[0] == 0:
         raise refusal("demonstration", "a question and a reply", f"{len(messages)} messages", "leave this row out")
     tokens = renderer.render(messages[: replies[0]], tools).tokens
-    sampled = [False] * len(tokens)
+    sampled, start = [False] * len(tokens), 0
     for previous, at in zip([None, *replies], replies, strict=False):
         if previous is not None:
             tokens = _bridged(renderer, tokens, start, messages[previous + 1 : at], tools)

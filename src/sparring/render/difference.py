@@ -121,8 +121,8 @@ class TemplateRenderer:
 
     def _thinks(self, prompt: Sequence[int], completion: Sequence[int]) -> bool:
         """Return whether a reply ends inside its thought."""
-        said = self.decode(completion)
-        return (self._opens_thought(prompt) or said.lstrip().startswith(THINK)) and THINK_END not in said
+        reply = self.decode(completion)
+        return (self._opens_thought(prompt) or reply.lstrip().startswith(THINK)) and THINK_END not in reply
 
     def _opens_thought(self, prompt: Sequence[int]) -> bool:
         """Return whether a prompt ends inside a thought that the template opened; the text of a message opens none."""
@@ -146,21 +146,21 @@ class TemplateRenderer:
 
     def _end_of_turn(self) -> str:
         text = self._text([_user("hi"), {"role": "assistant", "content": PLACEHOLDER}], (), False)
-        found = self._first_added(text, text.find(PLACEHOLDER) + len(PLACEHOLDER)) if PLACEHOLDER in text else None
-        if found is None:
+        end = self._first_added(text, text.find(PLACEHOLDER) + len(PLACEHOLDER)) if PLACEHOLDER in text else None
+        if end is None:
             raise refusal(
                 self._template.where,
                 "a chat template that ends an assistant message with a special token",
                 repr(text.partition(PLACEHOLDER)[2]),
                 "name a renderer that knows this model, or repair the template",
             )
-        return found[1]
+        return end[1]
 
     def _first_added(self, text: str, start: int) -> tuple[int, str] | None:
         """Return the first added token at or after `start`: its place and its text (the longest where several begin
         there)."""
-        found = [(at, -len(token), token) for token in self._added if (at := text.find(token, start)) >= 0]
-        return (min(found)[0], min(found)[2]) if found else None
+        places = [(at, -len(token), token) for token in self._added if (at := text.find(token, start)) >= 0]
+        return (min(places)[0], min(places)[2]) if places else None
 
     def _added_text(self, new: Sequence[dict[str, Any]], tools: Sequence[ToolSpec]) -> str | None:
         plain = {"role": "assistant", "content": PLACEHOLDER}
@@ -184,13 +184,13 @@ class TemplateRenderer:
             if message.role != "assistant" or number == 0:
                 continue
             prompt = self._text(self._escaper.messages(messages[:number]), tools, True)
-            said = self._text(self._escaper.messages(messages[: number + 1]), tools, False)
-            said = said[
-                : said.rfind(self._end) + len(self._end)
+            reply = self._text(self._escaper.messages(messages[: number + 1]), tools, False)
+            reply = reply[
+                : reply.rfind(self._end) + len(self._end)
             ]  # some templates end what they take for the last message
-            if text.startswith(said) and said.startswith(prompt) and done < len(prompt) < len(said):
-                pieces += [(done, len(prompt), False), (len(prompt), len(said), True)]
-                done = len(said)
+            if text.startswith(reply) and reply.startswith(prompt) and done < len(prompt) < len(reply):
+                pieces += [(done, len(prompt), False), (len(prompt), len(reply), True)]
+                done = len(reply)
         return [*pieces, (done, len(text), False)] if done < len(text) else pieces
 
 

@@ -53,8 +53,8 @@ class TextEscaper:
     def messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Convert a conversation from its beginning."""
         opening = list(itertools.takewhile(lambda message: message.role != "assistant", messages))
-        said = [message if message.role in self._allowed else self._message(message) for message in opening]
-        return message_dicts(said) + self.answers(messages[len(opening) :])
+        escaped = [message if message.role in self._allowed else self._message(message) for message in opening]
+        return message_dicts(escaped) + self.answers(messages[len(opening) :])
 
     def answers(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Convert the messages that follow a reply."""

@@ -38,15 +38,15 @@ class Grammar:
         Raises:
             ValueError: the grammar does not allow `tokens`.
         """
-        known = len(self._taken)
-        if list(tokens[:known]) != self._taken:
-            self._matcher, known = self._start.deep_copy(), 0
+        taken = len(self._taken)
+        if list(tokens[:taken]) != self._taken:
+            self._matcher, taken = self._start.deep_copy(), 0
         self._taken = list(tokens)
-        if not self._matcher.consume_tokens(self._taken[known:]):
+        if not self._matcher.consume_tokens(self._taken[taken:]):
             problem = self._matcher.get_error().splitlines()[0]
             # a matcher never leaves an error
             self._matcher, self._taken = self._start.deep_copy(), []
-            raise ValueError(f"grammar: expected tokens that it allows, got {list(tokens[known:])}: {problem}")
+            raise ValueError(f"grammar: expected tokens that it allows, got {list(tokens[taken:])}: {problem}")
         return bytes(self._matcher.compute_bitmask())
 
 

@@ -66,9 +66,9 @@ class LibraryRenderer:
             BadInput: the format refuses the conversation.
         """
         key = _key(messages, tools, generation)
-        known = None if key is None else self._remembered.get(key)
-        if known is not None:
-            return known
+        remembered = None if key is None else self._remembered.get(key)
+        if remembered is not None:
+            return remembered
         rendered = self._rendered(self._escaper.messages(messages), self._escaper.tools(tools), generation)
         if key is not None and len(rendered.tokens) <= _REMEMBERED_TOKENS:
             self._remembered[key] = rendered
@@ -90,13 +90,13 @@ class LibraryRenderer:
             return None
         # the library takes any stop id for the end of a turn; one that the format does not write is a cut
         foreign = bool(self._ends) and completion[-1] in self._stop_ids and completion[-1] not in self._ends
-        said = completion[:-1] if foreign else completion
+        reply = completion[:-1] if foreign else completion
         bridged = self._library.bridge_to_next_turn(
-            list(prompt), list(said), self._escaper.answers(new), tools=self._escaper.tools(tools) or None
+            list(prompt), list(reply), self._escaper.answers(new), tools=self._escaper.tools(tools) or None
         )
         if bridged is None:
             return None
-        before = (*prompt, *said)
+        before = (*prompt, *reply)
         tokens = tuple(bridged.token_ids)
         return (*prompt, *completion, *tokens[len(before) :]) if tokens[: len(before)] == before else None
 

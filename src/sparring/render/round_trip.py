@@ -97,11 +97,11 @@ def _bridges(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec]) -> s
     question = Message(role="user", content=_TRICKY)
     new = _next(reply)
     prompt = renderer.render([question], tools).tokens
-    said = reply_tokens(renderer, reply, tools)
-    bridged = renderer.bridge(prompt, said, new, tools)
-    if bridged is None or bridged[: len(prompt) + len(said)] != (*prompt, *said):
+    reply_ids = reply_tokens(renderer, reply, tools)
+    bridged = renderer.bridge(prompt, reply_ids, new, tools)
+    if bridged is None or bridged[: len(prompt) + len(reply_ids)] != (*prompt, *reply_ids):
         raise _failed("a next prompt that begins with the ids so far", "none" if bridged is None else "other ids")
-    added = renderer.decode(bridged[len(prompt) + len(said) :])
+    added = renderer.decode(bridged[len(prompt) + len(reply_ids) :])
     whole = renderer.render([question, reply, *new], tools).tokens
     # some formats quote a tool's answer
     said_all = all(m.content in added or json.dumps(m.content, ensure_ascii=False) in added for m in new)
@@ -116,10 +116,10 @@ def _several_answers(renderer: Renderer, call: ToolCall, tools: Sequence[ToolSpe
     both = Message(role="assistant", tool_calls=(call, dataclasses.replace(call, id="call_1")))
     prompt = renderer.render([Message(role="user", content=_TRICKY)], tools).tokens
     try:
-        said = reply_tokens(renderer, both, tools)
+        reply_ids = reply_tokens(renderer, both, tools)
     except BadInput:
         return "a reply has one call at most"
-    if renderer.bridge(prompt, said, _next(both), tools) is None:
+    if renderer.bridge(prompt, reply_ids, _next(both), tools) is None:
         return "several tool answers at once are not bridged: sessions begin a new branch there"
     return f"two tool answers at once: {_bridges(renderer, both, tools)}"
 
@@ -140,9 +140,9 @@ def _truncated(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec]) ->
 def _whole(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec]) -> str:
     messages = [Message(role="user", content="Who?"), reply, *_next(reply), _ANSWER]
     rendered = demonstration_tokens(renderer, messages, tools)
-    said = [token for token, sampled in zip(rendered.tokens, rendered.sampled, strict=True) if sampled]
-    if said != [*reply_tokens(renderer, reply, tools), *reply_tokens(renderer, _ANSWER, tools)]:
-        raise _failed("a demonstration that marks exactly its replies", repr(renderer.decode(said)))
+    marked = [token for token, sampled in zip(rendered.tokens, rendered.sampled, strict=True) if sampled]
+    if marked != [*reply_tokens(renderer, reply, tools), *reply_tokens(renderer, _ANSWER, tools)]:
+        raise _failed("a demonstration that marks exactly its replies", repr(renderer.decode(marked)))
     return "a demonstration of two replies marks exactly what a model would sample"
 
 

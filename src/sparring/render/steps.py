@@ -24,12 +24,12 @@ class StepSplitter:
     def __call__(self, tokens: Sequence[int]) -> list[int]:
         """Return, ascending, the number of `tokens` read at the end of each step. Blank steps do not count, and several
         that end in one token are one; the token that ended the turn belongs to no step."""
-        said = tokens[:-1] if tokens and tokens[-1] in self._renderer.stop_ids else tokens
-        pieces = self._renderer.decode(said).split(self._separator)
+        body = tokens[:-1] if tokens and tokens[-1] in self._renderer.stop_ids else tokens
+        pieces = self._renderer.decode(body).split(self._separator)
         texts = [
             self._separator.join(pieces[: count + 1]).rstrip() for count, piece in enumerate(pieces) if piece.strip()
         ]
-        return sorted(set(step_ends(self._renderer, said, 0, texts)))
+        return sorted(set(step_ends(self._renderer, body, 0, texts)))
 
 
 def step_ends(renderer: Renderer, tokens: Sequence[int], start: int, texts: Sequence[str]) -> list[int]:
@@ -39,15 +39,15 @@ def step_ends(renderer: Renderer, tokens: Sequence[int], start: int, texts: Sequ
     Raises:
         BadInput: the tokens say something else.
     """
-    found = []
+    counts = []
     for text in texts:
         # lengths would not do: half a character is more signs than the whole one
         count = bisect_left(range(len(tokens) - start + 1), True, key=partial(_says, renderer, tokens[start:], text))
         if count > len(tokens) - start:
             got = repr(renderer.decode(tokens[start:])[:40])
             raise refusal("steps", repr(text[:40]), got, "write the steps without blanks around them")
-        found.append(start + count)
-    return found
+        counts.append(start + count)
+    return counts
 
 
 def _says(renderer: Renderer, tokens: Sequence[int], text: str, count: int) -> bool:

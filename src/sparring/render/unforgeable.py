@@ -21,7 +21,7 @@ Place = tuple[str, list[Message], list[ToolSpec]]
 def unforgeable(
     renderer: Renderer, tools: Sequence[ToolSpec] = (), control_tokens: Sequence[str] = (), text: str | None = None
 ) -> str:
-    """Write control tokens wherever somebody is quoted, and count those of the prompt and of the bridge, against the
+    """Write control tokens wherever text is quoted, and count those of the prompt and of the bridge, against the
     same ones with a word in their place.
 
     Args:
@@ -92,9 +92,9 @@ def _bridges(renderer: Renderer, messages: Sequence[Message], tools: Sequence[To
     prompt = renderer.render([_USER], tools).tokens
     role = "tool" if tools else "user"
     answer = next(message for message in reversed(messages) if message.role == role)
-    said = (*prompt[:1], *renderer.stop_ids[:1])
-    plain = renderer.bridge(prompt, said, [answer], tools)
-    forged = renderer.bridge(prompt, said, [dataclasses.replace(answer, content=f"{answer.content} {text}")], tools)
+    reply = (*prompt[:1], *renderer.stop_ids[:1])
+    plain = renderer.bridge(prompt, reply, [answer], tools)
+    forged = renderer.bridge(prompt, reply, [dataclasses.replace(answer, content=f"{answer.content} {text}")], tools)
     if plain is None or forged is None:
         if plain is not forged:
             raise _failed(f"{role} message that is bridged", "a bridge that depends on the text of the message")

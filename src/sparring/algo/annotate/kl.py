@@ -40,15 +40,15 @@ class KlCoefficient:
         Raises:
             BadInput: a sample has no annotation `reference`.
         """
-        told = [row.annotated(Annotation.KL_COEFFICIENT, self._everywhere(row)) for row in samples]
+        annotated = [row.annotated(Annotation.KL_COEFFICIENT, self._everywhere(row)) for row in samples]
         spent: dict[str, list[float]] = defaultdict(list)
         for row in samples:
             spent[row.trajectory] += [own - other for own, other, weight in _compared(row) if weight]
         if spent and self._config.target is not None:
-            self._divergence = math.fsum(math.fsum(of) for of in spent.values()) / len(spent)
+            self._divergence = math.fsum(math.fsum(costs) for costs in spent.values()) / len(spent)
             error = (self._divergence - self._config.target) / self._config.target
             self._coefficient *= 1 + self._config.gain * max(-LARGEST_ERROR, min(error, LARGEST_ERROR))
-        return told
+        return annotated
 
     def metrics(self) -> dict[str, float]:
         """Return kl_coefficient of the next update and kl_per_trajectory of the last; nothing without a target."""

@@ -32,8 +32,8 @@ class SampleProvenance:
     def rollout(self, row: Sample) -> tuple[int, Rollout]:
         """Return the rollout that a row belongs to, and its place in the group."""
         return next(
-            (place, rollout)
-            for place, rollout in enumerate(self.group(row).rollouts)
+            (number, rollout)
+            for number, rollout in enumerate(self.group(row).rollouts)
             if any(trajectory.id == row.trajectory for trajectory in rollout.trajectories)
         )
 

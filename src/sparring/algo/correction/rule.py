@@ -220,11 +220,11 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         weights, beyond, rejected = self._of(old, tokens)
         if self.normalise:
             weights = weights / tokens.annotations[Annotation.CORRECTION_MEAN]
-        ours, count = tokens.ours, float(tokens.ours.sum())
+        weighted, count = tokens.weighted, float(tokens.weighted.sum())
         metrics = {
-            "correction_weight": (weights[ours].double().sum().item(), count),
-            "correction_truncated": (float(beyond[ours].sum()), count),
-            "correction_rejected": (float(rejected[ours].sum()), count),
+            "correction_weight": (weights[weighted].double().sum().item(), count),
+            "correction_truncated": (float(beyond[weighted].sum()), count),
+            "correction_rejected": (float(rejected[weighted].sum()), count),
         }
         return Corrected(weights=old.new_ones(len(old)) if self.metrics_only else weights, metrics=metrics)
 
@@ -254,9 +254,11 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def _rejected(self, difference: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
         if self.reject == "none":
-            return tokens.ours & False
-        each = {"k1": lambda d: -d, "k2": lambda d: d * d / 2, "k3": lambda d: d.exp() - 1 - d}[self.reject](difference)
-        together = getattr(tokens, self.reject_by)(each, self.reject_unit)
+            return tokens.weighted & False
+        divergences = {"k1": lambda d: -d, "k2": lambda d: d * d / 2, "k3": lambda d: d.exp() - 1 - d}[self.reject](
+            difference
+        )
+        together = getattr(tokens, self.reject_by)(divergences, self.reject_unit)
         rejected = together > self.reject_above
         if self.reject_below is not None:
             rejected = rejected | (together < self.reject_below)

@@ -86,7 +86,7 @@ class Gae(BaseCredit, frozen=True, kw_only=True, tag="gae"):
         """
         everyone = [members(group, rows) for group, rows in zip(groups, samples, strict=True)]
         both = [self._member(m) for of_group in everyone for m in of_group]
-        advantages = [a for of, _ in both for a in of]
+        advantages = [a for values, _ in both for a in values]
         if self.whiten:
             advantages = standardised(advantages, epsilon=self.epsilon, lost=0)
         normal, targets = iter(advantages), iter(both)
@@ -94,9 +94,9 @@ class Gae(BaseCredit, frozen=True, kw_only=True, tag="gae"):
         for of_group, rows in zip(everyone, samples, strict=True):
             made = []
             for m in of_group:
-                of, target = next(targets)
+                own, target = next(targets)
                 with_target = replace(m, rows=m.with_steps(target, Annotation.RETURN))
-                made.append(with_target.with_steps([next(normal) for _ in of]))
+                made.append(with_target.with_steps([next(normal) for _ in own]))
             credited.append(in_order(rows, made, made))
         return credited
 

@@ -64,9 +64,9 @@ class Gdpo(BaseCredit, frozen=True, kw_only=True, tag="gdpo"):
         normal = dict(zip(sums, standardised(list(sums.values()), epsilon=self.epsilon), strict=True))
         credited = []
         for of_group, rows in zip(everyone, samples, strict=True):
-            told = [m for m in of_group if m.trajectory.id in normal]
+            compared_members = [m for m in of_group if m.trajectory.id in normal]
             rows_of = (m.with_advantage(normal.get(m.trajectory.id, 0.0)) for m in of_group)
-            credited.append(in_order(rows, rows_of, bool(told)))
+            credited.append(in_order(rows, rows_of, bool(compared_members)))
         return credited
 
     def _sums(self, role: Sequence[Member]) -> list[float]:
@@ -81,4 +81,4 @@ class Gdpo(BaseCredit, frozen=True, kw_only=True, tag="gdpo"):
             [weight * a for a in standardised([m.score.parts.get(name, m.outcome) for m in role], epsilon=self.epsilon)]
             for name, weight in self.weights.items()
         ]
-        return [math.fsum(of) for of in zip(*parts, strict=True)]
+        return [math.fsum(column) for column in zip(*parts, strict=True)]

@@ -81,11 +81,13 @@ class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
             for turn, state in enumerate(m.states()):
                 if state is not None:
                     places.setdefault(state, []).append((number, turn))
-        if len(role) < 2 and all(len(of) < 2 for of in places.values()):
+        if len(role) < 2 and all(len(same_state) < 2 for same_state in places.values()):
             return None
-        turns = [[episode] * len(of) for episode, of in zip(episodes, to_go, strict=True)]
-        for of in places.values():
-            for (number, turn), value in zip(of, self._compared([to_go[n][t] for n, t in of]), strict=True):
+        turns = [[episode] * len(member_returns) for episode, member_returns in zip(episodes, to_go, strict=True)]
+        for same_state in places.values():
+            for (number, turn), value in zip(
+                same_state, self._compared([to_go[n][t] for n, t in same_state]), strict=True
+            ):
                 turns[number][turn] += self.step_weight * value
         return turns
 

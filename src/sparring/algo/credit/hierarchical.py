@@ -21,8 +21,8 @@ class Hierarchical(BaseCredit, frozen=True, kw_only=True, tag="hierarchical"):
         peers of any other role:     that role's trajectories in the whole group
 
     The comparison of prime-rl's hierarchical GRPO. Use it where one role writes the other's task: rollouts then differ
-    in difficulty, and only a rollout's own attempts are alike. Without peers an advantage is 0; a group in which nobody
-    has peers leaves the update.
+    in difficulty, and only a rollout's own attempts are alike. Without peers an advantage is 0; a group without
+    any peers leaves the update.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -47,9 +47,13 @@ class Hierarchical(BaseCredit, frozen=True, kw_only=True, tag="hierarchical"):
                 family = m.trajectory.role.partition("/")[0]
                 key = (family, m.rollout) if family in self.inside else (m.trajectory.role, "")
                 peers.setdefault(key, []).append(m)
-            told = {}
-            for of in peers.values():
-                if len(of) > 1:
-                    told |= {m.trajectory.id: a for m, a in zip(of, centred([m.reward for m in of]), strict=True)}
-            credited.append(in_order(rows, (m.with_advantage(told.get(m.trajectory.id, 0.0)) for m in everyone), told))
+            advantages = {}
+            for compared in peers.values():
+                if len(compared) > 1:
+                    advantages |= {
+                        m.trajectory.id: a for m, a in zip(compared, centred([m.reward for m in compared]), strict=True)
+                    }
+            credited.append(
+                in_order(rows, (m.with_advantage(advantages.get(m.trajectory.id, 0.0)) for m in everyone), advantages)
+            )
         return credited

@@ -59,8 +59,8 @@ class CreditPipeline:
 
     def _stays(self, group: Group, shaped: Group) -> bool:
         difficulty = self._config.difficulty
-        kept = difficulty is None or difficulty.keep(group)
-        return kept and not (self._config.zero_variance_filter and _is_flat(shaped, self._config.credit))
+        in_range = difficulty is None or difficulty.keep(group)
+        return in_range and not (self._config.zero_variance_filter and _is_flat(shaped, self._config.credit))
 
 
 def load_credit(config: AlgoConfig, *, seed: int, max_tokens: int = 1) -> Credit:

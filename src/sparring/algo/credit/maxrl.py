@@ -15,7 +15,7 @@ from sparring.types import Group, Sample
 class MaxRl(BaseCredit, frozen=True, kw_only=True, tag="maxrl"):
     """MaxRL: centred rewards over their mean, so that rare success weighs more.
 
-        A_i = (r_i - mean(r)) / mean(r)      0 where nobody in the group earned anything
+        A_i = (r_i - mean(r)) / mean(r)      0 where no member has a reward
 
     Tajwar et al., arXiv 2602.02710: with N rewards of 0 and 1 this is an unbiased gradient of the first N - 1 terms of
     log p(success) = -sum_k (1 - p)^k / k (by their theorem 2 of N terms, where no mean is taken off), where RLOO's is

@@ -104,12 +104,12 @@ class Member:
         lengths = [len(s.tokens) for s in self.trajectory.segments if s.model is not None and s.tokens]
         if self.score.per_step is None:
             return [((length, reward),) for length, reward in zip(lengths, self.per_turn(), strict=True)]
-        found = self._aligned("per_step", self.score.per_step, ())
-        for length, steps in zip(lengths, found, strict=True):
+        per_turn = self._aligned("per_step", self.score.per_step, ())
+        for length, steps in zip(lengths, per_turn, strict=True):
             ends = [end for end, _ in steps]
             if ends != sorted(set(ends)) or ends and not 0 < ends[0] <= ends[-1] <= length:
                 raise ValueError(f"trajectory {self.trajectory.id}: steps end at {ends} in a turn of {length} tokens")
-        return found
+        return per_turn
 
     def states(self) -> list[str | None]:
         """Return the state that each turn was taken in; see `Score.states`. Raises as `per_turn` does."""
@@ -139,7 +139,7 @@ class Member:
         turn's rest at the turn's last, and what is left of the outcome at the end."""
         steps, turns = self.steps(), self.per_turn()
         parts = [()] * len(turns) if self.score.per_step is None else self.per_step()
-        flat = [place for turn in steps for place in turn]
+        flat = [step for turn in steps for step in turn]
         if not flat:
             return []
         own = [self.rows[row].annotations.get(Annotation.REWARD) for row, _ in flat]
@@ -157,7 +157,7 @@ class Member:
     def with_steps(self, values: Sequence[float], name: str = "") -> tuple[Sample, ...]:
         """Return its rows with one value per step: as advantages, or as the annotation `name`; 0.0 elsewhere."""
         written = [[0.0] * len(row.tokens) for row in self.rows]
-        for (row, at), value in zip((place for turn in self.steps() for place in turn), values, strict=True):
+        for (row, at), value in zip((step for turn in self.steps() for step in turn), values, strict=True):
             written[row][at] = value
         if name:
             return tuple(row.annotated(name, tuple(v)) for row, v in zip(self.rows, written, strict=True))
@@ -199,29 +199,29 @@ def members(group: Group, rows: Sequence[Sample]) -> list[Member]:
     Raises:
         ValueError: a row belongs to none of them, or a score speaks of turns where a rollout has several roles.
     """
-    of: dict[str, list[Sample]] = {}
+    by_trajectory: dict[str, list[Sample]] = {}
     for row in rows:
-        of.setdefault(row.trajectory, []).append(row)
-    found = []
+        by_trajectory.setdefault(row.trajectory, []).append(row)
+    all_members = []
     for rollout, score in zip(group.rollouts, group.scores, strict=True):
         if len(rollout.trajectories) > 1 and (score.per_turn is not None or score.states is not None):
             raise ValueError(
                 f"rollout {rollout.id}: expected no rewards or states of turns in the score of several roles, got some"
             )
         for trajectory in rollout.trajectories:
-            own = tuple(of.pop(trajectory.id, ()))
-            found.append(Member(trajectory=trajectory, rollout=rollout.id, score=score, rows=own))
-    if of:
+            own = tuple(by_trajectory.pop(trajectory.id, ()))
+            all_members.append(Member(trajectory=trajectory, rollout=rollout.id, score=score, rows=own))
+    if by_trajectory:
         raise ValueError(
-            f"group {group.id}: sample {next(iter(of.values()))[0].id} belongs to none of its trajectories"
+            f"group {group.id}: sample {next(iter(by_trajectory.values()))[0].id} belongs to none of its trajectories"
         )
-    return found
+    return all_members
 
 
-def by_role(of: Sequence[Member]) -> dict[str, list[Member]]:
+def by_role(members_of_roles: Sequence[Member]) -> dict[str, list[Member]]:
     """Divide members into those that are compared with each other: the members of one role."""
     roles: dict[str, list[Member]] = {}
-    for member in of:
+    for member in members_of_roles:
         roles.setdefault(member.trajectory.role, []).append(member)
     return roles
 
@@ -256,8 +256,8 @@ def _compared(
         values = rule(role)
         if values is not None:
             advantages |= {m.trajectory.id: value for m, value in zip(role, values, strict=True)}
-    known = ((m, advantages.get(m.trajectory.id)) for m in everyone)
-    made = (m.with_advantage(0.0) if value is None else written(m, value) for m, value in known)
+    pairs = ((m, advantages.get(m.trajectory.id)) for m in everyone)
+    made = (m.with_advantage(0.0) if value is None else written(m, value) for m, value in pairs)
     return in_order(rows, made, advantages)
 
 
@@ -265,8 +265,8 @@ def in_order(rows: Sequence[Sample], credited: Iterable[tuple[Sample, ...]], any
     """Return the credited rows of a group in the order of `rows`; none where no member got credit."""
     if not any_credit:
         return []
-    found = {row.id: row for of_member in credited for row in of_member}
-    return [found[row.id] for row in rows]
+    by_id = {row.id: row for of_member in credited for row in of_member}
+    return [by_id[row.id] for row in rows]
 
 
 def _weighted(row: Sample, values: Sequence[float] | None) -> Iterable[float]:

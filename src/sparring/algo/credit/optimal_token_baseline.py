@@ -53,8 +53,8 @@ class OptimalTokenBaseline(BaseCredit, frozen=True, kw_only=True, tag="optimal_t
             values = {}
             for role in by_role(everyone).values():
                 values |= self._role([m for m in role if m.rows])
-            told = ((m, values.get(m.trajectory.id, [0.0] * m.length)) for m in everyone)
-            credited.append(in_order(rows, (m.with_steps(of) for m, of in told), bool(values)))
+            credits = ((m, values.get(m.trajectory.id, [0.0] * m.length)) for m in everyone)
+            credited.append(in_order(rows, (m.with_steps(steps) for m, steps in credits), bool(values)))
         return credited
 
     def _role(self, role: Sequence[Member]) -> dict[str, list[float]]:
@@ -62,9 +62,9 @@ class OptimalTokenBaseline(BaseCredit, frozen=True, kw_only=True, tag="optimal_t
             return {}
         to_go = [returns(m.step_rewards(), 1.0) for m in role]
         weights = [list(accumulate(_norms(m))) for m in role]
-        values = [list(of) for of in to_go]
+        values = [list(own) for own in to_go]
         for t in range(max(map(len, to_go))):
-            reached = [number for number, of in enumerate(to_go) if t < len(of)]
+            reached = [number for number, own in enumerate(to_go) if t < len(own)]
             if len(reached) == 1 and self.zero_tail:
                 continue  # its advantage is its return
             total = math.fsum(weights[n][t] for n in reached)
@@ -72,7 +72,7 @@ class OptimalTokenBaseline(BaseCredit, frozen=True, kw_only=True, tag="optimal_t
             baseline = math.fsum(weights[n][t] * to_go[n][t] for n in reached) / total if total > 0 else 0.0
             for n in reached:
                 values[n][t] = 0.0 if same else to_go[n][t] - baseline
-        return {m.trajectory.id: of for m, of in zip(role, values, strict=True)}
+        return {m.trajectory.id: own for m, own in zip(role, values, strict=True)}
 
 
 def _norms(member: Member) -> list[float]:

@@ -15,8 +15,8 @@ class Pairs:
     group the best and the worst, as Dong et al., arXiv 2405.07863, section 3.2, choose them).
 
     The rollout with the highest reward is chosen, the one with the lowest rejected; of equals the first. All branches
-    of a rollout are its side of the pair. Rows of the others are returned with label 0, never trained. A group in which
-    nobody is better than another leaves the update.
+    of a rollout are its side of the pair. Rows of the others are returned with label 0, never trained. A group of
+    equal rewards leaves the update.
     """
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
@@ -51,7 +51,7 @@ class Pairs:
         for row, number in zip(rows, of_row, strict=True):
             lengths[number] += len(row.tokens) - row.weights["policy"].count(0.0)
         if not all(lengths[number] for number in sides):
-            return []  # who said nothing cannot be compared
+            return []  # a rollout without tokens cannot be compared
         return [
             _labelled(row, sides.get(number, 0.0), PAIR_SHARE / lengths[number])
             for row, number in zip(rows, of_row, strict=True)
@@ -60,5 +60,5 @@ class Pairs:
 
 def _labelled(row: Sample, label: float, weight: float) -> Sample:
     others = {term: values for term, values in row.weights.items() if term != "policy"}
-    ours = tuple(weight if value else 0.0 for value in row.weights["policy"])
-    return replace(row, weights={**others, "preference": ours}, label=label)
+    shares = tuple(weight if value else 0.0 for value in row.weights["policy"])
+    return replace(row, weights={**others, "preference": shares}, label=label)

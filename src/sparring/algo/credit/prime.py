@@ -80,8 +80,8 @@ class Prime(BaseCredit, frozen=True, kw_only=True, tag="prime"):
             values = {}
             for role in by_role(everyone).values():
                 values |= self._role([m for m in role if m.rows])
-            told = ((self._labelled(m), values.get(m.trajectory.id, [0.0] * m.length)) for m in everyone)
-            credited.append(in_order(rows, (m.with_steps(of) for m, of in told), bool(values)))
+            credits = ((self._labelled(m), values.get(m.trajectory.id, [0.0] * m.length)) for m in everyone)
+            credited.append(in_order(rows, (m.with_steps(steps) for m, steps in credits), bool(values)))
         return credited
 
     def _labelled(self, member: Member) -> Member:
@@ -100,10 +100,12 @@ class Prime(BaseCredit, frozen=True, kw_only=True, tag="prime"):
             ]
             for m in role
         ]
-        means = [mean(of) for of in implied]
+        means = [mean(rewards) for rewards in implied]
         outcomes = against_others([m.reward for m in role])
         values = {}
-        for m, of, own, less, outcome in zip(role, implied, means, against_others(means), outcomes, strict=True):
+        for m, rewards, own, less, outcome in zip(role, implied, means, against_others(means), outcomes, strict=True):
             others = own - less
-            values[m.trajectory.id] = [value + outcome for value in returns([r - others for r in of], self.discount)]
+            values[m.trajectory.id] = [
+                value + outcome for value in returns([r - others for r in rewards], self.discount)
+            ]
         return values

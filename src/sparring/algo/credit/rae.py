@@ -58,14 +58,16 @@ class RaeCredit:
         """Set advantages and move the averages on; see `protocols.Credit`."""
         credited = []
         for group, rows in zip(groups, samples, strict=True):
-            told = {}
+            advantages = {}
             everyone = members(group, rows)
             for m in everyone:
                 key = f"{group.task.env}/{m.trajectory.role}"
                 average = self._decay * self._averages.get(key, 0.0) + (1 - self._decay) * m.reward
                 self._averages[key] = average
-                told[m.trajectory.id] = m.reward - average
-            credited.append(in_order(rows, (m.with_advantage(told[m.trajectory.id]) for m in everyone), told))
+                advantages[m.trajectory.id] = m.reward - average
+            credited.append(
+                in_order(rows, (m.with_advantage(advantages[m.trajectory.id]) for m in everyone), advantages)
+            )
         return credited
 
     def state(self) -> Mapping[str, Any]:

@@ -42,5 +42,5 @@ class Raft(BaseCredit, frozen=True, kw_only=True, tag="raft"):
 
     def _advantages(self, members: Sequence[Member]) -> list[float]:
         order = sorted(range(len(members)), key=lambda at: (-members[at].reward, at))
-        kept = set(order[: self.best])
-        return [1.0 if at in kept else 0.0 for at in range(len(members))]
+        best = set(order[: self.best])
+        return [1.0 if at in best else 0.0 for at in range(len(members))]

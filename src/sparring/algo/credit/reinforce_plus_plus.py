@@ -56,9 +56,14 @@ def over_the_update(
         samples: the rows of each group.
         epsilon: added to the standard deviation.
     """
-    normal = iter(standardised([v for group in values if group for of in group for v in of], epsilon=epsilon, lost=0))
+    normal = iter(
+        standardised([v for group in values if group for steps in group for v in steps], epsilon=epsilon, lost=0)
+    )
     credited = []
     for of_group, group, rows in zip(everyone, values, samples, strict=True):
-        told = {m.trajectory.id: [next(normal) for _ in of] for m, of in zip(of_group, group or (), strict=bool(group))}
-        credited.append(in_order(rows, (m.with_steps(told[m.trajectory.id]) for m in of_group), told))
+        advantages = {
+            m.trajectory.id: [next(normal) for _ in steps]
+            for m, steps in zip(of_group, group or (), strict=bool(group))
+        }
+        credited.append(in_order(rows, (m.with_steps(advantages[m.trajectory.id]) for m in of_group), advantages))
     return credited

@@ -48,10 +48,10 @@ class Rejection(BaseCredit, frozen=True, kw_only=True, tag="rejection"):
         seen: set[tuple[tuple[int, ...], ...]] = set()
         taken = []
         for m in members:
-            said = tuple(s.tokens for s in m.trajectory.segments if s.model is not None)
+            answer = tuple(s.tokens for s in m.trajectory.segments if s.model is not None)
             room = self.at_most is None or len(seen) < self.at_most
-            take = m.reward > self.solved_above and said not in seen and room
+            take = m.reward > self.solved_above and answer not in seen and room
             if take:
-                seen.add(said)
+                seen.add(answer)
             taken.append(float(take))
         return taken if seen else None

@@ -39,7 +39,7 @@ class Remax(BaseCredit, frozen=True, kw_only=True, tag="remax"):
         """Set advantages; see `protocols.Credit`.
 
         Raises:
-            BadInput: nobody made a baseline rollout.
+            BadInput: there is no baseline rollout.
         """
         credited = []
         for group, rows in zip(groups, samples, strict=True):
@@ -47,9 +47,11 @@ class Remax(BaseCredit, frozen=True, kw_only=True, tag="remax"):
                 do = "let the scheduler add a greedy rollout, or choose 'rloo'"
                 raise refusal("[algo] credit 'remax'", "a baseline rollout per task", f"none in group {group.id}", do)
             everyone = members(group, rows)
-            told = {}
+            advantages = {}
             for m in everyone if group.baselines else ():
                 greedy = [replace(m, score=score, rows=()).outcome for score in group.baselines]
-                told[m.trajectory.id] = m.reward - mean(greedy)
-            credited.append(in_order(rows, (m.with_advantage(told[m.trajectory.id]) for m in everyone), told))
+                advantages[m.trajectory.id] = m.reward - mean(greedy)
+            credited.append(
+                in_order(rows, (m.with_advantage(advantages[m.trajectory.id]) for m in everyone), advantages)
+            )
         return credited

@@ -27,8 +27,8 @@ class Shuffled:
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> Sequence[Sequence[Sample]]:
         """Return the wrapped credit's rows under permuted scores; the groups themselves stay as they are."""
         scores = [score for group in groups for score in group.scores]
-        order = sorted(range(len(scores)), key=lambda place: self._key(groups[0].index, place))
-        permuted = iter([scores[place] for place in order])
+        order = sorted(range(len(scores)), key=lambda number: self._key(groups[0].index, number))
+        permuted = iter([scores[number] for number in order])
         shuffled = [
             replace(group, scores=tuple(_in_place_of(own, next(permuted)) for own in group.scores)) for group in groups
         ]
@@ -46,8 +46,8 @@ class Shuffled:
         """Go on from there."""
         self._credit.restore(state)
 
-    def _key(self, update: int, place: int) -> int:
-        return xxhash.xxh3_64_intdigest(f"shuffled/{self._seed}/{update}/{place}".encode())
+    def _key(self, update: int, number: int) -> int:
+        return xxhash.xxh3_64_intdigest(f"shuffled/{self._seed}/{update}/{number}".encode())
 
 
 def _in_place_of(own: Score, other: Score) -> Score:

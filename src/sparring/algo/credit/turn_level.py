@@ -60,13 +60,14 @@ class TurnLevel(BaseCredit, frozen=True, kw_only=True, tag="turn_level"):
             return None
         turns = [m.per_turn() for m in role]
         outcomes = standardised(
-            [m.reward - sum(of[:-1]) for m, of in zip(role, turns, strict=True)], epsilon=self.epsilon
+            [m.reward - sum(rewards[:-1]) for m, rewards in zip(role, turns, strict=True)], epsilon=self.epsilon
         )
         values = [
-            [self.outcome_weight * o] * (len(of) - 1) + [o] * bool(of) for o, of in zip(outcomes, turns, strict=True)
+            [self.outcome_weight * o] * (len(rewards) - 1) + [o] * bool(rewards)
+            for o, rewards in zip(outcomes, turns, strict=True)
         ]
         for k in range(max(map(len, turns)) - 1):
-            reached = [number for number, of in enumerate(turns) if k < len(of) - 1]
+            reached = [number for number, rewards in enumerate(turns) if k < len(rewards) - 1]
             for number, value in zip(
                 reached, standardised([turns[n][k] for n in reached], epsilon=self.epsilon), strict=True
             ):

@@ -85,10 +85,10 @@ class ClipCov(BaseGate, frozen=True, kw_only=True, tag="clip_cov"):
         """Mark the step's tokens that have no gradient."""
         cov = covariance(tokens)
         _, clipped = self._clipped(log_ratio, tokens)
-        candidates = tokens.ours & (cov >= self.low) & (cov <= self.high) & ~clipped
-        number = tokens.ours.cumsum(0).double()
+        candidates = tokens.weighted & (cov >= self.low) & (cov <= self.high) & ~clipped
+        number = tokens.weighted.cumsum(0).double()
         drawn = (number * STRIDE + tokens.behaviour.double().abs() * 2.0**13).frac()
-        count = min(max(1, int(self.share * int(tokens.ours.sum()))), int(candidates.sum()))
+        count = min(max(1, int(self.share * int(tokens.weighted.sum()))), int(candidates.sum()))
         return tokens.largest(-drawn.masked_fill(~candidates, 2.0), count)
 
     def _clipped(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> tuple[torch.Tensor, torch.Tensor]:

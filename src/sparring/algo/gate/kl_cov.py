@@ -61,4 +61,4 @@ class KlCov(BaseGate, frozen=True, kw_only=True, tag="kl_cov"):
 
     def chosen(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
         """Mark the step's tokens that are penalised."""
-        return tokens.largest(covariance(tokens), max(1, int(self.share * int(tokens.ours.sum()))))
+        return tokens.largest(covariance(tokens), max(1, int(self.share * int(tokens.weighted.sum()))))

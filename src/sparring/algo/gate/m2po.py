@@ -52,7 +52,7 @@ class M2po(BaseGate, frozen=True, kw_only=True, tag="m2po"):
     def chosen(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
         """Mark the step's tokens that are masked."""
         moved = log_ratio.detach().double()
-        away = tokens.ours & (moved * tokens.advantages > 0)
+        away = tokens.weighted & (moved * tokens.advantages > 0)
         squares = moved.square().masked_fill(~away, -1.0)
         upwards = squares[away].sort().values
         means = upwards.cumsum(0) / upwards.new_ones(len(upwards)).cumsum(0)

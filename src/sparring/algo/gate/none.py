@@ -26,4 +26,4 @@ class NoGate(BaseGate, frozen=True, kw_only=True, tag="none"):
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
         """Compute the surrogate [M]; nothing is stopped."""
-        return Gated(surrogate=log_ratio.exp() * tokens.advantages, stopped=tokens.ours & False)
+        return Gated(surrogate=log_ratio.exp() * tokens.advantages, stopped=tokens.weighted & False)

@@ -46,13 +46,15 @@ class SampledDistillLoss:
         weights, logprob = micro_batch.weights[self.term], quantities["logprob"]
         gap = logprob - micro_batch.annotations[Annotation.TEACHER]
         if self._estimator == "squared":
-            each = gap.square() / 2
+            losses = gap.square() / 2
         else:
             ratio = bounded(logprob - micro_batch.behaviour_logprobs).exp()
-            each = ratio * (self._ratio_cap / ratio.detach()).clamp(max=1.0) * gap.detach()
-        loss = (weights * each).sum() / micro_batch.denominators[self.term]
-        ours = weights != 0
-        return LossResult(loss=loss, metrics={"distill_gap": (gap.detach()[ours].sum().item(), float(ours.sum()))})
+            losses = ratio * (self._ratio_cap / ratio.detach()).clamp(max=1.0) * gap.detach()
+        loss = (weights * losses).sum() / micro_batch.denominators[self.term]
+        weighted = weights != 0
+        return LossResult(
+            loss=loss, metrics={"distill_gap": (gap.detach()[weighted].sum().item(), float(weighted.sum()))}
+        )
 
 
 class DistillLoss:
@@ -70,7 +72,7 @@ class DistillLoss:
         its mean."""
         weights, divergence = micro_batch.weights[self.term], quantities["divergence"]
         loss = (weights * divergence).sum() / micro_batch.denominators[self.term]
-        ours = weights != 0
+        weighted = weights != 0
         return LossResult(
-            loss=loss, metrics={"divergence": (divergence.detach()[ours].sum().item(), float(ours.sum()))}
+            loss=loss, metrics={"divergence": (divergence.detach()[weighted].sum().item(), float(weighted.sum()))}
         )

@@ -86,7 +86,7 @@ class PolicyLoss:
                 else micro_batch.annotations[Annotation.KL_COEFFICIENT]
             )
             total = total - (weights * coefficient * kl).sum()
-            metrics["reference_kl"] = (kl.detach()[tokens.ours].double().sum().item(), metrics["ratio"][1])
+            metrics["reference_kl"] = (kl.detach()[tokens.weighted].double().sum().item(), metrics["ratio"][1])
         return LossResult(loss=-total / micro_batch.denominators[self.term], metrics=metrics)
 
     @torch.no_grad()
@@ -94,24 +94,26 @@ class PolicyLoss:
         """Compute values that depend on all M tokens of an optimiser step, per token: `chosen` by the gate, `entropic`
         by `top_entropy` (each 0.0 or 1.0), `correction_mean`, `recounted` (factors of the weights of kept tokens).
         Arguments as for the loss, of the whole step at once."""
-        config, found = self._config, dict[str, torch.Tensor]()
+        config, columns = self._config, dict[str, torch.Tensor]()
         old, tokens = self._tokens(quantities, micro_batch)
         if isinstance(config.gate, StepGate):
-            found[Annotation.CHOSEN] = config.gate.chosen(bounded(config.ratio(tokens)), tokens).to(old.dtype)
+            columns[Annotation.CHOSEN] = config.gate.chosen(bounded(config.ratio(tokens)), tokens).to(old.dtype)
         if config.top_entropy < 1:
-            count = max(1, round(config.top_entropy * int(tokens.ours.sum())))
-            found[Annotation.ENTROPIC] = tokens.largest(tokens.entropy, count).to(old.dtype)
+            count = max(1, round(config.top_entropy * int(tokens.weighted.sum())))
+            columns[Annotation.ENTROPIC] = tokens.largest(tokens.entropy, count).to(old.dtype)
         if config.correction_rule.normalise:
-            found[Annotation.CORRECTION_MEAN] = config.correction_rule.mean(old, tokens).to(old.dtype).expand(len(old))
+            columns[Annotation.CORRECTION_MEAN] = (
+                config.correction_rule.mean(old, tokens).to(old.dtype).expand(len(old))
+            )
         if config.correction_rule.denominator == "kept":
-            kept, trajectories = (
+            kept_tokens, trajectories = (
                 config.correction_rule(old, tokens).weights > 0,
                 micro_batch.trajectory[micro_batch.rows],
             )
-            found[Annotation.RECOUNTED] = recounted(
-                micro_batch.weights[self.term], kept, trajectories, config.aggregation
+            columns[Annotation.RECOUNTED] = recounted(
+                micro_batch.weights[self.term], kept_tokens, trajectories, config.aggregation
             ).to(old.dtype)
-        return found
+        return columns
 
     def _tokens(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> tuple[torch.Tensor, PolicyTokens]:
         """Return the trainer's log-probabilities before the update [M], and the policy's tokens."""
@@ -126,7 +128,7 @@ class PolicyLoss:
             behaviour=behaviour,
             advantages=micro_batch.advantages,
             entropy=quantities["entropy"],
-            ours=micro_batch.weights["policy"] != 0,
+            weighted=micro_batch.weights["policy"] != 0,
             rows=micro_batch.rows,
             turns=micro_batch.turns,
             annotations=micro_batch.annotations,
@@ -135,15 +137,21 @@ class PolicyLoss:
 
 @torch.no_grad()
 def _metrics(tokens: PolicyTokens, log_ratio: torch.Tensor, stopped: torch.Tensor) -> dict[str, tuple[float, float]]:
-    ours = tokens.ours
+    weighted = tokens.weighted
     # k3 of http://joschu.net/blog/kl-approx.html with samples from the behaviour policy: always positive, unbiased
     moved = bounded(tokens.logprob - tokens.behaviour)
-    kl = (moved.exp() - 1.0 - moved)[ours]
+    kl = (moved.exp() - 1.0 - moved)[weighted]
     sums = torch.stack(
-        [(stopped & ours).sum(), log_ratio.exp()[ours].sum(), kl.sum(), tokens.entropy[ours].sum(), ours.sum()]
+        [
+            (stopped & weighted).sum(),
+            log_ratio.exp()[weighted].sum(),
+            kl.sum(),
+            tokens.entropy[weighted].sum(),
+            weighted.sum(),
+        ]
     )
-    *found, count = sums.double().tolist()
+    *totals, count = sums.double().tolist()
     return {
         name: (value, count)
-        for name, value in zip(("clip_fraction", "ratio", "approx_kl", "entropy"), found, strict=True)
+        for name, value in zip(("clip_fraction", "ratio", "approx_kl", "entropy"), totals, strict=True)
     }

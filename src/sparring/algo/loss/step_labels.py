@@ -35,7 +35,7 @@ class StepLabels:
         label = micro_batch.annotations[Annotation.STEP_LABEL].to(values.dtype)
         wrong = -(label * logsigmoid(values) + (1.0 - label) * logsigmoid(-values))
         loss = (weights * wrong).sum() / micro_batch.denominators[self.term]
-        ours = weights != 0
-        side = (values.detach() * (label - 0.5))[ours]
+        weighted = weights != 0
+        side = (values.detach() * (label - 0.5))[weighted]
         right = float((side > 0).double().sum() + 0.5 * (side == 0).double().sum())
-        return LossResult(loss=loss, metrics={"accuracy": (right, int(ours.sum()))})
+        return LossResult(loss=loss, metrics={"accuracy": (right, int(weighted.sum()))})

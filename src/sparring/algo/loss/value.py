@@ -56,10 +56,10 @@ class ValueLoss:
 
 @torch.no_grad()
 def _metrics(
-    values: torch.Tensor, target: torch.Tensor, stopped: torch.Tensor, ours: torch.Tensor
+    values: torch.Tensor, target: torch.Tensor, stopped: torch.Tensor, weighted: torch.Tensor
 ) -> dict[str, tuple[float, float]]:
-    said, earned = values.detach()[ours].double(), target[ours].double()
-    error, count = earned - said, float(ours.sum())
-    sums = {"clip_fraction": stopped[ours].double(), "value": said, "return": earned}
+    predicted, earned = values.detach()[weighted].double(), target[weighted].double()
+    error, count = earned - predicted, float(weighted.sum())
+    sums = {"clip_fraction": stopped[weighted].double(), "value": predicted, "return": earned}
     sums |= {"return_square": earned**2, "error": error, "error_square": error**2}
-    return {name: (of.sum().item(), count) for name, of in sums.items()}
+    return {name: (column.sum().item(), count) for name, column in sums.items()}

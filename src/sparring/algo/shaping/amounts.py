@@ -32,9 +32,11 @@ def shaped(group: Group, name: str, amounts: Amounts) -> Group:
     for rollout, score in zip(group.rollouts, group.scores, strict=True):
         for trajectory in rollout.trajectories:
             by_role.setdefault(trajectory.role, []).append((trajectory, score.of(trajectory.role) or 0.0))
-    for of in by_role.values():
-        trajectories = [trajectory for trajectory, _ in of]
-        for trajectory, amount in zip(trajectories, amounts(trajectories, [reward for _, reward in of]), strict=True):
+    for members in by_role.values():
+        trajectories = [trajectory for trajectory, _ in members]
+        for trajectory, amount in zip(
+            trajectories, amounts(trajectories, [reward for _, reward in members]), strict=True
+        ):
             added[trajectory.id] = amount
     pairs = zip(group.rollouts, group.scores, strict=True)
     return replace(group, scores=tuple(_score(score, rollout.trajectories, added, name) for rollout, score in pairs))

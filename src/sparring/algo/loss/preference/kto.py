@@ -42,10 +42,10 @@ class Kto:
             ValueError: there is no such row.
         """
         reward, there = self._rewards(quantities, micro_batch)
-        found = reward[there & (micro_batch.label == 0)]
-        if not len(found):
+        mismatched = reward[there & (micro_batch.label == 0)]
+        if not len(mismatched):
             raise ValueError("expected mismatched rows (label 0) in a step of kto, got none; add them to the batch")
-        return {Annotation.KTO_SHIFT: found.double().mean().expand(len(micro_batch.targets))}
+        return {Annotation.KTO_SHIFT: mismatched.double().mean().expand(len(micro_batch.targets))}
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
         """Compute the term's share of the update's loss.
@@ -67,14 +67,14 @@ class Kto:
         of_row = weights.new_zeros(len(label)).index_add(0, micro_batch.rows, weights)
         loss = (of_row * (scale - value))[there].sum() / micro_batch.denominators[self.term]
         metrics = {"kto_shift": (float(shift) * int(there.sum()), int(there.sum()))}
-        for name, ours in (("reward_chosen", there & (label > 0)), ("reward_rejected", there & (label < 0))):
-            metrics[name] = (self.beta * float(reward.detach()[ours].double().sum()), int(ours.sum()))
+        for name, side in (("reward_chosen", there & (label > 0)), ("reward_rejected", there & (label < 0))):
+            metrics[name] = (self.beta * float(reward.detach()[side].double().sum()), int(side.sum()))
         return LossResult(loss=loss, metrics=metrics)
 
     def _rewards(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute r of every row [R], and whether the term weighs the row [R]."""
         which = torch.where(micro_batch.weights[self.term] != 0, micro_batch.rows, -1)
-        found = replies(
+        totals = replies(
             quantities["logprob"], micro_batch.annotations[Annotation.REFERENCE], which, len(micro_batch.label)
         )
-        return found.logprob - found.reference, found.length > 0
+        return totals.logprob - totals.reference, totals.length > 0

@@ -84,13 +84,13 @@ def sides(micro_batch: Any, weights: torch.Tensor) -> tuple[torch.Tensor, torch.
     Raises:
         ValueError: a pair lacks a side.
     """
-    ours = weights != 0
+    weighted = weights != 0
     label = micro_batch.label[micro_batch.rows]
-    _, pair = micro_batch.group[micro_batch.rows[ours]].unique(return_inverse=True)
+    _, pair = micro_batch.group[micro_batch.rows[weighted]].unique(return_inverse=True)
     everywhere = torch.full_like(micro_batch.rows, -1)
-    everywhere[ours] = pair
+    everywhere[weighted] = pair
     side = (label < 0).long()
-    if len((everywhere * 2 + side)[ours].unique()) != 2 * _count(everywhere):
+    if len((everywhere * 2 + side)[weighted].unique()) != 2 * _count(everywhere):
         raise ValueError("preference: a pair without a chosen or without a rejected reply")
     return everywhere, side
 
@@ -98,14 +98,14 @@ def sides(micro_batch: Any, weights: torch.Tensor) -> tuple[torch.Tensor, torch.
 def replies(logprob: torch.Tensor, reference: torch.Tensor | None, which: torch.Tensor, count: int) -> Replies:
     """Sum the [M] tokens of `count` replies, of which token m belongs to reply which[m]; to none where that is
     negative."""
-    ours = which >= 0
+    belongs = which >= 0
     zeros = logprob.new_zeros(count)
 
     def summed(values: torch.Tensor) -> torch.Tensor:
-        return zeros.index_add(0, which[ours], values[ours].to(zeros.dtype))
+        return zeros.index_add(0, which[belongs], values[belongs].to(zeros.dtype))
 
-    known = torch.zeros_like(logprob) if reference is None else reference
-    return Replies(summed(logprob), summed(known), summed(torch.ones_like(logprob)))
+    reference_values = torch.zeros_like(logprob) if reference is None else reference
+    return Replies(summed(logprob), summed(reference_values), summed(torch.ones_like(logprob)))
 
 
 def per_pair(weights: torch.Tensor, pair: torch.Tensor) -> torch.Tensor:
@@ -130,17 +130,17 @@ def rewards_of(form: Form, rows: Sequence[Sample], logprobs: Sequence[Sequence[f
         rows: with weights of the preference term.
         logprobs: per row and token, as `Trainer.forward` gives them.
     """
-    found = []
+    rewards = []
     for row, values in zip(rows, logprobs, strict=True):
-        ours = torch.tensor(row.weights[PairLoss.term]) != 0
+        weighted = torch.tensor(row.weights[PairLoss.term]) != 0
         reference = (
-            torch.tensor(row.annotations[Annotation.REFERENCE], dtype=torch.float64)[ours]
+            torch.tensor(row.annotations[Annotation.REFERENCE], dtype=torch.float64)[weighted]
             if form.has_reference
             else None
         )
-        logprob = torch.tensor(values, dtype=torch.float64)[ours]
-        found.append(float(form.reward(replies(logprob, reference, torch.zeros(len(logprob), dtype=torch.int64), 1))))
-    return found
+        logprob = torch.tensor(values, dtype=torch.float64)[weighted]
+        rewards.append(float(form.reward(replies(logprob, reference, torch.zeros(len(logprob), dtype=torch.int64), 1))))
+    return rewards
 
 
 def _count(pair: torch.Tensor) -> int:
