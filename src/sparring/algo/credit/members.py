@@ -127,7 +127,8 @@ class Member:
                 raise refusal(
                     f"[algo] credit {rule!r}", f"an annotation '{name}' on every sample", f"none on {row.id}", do
                 )
-        return [self.rows[row].annotations[name][at] for turn in self.steps() for row, at in turn]
+        columns = [row.annotations[name] for row in self.rows]
+        return [columns[row][at] for turn in self.steps() for row, at in turn]
 
     def logprobs(self) -> list[float]:
         """Return the recorded log-probability of each step."""
@@ -142,8 +143,8 @@ class Member:
         flat = [step for turn in steps for step in turn]
         if not flat:
             return []
-        own = [self.rows[row].annotations.get(Annotation.REWARD) for row, _ in flat]
-        rewards = [0.0 if values is None else values[at] for values, (_, at) in zip(own, flat, strict=True)]
+        own = [row.annotations.get(Annotation.REWARD) or (0.0,) * len(row.tokens) for row in self.rows]
+        rewards = [own[row][at] for row, at in flat]
         last = -1
         for turn, reward, of_turn in zip(steps, turns, parts, strict=True):
             for end, earned in of_turn if turn else ():
