@@ -63,7 +63,7 @@ FASTER = {"A": 1.5, "quickstart": 5.0}
 
 def prepare(size: str, spec: dict[str, Any]) -> dict[str, Any]:
     """Write model and tokenizer into spec["folder"] and fill in `model`, `parameters` and `prompts`."""
-    from sparring.config import load as load_recipe
+    from sparring.recipe.run_config import load as load_recipe
     from sparring.model.config import InitConfig
     from sparring.model.create import create
     from sparring.model.load import load
@@ -209,7 +209,7 @@ def scheduler_of(spec: Mapping[str, Any], engine: Any, store: Any, boxes: Any) -
 
 
 async def train(spec: Mapping[str, Any]) -> None:
-    """Train as `stages/live.py` does, and print what every step took."""
+    """Train as `stages/runtime/online.py` does, and print what every step took."""
     from sparring.algo.config import AlgoConfig
     from sparring.algo.credit.load import load_credit
     from sparring.algo.loss.policy import PolicyLoss
@@ -222,7 +222,7 @@ async def train(spec: Mapping[str, Any]) -> None:
     from sparring.protocols import TrainPlan
     from sparring.sandbox.bubblewrap import BubblewrapBoxes
     from sparring.sandbox.config import SandboxConfig
-    from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
+    from sparring.stages.runtime.timing import StepClock, WatchedEngine, WatchedTrainer
     from sparring.store.sqlite import SqliteStore
     from sparring.train.config import TrainConfig
 

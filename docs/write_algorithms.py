@@ -32,8 +32,8 @@ from sparring.algo.ratio.rules import RatioRule
 from sparring.algo.right_answers import RightAnswers
 from sparring.algo.shaping.kl_reward import KlReward
 from sparring.algo.shaping.rules import ShapingRule
-from sparring.stages.config import BradleyTerryConfig, DistillConfig, ImplicitConfig, StepsConfig, TurnsConfig
-from sparring.stages.sources import FACTS
+from sparring.recipe.sections import BradleyTerryConfig, DistillConfig, ImplicitConfig, StepsConfig, TurnsConfig
+from sparring.recipe.sources import FACTS
 
 PAGE = Path(__file__).with_name("algorithms.md")
 CONFIGURATION: Mapping[str, Any] = runpy.run_path(str(Path(__file__).with_name("write_configuration.py")))

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparring.config import RunConfig
+from sparring.recipe.run_config import RunConfig
 
 PAGE = Path(__file__).with_name("configuration.md")
 
@@ -29,7 +29,7 @@ config to `runs/<name>/config.toml`, which is a recipe itself and runs as it is.
     sparring run recipes/quickstart.toml --set rl.steps=10 --set env.args.datasets.0.weight=2 --name short
 
 `--set a.b=value` replaces one key. The value is TOML; what is not TOML is text. A number in the path counts in a list.
-In Python the same config is a struct: `from sparring.config import load, RunConfig`, then
+In Python the same config is a struct: `from sparring.recipe.run_config import load, RunConfig`, then
 `from sparring.launch.run import run_recipe; run_recipe(config)`.
 
 An unknown key, a wrong type or a contradiction is refused before anything starts, with exit status 2:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparring.config import RunConfig
+    from sparring.recipe.run_config import RunConfig
 
 
 def run(config: RunConfig) -> Path:
     """Run a recipe from Python: the same as `sparring run`. Also in a notebook, whose event loop waits meanwhile.
 
     Args:
-        config: such as `sparring.config.load("recipes/quickstart.toml")` gives, or `sparring.config.from_data` of a
+        config: such as `sparring.recipe.run_config.load("recipes/quickstart.toml")` gives, or `sparring.recipe.run_config.from_data` of a
             dictionary.
 
     Returns:
@@ -25,12 +25,12 @@ def run(config: RunConfig) -> Path:
     """
     import msgspec
 
-    from sparring.config import RunConfig, from_data
+    from sparring.recipe.run_config import RunConfig, from_data
     from sparring.errors import refusal
     from sparring.launch.run import run_recipe
 
     if not isinstance(config, RunConfig):
-        do = "load a file with sparring.config.load, a dictionary with sparring.config.from_data"
+        do = "load a file with sparring.recipe.run_config.load, a dictionary with sparring.recipe.run_config.from_data"
         raise refusal("sparring.run", "a RunConfig", type(config).__name__, do)
     # a struct that was built in Python has not been asked about its types yet
     return run_recipe(from_data(msgspec.to_builtins(config), "sparring.run"))

@@ -45,7 +45,7 @@ def native(path):
 
 def watched(path):
     from sparring.observe.spans import Spans
-    from sparring.stages.watch import WatchedEngine
+    from sparring.stages.runtime.timing import WatchedEngine
 
     return WatchedEngine(scripted(path), Spans())
 

@@ -163,7 +163,7 @@ def _ours(name: str, names: set[str]) -> set[str]:
 def heavy_imports(modules: list[Module]) -> Iterator[str]:
     """Torch and its like are imported only where they belong, and never by an `__init__` or a `config`."""
     for module in modules:
-        light = module.path.endswith(("__init__.py", "config.py"))
+        light = module.path.endswith(("__init__.py", "recipe/run_config.py"))
         for name, line in imports(module, top_level=True):
             allowed = HEAVY.get(name.split(".")[0])
             if allowed is not None and (light or not module.path.startswith(allowed or "-")):
@@ -364,7 +364,7 @@ BITES = [
     (layer_rules, {"engine/a.py": "from sparring.train.trainer import T"}, "engine may not import train"),
     (layer_rules, {"batch/a.py": "def f():\n    import sparring.loop"}, "batch may not import loop"),
     (layer_rules, {"stages/rl.py": "from sparring.cluster.inline import C"}, "stages may not import cluster"),
-    (layer_rules, {"config.py": "from sparring.envs.base import Env"}, "config may not import envs"),
+    (layer_rules, {"recipe/run_config.py": "from sparring.envs.base import Env"}, "config may not import envs"),
     (layer_rules, {"cli/a.py": "from sparring.testing.toy import T"}, "cli may not import testing"),
     (layer_rules, {"attic/a.py": ""}, "attic has no layer"),
     (import_cycles, {"a.py": "import sparring.b", "b.py": "from sparring.a import f"}, "a: imports itself"),
@@ -450,7 +450,7 @@ CLEAN = {
     "train/config.py": "'''d'''\n",
     "train/a.py": "'''d'''\nimport torch\nfrom sparring.types import T\ndef _f(x): ...\n",
     "rollout/a.py": "'''d'''\ndef f() -> None:\n    '''d'''\n    import torch\n",
-    "config.py": "'''d'''\nfrom sparring.train.config import C\nfrom sparring.errors import E\n",
+    "recipe/run_config.py": "'''d'''\nfrom sparring.train.config import C\nfrom sparring.errors import E\n",
 }
 
 

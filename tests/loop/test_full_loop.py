@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import sparring
-from sparring.config import load
+from sparring.recipe.run_config import load
 from sparring.errors import BadInput
 from sparring.launch.run import run_with_earlier
 

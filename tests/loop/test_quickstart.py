@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sparring.config import RunConfig, load
+from sparring.recipe.run_config import RunConfig, load
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

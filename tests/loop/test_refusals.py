@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from sparring.cli.main import main
-from sparring.config import load, resolve
+from sparring.recipe.run_config import load, resolve
 from sparring.launch.run import opened
 from sparring.stages.eval import held_out
 from sparring.store.sqlite import SqliteStore

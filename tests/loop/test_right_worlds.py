@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sparring.config import load
+from sparring.recipe.run_config import load
 from sparring.envs.splits import identity
 from sparring.errors import BadInput
 from sparring.launch.run import check_recipe, run_recipe

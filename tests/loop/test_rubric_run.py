@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sparring.cli.main import main
-from sparring.config import load
+from sparring.recipe.run_config import load
 from sparring.launch.run import run_recipe
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.chat_server import ChatServer, message

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sparring.cli.main import main
-from sparring.config import load, resolve
+from sparring.recipe.run_config import load, resolve
 from sparring.launch.run import opened
 from sparring.stages import init, rl, sft
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sparring.config import dump, load
+from sparring.recipe.run_config import dump, load
 from sparring.errors import BadInput
 from sparring.launch.run import run_recipe, run_with_earlier
 

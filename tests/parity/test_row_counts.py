@@ -8,7 +8,7 @@ from array import array
 import pytest
 import torch
 
-from sparring.config import load as load_recipe
+from sparring.recipe.run_config import load as load_recipe
 from sparring.model.attention import Packed
 from sparring.model.kernels import ops
 from sparring.model.kernels.compiled_library import COMPILED

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sparring.config import load
+from sparring.recipe.run_config import load
 from sparring.envs.config import EnvConfig
 from sparring.envs.registry import load_env
 from sparring.envs.splits import overlap

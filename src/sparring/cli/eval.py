@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sparring.config import RunConfig
+    from sparring.recipe.run_config import RunConfig
     from sparring.launch.evaluate import Gate, Subject
 
 ENDPOINT = ("http://", "https://", "unix:")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparring.cluster.inline import InlineCluster
-from sparring.config import RunConfig, load
+from sparring.recipe.run_config import RunConfig, load
 from sparring.errors import refusal
 from sparring.model.hub import base_folder, local_folder
 from sparring.model.peft import is_adapter

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sparring.config import RunConfig, dump, load, resolve
+from sparring.recipe.run_config import RunConfig, dump, load, resolve
 from sparring.errors import naming_memory, refusal
 from sparring.launch.block import block
 from sparring.observe.progress import progress
 from sparring.observe.sinks.load import check_sinks, load_sinks
 from sparring.observe.sinks.sink import Fanout
-from sparring.stages.against import remember_others
+from sparring.stages.runtime.baselines import remember_others
 from sparring.stages.context import TOLD, Context
-from sparring.stages.summary import write_summary
-from sparring.stages.unseen import SHOWN, note_shown
+from sparring.stages.runtime.summary import write_summary
+from sparring.stages.data.contamination import SHOWN, note_shown
 
 if TYPE_CHECKING:
     from sparring.envs.rubrics.judges import Replies
@@ -79,7 +79,7 @@ def _earlier(config: RunConfig, begun: tuple[str, ...]) -> list[RunConfig]:
 
 
 async def _run(config: RunConfig) -> Path:
-    from sparring.stages.check import check
+    from sparring.stages.preflight.run import check
 
     async with opened(config) as context:
         if any(context.done(stage) is None for stage in config.run.stages):
@@ -143,7 +143,7 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
     from sparring.envs.registry import load_env
     from sparring.envs.rubrics.judges import Judges
     from sparring.sandbox.bubblewrap import BubblewrapBoxes
-    from sparring.stages.check import check_directory
+    from sparring.stages.preflight.run import check_directory
     from sparring.store.sqlite import SqliteStore
     from sparring.tasks.files import read_rows
 
@@ -275,7 +275,7 @@ def check_recipe(config: RunConfig) -> list[str]:
     """
     import tempfile
 
-    from sparring.stages.check import check, check_directory
+    from sparring.stages.preflight.run import check, check_directory
 
     async def checked() -> list[str]:
         check_directory(Path(config.run.directory))

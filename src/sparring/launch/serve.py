@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import uvicorn
 
-from sparring.config import from_data
+from sparring.recipe.run_config import from_data
 from sparring.engine.config import EngineConfig
 from sparring.engine.server import Bind, TokenServer
 from sparring.engine.wire import Served

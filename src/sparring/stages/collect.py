@@ -19,9 +19,9 @@ from sparring.render.load import load_renderer
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.rollout.seeds import rollout_seed
 from sparring.stages.context import Context
-from sparring.stages.demonstrate import Conversation, rendered
-from sparring.stages.heard import ChatSessions, Heard
-from sparring.stages.teachers import room_of, teacher_folder
+from sparring.stages.data.demonstrations import Conversation, rendered
+from sparring.stages.data.transcripts import ChatSessions, Heard
+from sparring.stages.models.teachers import room_of, teacher_folder
 from sparring.tasks.files import messages_of
 from sparring.types import Task
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sparring.config import RunConfig
+from sparring.recipe.run_config import RunConfig
 from sparring.envs.rubrics.judges import Judges
 from sparring.errors import refusal
 from sparring.model.hub import base_folder, local_folder

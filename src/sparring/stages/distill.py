@@ -1,5 +1,5 @@
 """On-policy distillation: the policy samples in live rollouts, and teachers say what they would have. What is the
-stage's own; `stages/live.py` runs it."""
+stage's own; `stages/runtime/online.py` runs it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from sparring.algo.credit.distilled import Distilled
 from sparring.batch.batches import Plan
 from sparring.protocols import Divergence, Loss, TrainPlan
 from sparring.stages.context import Context
-from sparring.stages.live import Lesson, Live
-from sparring.stages.reference import AVERAGE
-from sparring.stages.teachers import annotator, teacher_folder
+from sparring.stages.runtime.online import Lesson, Live
+from sparring.stages.models.reference import AVERAGE
+from sparring.stages.models.teachers import annotator, teacher_folder
 
 STAGE = "distill"
 

@@ -14,8 +14,8 @@ from sparring.observe.evaluation import Evaluation
 from sparring.protocols import Engine
 from sparring.rollout.evaluate import EvalPlan, Finding, ScoredRunner, evaluate, recorded, summarize
 from sparring.stages.context import POLICY, Context
-from sparring.stages.teachers import OWN, teacher_folder
-from sparring.stages.unseen import check_unseen
+from sparring.stages.models.teachers import OWN, teacher_folder
+from sparring.stages.data.contamination import check_unseen
 from sparring.types import Task
 
 
@@ -105,8 +105,8 @@ def check_lost(result: Evaluation, most: float, name: str) -> None:
 
 async def _sampled(context: Context, engine: Engine, folder: Path, plan: EvalPlan) -> dict[int, Finding]:
     """Run what is missing, told to the sink under the plan's stage."""
-    from sparring.stages.live import runner
-    from sparring.stages.rewarded import scorers
+    from sparring.stages.runtime.online import runner
+    from sparring.stages.models.reward_scorers import scorers
 
     name, successes = plan.stage.replace("/", " "), 0
 

@@ -1,4 +1,4 @@
-"""Reinforcement learning over live multi-turn rollouts: what is the stage's own. `stages/live.py` runs it."""
+"""Reinforcement learning over live multi-turn rollouts: what is the stage's own. `stages/runtime/online.py` runs it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from sparring.algo.annotate.kl import KlCoefficient
 from sparring.batch.batches import Plan
 from sparring.batch.critic import value_rows
 from sparring.batch.implicit import implicit_rows
-from sparring.config import RunConfig
+from sparring.recipe.run_config import RunConfig
 from sparring.protocols import TaskSource, TrainPlan
-from sparring.stages.annotators import annotators
+from sparring.stages.models.annotators import annotators
 from sparring.stages.context import POLICY, Context
-from sparring.stages.critic import CRITIC, critic_folder, open_critic
-from sparring.stages.imitated import imitation
-from sparring.stages.implicit import IMPLICIT, implicit_folder, open_implicit
-from sparring.stages.live import Lesson, Live
-from sparring.stages.online import credit_chosen, preference_loss
-from sparring.stages.reference import reference_beside
-from sparring.stages.role import write_learned
+from sparring.stages.models.critic import CRITIC, critic_folder, open_critic
+from sparring.stages.models.imitated import imitation
+from sparring.stages.models.implicit_reward import IMPLICIT, implicit_folder, open_implicit
+from sparring.stages.runtime.online import Lesson, Live
+from sparring.stages.models.objective import credit_chosen, preference_loss
+from sparring.stages.models.reference import reference_beside
+from sparring.stages.models.auxiliary import write_learned
 
 STAGE = "rl"
 ANNOTATIONS = frozenset({"reference", "value", "implicit", "baseline", "probability_squares"})

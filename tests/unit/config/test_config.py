@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparring.config import dump, from_data, load, resolve
+from sparring.recipe.run_config import dump, from_data, load, resolve
 from sparring.errors import BadInput
 from sparring.rollout.config import RolloutConfig
 
@@ -231,7 +231,7 @@ def test_resolve_chooses_a_correction_where_engine_and_trainer_differ(
 def test_config_imports_nothing_heavy(recipe: Path) -> None:
     code = f"""
 import sys
-from sparring.config import dump, load, resolve
+from sparring.recipe.run_config import dump, load, resolve
 dump(resolve(load({str(recipe)!r})))
 print(sorted({{"torch", "transformers", "numpy", "pyarrow", "tokenizers"}} & set(sys.modules)))
 """

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparring.config import RunConfig, dump, from_data
+from sparring.recipe.run_config import RunConfig, dump, from_data
 from sparring.errors import BadInput
 
 BASE = {"run": {"name": "x"}, "models": {"policy": {"path": "/x"}}, "env": {"name": "reasoning_gym"}}

@@ -8,7 +8,7 @@ from sparring.algo.config import AlgoConfig
 from sparring.algo.credit.gae import Gae
 from sparring.algo.gate.clip import Clip
 from sparring.algo.gate.dual_clip import DualClip
-from sparring.config import from_data
+from sparring.recipe.run_config import from_data
 from sparring.errors import BadInput
 
 BASE = {"run": {"name": "x"}, "models": {"policy": {"path": "/x"}}, "env": {"name": "reasoning_gym"}}

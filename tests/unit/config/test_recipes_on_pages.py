@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sparring.config import RunConfig, from_data
+from sparring.recipe.run_config import RunConfig, from_data
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparring.config import dump, from_data, load
+from sparring.recipe.run_config import dump, from_data, load
 from sparring.envs.rubrics.config import Number
 from sparring.errors import BadInput
 

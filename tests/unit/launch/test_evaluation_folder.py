@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sparring.config import RunConfig
+from sparring.recipe.run_config import RunConfig
 from sparring.launch.evaluate import Subject, evaluation_folder
 
 MODELS = ("policy", "reward", "judge", "nobody")

@@ -1,7 +1,7 @@
 """The metrics of an evaluation beside training."""
 
 from sparring.observe.evaluation import Evaluation, Lost, TaskResult, mean_reward, success_rate
-from sparring.stages.beside import figures
+from sparring.stages.runtime.periodic_evaluation import figures
 
 
 def test_what_is_known_becomes_a_metric() -> None:

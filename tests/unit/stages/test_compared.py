@@ -8,7 +8,7 @@ from sparring.errors import BadInput
 from sparring.render.load import load_renderer
 from sparring.render.steps import Steps, step_ends
 from sparring.render.train_tokenizer import train_tokenizer
-from sparring.stages.compared import apart, rendered_reply
+from sparring.stages.data.preferences import apart, rendered_reply
 from sparring.stages.reward_model import turn_labels
 from sparring.tasks.preferences import JudgedTurns, Preference
 from sparring.testing.conversations import TOOL, answer, call, say, user

@@ -13,7 +13,7 @@ from sparring.rollout.episode import RecordedSession
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
-from sparring.stages.heard import Heard
+from sparring.stages.data.transcripts import Heard
 from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import ToyEnv, ToyWorld, toy_renderer, toy_script, toy_task

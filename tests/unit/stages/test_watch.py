@@ -4,7 +4,7 @@ import asyncio
 
 from sparring.generation import GenerateRequest, Sampling
 from sparring.observe.spans import Spans
-from sparring.stages.watch import WatchedEngine
+from sparring.stages.runtime.timing import WatchedEngine
 from sparring.testing.scripted_engine import ScriptedEngine
 
 

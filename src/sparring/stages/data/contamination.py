@@ -8,11 +8,11 @@ from pathlib import Path
 
 import xxhash
 
-from sparring.config import RunConfig, load
+from sparring.recipe.run_config import RunConfig, load
 from sparring.envs.splits import identity, normalised
 from sparring.errors import BadInput, refusal
 from sparring.stages.context import Context
-from sparring.stages.demonstrate import given_data
+from sparring.stages.data.demonstrations import given_data
 from sparring.store.sqlite import SqliteStore
 from sparring.tasks.files import read_conversations
 from sparring.tasks.preferences import read_preferences

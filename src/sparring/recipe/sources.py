@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from sparring.algo.facts import OFF, Facts
-from sparring.stages.config import BradleyTerryConfig, DistillConfig, ImplicitConfig, StepsConfig, TurnsConfig
+from sparring.recipe.sections import BradleyTerryConfig, DistillConfig, ImplicitConfig, StepsConfig, TurnsConfig
 
 _RUN = "ours: of the run, not of the algorithm"
 

@@ -13,9 +13,9 @@ from sparring.protocols import Scorer
 from sparring.render.steps import Steps
 from sparring.rollout.reward_scorer import RewardScorer
 from sparring.rollout.turn_scorer import TurnScorer
-from sparring.stages.config import StepsConfig
+from sparring.recipe.sections import StepsConfig
 from sparring.stages.context import POLICY, Context
-from sparring.stages.shape import folder_shape
+from sparring.stages.preflight.dimensions import folder_shape
 
 OWN = "reward_model"
 """The stage whose output `rl.reward_model` may name."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparring.config import RunConfig
+from sparring.recipe.run_config import RunConfig
 from sparring.errors import refusal
 
 

@@ -13,9 +13,9 @@ from sparring.model.hub import local_folder
 from sparring.model.outline import Outline
 from sparring.protocols import Renderer
 from sparring.stages.context import POLICY, Context
-from sparring.stages.demonstrate import Conversation, rendered
+from sparring.stages.data.demonstrations import Conversation, rendered
 from sparring.stages.init import trained_tokenizer
-from sparring.stages.shape import context_room
+from sparring.stages.preflight.dimensions import context_room
 from sparring.types import Task
 
 SOME = 200

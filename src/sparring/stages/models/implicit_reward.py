@@ -10,8 +10,8 @@ from sparring.errors import refusal
 from sparring.model.hub import local_folder
 from sparring.protocols import Trainer, TrainPlan
 from sparring.stages.context import POLICY, Context
-from sparring.stages.rewarded import check_reads_policy
-from sparring.stages.role import RoleTrainer, check_asked
+from sparring.stages.models.reward_scorers import check_reads_policy
+from sparring.stages.models.auxiliary import RoleTrainer, check_asked
 
 IMPLICIT = "implicit"
 """The role of its batches and checkpoints, and the annotation with its log-probabilities."""

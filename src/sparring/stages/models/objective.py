@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparring.algo.credit.load import load_credit
 from sparring.algo.credit.pairs import Pairs
 from sparring.algo.loss.preference.config import WITHOUT_REFERENCE
-from sparring.config import RunConfig
+from sparring.recipe.run_config import RunConfig
 from sparring.errors import refusal
 from sparring.protocols import Credit, Loss
 

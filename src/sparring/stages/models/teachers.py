@@ -19,13 +19,13 @@ from sparring.render.demonstrate import reply_tokens
 from sparring.render.load import load_renderer
 from sparring.render.tokenizer import load_tokenizer
 from sparring.stages.context import POLICY, Context
-from sparring.stages.judged import check_answers
-from sparring.stages.reference import AVERAGE, HeldTeacher, check_name
-from sparring.stages.shape import context_room, folder_shape
+from sparring.stages.preflight.judges import check_answers
+from sparring.stages.models.reference import AVERAGE, HeldTeacher, check_name
+from sparring.stages.preflight.dimensions import context_room, folder_shape
 from sparring.types import Message
 
 if TYPE_CHECKING:
-    from sparring.stages.live import Live
+    from sparring.stages.runtime.online import Live
 
 OWN = (POLICY, AVERAGE)
 """Teachers that are the policy itself: as it is served at that time, and the moving average of that."""

@@ -1,6 +1,6 @@
 """One `RunConfig` describes a run: the parts' configs composed, loaded from TOML, overridden, resolved and dumped.
 
-Imports nothing but the parts' config modules. What a key means stands beside its owner, in the part's own `config.py`;
+Imports nothing but the parts' config modules. What a key means stands beside its owner, in the part's own `recipe/run_config.py`;
 this module only knows how the sections are called and how to say precisely what is wrong with one.
 """
 
@@ -31,7 +31,7 @@ from sparring.observe.config import ObserveConfig
 from sparring.render.config import RenderConfig
 from sparring.rollout.config import RolloutConfig
 from sparring.sandbox.config import SandboxConfig
-from sparring.stages.config import (
+from sparring.recipe.sections import (
     NAMED,
     CollectConfig,
     DistillConfig,

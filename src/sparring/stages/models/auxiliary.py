@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 
 from sparring.algo.credit.rules import name_of
-from sparring.config import RunConfig
+from sparring.recipe.run_config import RunConfig
 from sparring.errors import refusal
 from sparring.generation import ScoreRequest, Scores
 from sparring.protocols import Trainer

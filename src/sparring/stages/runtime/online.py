@@ -29,15 +29,15 @@ from sparring.record.recorder import Recorder
 from sparring.rollout.runner import RolloutRunner
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
-from sparring.stages.beside import evaluated
-from sparring.stages.checkpoints import Checkpoints
-from sparring.stages.config import DistillConfig, RlConfig
+from sparring.stages.runtime.periodic_evaluation import evaluated
+from sparring.stages.runtime.checkpoints import Checkpoints
+from sparring.recipe.sections import DistillConfig, RlConfig
 from sparring.stages.context import POLICY, Context
 from sparring.stages.export import write_model
-from sparring.stages.lora import trained_folder
-from sparring.stages.rewarded import scorers
-from sparring.stages.shape import context_room, folder_shape
-from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
+from sparring.stages.models.adapters import trained_folder
+from sparring.stages.models.reward_scorers import scorers
+from sparring.stages.preflight.dimensions import context_room, folder_shape
+from sparring.stages.runtime.timing import StepClock, WatchedEngine, WatchedTrainer
 from sparring.types import Batch, Group, StepResult, TokenAccount
 
 

@@ -10,7 +10,7 @@ import xxhash
 
 from sparring.loop import run_loop
 from sparring.protocols import Trainer
-from sparring.stages.checkpoints import Checkpoints
+from sparring.stages.runtime.checkpoints import Checkpoints
 from sparring.stages.context import POLICY, Context
 from sparring.types import Batch, StepResult
 

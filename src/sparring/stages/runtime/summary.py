@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from sparring.observe.evaluation import Evaluation, compare, kept, narrowed
-from sparring.stages.against import last_evaluated, others
+from sparring.stages.runtime.baselines import last_evaluated, others
 from sparring.stages.context import Context
 
 EVALUATED = ("init", "sft", "preference", "rl", "distill")

@@ -9,9 +9,9 @@ from sparring.algo.annotate.kl import KlCoefficient
 from sparring.algo.annotate.loglinear import ProximalShare
 from sparring.protocols import Annotator, Trainer
 from sparring.stages.context import POLICY, Context
-from sparring.stages.critic import CRITIC
-from sparring.stages.implicit import IMPLICIT
-from sparring.stages.reference import referring
+from sparring.stages.models.critic import CRITIC
+from sparring.stages.models.implicit_reward import IMPLICIT
+from sparring.stages.models.reference import referring
 
 
 def annotators(context: Context, trainers: Mapping[str, Trainer], coefficient: KlCoefficient) -> list[Annotator]:
