@@ -284,7 +284,7 @@ def ours(trainer: Any, batch: Any) -> Callable[[], float]:
 
 def quickstart_model(folder: str) -> Path:
     """A model of the quickstart's size."""
-    from sparring.recipe.run_config import load as load_recipe
+    from sparring.recipe.load import load as load_recipe
     from sparring.model.create import create
 
     size = load_recipe(ROOT / "recipes" / "quickstart.toml").models["policy"].init

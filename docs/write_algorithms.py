@@ -32,7 +32,9 @@ from sparring.algo.ratio.rules import RatioRule
 from sparring.algo.right_answers import RightAnswers
 from sparring.algo.shaping.kl_reward import KlReward
 from sparring.algo.shaping.rules import ShapingRule
-from sparring.recipe.sections import BradleyTerryConfig, DistillConfig, ImplicitConfig, StepsConfig, TurnsConfig
+from sparring.recipe.sections.distill import DistillConfig
+from sparring.recipe.sections.preference import BradleyTerryConfig, StepsConfig, TurnsConfig
+from sparring.recipe.sections.rl import ImplicitConfig
 from sparring.recipe.sources import FACTS
 
 PAGE = Path(__file__).with_name("algorithms.md")

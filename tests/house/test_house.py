@@ -13,11 +13,11 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "sparring"
 
 LAYERS = (
-    "generation types protocols errors observe",
+    "generation types protocols errors observe validation",
     "tasks envs sandbox render record store algo batch model weights",
     "harness gateway rollout train engine",
     "loop cluster dashboard",
-    "config",
+    "recipe",
     "stages",
     "launch",
     "cli testing",
@@ -117,7 +117,7 @@ def functions(module: Module) -> Iterator[tuple[Function, bool]]:
 
 
 def layer_rules(modules: list[Module]) -> Iterator[str]:
-    """A package imports itself and strictly lower layers; config may import any part's `config` module."""
+    """A package imports itself and strictly lower layers."""
     for module in modules:
         if module.package not in LAYER and module.path != "__init__.py":
             yield f"{module.path}: {module.package} has no layer"
@@ -128,12 +128,10 @@ def layer_rules(modules: list[Module]) -> Iterator[str]:
             _, target, *rest = name.split(".")
             if target == module.package or target not in LAYER or module.path == "__init__.py":
                 continue
-            parts_config = module.package == "config" and rest[:1] == ["config"]
             same_ground = LAYER[target] == LAYER[module.package] == 0
-            lower = LAYER[target] < LAYER[module.package] or same_ground or parts_config
-            only_configs = module.package == "config" and not parts_config and target != "errors"
+            lower = LAYER[target] < LAYER[module.package] or same_ground
             never = (module.package, target) in ALWAYS_NEVER
-            if not lower or only_configs or never:
+            if not lower or never:
                 yield f"{module.path}:{line}: {module.package} may not import {target}"
 
 
@@ -163,7 +161,7 @@ def _ours(name: str, names: set[str]) -> set[str]:
 def heavy_imports(modules: list[Module]) -> Iterator[str]:
     """Torch and its like are imported only where they belong, and never by an `__init__` or a `config`."""
     for module in modules:
-        light = module.path.endswith(("__init__.py", "recipe/run_config.py"))
+        light = module.path.endswith(("__init__.py", "config.py"))
         for name, line in imports(module, top_level=True):
             allowed = HEAVY.get(name.split(".")[0])
             if allowed is not None and (light or not module.path.startswith(allowed or "-")):
@@ -364,7 +362,7 @@ BITES = [
     (layer_rules, {"engine/a.py": "from sparring.train.trainer import T"}, "engine may not import train"),
     (layer_rules, {"batch/a.py": "def f():\n    import sparring.loop"}, "batch may not import loop"),
     (layer_rules, {"stages/rl.py": "from sparring.cluster.inline import C"}, "stages may not import cluster"),
-    (layer_rules, {"recipe/run_config.py": "from sparring.envs.base import Env"}, "config may not import envs"),
+    (layer_rules, {"recipe/load.py": "from sparring.stages.context import Context"}, "recipe may not import stages"),
     (layer_rules, {"cli/a.py": "from sparring.testing.toy import T"}, "cli may not import testing"),
     (layer_rules, {"attic/a.py": ""}, "attic has no layer"),
     (import_cycles, {"a.py": "import sparring.b", "b.py": "from sparring.a import f"}, "a: imports itself"),
@@ -450,7 +448,7 @@ CLEAN = {
     "train/config.py": "'''d'''\n",
     "train/a.py": "'''d'''\nimport torch\nfrom sparring.types import T\ndef _f(x): ...\n",
     "rollout/a.py": "'''d'''\ndef f() -> None:\n    '''d'''\n    import torch\n",
-    "recipe/run_config.py": "'''d'''\nfrom sparring.train.config import C\nfrom sparring.errors import E\n",
+    "recipe/load.py": "'''d'''\nfrom sparring.train.config import C\nfrom sparring.errors import E\n",
 }
 
 

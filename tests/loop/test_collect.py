@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from sparring.cli.main import main
-from sparring.recipe.run_config import load, resolve
 from sparring.errors import BadInput
 from sparring.launch.run import opened
+from sparring.recipe.load import load
+from sparring.recipe.run_config import resolve
 from sparring.stages.models.teachers import check_teachers_answer
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.chat_server import ChatServer, message

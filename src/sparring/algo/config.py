@@ -35,6 +35,7 @@ from sparring.algo.shaping.rules import ShapingRule
 from sparring.algo.shaping.stop_properly import StopProperly
 from sparring.algo.tokens import StepGate, Unit
 from sparring.errors import refusal
+from sparring.validation import InvalidValue
 
 
 def rules(union: Any) -> tuple[type[msgspec.Struct], ...]:
@@ -360,25 +361,23 @@ def _refuse_foreign_keys(key: str, value: Any, base: Any, preset: str) -> None:
             else f"the default {key} {chosen!r}"
         )
         what = f"a key of {rule_of}: {', '.join(sorted(known))}" if known else f"no key: {rule_of} has none"
-        raise msgspec.ValidationError(f"{what}, got {foreign[0]!r} - at `$.algo.{key}.{foreign[0]}`")
+        raise InvalidValue(("algo", key, foreign[0]), what, repr(foreign[0]))
 
 
 def _refuse_whole_reward(price: Any) -> None:
     if isinstance(price, Mapping) and price.get("estimator") == "full":
         why = "which is the same whatever is sampled in a place, so that no token would pay for itself"
         do = 'set algo.kl.estimator = "full", which is in the loss'
-        raise msgspec.ValidationError(
-            f"one of k1, k2, k3, abs, got 'full', {why}; {do} - at `$.algo.kl_reward.estimator`"
-        )
+        raise InvalidValue(("algo", "kl_reward", "estimator"), "one of k1, k2, k3, abs", f"'full', {why}", do)
 
 
 def _known(key: str, name: Any, *names: Any) -> Any:
     """The name, if it is one of these.
 
     Raises:
-        msgspec.ValidationError: it is not; said as the config's other complaints are.
+        InvalidValue: it is not.
     """
     known = [one for of in names for one in ([of] if isinstance(of, str) else of)]
     if name not in known:
-        raise msgspec.ValidationError(f"one of {', '.join(sorted(known))}, got {name!r} - at `$.algo.{key}`")
+        raise InvalidValue(("algo", key), f"one of {', '.join(sorted(known))}", repr(name))
     return name

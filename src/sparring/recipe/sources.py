@@ -8,7 +8,9 @@ from collections.abc import Mapping
 import msgspec
 
 from sparring.algo.facts import OFF, Facts
-from sparring.recipe.sections import BradleyTerryConfig, DistillConfig, ImplicitConfig, StepsConfig, TurnsConfig
+from sparring.recipe.sections.distill import DistillConfig
+from sparring.recipe.sections.preference import BradleyTerryConfig, StepsConfig, TurnsConfig
+from sparring.recipe.sections.rl import ImplicitConfig
 
 _RUN = "ours: of the run, not of the algorithm"
 

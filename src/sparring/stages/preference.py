@@ -12,8 +12,8 @@ from sparring.algo.loss.preference.config import WITHOUT_REFERENCE, KtoConfig
 from sparring.batch.preference import CHOSEN, REJECTED, mismatched, preference_batch, reply
 from sparring.errors import refusal
 from sparring.protocols import Renderer, Trainer, TrainPlan
-from sparring.stages.data.preferences import apart, given_preferences, in_words, rate, rendered_reply
 from sparring.stages.context import POLICY, Context
+from sparring.stages.data.preferences import apart, given_preferences, in_words, rate, rendered_reply
 from sparring.stages.models.adapters import trained_folder
 from sparring.stages.preflight.dimensions import folder_shape
 from sparring.stages.runtime.offline import supervise

@@ -10,7 +10,7 @@ import pytest
 
 from sparring.cli.main import VERBS, guarded, main, parser
 from sparring.errors import BadInput, EngineError, StoreError
-from sparring.recipe.sections import RlConfig
+from sparring.recipe.sections.rl import RlConfig
 
 RECIPE = """
 [run]

@@ -7,8 +7,8 @@ from typing import Any
 
 from sparring.algo.aggregation import aggregated, denominator
 from sparring.algo.config import AlgoConfig
-from sparring.algo.credit.rae import RaeCredit
 from sparring.algo.credit.pass_at_k import PassAtK
+from sparring.algo.credit.rae import RaeCredit
 from sparring.algo.credit.rules import CreditRule, open_rule
 from sparring.algo.credit.shuffled import Shuffled
 from sparring.algo.credit.statistics import all_equal

@@ -1,1 +1,1 @@
-"""Rows that stages train on: demonstrations, transcripts, preferences, and the check that no held-out task is among them."""
+"""Rows that stages train on, and the check that no held-out task is among them."""

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import xxhash
 
-from sparring.recipe.run_config import RunConfig, load
 from sparring.envs.splits import identity, normalised
 from sparring.errors import BadInput, refusal
+from sparring.recipe.load import load
+from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import Context
 from sparring.stages.data.demonstrations import given_data
 from sparring.store.sqlite import SqliteStore

@@ -12,7 +12,7 @@ from sparring.algo.loss.preference.config import KtoConfig
 from sparring.errors import BadInput, refusal
 from sparring.observe.statistics import wilson
 from sparring.protocols import Renderer
-from sparring.recipe.sections import StepsConfig, TurnsConfig
+from sparring.recipe.sections.preference import StepsConfig, TurnsConfig
 from sparring.stages.context import POLICY, Context
 from sparring.stages.data.demonstrations import Conversation
 from sparring.tasks.preferences import (

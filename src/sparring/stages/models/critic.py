@@ -8,10 +8,11 @@ from pathlib import Path
 
 from sparring.errors import refusal
 from sparring.model.hub import base_folder, local_folder
+from sparring.observe.hooks import prefixed
 from sparring.protocols import Trainer, TrainPlan
 from sparring.stages.context import POLICY, Context
+from sparring.stages.models.auxiliary import check_asked
 from sparring.stages.models.reward_scorers import check_reads_policy
-from sparring.stages.models.auxiliary import RoleTrainer, check_asked
 
 CRITIC = "critic"
 """The role of its batches and checkpoints."""
@@ -38,7 +39,7 @@ def open_critic(context: Context, source: Path) -> Trainer | None:
         role=CRITIC,
     )
     trainer = context.cluster.trainer(_numerics_of(section.model), path=str(folder), plan=plan)
-    return RoleTrainer(trainer, CRITIC, told=explained)
+    return prefixed(trainer, CRITIC, with_explained_variance)
 
 
 def critic_folder(context: Context, source: Path) -> Path:
@@ -99,7 +100,7 @@ def _is_scalar(folder: Path) -> bool:
     return any("ForSequenceClassification" in kind for kind in kinds)
 
 
-def explained(metrics: Mapping[str, float]) -> dict[str, float]:
+def with_explained_variance(metrics: Mapping[str, float]) -> dict[str, float]:
     """The critic's metrics of a batch, with the explained variance of the returns in the place of the sums that make
     it."""
     rest = dict(metrics)

@@ -8,10 +8,11 @@ from pathlib import Path
 from sparring.algo.credit.prime import Prime
 from sparring.errors import refusal
 from sparring.model.hub import local_folder
+from sparring.observe.hooks import prefixed
 from sparring.protocols import Trainer, TrainPlan
 from sparring.stages.context import POLICY, Context
+from sparring.stages.models.auxiliary import check_asked
 from sparring.stages.models.reward_scorers import check_reads_policy
-from sparring.stages.models.auxiliary import RoleTrainer, check_asked
 
 IMPLICIT = "implicit"
 """The role of its batches and checkpoints, and the annotation with its log-probabilities."""
@@ -33,7 +34,7 @@ def open_implicit(context: Context, source: Path) -> Trainer | None:
         role=IMPLICIT,
     )
     folder = implicit_folder(context, source)
-    return RoleTrainer(context.cluster.trainer(section.model, path=str(folder), plan=plan), IMPLICIT)
+    return prefixed(context.cluster.trainer(section.model, path=str(folder), plan=plan), IMPLICIT)
 
 
 def implicit_folder(context: Context, source: Path) -> Path:

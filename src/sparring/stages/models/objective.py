@@ -1,13 +1,13 @@
-"""Online preference optimisation: what the reinforcement-learning stage does in the place of `[algo]`."""
+"""The objective of the rl stage: `[algo]` or online preference optimisation, and what is imitated beside either."""
 
 from __future__ import annotations
 
 from sparring.algo.credit.load import load_credit
 from sparring.algo.credit.pairs import Pairs
 from sparring.algo.loss.preference.config import WITHOUT_REFERENCE
-from sparring.recipe.run_config import RunConfig
 from sparring.errors import refusal
 from sparring.protocols import Credit, Loss
+from sparring.recipe.run_config import RunConfig
 
 
 def credit_chosen(config: RunConfig) -> Credit:
@@ -53,3 +53,29 @@ def check_online(config: RunConfig) -> list[str]:
         got, do = str(config.rollout.group_size), "raise it: a rollout is preferred to another of its group"
         raise refusal("rollout.group_size", "at least 2 rollouts to compare", got, do)
     return ["rl: the best rollout of each group against its worst"]
+
+
+def imitation_scale(config: RunConfig) -> float:
+    """Return the scale of the imitate term; 0 where nothing is imitated."""
+    right = config.algo.right_answers
+    return config.rl.observations if right is None else right.coefficient
+
+
+def check_imitation(config: RunConfig) -> list[str]:
+    """The imitate term has one scale, and `[algo]` a part in the stage.
+
+    Returns:
+        What was found, one sentence each.
+
+    Raises:
+        BadInput: it is not so.
+    """
+    if config.algo.right_answers is None or "rl" not in config.run.stages:
+        return []
+    where, do = "algo.right_answers", "leave one of them out"
+    if config.rl.preference is not None:
+        raise refusal(where, "none with rl.preference, which replaces [algo]", "a table", do)
+    if config.rl.observations:
+        got = f"a table and {config.rl.observations:g}"
+        raise refusal(where, "none with rl.observations, for one scale is all that the imitate term has", got, do)
+    return [f"rl: right answers are imitated, times {config.algo.right_answers.coefficient:g}"]

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from sparring.algo.annotate.compared import Compared
 from sparring.algo.annotate.forwarded import Forwarded
-from sparring.recipe.run_config import RunConfig
 from sparring.errors import refusal
 from sparring.generation import ScoreRequest, Scores
 from sparring.model.hub import local_folder
 from sparring.protocols import Annotator, Trainer
+from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.objective import needs_reference
 

@@ -10,10 +10,10 @@ from sparring.errors import refusal
 from sparring.model.hub import base_folder, local_folder
 from sparring.model.peft import is_adapter
 from sparring.protocols import Scorer
+from sparring.recipe.sections.preference import StepsConfig
 from sparring.render.steps import Steps
 from sparring.rollout.reward_scorer import RewardScorer
 from sparring.rollout.turn_scorer import TurnScorer
-from sparring.recipe.sections import StepsConfig
 from sparring.stages.context import POLICY, Context
 from sparring.stages.preflight.dimensions import folder_shape
 

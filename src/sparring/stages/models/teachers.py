@@ -4,37 +4,42 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparring.algo.annotate.across import AcrossTokenizers, Tongue
 from sparring.algo.annotate.feedback import sibling_reading
 from sparring.algo.annotate.teacher import Asker, Scoring, TeacherRows
+from sparring.algo.annotate.watch import Watch
 from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
 from sparring.generation import ScoreRequest
 from sparring.model.config import ModelConfig
 from sparring.model.hub import base_folder, local_folder
-from sparring.protocols import Annotator
+from sparring.protocols import Annotator, Engine, Trainer
 from sparring.render.demonstrate import reply_tokens
 from sparring.render.load import load_renderer
 from sparring.render.tokenizer import load_tokenizer
 from sparring.stages.context import POLICY, Context
-from sparring.stages.preflight.judges import check_answers
 from sparring.stages.models.reference import AVERAGE, HeldTeacher, check_name
 from sparring.stages.preflight.dimensions import context_room, folder_shape
+from sparring.stages.preflight.judges import check_answers
 from sparring.types import Message
-
-if TYPE_CHECKING:
-    from sparring.stages.runtime.online import Live
 
 OWN = (POLICY, AVERAGE)
 """Teachers that are the policy itself: as it is served at that time, and the moving average of that."""
 
 
-def annotator(context: Context, live: Live) -> Annotator:
-    """Who asks the teachers of `[distill]` about the rows of the policy."""
-    stage, watch, source = context.config.distill, live.watch, live.source
-    own: dict[str, Scoring] = {POLICY: live.engine, AVERAGE: HeldTeacher(live.trainers[POLICY], AVERAGE)}
+def teacher_annotator(context: Context, watch: Watch, *, engine: Engine, trainer: Trainer, source: Path) -> Annotator:
+    """Return the annotator that asks the teachers of `[distill]` about the rows of the policy.
+
+    Args:
+        context: of the run.
+        watch: finds the group and the rollout of a row.
+        engine: serves the policy.
+        trainer: trains the policy, and holds its moving average.
+        source: the folder that the policy starts from.
+    """
+    stage = context.config.distill
+    own: dict[str, Scoring] = {POLICY: engine, AVERAGE: HeldTeacher(trainer, AVERAGE)}
     engines: dict[str, Scoring] = {}
     if stage.over != "vocabulary":
         for name in sorted(set(stage.teachers.values())):

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from sparring.recipe.run_config import RunConfig
 from sparring.engine.config import EngineConfig
 from sparring.envs.rubrics.config import judging
 from sparring.model.hub import local_folder
 from sparring.model.outline import Outline, Size, fresh_outline, outline
-from sparring.recipe.sections import CriticConfig, ImplicitConfig
+from sparring.recipe.run_config import RunConfig
+from sparring.recipe.sections.rl import CriticConfig, ImplicitConfig
 from sparring.stages.context import LIVE, POLICY
 from sparring.stages.models.reference import AVERAGE, is_averaging, is_held, reference_model
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from sparring.errors import refusal
-from sparring.model.outline import Outline
 from sparring.model.hub import base_folder
+from sparring.model.outline import Outline
 from sparring.stages.context import POLICY, Context
 
 LAYERS = 2

@@ -15,28 +15,27 @@ from sparring.errors import EnvError, refusal
 from sparring.model.outline import Outline
 from sparring.rollout.window import check_window
 from sparring.sandbox.check import check_sandbox
-from sparring.stages.runtime.baselines import check_against
-from sparring.stages.runtime.periodic_evaluation import check_beside
-from sparring.stages.data.preferences import check_compared
 from sparring.stages.context import ORDER, POLICY, TOLD, Context
-from sparring.stages.models.critic import check_critic
+from sparring.stages.data.contamination import check_unseen_files
 from sparring.stages.data.demonstrations import Conversation, converse, demonstrate, given_conversations
-from sparring.stages.eval import held_out
-from sparring.stages.preflight.rendering import SOME, check_rendering
-from sparring.stages.models.imitated import check_imitation
-from sparring.stages.models.implicit_reward import check_implicit
-from sparring.stages.preflight.judges import check_judges
+from sparring.stages.data.preferences import check_compared
 from sparring.stages.models.adapters import check_lora
-from sparring.stages.preflight.memory import Held, in_words, resident, shapes_of
-from sparring.stages.models.objective import check_online
+from sparring.stages.models.critic import check_critic
+from sparring.stages.models.implicit_reward import check_implicit
+from sparring.stages.models.objective import check_imitation, check_online
 from sparring.stages.models.reference import check_reference
 from sparring.stages.models.reward_scorers import check_reward_model
-from sparring.stages.rl import ANNOTATIONS, correction_chosen
-from sparring.stages.preflight.policy import check_model
-from sparring.stages.preflight.engine import check_served
-from sparring.stages.preflight.dimensions import folder_shape
 from sparring.stages.models.teachers import check_collect, check_distill, check_teachers_answer
-from sparring.stages.data.contamination import check_unseen_files
+from sparring.stages.preflight.dimensions import folder_shape
+from sparring.stages.preflight.engine import check_served
+from sparring.stages.preflight.judges import check_judges
+from sparring.stages.preflight.memory import Held, in_words, resident, shapes_of
+from sparring.stages.preflight.policy import check_model
+from sparring.stages.preflight.rendering import SOME, check_rendering
+from sparring.stages.rl import ANNOTATIONS, correction_chosen
+from sparring.stages.runtime.baselines import check_against
+from sparring.stages.runtime.evaluation import held_out
+from sparring.stages.runtime.periodic_evaluation import check_beside
 from sparring.types import Message, Score, Task
 
 GIB = 1 << 30

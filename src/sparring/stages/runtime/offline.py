@@ -10,8 +10,9 @@ import xxhash
 
 from sparring.loop import run_loop
 from sparring.protocols import Trainer
-from sparring.stages.runtime.checkpoints import Checkpoints
 from sparring.stages.context import POLICY, Context
+from sparring.stages.runtime.checkpoints import Checkpoints
+from sparring.stages.runtime.garbage import fewer_collections
 from sparring.types import Batch, StepResult
 
 T = TypeVar("T")
@@ -74,14 +75,18 @@ async def supervise(
         context.sink.log(stage, step.version, metrics)
         await checkpoints.after(step, metrics, totals)
 
-    async def batches() -> AsyncIterator[Batch]:
+    async def rows() -> AsyncIterator[tuple[int, list[T]]]:
         steps = range(done + 1, section.steps + 1)
-        for step, chosen in zip(
-            steps, epochs(units, steps, section.rows_per_step, context.config.run.seed, stage), strict=True
-        ):
-            yield batch_of(chosen, step)
+        chosen = epochs(units, steps, section.rows_per_step, context.config.run.seed, stage)
+        for step, part in zip(steps, chosen, strict=True):
+            yield step, part
 
-    await run_loop(batches(), {POLICY: trainer}, {}, _OpenWindow(), after_step)
+    async def batches(numbered: AsyncIterator[tuple[int, list[T]]]) -> AsyncIterator[Batch]:
+        async for step, part in numbered:
+            yield batch_of(part, step)
+
+    with fewer_collections():
+        await run_loop(rows(), batches, {POLICY: trainer}, {}, _OpenWindow(), after_step)
     return totals
 
 

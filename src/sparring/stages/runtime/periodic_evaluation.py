@@ -13,11 +13,11 @@ from sparring.rollout.evaluate import EvalPlan, ScoredRunner
 from sparring.rollout.evaluator import Evaluator
 from sparring.rollout.runner import RolloutRunner
 from sparring.stages.context import LIVE, Context
-from sparring.stages.eval import check_lost, held_out
+from sparring.stages.runtime.evaluation import check_lost, held_out
 
 
 @asynccontextmanager
-async def evaluated(
+async def periodic_evaluator(
     runner: RolloutRunner, context: Context, judges: Sequence[Scorer], *, stage: str, done: int
 ) -> AsyncIterator[Evaluator]:
     """What evaluates the run beside its training. At the end, what is under way is waited for; a training that fails
@@ -41,7 +41,7 @@ async def evaluated(
         every=every,
         max_concurrent_rollouts=config.eval.max_concurrent_rollouts,
         store=context.store,
-        found=lambda step, result: _tell(context, told, step, result),
+        found=lambda step, result: _log_result(context, told, step, result),
         left_out=lambda step, other: context.sink.event(
             told, f"none after step {step}: the one after step {other} goes on; a higher eval.every leaves none out"
         ),
@@ -92,7 +92,7 @@ def _spread(name: str, estimate: Estimate) -> dict[str, float | None]:
     return {name: estimate.value, f"{name}_low": low, f"{name}_high": high, f"{name}_error": estimate.standard_error}
 
 
-def _tell(context: Context, told: str, step: int, result: Evaluation) -> None:
+def _log_result(context: Context, told: str, step: int, result: Evaluation) -> None:
     """Into the record and to the user. A failed evaluation leaves a line and no figure; training goes on."""
     try:
         check_lost(result, context.config.eval.max_lost, f"after step {step}")

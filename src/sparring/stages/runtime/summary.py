@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from sparring.observe.evaluation import Evaluation, compare, kept, narrowed
-from sparring.stages.runtime.baselines import last_evaluated, others
 from sparring.stages.context import Context
+from sparring.stages.runtime.baselines import last_evaluated, others
 
 EVALUATED = ("init", "sft", "preference", "rl", "distill")
 """Stages whose weights may have been evaluated."""

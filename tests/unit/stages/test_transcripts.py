@@ -13,7 +13,7 @@ from sparring.rollout.episode import RecordedSession
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
-from sparring.stages.data.transcripts import Heard
+from sparring.stages.data.transcripts import TranscriptRecorder
 from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import ToyEnv, ToyWorld, toy_renderer, toy_script, toy_task
@@ -60,9 +60,9 @@ class Seen:
 @pytest.mark.parametrize("breaks", [0, 1, 2, 9])
 def test_of_attempts_that_broke_nothing_is_kept(breaks: int) -> None:
     seen = Seen()
-    heard = Heard(seen)
+    transcripts = TranscriptRecorder(seen)
     config = RolloutConfig(retries=2)
-    runner = RolloutRunner(Breaking(breaks), BubblewrapBoxes(SandboxConfig()), heard, ChatHarness(), config)
+    runner = RolloutRunner(Breaking(breaks), BubblewrapBoxes(SandboxConfig()), transcripts, ChatHarness(), config)
 
     async def done() -> Finished:
         return await runner.run(toy_task(), rollout_id="collect/0/0", index=0, seed=1)
@@ -70,7 +70,7 @@ def test_of_attempts_that_broke_nothing_is_kept(breaks: int) -> None:
     finished, _ = run_virtual(done())
     assert seen.opened == len(seen.held) == min(breaks, 2) + 1
     assert (finished.score is None) == (breaks == 9) and len(finished.broken) == min(breaks, 2)
-    said = heard.conversation(finished)
+    said = transcripts.conversation(finished)
     assert [message.role for message in said] == ["user", "assistant", "tool", "assistant"]
     gc.collect()
     assert not seen.held
