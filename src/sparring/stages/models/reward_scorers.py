@@ -32,7 +32,7 @@ def reward_scorer(context: Context) -> Scorer | None:
     if section.reward_model is None:
         return None
     own = section.reward_model == OWN
-    model = context.cluster.worth(POLICY if own else section.reward_model, path=str(_folder(context)))
+    model = context.cluster.value_model(POLICY if own else section.reward_model, path=str(_folder(context)))
     if section.reward_by == "reply":
         return RewardScorer(model, weight=section.reward_weight)
     steps = _steps(context) if section.reward_by == "step" else None

@@ -40,11 +40,13 @@ from sparring.types import Batch, Group, StepResult
 
 
 class Stateful(Protocol):
-    """Something whose state is saved with every checkpoint; `restore` takes what `state` gave, or nothing where the
-    checkpoint is of before there was any."""
+    """Something whose state is saved with every checkpoint."""
 
-    def state(self) -> Mapping[str, Any]: ...
-    def restore(self, state: Mapping[str, Any]) -> None: ...
+    def state(self) -> Mapping[str, Any]:
+        """Return what `restore` needs."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state; an empty one where the checkpoint is older than the part."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
