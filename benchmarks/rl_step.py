@@ -33,7 +33,7 @@ import time
 import zlib
 from array import array
 from collections.abc import Callable, Mapping
-from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -63,10 +63,10 @@ FASTER = {"A": 1.5, "quickstart": 5.0}
 
 def prepare(size: str, spec: dict[str, Any]) -> dict[str, Any]:
     """Write model and tokenizer into spec["folder"] and fill in `model`, `parameters` and `prompts`."""
-    from sparring.config import load as load_recipe
     from sparring.model.config import InitConfig
     from sparring.model.create import create
     from sparring.model.load import load
+    from sparring.recipe.load import load as load_recipe
     from sparring.render.load import load_renderer
     from sparring.render.train_tokenizer import train_tokenizer
     from sparring.types import Message
@@ -209,7 +209,7 @@ def scheduler_of(spec: Mapping[str, Any], engine: Any, store: Any, boxes: Any) -
 
 
 async def train(spec: Mapping[str, Any]) -> None:
-    """Train as `stages/live.py` does, and print what every step took."""
+    """Train as `stages/runtime/online.py` does, and print what every step took."""
     from sparring.algo.config import AlgoConfig
     from sparring.algo.credit.load import load_credit
     from sparring.algo.loss.policy import PolicyLoss
@@ -218,11 +218,12 @@ async def train(spec: Mapping[str, Any]) -> None:
     from sparring.engine.config import EngineConfig
     from sparring.loop import run_loop
     from sparring.model.config import ModelConfig
+    from sparring.observe.hooks import timed
     from sparring.observe.spans import Spans
     from sparring.protocols import TrainPlan
     from sparring.sandbox.bubblewrap import BubblewrapBoxes
     from sparring.sandbox.config import SandboxConfig
-    from sparring.stages.watch import StepClock, WatchedEngine, WatchedTrainer
+    from sparring.stages.runtime.timing import ENGINE_SPANS, TRAINER_SPANS, StepClock
     from sparring.store.sqlite import SqliteStore
     from sparring.train.config import TrainConfig
 
@@ -235,9 +236,9 @@ async def train(spec: Mapping[str, Any]) -> None:
         threads=spec["threads"],
     )
     spans, native = Spans(), cluster.engine("policy", path=path)
-    engine = WatchedEngine(native, spans)
+    engine = timed(native, spans, ENGINE_SPANS)
     plan = TrainPlan(losses=[PolicyLoss(algo)], total_steps=steps, overrides={})
-    trainer = WatchedTrainer(cluster.trainer("policy", path=path, plan=plan), spans)
+    trainer = timed(cluster.trainer("policy", path=path, plan=plan), spans, TRAINER_SPANS)
     store, boxes = SqliteStore(f"{spec['folder']}/store.sqlite"), BubblewrapBoxes(SandboxConfig())
     scheduler, window = scheduler_of(spec, engine, store, boxes)
     taken = Steps(lambda: native.metrics, StepClock(spans))
@@ -248,9 +249,9 @@ async def train(spec: Mapping[str, Any]) -> None:
         taken.add(metrics, batch.account.sampled)
 
     credit, numbers = load_credit(algo, seed=0), range(1, steps + 1)
-    async with aclosing(scheduler.groups()) as groups:
-        made = batches(groups, steps=numbers, groups_per_step=GROUPS, credit=credit, model="policy", store=store)
-        await run_loop(made, {"policy": trainer}, {"policy": engine}, window, after_step)
+    fixed = {"steps": numbers, "groups_per_step": GROUPS, "credit": credit, "model": "policy", "store": store}
+    made = partial(batches, **fixed)
+    await run_loop(scheduler.groups(), made, {"policy": trainer}, {"policy": engine}, window, after_step)
     store.close()
     await boxes.close()
     await cluster.close()

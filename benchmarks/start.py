@@ -4,11 +4,9 @@
 
 The models of benchmarks/engine.py. Each start is a process of its own. What counts is everything but importing torch
 and the model's module, of which the target allows two seconds. A virtual machine gives unused memory back to its host
-and may get it again slowly, so there are three figures: `served`, as `sparring serve` and benchmarks/engine.py start,
-where helpers ask for the memory during the imports (all of it, less the imports of the `paused` turn just before);
-`paused`, part by part, for a program that has imported torch already; both after that many seconds in which nothing
-ran; and `given`, the same parts where another process has written and left as much memory just before the model is
-loaded (its time does not count). The last line is one JSON object; medians over the repeats, which take turns.
+and may get it again slowly, so there are two figures: `paused`, after that many seconds in which nothing ran; and
+`given`, where another process has written and left as much memory just before the model is loaded (its time does not
+count). The last line is one JSON object; medians over the repeats, which take turns.
 """
 
 from __future__ import annotations
@@ -74,39 +72,21 @@ def start(folder: str, dtype: str, kv_bytes: int, threads: int, given: int) -> N
     print(json.dumps({**seconds, "write": written}))
 
 
-def serve(folder: str, dtype: str, kv_bytes: int, threads: int) -> None:
-    """Start here as a server does, and print the seconds of it all."""
-    began = time.perf_counter()
-    from sparring.engine.config import EngineConfig
-    from sparring.launch.start import start_engine
-
-    start_engine(folder, dtype=dtype, numerics="exact", engine=EngineConfig(kv_bytes=kv_bytes), threads=threads)
-    print(json.dumps({"all": time.perf_counter() - began}))
-
-
 def measure(name: str, dtype: str, folder: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """What a model claims, served, paused and given; prints the parts."""
+    """Measure a model paused and given; print the parts."""
     given = int(LEFT * sum(file.stat().st_size for file in Path(folder).glob("*.safetensors")))
-    runs: dict[str, list[dict[str, float]]] = {"paused": [], "served": [], "given": []}
+    runs: dict[str, list[dict[str, float]]] = {"paused": [], "given": []}
     one = {"folder": folder, "dtype": dtype, "kv_bytes": MODELS[name][1]["kv_bytes"], "threads": arguments.threads}
     for _ in range(arguments.repeats):
         for state in runs:
             if state != "given":  # the system gives memory back by the clock, and tells nobody
                 time.sleep(arguments.pause)
-            asked = one if state == "served" else {**one, "given": given if state == "given" else 0}
+            asked = {**one, "given": given if state == "given" else 0}
             command = [sys.executable, __file__, "--one", json.dumps(asked)]
             process = subprocess.run(
                 command, env=environment(arguments.threads), check=True, capture_output=True, text=True
             )
             runs[state].append(json.loads(process.stdout.splitlines()[-1]))
-    for whole, parts in zip(runs["served"], runs["paused"], strict=True):
-        whole |= {
-            "imports": parts["imports"],
-            "our_imports": 0.0,
-            "load": whole["all"] - parts["imports"],
-            "engine": 0.0,
-            "write": 0.0,
-        }
     claims = []
     for state, all_parts in runs.items():
         parts = {part: round(statistics.median(run[part] for run in all_parts), 2) for part in all_parts[0]}
@@ -138,8 +118,7 @@ def main() -> None:
     if arguments.write:
         return write(arguments.write)
     if arguments.one:
-        asked = json.loads(arguments.one)
-        return start(**asked) if "given" in asked else serve(**asked)
+        return start(**json.loads(arguments.one))
     claims = []
     for name in arguments.models.split(","):
         with tempfile.TemporaryDirectory() as folder:

@@ -29,8 +29,10 @@ from sparring.algo.presets import PRESETS
 from sparring.algo.right_answers import RightAnswers
 from sparring.algo.rules import CreditRule, GateRule, RatioRule, ShapingRule
 from sparring.algo.shaping.kl_reward import KlReward
-from sparring.stages.config import BradleyTerryConfig, DistillConfig, ImplicitConfig, StepsConfig, TurnsConfig
-from sparring.stages.sources import FACTS
+from sparring.recipe.sections.distill import DistillConfig
+from sparring.recipe.sections.preference import BradleyTerryConfig, StepsConfig, TurnsConfig
+from sparring.recipe.sections.rl import ImplicitConfig
+from sparring.recipe.sources import FACTS
 
 PAGE = Path(__file__).with_name("algorithms.md")
 CONFIGURATION: Mapping[str, Any] = runpy.run_path(str(Path(__file__).with_name("write_configuration.py")))

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparring.config import RunConfig
+from sparring.recipe.run_config import RunConfig
 
 PAGE = Path(__file__).with_name("configuration.md")
 
@@ -29,7 +29,7 @@ config to `runs/<name>/config.toml`, which is a recipe itself and runs as it is.
     sparring run recipes/quickstart.toml --set rl.steps=10 --set env.args.datasets.0.weight=2 --name short
 
 `--set a.b=value` replaces one key. The value is TOML; what is not TOML is text. A number in the path counts in a list.
-In Python the same config is a struct: `from sparring.config import load, RunConfig`, then
+In Python the same config is a struct: `from sparring.recipe.load import load`, then
 `from sparring.launch.run import run_recipe; run_recipe(config)`.
 
 An unknown key, a wrong type or a contradiction is refused before anything starts, with exit status 2:
@@ -140,6 +140,8 @@ def _field_docs(kind: type[msgspec.Struct]) -> dict[str, str]:
 def _type(kind: object) -> str:
     """A type as a TOML author thinks of it."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return _type(args[0])
     if origin is typing.Literal:
         return ", ".join(f"`{json.dumps(value)}`" for value in args)
     if origin in (tuple, list):

@@ -37,13 +37,14 @@ def prompts(spec: dict[str, Any], count: int, seed: int | str) -> Prompts:
 
 
 def native(spec: dict[str, Any], numerics: str = "exact") -> Generate:
-    """Ours, in one of its numerics, started as `sparring serve` starts it."""
+    """Ours, in one of its numerics."""
     from sparring.engine.config import EngineConfig
+    from sparring.engine.native import NativeEngine
     from sparring.generation import GenerateRequest, Sampling
-    from sparring.launch.start import start_engine
+    from sparring.model.load import load
 
     config = EngineConfig(kv_bytes=spec["kv_bytes"])
-    engine = start_engine(spec["model"], dtype=spec["dtype"], numerics=numerics, engine=config, threads=spec["threads"])
+    engine = NativeEngine(load(spec["model"], dtype=spec["dtype"], numerics=numerics), config, threads=spec["threads"])
 
     async def everyone(rows: Prompts) -> int:
         requests = [

@@ -43,7 +43,7 @@ class Annotation(StrEnum):
         name="reference",
         meaning="log-probability of each weighted token under the reference model",
         unit="nats",
-        writers=("batch/implicit.py", "stages/preference.py", "stages/reference.py"),
+        writers=("batch/implicit.py", "stages/preference.py", "stages/models/reference.py"),
         readers=(
             "algo/annotate/kl.py",
             "algo/config.py",
@@ -60,14 +60,14 @@ class Annotation(StrEnum):
         name="implicit",
         meaning="log-probability of each weighted token under the implicit process reward model before the update",
         unit="nats",
-        writers=("stages/annotators.py",),
-        readers=("algo/credit/prime.py", "stages/implicit.py"),
+        writers=("stages/models/annotators.py",),
+        readers=("algo/credit/prime.py", "stages/models/implicit_reward.py"),
     )
     PROXIMAL = Declaration(
         name="proximal",
         meaning="log-probability of each weighted token under the trainer's weights before the update",
         unit="nats",
-        writers=("stages/annotators.py",),
+        writers=("stages/models/annotators.py",),
         readers=("algo/loss/policy.py",),
     )
     PROXIMAL_SHARE = Declaration(
@@ -88,8 +88,8 @@ class Annotation(StrEnum):
         name="value",
         meaning="the critic's value of the text before each weighted token, before the update",
         unit="reward",
-        writers=("stages/annotators.py",),
-        readers=("algo/credit/gae.py", "algo/loss/value.py", "batch/critic.py", "stages/critic.py"),
+        writers=("stages/models/annotators.py",),
+        readers=("algo/credit/gae.py", "algo/loss/value.py", "batch/critic.py", "stages/models/critic.py"),
     )
     RETURN = Declaration(
         name="return",
@@ -116,8 +116,8 @@ class Annotation(StrEnum):
         name="probability_squares",
         meaning="sum over the vocabulary of the squared probabilities in the place of each weighted token",
         unit="0 to 1",
-        writers=("stages/annotators.py",),
-        readers=("algo/credit/optimal_token_baseline.py", "stages/annotators.py"),
+        writers=("stages/models/annotators.py",),
+        readers=("algo/credit/optimal_token_baseline.py", "stages/models/annotators.py"),
     )
     KL_COEFFICIENT = Declaration(
         name="kl_coefficient",

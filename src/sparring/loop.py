@@ -1,60 +1,59 @@
-"""The run, start to finish: one pass through this loop is one optimiser step, and the last of an update serves its
-weights.
+"""The run, start to finish: rollouts, batch, step, publish. One pass through this loop is one optimiser step.
 
-Synchronous and asynchronous training are this same loop. How far rollouts may run ahead of it is the window's business
-(`max_lag`), in which order groups arrive is the scheduler's, what is learnt from them is the batch's. This module
-knows none of that, and no tensor ever passes through it.
+Synchronous and asynchronous training are this same loop: `max_lag` is known to `rollout/window.py` alone, the order of
+groups to the scheduler, what is learned from them to `batch/`. No tensor passes through this module.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Protocol
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import Protocol, TypeVar, cast
 
 from sparring.observe.metrics import merged
 from sparring.protocols import Engine, Trainer
 from sparring.types import Batch, StepResult
 
+T = TypeVar("T")
+
 
 class Window(Protocol):
-    """Lets rollouts in; told when a step's weights are being served."""
+    """Decides how far rollouts run ahead of training."""
 
-    def release(self, step: int) -> None: ...
+    def release(self, step: int) -> None:
+        """Let in the rollouts that may begin once the weights of `step` are being served."""
 
-
-_YOUNG_OBJECTS = 20_000
-"""That many more objects than before, and the garbage collector looks at them (700 as Python comes)."""
 
 AfterStep = Callable[[StepResult, Batch, Mapping[str, float]], Awaitable[None]]
-"""Checkpoints, reports and progress: called with the new version, the batch it was made of and the merged metrics."""
+"""Checkpoints and reports: called with the new version, the batch that made it, and the metrics of the update."""
 
 
 async def run_loop(
-    batches: AsyncIterator[Batch],
+    rollouts: AsyncIterator[T],
+    batches: Callable[[AsyncIterator[T]], AsyncIterator[Batch]],
     trainers: Mapping[str, Trainer],
     engines: Mapping[str, Engine],
     window: Window,
     after_step: AfterStep,
 ) -> None:
-    """Train until `batches` ends.
+    """Train until there are no more batches.
 
     Args:
-        batches: one per optimiser step, in admission order (law 5); one that does not end its update belongs to the
-            next.
+        rollouts: scored groups in admission order (law 5), or rows of a file. Closed at the end.
+        batches: makes batches of rollouts, one per optimiser step. An update is made of one batch or of several, the
+            last of which ends it.
         trainers: by model name; `batch.model` picks one.
-        engines: by model name; the one that serves what was trained.
-        window: opened for the next step only after the engine serves this step's weights.
-        after_step: awaited before the next batch is taken, so a checkpoint is always of a finished update.
+        engines: by model name; each serves what the trainer of that name publishes.
+        window: opened for the next update only after the engine serves this update's weights.
+        after_step: awaited after each update, so that a checkpoint is always of a finished one.
 
     Raises:
         WeightsError: an update failed its verification; the engine still serves the old version.
     """
-    with _settled():
-        steps: list[Mapping[str, float]] = []
-        async for batch in batches:
+    steps: list[Mapping[str, float]] = []
+    async with aclosing(cast(AsyncGenerator[T], rollouts)):
+        async for batch in batches(rollouts):
             trainer = trainers[batch.model]
             metrics = await trainer.forward_backward(batch)
             step = await trainer.step(ends_update=batch.ends_update)
@@ -66,23 +65,4 @@ async def run_loop(
             window.release(batch.step)
             await after_step(step, batch, merged(steps))
             steps.clear()
-            await asyncio.sleep(0)  # let rollouts of the new version start before the next batch is awaited
-
-
-@contextmanager
-def _settled() -> Iterator[None]:
-    """Keep the garbage collector off what lives already: models, libraries, modules. Walking it took a thirtieth of the
-    run.
-
-    It comes less often, too: a step's rollouts are tens of thousands of objects in no cycle, which go when the step is
-    over.
-    """
-    gc.collect()
-    gc.freeze()
-    before = gc.get_threshold()
-    gc.set_threshold(_YOUNG_OBJECTS, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
+            await asyncio.sleep(0)  # rollouts of the new version start before the next batch is awaited

@@ -431,9 +431,8 @@ class StepResult:
 class WeightRef:
     """A published version: what it is called, what it must hash to, and where it lies (`location` belongs to the
     transport: an object in this process for `inline`, a path for `disk`). `probe` are (tokens, log-probabilities) that
-        the
-    receiver must reproduce before it serves (law 9). Where they are an adapter's and not a whole model's, `adapter` is
-    its name."""
+    the receiver must reproduce before it serves (law 9). Where they are an adapter's and not a whole model's, `adapter`
+    is its name."""
 
     model: str
     version: int

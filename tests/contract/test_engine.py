@@ -44,10 +44,11 @@ def native(path):
 
 
 def watched(path):
+    from sparring.observe.hooks import timed
     from sparring.observe.spans import Spans
-    from sparring.stages.watch import WatchedEngine
+    from sparring.stages.runtime.timing import ENGINE_SPANS
 
-    return WatchedEngine(scripted(path), Spans())
+    return timed(scripted(path), Spans(), ENGINE_SPANS)
 
 
 def remote(path):

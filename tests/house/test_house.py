@@ -13,11 +13,11 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "sparring"
 
 LAYERS = (
-    "annotations generation types protocols errors observe",
+    "annotations generation types protocols errors observe validation",
     "tasks envs sandbox render record store algo batch model weights",
     "harness gateway rollout train engine",
     "loop cluster dashboard",
-    "config",
+    "recipe",
     "stages",
     "launch",
     "cli testing",
@@ -34,9 +34,9 @@ HEAVY = {
         "weights/",
         "train/",
         "engine/",
-        "stages/",
+        "testing/",
     ),
-    "transformers": ("model/", "weights/", "train/", "engine/", "stages/"),
+    "transformers": ("model/", "train/", "engine/", "testing/"),
     "vllm": ("engine/adapters/",),
     "ray": ("cluster/ray",),
     "triton": ("model/kernels/triton_",),
@@ -58,7 +58,9 @@ SPARING = (
 )
 """Ways in which a test that does not run looks like one that passed."""
 BROAD_EXCEPT = ("errors.py", "cli/main.py")
-MAX_FILE, MAX_FUNCTION, MAX_PARAMETERS, MAX_WIDTH = 500, 60, 8, 120
+MAX_FILE, MAX_FUNCTION, MAX_PARAMETERS, MAX_WIDTH, MAX_MODULES = 500, 60, 8, 120, 25
+VARIANTS = {"algo/credit"}
+"""Packages of rules: every file is one variant behind one protocol, and there may be any number of them."""
 MACHINE_PATH = re.compile(r"""["'\s=](/(?:root|home|work|Users|tmp|mnt)/\w)""")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -84,21 +86,29 @@ def read(sources: dict[str, str]) -> list[Module]:
     return [Module(path, text, ast.parse(text)) for path, text in sorted(sources.items())]
 
 
-def imports(module: Module, *, top_level: bool = False) -> Iterator[tuple[str, int]]:
-    """Everything imported, as (dotted name, line); `top_level` leaves out functions and `if TYPE_CHECKING`."""
-    waiting: list[ast.AST] = [module.tree]
+class Import(NamedTuple):
+    """One imported name: dotted, its line, and `when`: as the module is imported, in a function, or for annotations."""
+
+    name: str
+    line: int
+    when: str
+
+
+def imports(module: Module) -> Iterator[Import]:
+    """Yield everything that a module imports, in functions and under TYPE_CHECKING too."""
+    waiting: list[tuple[ast.AST, str]] = [(module.tree, "import")]
     while waiting:
-        node = waiting.pop()
-        if top_level and (
-            isinstance(node, Function) or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
-        ):
-            continue
+        node, when = waiting.pop()
+        if isinstance(node, Function):
+            when = "function"
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            when = "annotation"
         if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
+            yield from (Import(alias.name, node.lineno, when) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module.path}:{node.lineno}: relative import; write it in full"
-            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
-        waiting.extend(ast.iter_child_nodes(node))
+            yield from (Import(f"{node.module}.{alias.name}", node.lineno, when) for alias in node.names)
+        waiting.extend((child, when) for child in ast.iter_child_nodes(node))
 
 
 def functions(module: Module) -> Iterator[tuple[Function, bool]]:
@@ -117,31 +127,29 @@ def functions(module: Module) -> Iterator[tuple[Function, bool]]:
 
 
 def layer_rules(modules: list[Module]) -> Iterator[str]:
-    """A package imports itself and strictly lower layers; config may import any part's `config` module."""
+    """A package imports itself and strictly lower layers."""
     for module in modules:
         if module.package not in LAYER and module.path != "__init__.py":
             yield f"{module.path}: {module.package} has no layer"
             continue
-        for name, line in imports(module):
+        for name, line, _ in imports(module):
             if not name.startswith("sparring."):
                 continue
             _, target, *rest = name.split(".")
             if target == module.package or target not in LAYER or module.path == "__init__.py":
                 continue
-            parts_config = module.package == "config" and rest[:1] == ["config"]
             same_ground = LAYER[target] == LAYER[module.package] == 0
-            lower = LAYER[target] < LAYER[module.package] or same_ground or parts_config
-            only_configs = module.package == "config" and not parts_config and target != "errors"
+            lower = LAYER[target] < LAYER[module.package] or same_ground
             never = (module.package, target) in ALWAYS_NEVER
-            if not lower or only_configs or never:
+            if not lower or never:
                 yield f"{module.path}:{line}: {module.package} may not import {target}"
 
 
 def import_cycles(modules: list[Module]) -> Iterator[str]:
-    """No module reaches itself through the imports that run when it is imported."""
+    """No module reaches itself through imports, those in functions and under TYPE_CHECKING included."""
     names = {module.name for module in modules}
     edges = {
-        module.name: {n for name, _ in imports(module, top_level=True) for n in _ours(name, names)} - {module.name}
+        module.name: {n for name, *_ in imports(module) for n in _ours(name, names)} - {module.name}
         for module in modules
     }
     for start in sorted(edges):
@@ -157,17 +165,22 @@ def import_cycles(modules: list[Module]) -> Iterator[str]:
 
 def _ours(name: str, names: set[str]) -> set[str]:
     inner = name.removeprefix("sparring.")
-    return {candidate for candidate in (inner, inner.rpartition(".")[0]) if candidate in names}
+    return {inner} & names or {inner.rpartition(".")[0]} & names
 
 
 def heavy_imports(modules: list[Module]) -> Iterator[str]:
-    """Torch and its like are imported only where they belong, and never by an `__init__` or a `config`."""
+    """Torch and its like are imported in their rooms alone, in functions too, and by no `__init__` or `config`.
+
+    A library without a room is imported where it is used, in functions alone.
+    """
     for module in modules:
         light = module.path.endswith(("__init__.py", "config.py"))
-        for name, line in imports(module, top_level=True):
-            allowed = HEAVY.get(name.split(".")[0])
-            if allowed is not None and (light or not module.path.startswith(allowed or "-")):
-                yield f"{module.path}:{line}: imports {name} when it is imported"
+        for name, line, when in imports(module):
+            rooms = HEAVY.get(name.split(".")[0])
+            if rooms is None or when == "annotation" or (when == "function" and not rooms):
+                continue
+            if not module.path.startswith(rooms or "-") or light and when == "import":
+                yield f"{module.path}:{line}: imports {name}"
 
 
 def light_inits(modules: list[Module]) -> Iterator[str]:
@@ -292,10 +305,38 @@ def full_packages(modules: list[Module]) -> Iterator[str]:
             yield f"{home}: an empty package"
 
 
+def small_packages(modules: list[Module]) -> Iterator[str]:
+    """A package has as many modules as a reader can keep apart."""
+    homes = Counter(module.path.rpartition("/")[0] for module in modules if not module.path.endswith("__init__.py"))
+    for home, count in homes.items():
+        if count > MAX_MODULES and home not in VARIANTS:
+            yield f"{home}: {count} modules, more than {MAX_MODULES}"
+
+
+def one_class_one_name(modules: list[Module]) -> Iterator[str]:
+    """A public class name means one thing in the whole project."""
+    homes: dict[str, list[str]] = {}
+    for module in modules:
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(f"{module.path}:{node.lineno}")
+    yield from (f"class {name} is in {' and '.join(places)}" for name, places in homes.items() if len(places) > 1)
+
+
+def protocol_methods(modules: list[Module]) -> Iterator[str]:
+    """Every method of a protocol says what it promises."""
+    for module in modules:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in node.bases):
+                for method in node.body:
+                    if isinstance(method, Function) and not ast.get_docstring(method):
+                        yield f"{module.path}:{method.lineno}: {node.name}.{method.name} has no docstring"
+
+
 def real_objects(modules: list[Module]) -> Iterator[str]:
     """Tests use real objects and always run: no mocks, no patches, no skips."""
     for module in modules:
-        for name, line in imports(module):
+        for name, line, _ in imports(module):
             if name.split(".")[:2] in (["unittest", "mock"], ["mock"]):
                 yield f"{module.path}:{line}: a mock"
             if name.split(".")[0] in ("pytest", "unittest") and name.split(".")[-1] in SPARING:
@@ -330,7 +371,7 @@ def _own(function: Function) -> Iterator[ast.AST]:
 
 RULES = (
     layer_rules, import_cycles, heavy_imports, light_inits, sizes, documentation, names, broad_excepts, one_name_one_place,
-    machine_paths, full_packages,
+    machine_paths, full_packages, small_packages, one_class_one_name, protocol_methods,
 )  # fmt: skip
 
 
@@ -364,11 +405,19 @@ BITES = [
     (layer_rules, {"engine/a.py": "from sparring.train.trainer import T"}, "engine may not import train"),
     (layer_rules, {"batch/a.py": "def f():\n    import sparring.loop"}, "batch may not import loop"),
     (layer_rules, {"stages/rl.py": "from sparring.cluster.inline import C"}, "stages may not import cluster"),
-    (layer_rules, {"config.py": "from sparring.envs.base import Env"}, "config may not import envs"),
+    (layer_rules, {"recipe/load.py": "from sparring.stages.context import Context"}, "recipe may not import stages"),
     (layer_rules, {"cli/a.py": "from sparring.testing.toy import T"}, "cli may not import testing"),
     (layer_rules, {"attic/a.py": ""}, "attic has no layer"),
     (import_cycles, {"a.py": "import sparring.b", "b.py": "from sparring.a import f"}, "a: imports itself"),
+    (import_cycles, {"a.py": "import sparring.b", "b.py": "def f():\n    import sparring.a"}, "a: imports itself"),
+    (
+        import_cycles,
+        {"a.py": "import sparring.b", "b.py": "if TYPE_CHECKING:\n    import sparring.a"},
+        "a: imports itself",
+    ),
     (heavy_imports, {"rollout/a.py": "import torch.nn"}, "imports torch.nn"),
+    (heavy_imports, {"stages/a.py": "def f():\n    import torch"}, "imports torch"),
+    (heavy_imports, {"observe/a.py": "import wandb"}, "imports wandb"),
     (heavy_imports, {"model/config.py": "import torch"}, "imports torch"),
     (heavy_imports, {"cluster/a.py": "from ray import remote"}, "imports ray.remote"),
     (light_inits, {"model/__init__.py": "'''d'''\nfrom x import y"}, "docstring and nothing else"),
@@ -415,6 +464,10 @@ BITES = [
         {"a.py": "class TestA:\n    async def test_a(self):\n        with self:\n            return None"},
         "test_a returns",
     ),
+    (small_packages, {f"engine/a{n}.py": "" for n in range(26)}, "engine: 26 modules"),
+    (one_class_one_name, {"a.py": "class A: ...", "b.py": "class A: ..."}, "class A is in a.py:1 and b.py:1"),
+    (protocol_methods, {"a.py": "class A(Protocol):\n    def f(self) -> int: ..."}, "A.f has no docstring"),
+    (protocol_methods, {"a.py": "class A(Protocol[T]):\n    async def f(self) -> int: ..."}, "A.f has no docstring"),
     (full_packages, {"attic/__init__.py": "'''d'''", "a.py": ""}, "attic: an empty package"),
 ]
 
@@ -449,8 +502,8 @@ CLEAN = {
     "train/__init__.py": "'''d'''\n",
     "train/config.py": "'''d'''\n",
     "train/a.py": "'''d'''\nimport torch\nfrom sparring.types import T\ndef _f(x): ...\n",
-    "rollout/a.py": "'''d'''\ndef f() -> None:\n    '''d'''\n    import torch\n",
-    "config.py": "'''d'''\nfrom sparring.train.config import C\nfrom sparring.errors import E\n",
+    "rollout/a.py": "'''d'''\ndef f() -> None:\n    '''d'''\n    import wandb\n",
+    "recipe/load.py": "'''d'''\nfrom sparring.train.config import C\nfrom sparring.errors import E\n",
 }
 
 

@@ -29,8 +29,9 @@ def ctrl_c_reaches_what_tests_start() -> None:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny recipe's fresh model as a checkpoint folder; read-only."""
-    from sparring.config import load, resolve
     from sparring.launch.run import opened
+    from sparring.recipe.load import load
+    from sparring.recipe.run_config import resolve
     from sparring.stages import init
 
     folder = tmp_path_factory.mktemp("checkpoint")
@@ -101,8 +102,9 @@ def whole_and_resumed(
     def ran(
         settings: Sequence[str], models: Sequence[str], steps: int = 2
     ) -> tuple[list[tuple[dict[str, Any], list[str]]], list[dict[str, float]]]:
-        from sparring.config import load, resolve
         from sparring.launch.run import opened
+        from sparring.recipe.load import load
+        from sparring.recipe.run_config import resolve
         from sparring.stages import rl
 
         async def scenario() -> tuple[list[tuple[dict[str, Any], list[str]]], list[dict[str, float]]]:

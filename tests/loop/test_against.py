@@ -12,7 +12,7 @@ import pytest
 
 from sparring.cli.main import main
 from sparring.dashboard.report import write_report
-from sparring.stages.against import last_evaluated
+from sparring.stages.runtime.baselines import last_evaluated
 from sparring.store.sqlite import SqliteStore
 
 CHANCE, SUMS = (f'env.name="{Path(__file__).parent / "tiny_world.py"}:{world}"' for world in ("Chance", "Sums"))

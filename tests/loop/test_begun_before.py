@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from sparring.cli.main import main
-from sparring.config import dump, load, resolve
+from sparring.recipe.load import load
+from sparring.recipe.run_config import dump, resolve
 
 
 def begun(recipe: Path) -> Path:

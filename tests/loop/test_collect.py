@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from sparring.cli.main import main
-from sparring.config import load, resolve
 from sparring.errors import BadInput
 from sparring.launch.run import opened
-from sparring.stages.teachers import check_teachers_answer
+from sparring.recipe.load import load
+from sparring.recipe.run_config import resolve
+from sparring.stages.models.teachers import check_teachers_answer
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.chat_server import ChatServer, message
 

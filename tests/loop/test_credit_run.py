@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from sparring.config import load, resolve
 from sparring.launch.run import opened
+from sparring.recipe.load import load
+from sparring.recipe.run_config import resolve
 from sparring.stages import init, rl
 
 HERE = Path(__file__).parent

@@ -16,8 +16,6 @@ from safetensors.numpy import load_file
 
 from sparring.batch.flatten import flatten
 from sparring.cli.main import main
-from sparring.config import load as read
-from sparring.config import resolve
 from sparring.errors import BadInput
 from sparring.launch.run import opened
 from sparring.model.attention import Packed
@@ -25,8 +23,10 @@ from sparring.model.divergence import from_teacher
 from sparring.model.head import Asked
 from sparring.model.load import load
 from sparring.protocols import Divergence
+from sparring.recipe.load import load as read
+from sparring.recipe.run_config import resolve
 from sparring.render.train_tokenizer import MIN_VOCAB_SIZE, train_tokenizer
-from sparring.stages.teachers import check_distill
+from sparring.stages.models.teachers import check_distill
 from sparring.store.sqlite import SqliteStore
 
 

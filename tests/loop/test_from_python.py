@@ -15,8 +15,9 @@ import pytest
 
 import sparring
 from sparring.cli.main import main
-from sparring.config import RunConfig, from_data, load
 from sparring.errors import BadInput
+from sparring.recipe.load import from_data, load
+from sparring.recipe.run_config import RunConfig
 
 TINY = Path(__file__).parent / "tiny.toml"
 WORLD = Path(__file__).parent / "tiny_world.py:Sums"
@@ -49,7 +50,7 @@ def test_a_run_from_python_is_the_command_lines_to_the_bit(tmp_path: Path) -> No
 @pytest.mark.parametrize("given", [str(TINY), TINY, {"run": {"name": "a"}}, None])
 def test_what_is_no_config_is_refused(given: object) -> None:
     with pytest.raises(
-        BadInput, match="sparring.run: expected a RunConfig, got .*; load a file with sparring.config.load, a"
+        BadInput, match="sparring.run: expected a RunConfig, got .*; load a file with sparring.recipe.load.load, a"
     ):
         sparring.run(given)  # type: ignore[arg-type]
 
@@ -65,7 +66,7 @@ def test_a_struct_with_wrong_types_in_it_is_refused(tmp_path: Path) -> None:
 NOTEBOOK = """
 import asyncio, signal, sys
 import sparring
-from sparring.config import load
+from sparring.recipe.load import load
 async def cell():
     signal.signal(signal.SIGINT, signal.default_int_handler)  # as a notebook's kernel does: not the loop's own
     try:

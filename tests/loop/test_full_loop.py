@@ -13,9 +13,9 @@ import pytest
 from safetensors.numpy import load_file
 
 import sparring
-from sparring.config import load
 from sparring.errors import BadInput
 from sparring.launch.run import run_with_earlier
+from sparring.recipe.load import load
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SHORT = {

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from sparring.config import RunConfig, load
+from sparring.recipe.load import load
+from sparring.recipe.run_config import RunConfig
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

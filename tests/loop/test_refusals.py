@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 
 from sparring.cli.main import main
-from sparring.config import load, resolve
 from sparring.launch.run import opened
-from sparring.stages.eval import held_out
+from sparring.recipe.load import load
+from sparring.recipe.run_config import resolve
+from sparring.stages.runtime.evaluation import held_out
 from sparring.store.sqlite import SqliteStore
 
 REFUSAL = re.compile(r"(?P<where>.+?): expected (?P<expected>.+), got (?P<got>.+?); (?P<do>.+)", re.DOTALL)
@@ -89,7 +90,7 @@ def nothing_done(runs: Path) -> bool:
         ),
         ("env.name=reasoning_gim", "env.name", "expected one of reasoning_gym, or package.module:Name"),
         ("env.name=worlds.py:Sums", "env.name", "expected a Python file worlds.py, got no such file"),
-        ("env.args.colour=red", "env.args", "got has unknown field colour"),
+        ("env.args.colour=red", "env.args", "got colour: expected "),
         ("env.held_out=20000", "env Sums", "lower held_out and demonstrations"),
         ("eval.tasks=13", "eval.tasks", "expected at most 12, the held-out tasks, got 13"),
         ("eval.no_tool_tasks=7", "eval.no_tool_tasks", "expected at most 6"),

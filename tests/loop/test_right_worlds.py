@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from sparring.config import load
 from sparring.envs.splits import identity
 from sparring.errors import BadInput
 from sparring.launch.run import check_recipe, run_recipe
+from sparring.recipe.load import load
 from sparring.store.sqlite import SqliteStore
 
 TINY = Path(__file__).parent / "tiny.toml"

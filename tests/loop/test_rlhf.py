@@ -12,7 +12,8 @@ from random import Random
 
 import pytest
 
-from sparring.config import load, resolve
+from sparring.recipe.load import load
+from sparring.recipe.run_config import resolve
 from sparring.store.sqlite import SqliteStore
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sparring.cli.main import main
-from sparring.config import load
 from sparring.launch.run import run_recipe
+from sparring.recipe.load import load
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.chat_server import ChatServer, message
 from sparring.types import Group

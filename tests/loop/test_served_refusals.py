@@ -38,7 +38,7 @@ REFUSED = [
     ),
     (
         ["engine.kind=openai", "engine.url=http://127.0.0.1:1/v1", 'rollout.constraint={kind="regex",source="a+"}'],
-        'rollout.constraint: expected none with engine.kind = "openai", which asks nobody between two tokens, got one, of kind regex',
+        'rollout.constraint: expected none with engine.kind = "openai", which takes no token masks from its client, got a regex',
     ),
     (
         ["engine.kind=remote", "engine.url=http://127.0.0.1:1", "engine.api_key_env=NO_SUCH_KEY"],

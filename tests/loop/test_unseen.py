@@ -5,9 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sparring.config import dump, load
 from sparring.errors import BadInput
 from sparring.launch.run import run_recipe, run_with_earlier
+from sparring.recipe.load import load
+from sparring.recipe.run_config import dump
 
 SETTINGS = ["observe.progress=off", "sft.steps=1", "env.held_out=300", "env.demonstrations=150"]
 SETTINGS += ["eval.tasks=300", "eval.no_tool_tasks=0", "env.limits.max_tokens=2"]

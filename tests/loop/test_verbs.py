@@ -174,7 +174,7 @@ import sys
 from pathlib import Path
 from sparring.cli import chat
 from sparring.cli.main import main
-from sparring.launch import run
+from sparring.launch import chat as launched
 
 def loud(*args, **settings):
     talk = make(*args, **settings)
@@ -185,7 +185,7 @@ def loud(*args, **settings):
     talk.reply = announced
     return talk
 
-make, run.chat_checkpoint = run.chat_checkpoint, loud
+make, launched.Chat = launched.Chat, loud
 sys.exit(main())
 """
 

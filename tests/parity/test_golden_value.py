@@ -12,7 +12,7 @@ import torch
 from sparring.algo.loss.value import ValueLoss
 from sparring.batch.packing import pack
 from sparring.batch.tensors import micro_batch
-from sparring.stages.critic import explained_variance
+from sparring.stages.models.critic import explained_variance
 from sparring.testing.golden import value as golden
 from sparring.testing.golden.mutants import mutants
 from sparring.testing.golden.preference import gradients

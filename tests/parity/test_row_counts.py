@@ -8,12 +8,12 @@ from array import array
 import pytest
 import torch
 
-from sparring.config import load as load_recipe
 from sparring.model.attention import Packed
 from sparring.model.kernels import ops
 from sparring.model.kernels.compiled_library import COMPILED
 from sparring.model.load import load
 from sparring.model.step import DecoderStep, OperationStep, Slots, StepRows
+from sparring.recipe.load import load as load_recipe
 from sparring.testing.tiny_models import tiny_model
 
 pytestmark = pytest.mark.usefixtures("kernel_path")

@@ -1,22 +1,27 @@
 import asyncio
-import gc
 
 from sparring.loop import run_loop
 from sparring.rollout.window import Window
 
 
-def test_the_garbage_collector_is_as_before_when_the_loop_ends() -> None:
-    before, during = gc.get_threshold(), []
+def test_rollouts_are_closed_when_the_batches_end() -> None:
+    log = []
 
-    async def batches():
-        during.append((gc.get_threshold()[0] > before[0], gc.get_freeze_count() > 0))
-        return
+    async def rollouts():
+        try:
+            yield 1
+            yield 2
+        finally:
+            log.append("closed")
+
+    async def batches(groups):
+        async for group in groups:
+            log.append(group)
+            return
         yield
 
     async def nothing(*_: object) -> None:
         pass
 
-    asyncio.run(run_loop(batches(), {}, {}, Window(1, 0), nothing))
-    assert during == [(True, True)]
-    assert gc.get_threshold() == before
-    assert gc.get_freeze_count() == 0
+    asyncio.run(run_loop(rollouts(), batches, {}, {}, Window(1, 0), nothing))
+    assert log == [1, "closed"]

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from sparring.config import load
 from sparring.envs.config import EnvConfig
 from sparring.envs.registry import load_env
 from sparring.envs.splits import overlap
 from sparring.protocols import EnvFactory
+from sparring.recipe.load import load
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
 from sparring.tasks.files import read_rows

@@ -10,7 +10,7 @@ import pytest
 
 from sparring.cli.main import main
 from sparring.errors import BadInput
-from sparring.launch.run import replay_rollout
+from sparring.launch.replay import replay_rollout
 from sparring.testing.real_vllm import PYTHON
 
 pytestmark = pytest.mark.vllm

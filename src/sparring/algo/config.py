@@ -30,6 +30,7 @@ from sparring.algo.shaping.kl_reward import KlReward
 from sparring.algo.tokens import StepGate, Unit
 from sparring.annotations import Annotation
 from sparring.errors import refusal
+from sparring.validation import InvalidValue
 
 INEXACT: dict[str, Any] = {"correction": Correction(weight="token"), "anchor": "proximal"}
 """Settings of `correction = "auto"` where the engine does not compute as the trainer does."""
@@ -330,25 +331,23 @@ def _refuse_foreign_keys(key: str, value: Any, base: Any, preset: str) -> None:
             else f"the default {key} {chosen!r}"
         )
         what = f"a key of {rule_of}: {', '.join(sorted(keys))}" if keys else f"no key: {rule_of} has none"
-        raise msgspec.ValidationError(f"{what}, got {foreign[0]!r} - at `$.algo.{key}.{foreign[0]}`")
+        raise InvalidValue(("algo", key, foreign[0]), what, repr(foreign[0]))
 
 
 def _refuse_whole_reward(price: Any) -> None:
     if isinstance(price, Mapping) and price.get("estimator") == "full":
         why = "which does not depend on the sampled token, so that no token would pay for itself"
         do = 'set algo.kl.estimator = "full", which is in the loss'
-        raise msgspec.ValidationError(
-            f"one of k1, k2, k3, abs, got 'full', {why}; {do} - at `$.algo.kl_reward.estimator`"
-        )
+        raise InvalidValue(("algo", "kl_reward", "estimator"), "one of k1, k2, k3, abs", f"'full', {why}", do)
 
 
 def _known(key: str, name: Any, *names: Any) -> Any:
     """Return the name if it is one of `names`.
 
     Raises:
-        msgspec.ValidationError: it is not; said as the config's other complaints are.
+        InvalidValue: it is not.
     """
     allowed = [choice for group in names for choice in ([group] if isinstance(group, str) else group)]
     if name not in allowed:
-        raise msgspec.ValidationError(f"one of {', '.join(sorted(allowed))}, got {name!r} - at `$.algo.{key}`")
+        raise InvalidValue(("algo", key), f"one of {', '.join(sorted(allowed))}", repr(name))
     return name

@@ -125,7 +125,7 @@ class Ratio(Protocol):
         ...
 
 
-class Gate(Protocol):
+class RatioGate(Protocol):
     """Surrogate of ratios and advantages; the implementations are in `algo/gate/`. `unit` has the tokens whose ratios
     it looks at together. At a ratio of 1 the gradient of every
     token is that of advantage * logprob (unless the gate says otherwise in its docstring) and nothing is stopped."""
@@ -138,7 +138,7 @@ class Gate(Protocol):
 
 
 @runtime_checkable
-class StepGate(Gate, Protocol):
+class StepGate(RatioGate, Protocol):
     """A gate that singles tokens out among all of an optimiser step. It finds them as 1.0 in the annotation
     `chosen`."""
 

@@ -10,7 +10,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PrefixLayout:
     """B sequences over N tokens, one for each distinct prefix. Sequence b of the walk is the first shared[b] tokens of
     the one before it, followed by tokens[cu_seqlens[b]:cu_seqlens[b + 1]]."""
 
@@ -42,7 +42,7 @@ def walk(sequences: Sequence[Sequence[int] | np.ndarray]) -> tuple[list[int], li
     return order, [0, *(_common(keys[a], keys[b]) for a, b in zip(order, order[1:], strict=False))][: len(order)]
 
 
-def lay_out(sequences: Sequence[np.ndarray]) -> Layout:
+def lay_out(sequences: Sequence[np.ndarray]) -> PrefixLayout:
     """Lay out one token for each distinct prefix of `sequences`, in the order of the walk."""
     order, shared = walk(sequences)
     paths: list[np.ndarray] = [np.zeros(0, dtype=np.int64)] * len(order)
@@ -53,7 +53,7 @@ def lay_out(sequences: Sequence[np.ndarray]) -> Layout:
         path = paths[index] = np.concatenate((path[:common], np.arange(offsets[-2], offsets[-1])))
     added = [sequences[index][common:] for index, common in zip(order, shared, strict=True)]
     positions = [np.arange(common, len(sequences[index])) for index, common in zip(order, shared, strict=True)]
-    return Layout(
+    return PrefixLayout(
         tokens=np.concatenate([np.zeros(0, dtype=np.int64), *added]),
         positions=np.concatenate([np.zeros(0, dtype=np.int64), *positions]),
         cu_seqlens=np.array(offsets, dtype=np.int32),

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from sparring.batch.annotations import agreed
-from sparring.batch.prefixes import Layout, lay_out
+from sparring.batch.prefixes import PrefixLayout, lay_out
 from sparring.types import Sample
 
 
@@ -253,7 +253,7 @@ def _teachers(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> di
     }
 
 
-def _predicting(flat: _Flat, chosen: np.ndarray) -> tuple[Layout, np.ndarray]:
+def _predicting(flat: _Flat, chosen: np.ndarray) -> tuple[PrefixLayout, np.ndarray]:
     """Return the layout of all rows, each up to its last weighted token, and where in it the `chosen` [M] of the T are
     predicted."""
     counts = np.diff(np.searchsorted(chosen, flat.offsets))

@@ -16,7 +16,7 @@ from sparring.types import Message, ToolCall
 HELP = "An empty line or /quit ends, /new forgets the conversation, Ctrl-C stops an answer."
 
 
-class Chat(Protocol):
+class Answering(Protocol):
     """A checkpoint that answers. What it calls on the way comes back as messages, in order.
 
     Attributes:
@@ -70,9 +70,9 @@ def run(args: argparse.Namespace) -> int:
         BadInput: the checkpoint is refused.
     """
     from sparring.cli.checkpoint import find_checkpoint
-    from sparring.launch.run import chat_checkpoint
+    from sparring.launch.chat import Chat
 
-    chat = chat_checkpoint(
+    chat = Chat(
         find_checkpoint(args.checkpoint),
         tools=not args.no_tools,
         temperature=args.temperature,
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _converse(runner: asyncio.Runner, chat: Chat, opening: Sequence[Message]) -> None:
+def _converse(runner: asyncio.Runner, chat: Answering, opening: Sequence[Message]) -> None:
     messages = list(opening)
     print(HELP)
     while True:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sparring.config import RunConfig
     from sparring.launch.evaluate import Gate, Subject
+    from sparring.recipe.run_config import RunConfig
 
 ENDPOINT = ("http://", "https://", "unix:")
 

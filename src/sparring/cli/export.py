@@ -29,12 +29,16 @@ def run(args: argparse.Namespace) -> int:
     """
     from sparring.cli.checkpoint import find_checkpoint
     from sparring.errors import refusal
-    from sparring.launch.run import export_checkpoint
+    from sparring.stages.export import export_folder
 
     if args.out.exists():
         raise refusal(
             str(args.out), "a folder that does not exist yet", "one that does", "choose another, or remove it"
         )
-    export_checkpoint(find_checkpoint(args.checkpoint), args.out, args.dtype)
+    try:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise refusal(str(args.out), "a folder that can be made", str(error), "choose another") from error
+    export_folder(find_checkpoint(args.checkpoint), args.out, args.dtype)
     print(args.out)
     return 0

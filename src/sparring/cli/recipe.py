@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sparring.config import RunConfig
+    from sparring.recipe.run_config import RunConfig
 
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,8 @@ def load_recipe(args: argparse.Namespace) -> RunConfig:
     Raises:
         BadInput: the recipe or an override is refused.
     """
-    from sparring.config import load, resolve
+    from sparring.recipe.load import load
+    from sparring.recipe.run_config import resolve
 
     # as a TOML string, so that a name like `3` stays text
     named = [f"run.name={json.dumps(args.name, ensure_ascii=False)}"] if args.name is not None else []

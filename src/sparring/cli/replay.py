@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         BadInput: there is no such run or rollout.
     """
-    from sparring.launch.run import replay_rollout
+    from sparring.launch.replay import replay_rollout
 
     result = replay_rollout(args.folder, args.rollout)
     for line in result.lines:

@@ -9,7 +9,7 @@ import msgspec
 
 from sparring.engine.config import EngineConfig
 from sparring.model.config import ModelConfig, ServedConfig
-from sparring.protocols import Engine, Trainer, TrainPlan, Worth
+from sparring.protocols import Engine, Trainer, TrainPlan, ValueModel
 from sparring.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class InlineCluster:
         self._threads = threads
         self._engines: list[Engine] = []
         self._trainers: list[Trainer] = []
-        self._rewards: dict[tuple[str, str], Worth] = {}
+        self._rewards: dict[tuple[str, str], ValueModel] = {}
 
     def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer:
         """A trainer of model `name` that starts from the checkpoint folder `path` at version 0."""
@@ -93,7 +93,7 @@ class InlineCluster:
         self._engines.append(engine)
         return engine
 
-    def worth(self, name: str, *, path: str) -> Worth:
+    def value_model(self, name: str, *, path: str) -> ValueModel:
         """What serves the reward model in the checkpoint folder `path`, in the numerics of model `name`: one, however
         often it is asked for."""
         from sparring.engine.reward import RewardModel

@@ -18,7 +18,7 @@ from sparring.model.head import token_quantities
 
 
 class RewardModel:
-    """Implements `protocols.Worth`: texts are packed and computed by the module and in the way of the trainer, on a
+    """Implements `protocols.ValueModel`: texts are packed and computed by the module and in the way of the trainer, on a
     thread of its own. In exact numerics what a text is worth has the same bits in any company, and those that training
     found.
 
@@ -33,7 +33,7 @@ class RewardModel:
         count = threads or torch.get_num_threads()
         self._worker = ThreadPoolExecutor(1, "reward", initializer=torch.set_num_threads, initargs=(count,))
 
-    async def worth(self, texts: Sequence[Sequence[int]]) -> list[float]:
+    async def values(self, texts: Sequence[Sequence[int]]) -> list[float]:
         """What each text is worth: the value behind its last token. Prompts that texts share are computed once.
 
         Raises:

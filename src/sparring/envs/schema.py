@@ -14,6 +14,7 @@ import msgspec
 
 from sparring.errors import refusal
 from sparring.types import ToolSpec
+from sparring.validation import InvalidValue, convert
 
 _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
@@ -121,12 +122,12 @@ def checked(arguments: Mapping[str, Any], kind: type[msgspec.Struct]) -> dict[st
     """The arguments, converted to the function's types.
 
     Raises:
-        ValueError: they do not fit, in words for the model: `code: expected str, got int`.
+        ValueError: they do not fit, in words for the model: `code: expected a string, got 3`.
     """
     try:
         struct = msgspec.convert(dict(arguments), kind, strict=True)
     except msgspec.ValidationError as error:
-        raise ValueError(in_words(error)) from error
+        raise ValueError(_complaint(arguments, kind, error)) from error
     return {name: getattr(struct, name) for name in kind.__struct_fields__}
 
 
@@ -140,17 +141,17 @@ def env_args(args: dict[str, Any], kind: type[msgspec.Struct]) -> Any:
         return msgspec.convert(args, kind, strict=True)
     except msgspec.ValidationError as error:
         known = ", ".join(kind.__struct_fields__) or "no settings"
-        raise refusal("env.args", f"settings of this world ({known})", in_words(error), "correct them") from error
+        got = _complaint(args, kind, error)
+        raise refusal("env.args", f"settings of this world ({known})", got, "correct them") from error
 
 
-def in_words(error: msgspec.ValidationError) -> str:
-    """msgspec's message with the path in front: "Expected `str`, got `int` - at `$.code`" -> "code: expected str, got
-    int"."""
-    text, _, path = str(error).partition(" - at ")
-    text = text.replace("Object contains", "has").replace("Object missing required field", "missing").replace("`", "")
-    path = path.strip("`").removeprefix("$").removeprefix(".")
-    text = text[:1].lower() + text[1:]
-    return f"{path}: {text}" if path else text
+def _complaint(arguments: Mapping[str, Any], kind: type[msgspec.Struct], error: msgspec.ValidationError) -> str:
+    """Say what does not fit, and where: `code: expected a string, got 3`."""
+    try:
+        convert(dict(arguments), kind)
+    except InvalidValue as wrong:
+        return wrong.text
+    return str(error)
 
 
 def _record(kind: Any, where: str) -> dict[str, Any]:

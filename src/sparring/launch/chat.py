@@ -22,7 +22,7 @@ from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.check import check_sandbox
 from sparring.sandbox.config import SandboxConfig
 from sparring.stages.context import POLICY
-from sparring.stages.shape import context_room, folder_shape
+from sparring.stages.preflight.dimensions import context_room, folder_shape
 from sparring.train.config import TrainConfig
 from sparring.types import BoxSpec, Limits, Message, Task, ToolSpec
 

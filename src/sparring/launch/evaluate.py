@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from sparring.config import RunConfig, dump, resolve
 from sparring.engine.config import EngineConfig
 from sparring.envs.rubrics.config import Function, judging
 from sparring.errors import refusal
@@ -22,9 +21,12 @@ from sparring.model.config import ModelConfig, ServedConfig
 from sparring.observe.config import ObserveConfig
 from sparring.observe.evaluation import Evaluation, compare, verdict
 from sparring.observe.results import RESULT, Compared, Evaluated, Results, read_result, write_results
-from sparring.stages.config import EvalConfig, RlConfig, RunSection
+from sparring.recipe.run_config import RunConfig, dump, resolve
+from sparring.recipe.sections.evaluation import EvalConfig
+from sparring.recipe.sections.rl import RlConfig
+from sparring.recipe.sections.run import RunSection
 from sparring.stages.context import POLICY, Context
-from sparring.stages.rewarded import OWN
+from sparring.stages.models.reward_scorers import OWN
 
 REWARD_MODEL = "own_reward_model"
 """What the reward model of the run is called in the recipe of an evaluation."""
@@ -142,10 +144,10 @@ def evaluation_folder(config: RunConfig, subject: Subject) -> Path:
 async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
     from sparring.rollout.evaluate import EvalPlan
     from sparring.sandbox.check import check_sandbox
-    from sparring.stages.check import check_directory
-    from sparring.stages.eval import evaluate_folder, held_out
-    from sparring.stages.judged import check_judges
-    from sparring.stages.rewarded import check_reward_model
+    from sparring.stages.models.reward_scorers import check_reward_model
+    from sparring.stages.preflight.judges import check_judges
+    from sparring.stages.preflight.run import check_directory
+    from sparring.stages.runtime.evaluation import evaluate_folder, held_out
 
     check_directory(Path(config.run.directory))
     folder = evaluation_folder(config, subject)

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparring.cluster.inline import InlineCluster
-from sparring.config import RunConfig, load
 from sparring.errors import refusal
+from sparring.launch.block import block
 from sparring.model.hub import base_folder, local_folder
 from sparring.model.peft import is_adapter
+from sparring.recipe.load import load
+from sparring.recipe.run_config import RunConfig
 from sparring.render.load import load_renderer
 from sparring.rollout.replay import replay
 from sparring.stages.context import APART, ORDER, POLICY
@@ -27,12 +29,21 @@ class Replayed:
     lines: list[str]
 
 
-async def replay_recorded(folder: Path, rollout_id: str) -> Replayed:
-    """Sample `rollout_id` of the run in `folder` again, alone.
+def replay_rollout(folder: Path, rollout_id: str) -> Replayed:
+    """Sample a recorded rollout again, alone, under the weights that sampled it: the checkpoint of that version
+    where it is kept, else the stage's input (version 0).
+
+    Args:
+        folder: of the run.
+        rollout_id: as the report shows it.
 
     Raises:
         BadInput: there is no such run or rollout, or the weights of its version are not kept.
     """
+    return block(_replayed(folder, rollout_id))
+
+
+async def _replayed(folder: Path, rollout_id: str) -> Replayed:
     if not (folder / "config.toml").is_file():
         got = "a folder without config.toml" if folder.is_dir() else "no folder"
         raise refusal(str(folder), "the folder of a run", got, "give one, like runs/quickstart")

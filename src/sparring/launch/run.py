@@ -13,21 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sparring.config import RunConfig, dump, load, resolve
 from sparring.errors import naming_memory, refusal
 from sparring.launch.block import block
 from sparring.observe.progress import progress
 from sparring.observe.sinks.load import check_sinks, load_sinks
 from sparring.observe.sinks.sink import Fanout
-from sparring.stages.against import remember_others
+from sparring.recipe.load import load
+from sparring.recipe.run_config import RunConfig, dump, resolve
 from sparring.stages.context import TOLD, Context
-from sparring.stages.summary import write_summary
-from sparring.stages.unseen import SHOWN, note_shown
+from sparring.stages.data.contamination import SHOWN, note_shown
+from sparring.stages.runtime.baselines import remember_others
+from sparring.stages.runtime.summary import write_summary
 
 if TYPE_CHECKING:
     from sparring.envs.rubrics.judges import Replies
-    from sparring.launch.chat import Chat
-    from sparring.launch.replay import Replayed
     from sparring.protocols import Cluster
 
 CONFIG = "config.toml"
@@ -79,7 +78,7 @@ def _earlier(config: RunConfig, begun: tuple[str, ...]) -> list[RunConfig]:
 
 
 async def _run(config: RunConfig) -> Path:
-    from sparring.stages.check import check
+    from sparring.stages.preflight.run import check
 
     async with opened(config) as context:
         if any(context.done(stage) is None for stage in config.run.stages):
@@ -143,7 +142,7 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
     from sparring.envs.registry import load_env
     from sparring.envs.rubrics.judges import Judges
     from sparring.sandbox.bubblewrap import BubblewrapBoxes
-    from sparring.stages.check import check_directory
+    from sparring.stages.preflight.run import check_directory
     from sparring.store.sqlite import SqliteStore
     from sparring.tasks.files import read_rows
 
@@ -275,7 +274,7 @@ def check_recipe(config: RunConfig) -> list[str]:
     """
     import tempfile
 
-    from sparring.stages.check import check, check_directory
+    from sparring.stages.preflight.run import check, check_directory
 
     async def checked() -> list[str]:
         check_directory(Path(config.run.directory))
@@ -288,42 +287,3 @@ def check_recipe(config: RunConfig) -> list[str]:
                 return await check(context)
 
     return block(checked())
-
-
-def export_checkpoint(checkpoint: Path, out: Path, dtype: str) -> None:
-    """Write a checkpoint as a plain Hugging Face folder of `dtype` weights.
-
-    Raises:
-        BadInput: the checkpoint cannot be loaded.
-    """
-    from sparring.stages.export import export_folder
-
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise refusal(str(out), "a folder that can be made", str(error), "choose another") from error
-    export_folder(checkpoint, out, dtype)
-
-
-def replay_rollout(folder: Path, rollout_id: str) -> Replayed:
-    """Sample a recorded rollout again, alone, under the weights that sampled it.
-
-    The weights are the checkpoint of that version where it is kept, else the stage's input (version 0).
-
-    Raises:
-        BadInput: there is no such run or rollout, or its weights are no longer there.
-    """
-    from sparring.launch.replay import replay_recorded
-
-    return block(replay_recorded(folder, rollout_id))
-
-
-def chat_checkpoint(checkpoint: Path, *, tools: bool, temperature: float, max_tokens: int, seed: int) -> Chat:
-    """Something that answers: `await reply(messages) -> (answer, messages on the way)`, `await close()`.
-
-    Raises:
-        BadInput: the checkpoint is refused, or the machine cannot isolate the Python tool.
-    """
-    from sparring.launch.chat import Chat
-
-    return Chat(checkpoint, tools=tools, temperature=temperature, max_tokens=max_tokens, seed=seed)

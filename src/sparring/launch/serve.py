@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import uvicorn
 
-from sparring.config import from_data
 from sparring.engine.config import EngineConfig
 from sparring.engine.server import Bind, TokenServer
 from sparring.engine.wire import Served
 from sparring.errors import refusal
-from sparring.launch.start import start_engine
 from sparring.model.config import DType, Numerics
 from sparring.model.hub import base_folder
+from sparring.recipe.load import from_data
 from sparring.render.text_rules import TextRules
 from sparring.render.tokenizer import load_tokenizer
 
@@ -87,12 +86,25 @@ def serve(config: ServeConfig, ready: Callable[[str], None]) -> None:
     signal.signal(signal.SIGTERM, _end)
     with ExitStack() as stack:
         listening, url = _listen(config, stack)
-        options = {"dtype": config.dtype, "numerics": config.numerics, "name": config.name, "threads": config.threads}
-        engine = start_engine(config.folder, engine=config.engine, **options)
+        engine = _open_engine(config)
         stack.callback(_sweep)
         server = server_of(engine, config, lambda: ready(url))
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(server.serve(sockets=[listening]))
+
+
+def _open_engine(config: ServeConfig) -> NativeEngine:
+    """Load the checkpoint and start its engine.
+
+    Raises:
+        BadInput: the model is refused.
+    """
+    from sparring.engine.native import NativeEngine
+    from sparring.model.load import load
+
+    model = load(config.folder, dtype=config.dtype, numerics=config.numerics)
+    threads = config.threads or len(os.sched_getaffinity(0))
+    return NativeEngine(model, config.engine, name=config.name, threads=threads)
 
 
 def server_of(engine: NativeEngine, config: ServeConfig, ready: Callable[[], None]) -> StoppingServer:

@@ -12,10 +12,12 @@ _SLACK = 4
 """Tokens that one character can take: the text of some ids may begin in the middle of one."""
 
 
-class Decoder(Protocol):
+class TextDecoder(Protocol):
     """Part of a tokenizer that decodes ids."""
 
-    def decode(self, token_ids: Sequence[int]) -> str: ...
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ids."""
+        ...
 
 
 class StopStrings:
@@ -33,7 +35,7 @@ class StopStrings:
         BadInput: there is no string, or an empty one.
     """
 
-    def __init__(self, tokenizer: Decoder, strings: Sequence[str]) -> None:
+    def __init__(self, tokenizer: TextDecoder, strings: Sequence[str]) -> None:
         if not strings or not all(strings):
             raise refusal(
                 "stop strings", "at least one, none of them empty", repr(list(strings)), "leave the empty ones out"

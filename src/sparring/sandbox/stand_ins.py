@@ -21,7 +21,6 @@ import json
 import os
 import struct
 import sys
-import traceback
 import types
 
 ASKED, ANSWERED = 200, 201  # as `inside` has them

@@ -19,9 +19,10 @@ from sparring.render.load import load_renderer
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.rollout.seeds import rollout_seed
 from sparring.stages.context import Context
-from sparring.stages.demonstrate import Conversation, rendered
-from sparring.stages.heard import ChatSessions, Heard
-from sparring.stages.teachers import room_of, teacher_folder
+from sparring.stages.data.chat_sessions import ChatSessions
+from sparring.stages.data.demonstrations import Conversation, rendered
+from sparring.stages.data.transcripts import TranscriptRecorder
+from sparring.stages.models.teachers import room_of, teacher_folder
 from sparring.tasks.files import messages_of
 from sparring.types import Task
 
@@ -84,7 +85,7 @@ class _Teacher(NamedTuple):
     """What runs one rollout of a teacher, and who hears what is said."""
 
     runner: RolloutRunner
-    heard: Heard
+    transcripts: TranscriptRecorder
 
 
 async def _task(context: Context, teacher: _Teacher, gate: asyncio.Semaphore, index: int, task: Task) -> dict[str, Any]:
@@ -93,7 +94,7 @@ async def _task(context: Context, teacher: _Teacher, gate: asyncio.Semaphore, in
     found = context.store.get(f"collect/{index}")
     if found is None:
         finished = await _rolled_out(context, teacher.runner, gate, index, task)
-        found = _kept(task, finished, teacher.heard, config.min_reward, config.keep)
+        found = _kept(task, finished, teacher.transcripts, config.min_reward, config.keep)
         if not found["failed"]:
             context.store.put(f"collect/{index}", found)
         told = {"collect/traces": float(len(found["traces"])), "collect/unscored": float(found["unscored"])}
@@ -114,11 +115,13 @@ async def _rolled_out(
     return await asyncio.gather(*(attempt(number) for number in range(context.config.collect.attempts)))
 
 
-def _kept(task: Task, finished: Sequence[Finished], heard: Heard, least: float, most: int) -> dict[str, Any]:
+def _kept(
+    task: Task, finished: Sequence[Finished], transcripts: TranscriptRecorder, least: float, most: int
+) -> dict[str, Any]:
     """What one task gives: the first `most` conversations that earned `least`; those that were cut short are none."""
     traces = []
     for each in finished:
-        messages = heard.conversation(each)
+        messages = transcripts.conversation(each)
         reward = None if each.score is None else each.score.reward
         if reward is not None and reward >= least and each.rollout.outcome.kind == "completed" and messages:
             traces.append({"messages": message_dicts(messages), "task": task.id, "reward": reward})
@@ -168,15 +171,19 @@ async def _teacher(context: Context, name: str) -> AsyncIterator[_Teacher]:
 
         served = spec.served
         endpoint = ChatEndpoint(served.url, model=served.served_model, api_key=key_of(served.api_key_env))
-        heard = Heard(ChatSessions(endpoint, sampling))
+        transcripts = TranscriptRecorder(ChatSessions(endpoint, sampling))
         close = endpoint.close
     else:
         folder = teacher_folder(context, name)
         engine = context.cluster.engine(name, path=str(folder))
         renderer = load_renderer(folder, spec.renderer, spec.thinking, config.render.control_tokens)
-        heard = Heard(Recorder(engine, renderer, sampling=sampling, model=name, max_context=room_of(context, name)))
+        transcripts = TranscriptRecorder(
+            Recorder(engine, renderer, sampling=sampling, model=name, max_context=room_of(context, name))
+        )
         close = engine.close
     try:
-        yield _Teacher(RolloutRunner(context.factory, context.boxes, heard, ChatHarness(), config.rollout), heard)
+        yield _Teacher(
+            RolloutRunner(context.factory, context.boxes, transcripts, ChatHarness(), config.rollout), transcripts
+        )
     finally:
         await close()

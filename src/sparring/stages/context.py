@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sparring.config import RunConfig
 from sparring.envs.rubrics.judges import Judges
 from sparring.errors import refusal
 from sparring.model.hub import base_folder, local_folder
 from sparring.observe.sinks.sink import Sink
 from sparring.protocols import Boxes, Cluster, EnvFactory, Store
+from sparring.recipe.run_config import RunConfig
 
 if TYPE_CHECKING:
     from sparring.protocols import Renderer

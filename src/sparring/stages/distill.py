@@ -1,5 +1,5 @@
 """On-policy distillation: the policy samples in live rollouts, and teachers say what they would have. What is the
-stage's own; `stages/live.py` runs it."""
+stage's own; `stages/runtime/online.py` runs it."""
 
 from __future__ import annotations
 
@@ -8,25 +8,37 @@ from typing import Any
 from sparring.algo.credit.distilled import Distilled
 from sparring.batch.batches import Plan
 from sparring.protocols import Divergence, Loss, TrainPlan
-from sparring.stages.context import Context
-from sparring.stages.live import Lesson, Live
-from sparring.stages.reference import AVERAGE
-from sparring.stages.teachers import annotator, teacher_folder
+from sparring.stages.context import POLICY, Context
+from sparring.stages.models.reference import AVERAGE
+from sparring.stages.models.teachers import teacher_annotator, teacher_folder
+from sparring.stages.runtime.online import OnlineObjective, OnlineTraining
 
 STAGE = "distill"
 
 
 async def run(context: Context) -> dict[str, Any]:
-    """Train the stage's input and write a Hugging Face folder, or an adapter's; returns what `Live.train` does."""
+    """Train the stage's input and write a Hugging Face folder, or an adapter's.
+
+    Returns:
+        The result of `OnlineTraining.train`.
+    """
     config = context.config
-    live = Live(context, STAGE, config.distill, _losses(context))
-    lesson = Lesson(
+    training = OnlineTraining(context, STAGE, config.distill, _losses(context))
+    objective = OnlineObjective(
         tasks=context.factory.tasks("train", config.run.seed),
-        annotators=[annotator(context, live)],
+        annotators=[
+            teacher_annotator(
+                context,
+                training.watch,
+                engine=training.engine,
+                trainer=training.trainers[POLICY],
+                source=training.source,
+            )
+        ],
         credit=Distilled(config.distill.aggregation),
         plan=Plan(),
     )
-    return await live.train(lesson)
+    return await training.train(objective)
 
 
 def _losses(context: Context) -> TrainPlan:

@@ -11,7 +11,7 @@ from typing import Any
 
 from sparring.model.hub import base_folder, local_folder
 from sparring.stages.context import POLICY, Context
-from sparring.stages.demonstrate import Conversation, conversations
+from sparring.stages.data.demonstrations import Conversation, conversations
 
 TEXTS = 600
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")

@@ -13,11 +13,11 @@ from sparring.annotations import Annotation
 from sparring.batch.preference import CHOSEN, REJECTED, mismatched, preference_batch, reply
 from sparring.errors import refusal
 from sparring.protocols import Renderer, Trainer, TrainPlan
-from sparring.stages.compared import apart, given_preferences, in_words, rate, rendered_reply
 from sparring.stages.context import POLICY, Context
-from sparring.stages.lora import trained_folder
-from sparring.stages.shape import folder_shape
-from sparring.stages.supervised import supervise
+from sparring.stages.data.preferences import apart, given_preferences, in_words, rate, rendered_reply
+from sparring.stages.models.adapters import trained_folder
+from sparring.stages.preflight.dimensions import folder_shape
+from sparring.stages.runtime.offline import supervise
 from sparring.tasks.preferences import Preference
 from sparring.types import PAIR_SHARE, Sample
 

@@ -10,12 +10,12 @@ from sparring.annotations import Annotation
 from sparring.batch.preference import CHOSEN, REJECTED, labelled_steps, preference_batch, whole_text
 from sparring.errors import refusal
 from sparring.protocols import Loss, Renderer, Trainer, TrainPlan
+from sparring.recipe.sections.preference import BradleyTerryConfig, StepsConfig, TurnsConfig
 from sparring.render.steps import step_ends
-from sparring.stages.compared import apart, given_rewards, in_words, rate, rendered_reply
-from sparring.stages.config import BradleyTerryConfig, StepsConfig, TurnsConfig
 from sparring.stages.context import POLICY, Context
-from sparring.stages.shape import folder_shape
-from sparring.stages.supervised import supervise
+from sparring.stages.data.preferences import apart, given_rewards, in_words, rate, rendered_reply
+from sparring.stages.preflight.dimensions import folder_shape
+from sparring.stages.runtime.offline import supervise
 from sparring.tasks.preferences import JudgedTurns, Preference, Solution
 from sparring.types import Message, Sample
 

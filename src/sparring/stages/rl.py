@@ -1,4 +1,4 @@
-"""Reinforcement learning over live multi-turn rollouts: what is the stage's own. `stages/live.py` runs it."""
+"""Reinforcement learning over live multi-turn rollouts: what is the stage's own. `stages/runtime/online.py` runs it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from sparring.annotations import Annotation
 from sparring.batch.batches import Plan
 from sparring.batch.critic import value_rows
 from sparring.batch.implicit import implicit_rows
-from sparring.config import RunConfig
 from sparring.protocols import TaskSource, TrainPlan
-from sparring.stages.annotators import annotators
+from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import POLICY, Context
-from sparring.stages.critic import CRITIC, critic_folder, open_critic
-from sparring.stages.imitated import imitation
-from sparring.stages.implicit import IMPLICIT, implicit_folder, open_implicit
-from sparring.stages.live import Lesson, Live
-from sparring.stages.online import credit_chosen, preference_loss
-from sparring.stages.reference import reference_beside
-from sparring.stages.role import write_learned
+from sparring.stages.models.annotators import annotators
+from sparring.stages.models.auxiliary import write_learned
+from sparring.stages.models.critic import CRITIC, critic_folder, open_critic
+from sparring.stages.models.implicit_reward import IMPLICIT, implicit_folder, open_implicit
+from sparring.stages.models.objective import credit_chosen, imitation_scale, preference_loss
+from sparring.stages.models.reference import reference_beside
+from sparring.stages.runtime.online import OnlineObjective, OnlineTraining
 
 STAGE = "rl"
 ANNOTATIONS = frozenset({Annotation.REFERENCE, Annotation.VALUE, Annotation.IMPLICIT, Annotation.PROBABILITY_SQUARES})
@@ -30,30 +29,33 @@ async def run(context: Context) -> dict[str, Any]:
     """Train the stage's input and write a Hugging Face folder, or an adapter's.
 
     Returns:
-        As `Live.train`; where a critic or an implicit reward model learns beside the policy, by that name its folder.
+        The result of `OnlineTraining.train`, and the folder of each model that learns beside the policy, by its role:
+        `critic`, `implicit`.
     """
     config = context.config
-    live = Live(context, STAGE, config.rl, _losses(config))
+    training = OnlineTraining(context, STAGE, config.rl, _losses(config))
     context.sink.event(STAGE, correction_chosen(config))
-    critic, implicit = open_critic(context, live.source), open_implicit(context, live.source)
+    critic, implicit = open_critic(context, training.source), open_implicit(context, training.source)
     for role, beside in ((CRITIC, critic), (IMPLICIT, implicit)):
         if beside is not None:
-            live.add(role, beside)
+            training.add(role, beside)
     coefficient = KlCoefficient(config.algo.adaptive)
-    lesson = Lesson(
+    objective = OnlineObjective(
         tasks=_tasks(context),
-        annotators=annotators(context, live.trainers, coefficient),
+        annotators=annotators(context, training.trainers, coefficient),
         credit=credit_chosen(config),
         plan=_plan(config),
         kept={"kl": coefficient},
         metrics=coefficient.metrics,
         baseline=config.rl.preference is None and config.algo.credit.needs_baselines,
     )
-    result = await live.train(lesson)
+    result = await training.train(objective)
     if critic is not None:
-        result |= {CRITIC: await write_learned(context, critic, CRITIC, critic_folder(context, live.source))}
+        result |= {CRITIC: await write_learned(context, critic, CRITIC, critic_folder(context, training.source))}
     if implicit is not None:
-        result |= {IMPLICIT: await write_learned(context, implicit, IMPLICIT, implicit_folder(context, live.source))}
+        result |= {
+            IMPLICIT: await write_learned(context, implicit, IMPLICIT, implicit_folder(context, training.source))
+        }
     return result
 
 
@@ -83,7 +85,7 @@ def _losses(config: RunConfig) -> TrainPlan:
 
     total = config.rl.steps * config.rl.passes * config.rl.minibatches
     loss = preference_loss(config) or PolicyLoss(config.algo)
-    scale, beside = imitation(config), reference_beside(config)._asdict()
+    scale, beside = imitation_scale(config), reference_beside(config)._asdict()
     losses = [loss, *([ImitateLoss(scale=scale)] if scale else [])]
     return TrainPlan(losses=losses, total_steps=total, overrides=config.rl.train, **beside)
 

@@ -8,9 +8,9 @@ from sparring.batch.demonstration import demonstration, demonstration_batch
 from sparring.errors import refusal
 from sparring.protocols import TrainPlan
 from sparring.stages.context import POLICY, Context
-from sparring.stages.demonstrate import demonstrations
-from sparring.stages.lora import trained_folder
-from sparring.stages.supervised import supervise
+from sparring.stages.data.demonstrations import demonstrations
+from sparring.stages.models.adapters import trained_folder
+from sparring.stages.runtime.offline import supervise
 
 
 async def run(context: Context) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from sparring.cli.main import VERBS, guarded, main, parser
 from sparring.errors import BadInput, EngineError, StoreError
-from sparring.stages.config import RlConfig
+from sparring.recipe.sections.rl import RlConfig
 
 RECIPE = """
 [run]
@@ -147,7 +147,7 @@ def test_an_interrupt_says_how_to_go_on(capsys: pytest.CaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["sparring.cli.main", "sparring.cli.report", "sparring.config", "sparring.launch.run"]
+    "module", ["sparring.cli.main", "sparring.cli.report", "sparring.recipe.run_config", "sparring.launch.run"]
 )
 def test_an_interrupt_while_modules_are_imported_is_one_line(module: str, tmp_path: Path) -> None:
     """Ctrl-C arrives in the middle of the import of `module`."""

@@ -27,13 +27,13 @@ def test_a_reward_model_is_loaded_once_until_the_cluster_is_closed(tmp_path: Pat
     cluster = InlineCluster(models=models, train=TrainConfig(), engine=EngineConfig(), device="cpu", threads=1)
 
     async def asked() -> None:
-        one = cluster.worth("policy", path=scalar[0])
-        assert cluster.worth("policy", path=scalar[0]) is one
-        assert cluster.worth("policy", path=scalar[1]) is not one
-        before = await one.worth([[1, 2, 3]])
+        one = cluster.value_model("policy", path=scalar[0])
+        assert cluster.value_model("policy", path=scalar[0]) is one
+        assert cluster.value_model("policy", path=scalar[1]) is not one
+        before = await one.values([[1, 2, 3]])
         await cluster.close()
-        again = cluster.worth("policy", path=scalar[0])
-        assert again is not one and await again.worth([[1, 2, 3]]) == before, "the one before is closed"
+        again = cluster.value_model("policy", path=scalar[0])
+        assert again is not one and await again.values([[1, 2, 3]]) == before, "the one before is closed"
         await cluster.close()
 
     asyncio.run(asked())

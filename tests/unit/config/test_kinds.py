@@ -2,8 +2,9 @@
 
 import pytest
 
-from sparring.config import RunConfig, dump, from_data
 from sparring.errors import BadInput
+from sparring.recipe.load import from_data
+from sparring.recipe.run_config import RunConfig, dump
 
 BASE = {"run": {"name": "x"}, "models": {"policy": {"path": "/x"}}, "env": {"name": "reasoning_gym"}}
 

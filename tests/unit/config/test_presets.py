@@ -8,8 +8,8 @@ from sparring.algo.config import AlgoConfig
 from sparring.algo.credit.gae import Gae
 from sparring.algo.gate.clip import Clip
 from sparring.algo.gate.dual_clip import DualClip
-from sparring.config import from_data
 from sparring.errors import BadInput
+from sparring.recipe.load import from_data
 
 BASE = {"run": {"name": "x"}, "models": {"policy": {"path": "/x"}}, "env": {"name": "reasoning_gym"}}
 

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from sparring.config import RunConfig, from_data
+from sparring.recipe.load import from_data
+from sparring.recipe.run_config import RunConfig
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"

@@ -119,9 +119,9 @@ def test_calls_are_answered_in_order() -> None:
     [
         (("steal", {}), "error: no tool 'steal', there is double, price, wait, broken, dead"),
         (("price", None), "error: price: arguments are not valid JSON"),
-        (("price", {"item": 3}), "error: price: item: expected str, got int"),
-        (("price", {}), "error: price: missing item"),
-        (("price", {"item": "tea", "colour": "red"}), "error: price: has unknown field colour"),
+        (("price", {"item": 3}), "error: price: item: expected a string, got 3"),
+        (("price", {}), "error: price: item: expected a string, got nothing"),
+        (("price", {"item": "tea", "colour": "red"}), "error: price: colour: expected one of item, got an unknown key"),
         (("price", {"item": "coal"}), "error: no coal here, only tea and gold"),
     ],
 )

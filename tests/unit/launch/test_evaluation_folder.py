@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sparring.config import RunConfig
 from sparring.launch.evaluate import Subject, evaluation_folder
+from sparring.recipe.run_config import RunConfig
 
 MODELS = ("policy", "reward", "judge", "nobody")
 LIKED = {"kind": "judge", "model": "judge", "prompt": "{completion}?", "choices": {"yes": 1.0}}

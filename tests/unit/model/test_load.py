@@ -16,7 +16,6 @@ from sparring.model.layers import RotaryTable, RowLinear, RowNorm, RowSilu, Wide
 from sparring.model.load import load
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 
-
 on_every_path = pytest.mark.usefixtures("kernel_path")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sparring.model.load import load
-from sparring.stages.checkpoints import Checkpoints
+from sparring.stages.runtime.checkpoints import Checkpoints
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.tiny_models import tiny_model
 from sparring.train.config import TrainConfig

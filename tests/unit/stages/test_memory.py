@@ -8,15 +8,14 @@ from typing import Any
 
 import msgspec
 import pytest
-import torch
 
-from sparring.config import RunConfig
 from sparring.model.config import InitConfig, LoraConfig
 from sparring.model.kernels import pages
 from sparring.model.load import load
 from sparring.model.outline import Outline, Size, fresh_outline, outline
-from sparring.stages.memory import SCATTERED, Held, shapes_of
-from sparring.stages.shape import context_room, folder_shape
+from sparring.recipe.run_config import RunConfig
+from sparring.stages.preflight.dimensions import context_room, folder_shape
+from sparring.stages.preflight.memory import SCATTERED, Held, shapes_of
 from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import FEATURES, tiny_model
 

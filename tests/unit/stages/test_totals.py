@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from sparring.stages.live import Totals
+from sparring.stages.runtime.totals import Totals
 from sparring.types import Batch, TokenAccount
 
 ONE = Batch(step=1, model="policy", rows=(), denominators={}, account=TokenAccount(sampled=3, filtered=3))

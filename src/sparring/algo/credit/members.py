@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Turn:
+class TurnSpan:
     """The tokens that one reply added to row `row` (of its member): positions `start` up to `stop`."""
 
     row: int
@@ -63,17 +63,17 @@ class Member:
         """Return the number of its steps."""
         return sum(len(row.weights["policy"]) - row.weights["policy"].count(0.0) for row in self.rows)
 
-    def turns(self) -> list[Turn | None]:
+    def turns(self) -> list[TurnSpan | None]:
         """Return where each sampled segment lies, in the order in which they were sampled; None where it carries no
         weight."""
-        where: dict[int, Turn] = {}
+        where: dict[int, TurnSpan] = {}
         branches = list(self.trajectory.branches())
         for number, row in enumerate(self.rows):
             start = 0
             for segment in branches[row.branch]:
                 stop = start + len(segment.tokens)
                 if segment.model is not None and any(row.weights["policy"][start:stop]):
-                    where.setdefault(segment.index, Turn(row=number, start=start, stop=stop))
+                    where.setdefault(segment.index, TurnSpan(row=number, start=start, stop=stop))
                 start = stop
         return [where.get(s.index) for s in self.trajectory.segments if s.model is not None and s.tokens]
 

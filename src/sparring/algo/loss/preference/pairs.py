@@ -15,7 +15,7 @@ from sparring.protocols import LossResult, Needs
 from sparring.types import Sample
 
 
-class Replies(NamedTuple):
+class ReplySums(NamedTuple):
     """Sums over the tokens of each reply, all of one shape: log-probabilities under the policy and under the reference
     (zeros where there is none), and their number."""
 
@@ -24,13 +24,13 @@ class Replies(NamedTuple):
     length: torch.Tensor
 
 
-class Form(Protocol):
+class PairForm(Protocol):
     """One algorithm over pairs. `has_reference`: rows carry the annotation `reference`."""
 
     name: str
     has_reference: bool
 
-    def reward(self, replies: Replies) -> torch.Tensor:
+    def reward(self, replies: ReplySums) -> torch.Tensor:
         """Compute the reward of each reply."""
         ...
 
@@ -51,7 +51,7 @@ class PairLoss:
     term = "preference"
     needs = Needs(quantities=frozenset({"logprob"}), unit="pair")
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: PairForm) -> None:
         self.form = form
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
@@ -95,7 +95,7 @@ def sides(micro_batch: Any, weights: torch.Tensor) -> tuple[torch.Tensor, torch.
     return everywhere, side
 
 
-def replies(logprob: torch.Tensor, reference: torch.Tensor | None, which: torch.Tensor, count: int) -> Replies:
+def replies(logprob: torch.Tensor, reference: torch.Tensor | None, which: torch.Tensor, count: int) -> ReplySums:
     """Sum the [M] tokens of `count` replies, of which token m belongs to reply which[m]; to none where that is
     negative."""
     belongs = which >= 0
@@ -105,7 +105,7 @@ def replies(logprob: torch.Tensor, reference: torch.Tensor | None, which: torch.
         return zeros.index_add(0, which[belongs], values[belongs].to(zeros.dtype))
 
     reference_values = torch.zeros_like(logprob) if reference is None else reference
-    return Replies(summed(logprob), summed(reference_values), summed(torch.ones_like(logprob)))
+    return ReplySums(summed(logprob), summed(reference_values), summed(torch.ones_like(logprob)))
 
 
 def per_pair(weights: torch.Tensor, pair: torch.Tensor) -> torch.Tensor:
@@ -122,7 +122,7 @@ def pair_metrics(rewards: torch.Tensor) -> dict[str, tuple[float, float]]:
     return {name: (value, len(margin)) for name, value in zip(names, values, strict=True)}
 
 
-def rewards_of(form: Form, rows: Sequence[Sample], logprobs: Sequence[Sequence[float]]) -> list[float]:
+def rewards_of(form: PairForm, rows: Sequence[Sample], logprobs: Sequence[Sequence[float]]) -> list[float]:
     """Compute the reward of each row's reply in float64.
 
     Args:

@@ -1,0 +1,85 @@
+"""Hooks around the methods of a part: spans while it computes, other names for its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, aclosing
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from sparring.observe.spans import Spans
+from sparring.protocols import Trainer
+from sparring.types import Batch, StepResult
+
+T = TypeVar("T")
+
+
+class Overlay:
+    """An object some of whose methods are replaced; everything else is the object's own.
+
+    Args:
+        target: the object.
+        methods: the replacements, by name.
+    """
+
+    def __init__(self, target: Any, methods: Mapping[str, Callable[..., Any]]) -> None:
+        self._target = target
+        self.__dict__.update(methods)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+
+def timed(part: T, spans: Spans, activities: Mapping[str, str]) -> T:
+    """Return `part` with spans around some of its methods.
+
+    Args:
+        part: an engine or a trainer, whose methods are coroutines or return asynchronous iterators.
+        spans: where the time is counted.
+        activities: the name of the span, by method. The time that the reader of an iterator takes counts too.
+    """
+    wrapped = {name: _spanned(getattr(part, name), partial(spans.span, span)) for name, span in activities.items()}
+    return cast(T, Overlay(part, wrapped))
+
+
+def _spanned(method: Callable[..., Any], span: Callable[[], AbstractContextManager[None]]) -> Callable[..., Any]:
+    async def awaited(result: Awaitable[Any]) -> Any:
+        with span():
+            return await result
+
+    async def iterated(result: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        with span():
+            async with aclosing(cast(Any, result)) as items:
+                async for item in items:
+                    yield item
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        result = method(*arguments, **named)
+        return iterated(result) if isinstance(result, AsyncIterator) else awaited(result)
+
+    return call
+
+
+def prefixed(
+    trainer: Trainer, role: str, of_batch: Callable[[Mapping[str, float]], Mapping[str, float]] = dict
+) -> Trainer:
+    """Return `trainer` with metrics whose names begin with its role: `critic/loss_value`.
+
+    Args:
+        trainer: trains a model beside the policy.
+        role: that of its batches and checkpoints.
+        of_batch: maps the metrics of a batch to those that are reported.
+    """
+
+    def named(metrics: Mapping[str, float]) -> dict[str, float]:
+        return {f"{role}/{name}": value for name, value in metrics.items()}
+
+    async def forward_backward(batch: Batch) -> Mapping[str, float]:
+        return named(of_batch(await trainer.forward_backward(batch)))
+
+    async def step(*, ends_update: bool = True) -> StepResult:
+        result = await trainer.step(ends_update=ends_update)
+        return replace(result, metrics=named(result.metrics))
+
+    return cast(Trainer, Overlay(trainer, {"forward_backward": forward_backward, "step": step}))

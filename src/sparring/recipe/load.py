@@ -1,0 +1,141 @@
+"""Recipes: TOML files and dictionaries into a `RunConfig`, with overrides, and refusals that name the key."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sparring.algo.config import named
+from sparring.errors import BadInput, refusal
+from sparring.recipe.run_config import RunConfig
+from sparring.recipe.sections.preference import NAMED
+from sparring.validation import InvalidValue, Key, convert, dotted
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a recipe and apply overrides to it.
+
+    Args:
+        path: a TOML file.
+        overrides: `a.b=value` each, applied in order. The value is TOML (`3`, `true`, `[1, 2]`); what is not TOML is
+            taken as a string. A number in the path picks from a list: `env.datasets.0.weight=2`.
+
+    Raises:
+        BadInput: the file cannot be read, is not TOML, or says something that no part understands.
+    """
+    try:
+        data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise refusal(str(path), "a recipe file", error.strerror or str(error), "check the path") from error
+    except ValueError as error:
+        raise refusal(str(path), "TOML", str(error), "correct the file there") from error
+    return from_data(data, str(path), overrides)
+
+
+def from_data(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """The same for a recipe that is already parsed. `where` names its source in errors.
+
+    Raises:
+        BadInput: as `load`.
+    """
+    states = [(where, data)]
+    for override in overrides:
+        states.append((f"--set {override}", _overridden(states[-1][1], override)))
+    wrong = _complaint(states[-1][1])
+    if wrong is not None:
+        source = next(source for source, state in states if _is_same(_complaint(state), wrong))
+        raise _refused(wrong, source) from wrong
+    return _converted(states[-1][1])
+
+
+def _complaint(data: dict[str, Any]) -> InvalidValue | None:
+    """Return what does not fit in `data`, None if everything does."""
+    try:
+        _converted(data)
+    except InvalidValue as wrong:
+        return wrong
+    return None
+
+
+def _is_same(one: InvalidValue | None, other: InvalidValue) -> bool:
+    return one is not None and (one.keys, one.text) == (other.keys, other.text)
+
+
+def _converted(data: dict[str, Any]) -> RunConfig:
+    """Build the config; a name alone in the place of a table that bears it is that table in its defaults."""
+    whole = {**data, "algo": named(data["algo"])} if "algo" in data else dict(data)
+    for (section, key), name in NAMED.items():
+        value = whole[section].get(key) if isinstance(whole.get(section), dict) else None
+        if isinstance(value, (str, dict)):
+            table = {"name": value} if isinstance(value, str) else {"name": name, **value}
+            whole[section] = {**whole[section], key: table}
+    return convert(whole, RunConfig)
+
+
+def _refused(wrong: InvalidValue, source: str) -> BadInput:
+    """Say in the one form of refusal what does not fit in `source`."""
+    where = f"{source}: {dotted(wrong.keys)}" if wrong.keys else source
+    got = f", got {wrong.got}" if wrong.got else ""
+    do = _advice(wrong) if wrong.unknown else wrong.do or "correct it there or with --set"
+    return BadInput(f"{where}: expected {wrong.expected}{got}; {do}")
+
+
+def _advice(wrong: InvalidValue) -> str:
+    """Name the key that was probably meant: a close name in the same table, or the same name in another section."""
+    elsewhere = [section for section, names in _section_keys().items() if wrong.unknown in names]
+    close = difflib.get_close_matches(wrong.unknown, wrong.known, n=1, cutoff=0.85 if elsewhere else 0.6)
+    if close:
+        return f"do you mean {dotted((*wrong.keys[:-1], close[0]))}?"
+    return f"do you mean {elsewhere[0]}.{wrong.unknown}?" if elsewhere else wrong.do
+
+
+def _section_keys() -> dict[str, set[str]]:
+    """Map each section of a recipe to its keys."""
+    sections = {field.name: field.type for field in msgspec.structs.fields(RunConfig)}
+    return {
+        name: {field.encode_name for field in msgspec.structs.fields(kind)}
+        for name, kind in sections.items()
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    }
+
+
+def _overridden(data: dict[str, Any], override: str) -> dict[str, Any]:
+    """A copy of `data` with one `a.b=c` applied."""
+    where = f"--set {override}"
+    path, equals, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise refusal(where, "section.key=value", repr(override), "write it like rl.steps=10")
+    result = copy.deepcopy(data)
+    at: Any = result
+    for depth, key in enumerate(keys):
+        here = ".".join(keys[:depth]) or "the recipe"
+        if isinstance(at, list):
+            if not key.isdigit() or int(key) >= len(at):
+                raise refusal(where, f"an index below {len(at)} into the list {here}", key, "count from 0")
+            index: Key = int(key)
+        elif isinstance(at, dict):
+            index = key
+        else:
+            raise refusal(where, f"a table at {here}", json.dumps(at, default=str), "set that key itself")
+        if depth == len(keys) - 1:
+            at[index] = _toml_value(text)
+        else:
+            at = at.setdefault(index, {}) if isinstance(at, dict) else at[index]
+    return result
+
+
+def _toml_value(text: str) -> Any:
+    """`text` as a TOML value; as itself where it is none, so that `--set run.name=first` needs no quotes."""
+    try:
+        parsed = tomllib.loads(f"value = {text.strip()}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return parsed["value"] if parsed.keys() == {"value"} else text

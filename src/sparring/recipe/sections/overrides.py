@@ -1,0 +1,12 @@
+"""Keys of `[train]` that a stage replaces."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from sparring.train.config import TrainConfig
+
+TrainOverrides = Annotated[dict[str, int | float | str | bool], msgspec.Meta(extra={"keys_of": TrainConfig})]
+"""Any keys of `[train]`, with values that it takes (`validation.convert` checks them)."""

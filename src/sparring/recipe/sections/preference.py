@@ -1,0 +1,119 @@
+"""`[preference]` and `[reward_model]`: learning from compared replies."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sparring.algo.loss.preference.config import DpoConfig, OrpoConfig, PreferenceLoss
+
+NAMED = {("preference", "loss"): "dpo", ("reward_model", "loss"): "bradley_terry", ("rl", "preference"): "dpo"}
+"""Tables of several kinds, and the kind of one that does not say its name; a name alone stands for a table of
+defaults."""
+
+from sparring.recipe.sections.overrides import TrainOverrides
+
+
+class PreferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[preference]`: the policy learns from replies that somebody compared or labelled."""
+
+    data: str | None = None
+    """A file (JSON Lines, Parquet, a datasets folder) of {prompt or messages, chosen, rejected}; with kto also of
+    {prompt or messages, completion, label}."""
+
+    held_out: int = 0
+    """At least that many rows, whole prompts, are not trained but judged at the end; 0: none."""
+
+    loss: PreferenceLoss = DpoConfig()
+    """The algorithm, by `name`."""
+
+    imitate: float | None = None
+    """What the negative log-likelihood of chosen replies counts beside the loss; None: as papers have it, 1 with orpo,
+    else 0."""
+
+    steps: int = 100
+    """Optimiser steps."""
+
+    rows_per_step: int = 64
+    """Pairs per step; labelled replies with kto."""
+
+    train: TrainOverrides = {}
+    """Keys of `[train]` that this stage replaces, such as `learning_rate`."""
+
+    @property
+    def imitates(self) -> float:
+        """`imitate`, decided."""
+        return float(isinstance(self.loss, OrpoConfig)) if self.imitate is None else self.imitate
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.rows_per_step < 1 or self.held_out < 0:
+            raise ValueError("steps and rows_per_step must be at least 1, held_out not below 0")
+        if self.imitates < 0:
+            raise ValueError(f"imitate must be 0 or more, got {self.imitate}")
+        if isinstance(self.loss, OrpoConfig) and not self.imitates:
+            raise ValueError("imitate must be above 0 with orpo, which by itself only compares; leave it out")
+
+
+class BradleyTerryConfig(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="bradley_terry"
+):
+    """The chosen text is worth more (arXiv 2203.02155, equation 1).
+
+        loss = -log sigmoid(r(chosen) - r(rejected) - margin) + centre * (r(chosen) + r(rejected))^2
+
+    A reward model for whole replies, from compared ones.
+    """
+
+    centre: float = 0.0
+    """What the square of the sum of a pair's rewards counts: holds rewards near zero (arXiv 2312.09244)."""
+
+    def __post_init__(self) -> None:
+        if self.centre < 0:
+            raise ValueError(f"centre must be 0 or more, got {self.centre}")
+
+
+class StepsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="steps"):
+    """Each step of a solution is right or not (arXiv 2305.20050).
+
+        loss = -y * log sigmoid(v) - (1 - y) * log sigmoid(-v),    v the value behind the step, y its label
+
+    A process reward model, from solutions whose steps were judged.
+    """
+
+    separator: str = "\n"
+    """What stands between two steps."""
+
+
+class TurnsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="turns"):
+    """Each turn of a conversation is right or not: `steps`, where a step is a whole reply, tool calls included.
+
+        loss = -y * log sigmoid(v) - (1 - y) * log sigmoid(-v),    v the value behind the reply, y its label
+
+    A process reward model for `[rl] reward_by = "turn"`, which asks it at the same places.
+    """
+
+
+class RewardModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[reward_model]`: a scalar head on the policy's weights learns what replies, or their steps, are worth."""
+
+    data: str | None = None
+    """A file of {prompt or messages, chosen, rejected, margin?}; with `steps` of {prompt or messages, steps, labels};
+    with `turns` of {messages, labels}."""
+
+    held_out: int = 0
+    """At least that many rows, whole prompts, are not trained but judged at the end; 0: none."""
+
+    loss: BradleyTerryConfig | StepsConfig | TurnsConfig = BradleyTerryConfig()
+    """What is learned, by `name`."""
+
+    steps: int = 100
+    """Optimiser steps."""
+
+    rows_per_step: int = 64
+    """Pairs or solutions per step."""
+
+    train: TrainOverrides = {}
+    """Keys of `[train]` that this stage replaces, such as `learning_rate`."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.rows_per_step < 1 or self.held_out < 0:
+            raise ValueError("steps and rows_per_step must be at least 1, held_out not below 0")

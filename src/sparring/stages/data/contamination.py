@@ -1,0 +1,143 @@
+"""No held-out task is trained on: neither from a file, nor demonstrated, nor rolled out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import xxhash
+
+from sparring.envs.splits import identity, normalised
+from sparring.errors import BadInput, refusal
+from sparring.recipe.load import load
+from sparring.recipe.run_config import RunConfig
+from sparring.stages.context import Context
+from sparring.stages.data.demonstrations import given_data
+from sparring.store.sqlite import SqliteStore
+from sparring.tasks.files import read_conversations
+from sparring.tasks.preferences import read_preferences
+from sparring.types import Message, Task
+
+SHOWN = "prompts shown"
+"""The store's key of what a run was trained on."""
+
+
+def check_unseen(context: Context, tasks: Sequence[Task]) -> None:
+    """Prove that no held-out task was trained on in this run, nor in those that it says it comes after.
+
+    Raises:
+        BadInput: one was.
+    """
+    check_unseen_files(context, tasks)
+    texts = {identity(task): task.id for task in tasks}
+    note_shown(context, texts)
+    digests = {_digest(text): text for text in texts}
+    for recipe, shown in _shown_earlier(context.config):
+        if seen := digests.keys() & shown:
+            do = "give both recipes one env.held_out_share"
+            raise _trained_on(texts[digests[min(seen)]], f"a prompt of the run of {recipe}", do)
+
+
+def note_shown(context: Context, held: Mapping[str, str]) -> None:
+    """Note for the runs that come after this one which tasks were trained on, by digest, here and in the runs before.
+
+    Args:
+        context: of a run that has trained all that it trains.
+        held: the identities of held-out tasks, and which they are.
+
+    Raises:
+        BadInput: one of these was trained on here.
+    """
+    shown = {_digest(text) for _, asked in _asked(context) for text in asked}
+    for text, what in _shown(context):
+        if text in held:
+            raise _trained_on(held[text], what)
+        shown.add(_digest(text))
+    context.store.put(SHOWN, sorted(shown.union(*(digests for _, digests in _shown_earlier(context.config)))))
+
+
+def _shown(context: Context) -> Iterator[tuple[str, str]]:
+    """The identity of every task that this run was shown, and which it is."""
+    for index in range((context.done("collect") or {}).get("tasks", 0)):
+        found = context.store.get(f"collect/{index}")
+        told = found.get("identity") or normalised(found["prompt"])
+        yield told, f"the task of a trace, {found['prompt'][:60]!r}"
+    for stage in ("rl", "distill"):
+        yield from ((identity(group.task), group.task.id) for group in context.store.groups(stage=stage))
+    if context.done("sft") is None or given_data(context) is not None:
+        return
+    source = context.factory.tasks("demonstration", context.config.run.seed)
+    while (task := source.next()) is not None:
+        yield identity(task), task.id
+
+
+def _shown_earlier(config: RunConfig) -> Iterator[tuple[str, set[int]]]:
+    """By recipe of `run.after`, what its run noted. One that is not there has shown nothing to this run."""
+    for recipe in config.run.after:
+        before = load(recipe).run
+        file = Path(before.directory) / before.name / "store.sqlite"
+        if not file.is_file():
+            continue
+        store = SqliteStore(file, read_only=True)
+        try:
+            yield recipe, set(store.get(SHOWN) or ())
+        finally:
+            store.close()
+
+
+def _digest(text: str) -> int:
+    return xxhash.xxh3_64_intdigest(text.encode()) >> 1
+
+
+def check_unseen_files(context: Context, tasks: Sequence[Task]) -> None:
+    """The same of `[sft] data` and `[preference] data`, which are there before anything runs. A row asks for a held-out
+    task where its prompt is that task's, or where one of its user's messages is the last of that task and of no other.
+    Of a task that has a key of its own no text tells anything, so no row asks for it.
+
+    Raises:
+        BadInput: a row does.
+    """
+    told = [task for task in tasks if not task.key]
+    last = Counter(_last(task) for task in told)
+    texts = {text: task.id for task in told if last[text := _last(task)] == 1 and text}
+    texts |= {identity(task): task.id for task in told}
+    for where, asked in _asked(context):
+        for text in asked:
+            if text in texts:
+                raise _trained_on(texts[text], where, "take that row out of the file")
+
+
+def _asked(context: Context) -> Iterator[tuple[str, list[str]]]:
+    """Where a row of a file stands that the run trains on, and the texts that ask for something in it."""
+    for where, prompt in _rows(context):
+        users = (normalised(message.content) for message in prompt if message.role == "user")
+        yield where, [_text(_before_reply(prompt)), *users]
+
+
+def _rows(context: Context) -> Iterator[tuple[str, Sequence[Message]]]:
+    """Where a row of a file stands that the run trains on, and its messages; of a preference the prompt's."""
+    config = context.config
+    if "sft" in config.run.stages and config.sft.data is not None:
+        rows = read_conversations(config.sft.data, config.env.columns.mapping())
+        yield from ((f"{config.sft.data}, row {number}", messages) for number, messages in enumerate(rows, 1))
+    if "preference" in config.run.stages and config.preference.data is not None:
+        yield from ((row.where, row.prompt) for row in read_preferences(config.preference.data, single=True))
+
+
+def _before_reply(messages: Sequence[Message]) -> Sequence[Message]:
+    """What stands before the first word of the assistant."""
+    return messages[: next((place for place, message in enumerate(messages) if message.role == "assistant"), None)]
+
+
+def _last(task: Task) -> str:
+    """What the user says at last, "" where that is nothing."""
+    return normalised(next((message.content for message in reversed(task.messages) if message.role == "user"), ""))
+
+
+def _text(messages: Sequence[Message]) -> str:
+    return normalised(" ".join(message.content for message in messages))
+
+
+def _trained_on(task: str, got: str, do: str = "change the splits of the environment") -> BadInput:
+    return refusal(f"held-out task {task}", "a task that no training stream holds", got, do)

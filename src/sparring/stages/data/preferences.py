@@ -1,0 +1,158 @@
+"""What the stages `preference` and `reward_model` read: compared replies, apart from those held out, as tokens."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TypeVar
+
+import xxhash
+
+from sparring.algo.loss.preference.config import KtoConfig
+from sparring.errors import BadInput, refusal
+from sparring.observe.statistics import wilson
+from sparring.protocols import Renderer
+from sparring.recipe.sections.preference import StepsConfig, TurnsConfig
+from sparring.stages.context import POLICY, Context
+from sparring.stages.data.demonstrations import Conversation
+from sparring.tasks.preferences import (
+    JudgedTurns,
+    Messages,
+    Preference,
+    Solution,
+    read_preferences,
+    read_solutions,
+    read_turns,
+)
+from sparring.types import Message, ToolSpec
+
+R = TypeVar("R", Preference, Solution, JudgedTurns)
+
+
+def given_preferences(context: Context) -> list[Preference]:
+    """The rows of `[preference] data`.
+
+    Raises:
+        BadInput: there is no file, no row, or one that does not parse.
+    """
+    section = context.config.preference
+    single = isinstance(section.loss, KtoConfig)
+    rows = read_preferences(_named(section.data, "preference"), single=single)
+    if single and len({row.prompt for row in rows}) < 2:
+        raise refusal("preference.data", "replies to at least two prompts with kto", "one prompt", "add rows")
+    return rows
+
+
+def given_rewards(context: Context) -> list[Preference] | list[Solution] | list[JudgedTurns]:
+    """The rows of `[reward_model] data`.
+
+    Raises:
+        BadInput: as `given_preferences`.
+    """
+    section = context.config.reward_model
+    path = _named(section.data, "reward_model")
+    if isinstance(section.loss, TurnsConfig):
+        return read_turns(path)
+    return read_solutions(path) if isinstance(section.loss, StepsConfig) else read_preferences(path)
+
+
+def check_compared(context: Context) -> tuple[list[str], list[Conversation]]:
+    """The data of both stages, where the run has them, are there and can be told apart; adapters have no scalar head.
+
+    Returns:
+        What was found, one sentence each, and the conversations that will be trained on.
+
+    Raises:
+        BadInput: they are not.
+    """
+    config, facts, shown = context.config, [], []
+    tools = context.factory.make().tools
+    for stage, read in (("preference", given_preferences), ("reward_model", given_rewards)):
+        if stage not in config.run.stages:
+            continue
+        section, rows = getattr(config, stage), read(context)
+        trained, held = apart(rows, section.held_out, config.run.seed, stage)
+        facts.append(f"{stage}: {len(trained)} rows to train on, {len(held)} held out")
+        shown += [
+            Conversation(name=row.where, messages=(*row.prompt, *said), tools=tools)
+            for row in rows
+            for said in _replies(row)
+        ]
+    if "reward_model" in config.run.stages and config.models[POLICY].lora is not None:
+        got, do = "a section", "leave one of them out"
+        raise refusal("models.policy.lora", "none with the stage reward_model, which trains whole weights", got, do)
+    return facts, shown
+
+
+def _named(path: str | None, section: str) -> str:
+    if path is None:
+        raise refusal(
+            f"{section}.data", "a file of rows to train on", "none", f"set it, or leave out the stage {section}"
+        )
+    return path
+
+
+def _replies(row: Preference | Solution | JudgedTurns) -> list[Messages]:
+    if isinstance(row, JudgedTurns):
+        return [row.reply]
+    if isinstance(row, Solution):
+        return [(Message(role="assistant", content="\n".join(row.steps)),)]
+    return [said for said in (row.chosen, row.rejected) if said is not None]
+
+
+def apart(rows: Sequence[R], held_out: int, seed: int, section: str) -> tuple[list[R], list[R]]:
+    """The rows to train on, and at least `held_out` others: all rows of a prompt are on one side.
+
+    Which prompts are held out depends on the seed and the prompts alone.
+
+    Raises:
+        BadInput: nothing is left to train on.
+    """
+    of_prompt: dict[Messages, list[R]] = {}
+    for row in rows:
+        of_prompt.setdefault(row.prompt, []).append(row)
+    order = sorted(of_prompt, key=lambda prompt: xxhash.xxh3_64_intdigest(f"held out/{seed}/{prompt}".encode()))
+    sizes = itertools.accumulate((len(of_prompt[prompt]) for prompt in order), initial=0)
+    held = {prompt for prompt, before in zip(order, sizes, strict=False) if before < held_out}
+    if len(held) == len(of_prompt):
+        got = f"{held_out} of {len(rows)} rows, {len(of_prompt)} prompts"
+        raise refusal(f"{section}.held_out", "rows of some prompts left to train on", got, "lower it or add rows")
+    return [row for row in rows if row.prompt not in held], [row for row in rows if row.prompt in held]
+
+
+def rendered_reply(
+    renderer: Renderer, tools: Sequence[ToolSpec], where: str, prompt: Messages, reply: Messages, longest: int
+) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+    """Prompt and reply as tokens, as the engine would have seen and sampled them, and which of them are sampled in the
+    reply.
+
+    Raises:
+        BadInput: the format cannot say it, or it has more than `longest` tokens.
+    """
+    from sparring.render.demonstrate import demonstration_tokens
+
+    try:
+        rendered = demonstration_tokens(renderer, (*prompt, *reply), tools)
+    except BadInput as error:
+        raise BadInput(f"{where}: {error}") from error
+    if len(rendered.tokens) > longest:
+        got, do = f"{len(rendered.tokens)} tokens", "shorten it, leave it out, or take another model"
+        raise refusal(where, f"at most {longest} tokens, the positions of the model", got, do)
+    # what the assistant said in the prompt is not the reply
+    earlier, marks, before = sum(message.role == "assistant" for message in prompt), [], False
+    for mark in rendered.sampled:
+        earlier -= mark and not before
+        marks.append(mark and earlier < 0)
+        before = mark
+    return rendered.tokens, tuple(marks)
+
+
+def rate(right: int, count: int) -> dict[str, float]:
+    """`accuracy` with its 95 % interval, `low` to `high`, over `count`."""
+    low, high = wilson(right, count)
+    return {"accuracy": right / count, "low": low, "high": high, "count": count}
+
+
+def in_words(found: dict[str, float], what: str) -> str:
+    """A `rate` for people."""
+    return f"held out: {found['accuracy']:.1%} of {found['count']} {what} ({found['low']:.1%} to {found['high']:.1%})"

@@ -1,0 +1,46 @@
+"""What the algorithm asks for beside what was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sparring.algo.annotate.kl import KlCoefficient
+from sparring.algo.annotate.trainer_quantity import ProximalShare, TrainerQuantity
+from sparring.annotations import Annotation
+from sparring.protocols import Annotator, Trainer
+from sparring.stages.context import POLICY, Context
+from sparring.stages.models.critic import CRITIC
+from sparring.stages.models.implicit_reward import IMPLICIT
+from sparring.stages.models.reference import referring
+
+
+def annotators(context: Context, trainers: Mapping[str, Trainer], coefficient: KlCoefficient) -> list[Annotator]:
+    """In the order in which they are to be asked.
+
+    Args:
+        context: of the run.
+        trainers: of the policy, and of what learns beside it.
+        coefficient: of the KL penalty, where it adapts.
+    """
+    config, trainer = context.config, trainers[POLICY]
+    found: list[Annotator] = (
+        [TrainerQuantity(trainers[CRITIC].forward, Annotation.VALUE, "value")] if CRITIC in trainers else []
+    )
+    if IMPLICIT in trainers:  # as it is before the update: the paper's single forward
+        found.append(TrainerQuantity(trainers[IMPLICIT].forward, Annotation.IMPLICIT))
+    algo, steps = config.algo, config.rl.passes * config.rl.minibatches
+    ours = config.rl.preference is None
+    # of a batch that is trained once, the forward with gradients says what the trainer's were before the update
+    if ours and algo.needs_proximal and steps > 1:
+        guessed = algo.anchor == "loglinear"
+        found.append(
+            ProximalShare(lambda: trainer.version) if guessed else TrainerQuantity(trainer.forward, Annotation.PROXIMAL)
+        )
+    if ours and algo.reads(Annotation.PROBABILITY_SQUARES):
+        found.append(TrainerQuantity(trainer.forward, Annotation.PROBABILITY_SQUARES, "probability_squares"))
+    found += referring(config, trainer)
+    if ours and algo.adaptive.target is not None:
+        found.append(coefficient)
+    if ours and algo.kl_reward is not None:
+        found.append(algo.kl_reward)
+    return found

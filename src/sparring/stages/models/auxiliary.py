@@ -1,0 +1,54 @@
+"""What learns beside the policy in the rl stage: its trainer told apart, where its section belongs, and what is left of
+it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sparring.algo.facts import name_of
+from sparring.algo.rules import credits_with
+from sparring.annotations import Annotation
+from sparring.errors import refusal
+from sparring.protocols import Trainer
+from sparring.recipe.run_config import RunConfig
+from sparring.stages.context import Context
+
+
+def check_asked(config: RunConfig, role: str, annotation: Annotation, preset: str) -> bool:
+    """Return whether the run has `[rl.<role>]`: where the stage rl runs with a credit that reads `annotation`.
+
+    Args:
+        config: of the run.
+        role: the section's name.
+        annotation: the annotation that the section's model writes.
+        preset: of `[algo]`, that has it.
+
+    Raises:
+        BadInput: it is missing, or there without being asked.
+    """
+    if "rl" not in config.run.stages:
+        return False
+    given = getattr(config.rl, role) is not None
+    wanted = config.rl.preference is None and config.algo.reads(annotation)
+    credit = " or ".join(repr(name) for name in credits_with(lambda rule: annotation in rule.reads))
+    if wanted and not given:
+        raise refusal(f"rl.{role}", f"a table with credit {credit}, which asks it", "none", f"write [rl.{role}]")
+    if given and not wanted:
+        got = "rl.preference" if config.rl.preference is not None else f"credit {name_of(config.algo.credit)!r}"
+        do = f'leave it out, or set [algo] preset = "{preset}"'
+        raise refusal(f"rl.{role}", f"none without credit {credit}, which alone asks it", got, do)
+    return given
+
+
+async def write_learned(context: Context, trainer: Trainer, role: str, began: Path) -> str:
+    """Write what a model beside the policy has become, which began as the folder `began`, as one that another run may
+    begin with.
+
+    Returns:
+        The folder.
+    """
+    from sparring.stages.export import write_model
+
+    folder = context.folder / "rl" / role
+    await write_model(trainer, began, folder)
+    return str(folder)

@@ -1,0 +1,81 @@
+"""The objective of the rl stage: `[algo]` or online preference optimisation, and what is imitated beside either."""
+
+from __future__ import annotations
+
+from sparring.algo.credit.load import load_credit
+from sparring.algo.credit.pairs import Pairs
+from sparring.algo.loss.preference.config import WITHOUT_REFERENCE
+from sparring.errors import refusal
+from sparring.protocols import Credit, Loss
+from sparring.recipe.run_config import RunConfig
+
+
+def credit_chosen(config: RunConfig) -> Credit:
+    """What turns scores into something to learn: `[algo]`, or pairs where `[rl] preference` asks for them."""
+    if config.rl.preference is not None:
+        return Pairs()
+    return load_credit(config.algo, seed=config.run.seed, max_tokens=config.rollout.max_turn_tokens)
+
+
+def preference_loss(config: RunConfig) -> Loss | None:
+    """The loss of `[rl] preference`; None where there is none."""
+    if config.rl.preference is None:
+        return None
+    from sparring.algo.loss.preference.load import load_preference
+
+    return load_preference(config.rl.preference)
+
+
+def needs_reference(config: RunConfig) -> bool:
+    """Whether something compares the policy with what the stage begins with: that loss or, where there is none,
+    `[algo]`."""
+    if config.rl.preference is None:
+        return config.algo.needs_reference
+    return not isinstance(config.rl.preference, WITHOUT_REFERENCE)
+
+
+def check_online(config: RunConfig) -> list[str]:
+    """Rollouts can be compared as `[rl] preference` asks.
+
+    Returns:
+        What was found, one sentence each.
+
+    Raises:
+        BadInput: they cannot.
+    """
+    if config.rl.preference is None or "rl" not in config.run.stages:
+        return []
+    if config.algo.needs_reference or config.algo.entropy_bonus:
+        raise refusal(
+            "[algo]", "neither kl nor entropy_bonus with rl.preference, which replaces it", "one", "leave it out"
+        )
+    if config.rollout.group_size < 2:
+        got, do = str(config.rollout.group_size), "raise it: a rollout is preferred to another of its group"
+        raise refusal("rollout.group_size", "at least 2 rollouts to compare", got, do)
+    return ["rl: the best rollout of each group against its worst"]
+
+
+def imitation_scale(config: RunConfig) -> float:
+    """Return the scale of the imitate term; 0 where nothing is imitated."""
+    right = config.algo.right_answers
+    return config.rl.observations if right is None else right.coefficient
+
+
+def check_imitation(config: RunConfig) -> list[str]:
+    """The imitate term has one scale, and `[algo]` a part in the stage.
+
+    Returns:
+        What was found, one sentence each.
+
+    Raises:
+        BadInput: it is not so.
+    """
+    if config.algo.right_answers is None or "rl" not in config.run.stages:
+        return []
+    where, do = "algo.right_answers", "leave one of them out"
+    if config.rl.preference is not None:
+        raise refusal(where, "none with rl.preference, which replaces [algo]", "a table", do)
+    if config.rl.observations:
+        got = f"a table and {config.rl.observations:g}"
+        raise refusal(where, "none with rl.observations, for one scale is all that the imitate term has", got, do)
+    return [f"rl: right answers are imitated, times {config.algo.right_answers.coefficient:g}"]

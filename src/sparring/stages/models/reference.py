@@ -1,0 +1,136 @@
+"""What the policy is held to: where the reference of `[algo.kl]` comes from, and who asks it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from sparring.algo.annotate.trainer_quantity import TeacherTag, TrainerQuantity
+from sparring.annotations import Annotation
+from sparring.errors import refusal
+from sparring.generation import ScoreRequest, Scores
+from sparring.model.hub import local_folder
+from sparring.protocols import Annotator, Trainer
+from sparring.recipe.run_config import RunConfig
+from sparring.stages.context import POLICY, Context
+from sparring.stages.models.objective import needs_reference
+
+AVERAGE, LAST, START = "average", "last", "start"
+"""References that are the policy itself, of another time."""
+
+
+class HeldTeacher:
+    """A model that a trainer holds, asked as an engine is."""
+
+    def __init__(self, trainer: Trainer, name: str) -> None:
+        self._trainer, self._name = trainer, name
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        """As `Engine.score`, one request after the other."""
+        return await self._trainer.score(self._name, request)
+
+
+class Beside(NamedTuple):
+    """Models that the policy's trainer holds beside it, as `TrainPlan` has them."""
+
+    teachers: Mapping[str, str | None]
+    averages: Mapping[str, float]
+
+
+def reference_beside(config: RunConfig) -> Beside:
+    """The reference of the policy."""
+    if not is_held(config):
+        return Beside({}, {})
+    name = reference_model(config)
+    moves = {AVERAGE: config.algo.kl.decay, LAST: 0.0}
+    if name in moves:
+        return Beside({name: None}, {name: moves[name]})
+    return Beside({name: None if name == POLICY else str(reference_folder(config))}, {})
+
+
+def is_held(config: RunConfig) -> bool:
+    """Whether a model stands beside the policy. Of its own weights before an update the policy's trainer tells
+    log-probabilities itself, as long as it has them."""
+    return needs_reference(config) and (config.algo.kl.reference != LAST or _is_whole(config))
+
+
+def is_averaging(config: RunConfig, stage: str) -> bool:
+    """Whether a model beside the policy follows it in this stage, "rl" or "distill", and so is saved with its
+    checkpoints."""
+    if stage == "distill":
+        return AVERAGE in config.distill.teachers.values()
+    return is_held(config) and config.algo.kl.reference in (AVERAGE, LAST)
+
+
+def reference_model(config: RunConfig) -> str:
+    """Under which name the trainer holds it."""
+    name = config.algo.kl.reference
+    return POLICY if name == START else name
+
+
+def referring(config: RunConfig, trainer: Trainer) -> list[Annotator]:
+    """Who names the reference on rows, and asks it where somebody reads what it says."""
+    if not needs_reference(config):
+        return []
+    if not is_held(config):
+        return [TrainerQuantity(trainer.forward, Annotation.REFERENCE)]
+    asked = config.rl.preference is not None or config.algo.reads_reference
+    return [
+        TeacherTag(reference_model(config)),
+        *([TrainerQuantity(trainer.forward, Annotation.REFERENCE, "teacher")] if asked else []),
+    ]
+
+
+def reference_folder(config: RunConfig) -> Path:
+    """The checkpoint folder of a reference that `[models.<name>]` names.
+
+    Raises:
+        BadInput: no such model, or one without a path.
+    """
+    name, models = config.algo.kl.reference, config.models
+    if name not in models or models[name].path is None:
+        got = f"{name!r}, which {'has no path' if name in models else 'no [models] section describes'}"
+        expected = "start, last, average or a model with a path"
+        raise refusal("algo.kl.reference", expected, got, f"add [models.{name}] with a path")
+    return local_folder(str(models[name].path))
+
+
+def check_name(config: RunConfig, name: str, where: str) -> None:
+    """No model of the recipe is called as the policy of another time.
+
+    Raises:
+        BadInput: one is.
+    """
+    if name in (START, LAST, AVERAGE) and name in config.models:
+        expected = f'another name beside {where} = "{name}", which is the policy of another time'
+        raise refusal(f"models.{name}", expected, "this one", "rename the model")
+
+
+def check_reference(context: Context) -> None:
+    """The KL penalty's reference can be asked, and has something to say.
+
+    Raises:
+        BadInput: it cannot, or has not.
+    """
+    config, kl = context.config, context.config.algo.kl
+    if not needs_reference(config):
+        return
+    check_name(config, kl.reference, "algo.kl.reference")
+    if kl.reference == LAST:
+        if kl.coefficient and config.rl.passes * config.rl.minibatches == 1:
+            do = "set rl.minibatches or rl.passes, or choose another reference"
+            raise refusal(
+                "algo.kl.reference", 'several optimiser steps an update beside "last"', "one, whose KL is 0", do
+            )
+    elif kl.reference not in (START, AVERAGE):
+        theirs = reference_folder(config) / "tokenizer.json"
+        ours = context.given()
+        if ours is not None and theirs.exists() and theirs.read_bytes() != (ours / "tokenizer.json").read_bytes():
+            raise refusal(
+                "algo.kl.reference", "a model with the policy's tokenizer", f"{theirs}, another", "choose such a model"
+            )
+
+
+def _is_whole(config: RunConfig) -> bool:
+    return config.rl.preference is None and config.algo.compares_whole

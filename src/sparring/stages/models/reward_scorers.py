@@ -1,0 +1,136 @@
+"""Which reward model scores the rollouts of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from sparring.algo.facts import name_of
+from sparring.algo.rules import credits_with
+from sparring.errors import refusal
+from sparring.model.hub import base_folder, local_folder
+from sparring.model.peft import is_adapter
+from sparring.protocols import Scorer
+from sparring.recipe.sections.preference import StepsConfig
+from sparring.render.steps import StepSplitter
+from sparring.rollout.reward_scorer import RewardScorer
+from sparring.rollout.turn_scorer import TurnScorer
+from sparring.stages.context import POLICY, Context
+from sparring.stages.preflight.dimensions import folder_shape
+
+OWN = "reward_model"
+"""The stage whose output `rl.reward_model` may name."""
+
+
+def scorers(context: Context) -> list[Scorer]:
+    """What scores groups beside the world's own score: what the world has for that, then the reward model."""
+    return [scorer for scorer in (context.factory.scorer, reward_scorer(context)) if scorer is not None]
+
+
+def reward_scorer(context: Context) -> Scorer | None:
+    """What `[rl] reward_model` names, served; None where it names nothing."""
+    section = context.config.rl
+    if section.reward_model is None:
+        return None
+    own = section.reward_model == OWN
+    model = context.cluster.value_model(POLICY if own else section.reward_model, path=str(_folder(context)))
+    if section.reward_by == "reply":
+        return RewardScorer(model, weight=section.reward_weight)
+    steps = _steps(context) if section.reward_by == "step" else None
+    return TurnScorer(model, weight=section.reward_weight, steps=steps)
+
+
+def _steps(context: Context) -> StepSplitter:
+    """What divides turns into steps: what the reward model learned from was divided so."""
+    loss, given = context.config.reward_model.loss, context.config.rl.reward_separator
+    learned = loss.separator if isinstance(loss, StepsConfig) else "\n"
+    return StepSplitter(context.renderer(context.input("rl")), given or learned)
+
+
+def check_reward_model(context: Context, tokenizer: Path | None) -> list[str]:
+    """`[rl] reward_model` names something that can score the policy's tokens.
+
+    Args:
+        context: the run's.
+        tokenizer: the folder of the policy, None where the run makes one.
+
+    Returns:
+        What was found, one sentence each.
+
+    Raises:
+        BadInput: it does not.
+    """
+    config, name = context.config, context.config.rl.reward_model
+    if name is None or not {"rl", "distill", "eval"} & set(config.run.stages):
+        return []
+    if config.rl.reward_by != "reply":
+        _check_turns(context)
+    if name == OWN:
+        if OWN not in config.run.stages and context.done(OWN) is None:
+            raise refusal(
+                "rl.reward_model", f"a stage {OWN} before rl", str(list(config.run.stages)), "add it, or name a model"
+            )
+        return [f"rl: the stage reward_model scores {_judged(context)}"]
+    if name not in config.models or name == POLICY or config.models[name].path is None:
+        others = ", ".join(n for n, spec in config.models.items() if n != POLICY and spec.path) or "none"
+        raise refusal(
+            "rl.reward_model", f"{OWN} or a model with a path ({others})", repr(name), f"add [models.{name}] path"
+        )
+    check_reads_policy(name, _folder(context), tokenizer)
+    kinds = json.loads((_folder(context) / "config.json").read_text(encoding="utf-8")).get("architectures") or []
+    if not any("ForSequenceClassification" in kind for kind in kinds):
+        got, do = ", ".join(kinds) or "none", "train one: the stage reward_model writes such a folder"
+        raise refusal(f"models.{name}.path", "a checkpoint with a scalar head (ForSequenceClassification)", got, do)
+    return [f"rl: {_folder(context)} scores {_judged(context)}"]
+
+
+def _check_turns(context: Context) -> None:
+    """The model was taught what turns, or steps, are worth, and the credit tells them apart."""
+    config, by = context.config, context.config.rl.reward_by
+    learned = str(config.reward_model.loss.__struct_config__.tag)
+    if config.rl.reward_model == OWN and learned != f"{by}s":
+        do = f'set reward_model.loss = "{by}s", or another rl.reward_by'
+        raise refusal("rl.reward_by", f'a reward model that learns {by}s beside "{by}"', repr(learned), do)
+    if config.rl.reward_model == OWN and config.rl.reward_separator:
+        got, do = repr(config.rl.reward_separator), "leave it out: reward_model.loss has it"
+        raise refusal("rl.reward_separator", "none with the run's own reward model", got, do)
+    if "rl" not in config.run.stages:
+        return
+    got = "rl.preference" if config.rl.preference is not None else repr(name_of(config.algo.credit))
+    if config.rl.preference is not None or not config.algo.credit.tells_turns_apart:
+        rules = ", ".join(credits_with(lambda rule: rule.tells_turns_apart))
+        raise refusal(
+            "rl.reward_by", f'a credit that tells turns apart beside "{by}" ({rules})', got, "choose one of these"
+        )
+
+
+def _judged(context: Context) -> str:
+    by = context.config.rl.reward_by
+    return "rollouts" if by == "reply" else f"every {by}"
+
+
+def check_reads_policy(name: str, folder: Path, policy: Path | None) -> None:
+    """Whole weights that read what the policy says: its tokens, and as many of them.
+
+    Args:
+        name: of the model in `[models]`.
+        folder: its checkpoint.
+        policy: the policy's, None where the run makes one.
+
+    Raises:
+        BadInput: they do not.
+    """
+    where = f"models.{name}.path"
+    if is_adapter(folder):
+        raise refusal(where, "whole weights with room for a scalar head", "an adapter", "export it first")
+    theirs = base_folder(folder) / "tokenizer.json"
+    mine = None if policy is None else base_folder(policy) / "tokenizer.json"
+    if policy is None or mine is None or not theirs.is_file() or theirs.read_bytes() != mine.read_bytes():
+        raise refusal(where, "the policy's own tokenizer.json", "another or none", "train one from the policy")
+    if (most := folder_shape(folder).max_positions) < (longest := folder_shape(policy).max_positions):
+        raise refusal(where, f"a model that reads the policy's {longest} tokens", str(most), "take another")
+
+
+def _folder(context: Context) -> Path:
+    name = context.config.rl.reward_model
+    return context.output(OWN) if name == OWN else local_folder(str(context.config.models[str(name)].path))

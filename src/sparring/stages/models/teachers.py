@@ -1,0 +1,277 @@
+"""The teachers of a run: where they lie, who asks them, and whether they can teach."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from sparring.algo.annotate.across import AcrossTokenizers, TeacherTokenizer
+from sparring.algo.annotate.feedback import sibling_feedback
+from sparring.algo.annotate.provenance import SampleProvenance
+from sparring.algo.annotate.teacher import ScoreClient, ScoringEngine, TeacherRows
+from sparring.engine.config import EngineConfig
+from sparring.errors import refusal
+from sparring.generation import ScoreRequest
+from sparring.model.config import ModelConfig
+from sparring.model.hub import base_folder, local_folder
+from sparring.protocols import Annotator, Engine, Trainer
+from sparring.render.demonstrate import reply_tokens
+from sparring.render.load import load_renderer
+from sparring.render.tokenizer import load_tokenizer
+from sparring.stages.context import POLICY, Context
+from sparring.stages.models.reference import AVERAGE, HeldTeacher, check_name
+from sparring.stages.preflight.dimensions import context_room, folder_shape
+from sparring.stages.preflight.judges import check_answers
+from sparring.types import Message
+
+OWN = (POLICY, AVERAGE)
+"""Teachers that are the policy itself: as it is served at that time, and the moving average of that."""
+
+
+def teacher_annotator(
+    context: Context, watch: SampleProvenance, *, engine: Engine, trainer: Trainer, source: Path
+) -> Annotator:
+    """Return the annotator that asks the teachers of `[distill]` about the rows of the policy.
+
+    Args:
+        context: of the run.
+        watch: finds the group and the rollout of a row.
+        engine: serves the policy.
+        trainer: trains the policy, and holds its moving average.
+        source: the folder that the policy starts from.
+    """
+    stage = context.config.distill
+    own: dict[str, ScoringEngine] = {POLICY: engine, AVERAGE: HeldTeacher(trainer, AVERAGE)}
+    engines: dict[str, ScoringEngine] = {}
+    if stage.over != "vocabulary":
+        for name in sorted(set(stage.teachers.values())):
+            engines[name] = (
+                own[name] if name in OWN else context.cluster.engine(name, path=str(teacher_folder(context, name)))
+            )
+    asker = ScoreClient(
+        max_concurrent=stage.max_concurrent_scores, retries=stage.retries, retry_delay_s=stage.retry_delay_s
+    )
+    student, tools = context.renderer(source), context.factory.make().tools
+    if stage.tokenizers == "any":
+        tokenizers = {name: tongue(context, name) for name in engines}
+        return AcrossTokenizers(
+            watch, stage.teachers, engines, asker, student=student, tokenizers=tokenizers, tools=tools
+        )
+    return TeacherRows(
+        watch,
+        stage.teachers,
+        engines,
+        asker,
+        top_k=stage.top_k if stage.over == "top_k" else 0,
+        reading=sibling_feedback(watch, student, tools) if stage.feedback == "sibling" else None,
+        max_tokens=min(
+            room_of(context, POLICY, source) if name in OWN else room_of(context, name)
+            for name in stage.teachers.values()
+        ),
+    )
+
+
+def tongue(context: Context, name: str) -> TeacherTokenizer:
+    """How the model `name` of the recipe writes."""
+    spec, folder = context.config.models[name], base_folder(teacher_folder(context, name))
+    renderer = load_renderer(folder, spec.renderer, spec.thinking, context.config.render.control_tokens)
+    end = reply_tokens(renderer, Message(role="assistant", content="."))[-1]
+    return TeacherTokenizer(
+        renderer=renderer, encode=load_tokenizer(folder).encode, end=end, max_tokens=room_of(context, name)
+    )
+
+
+def room_of(context: Context, name: str, folder: Path | None = None) -> int:
+    """Most tokens that the model `name`, in `folder` or where the recipe says, reads at once."""
+    config, spec = context.config, context.config.models[name]
+    shape = folder_shape(folder or teacher_folder(context, name))
+    engine = (
+        config.engine if name == POLICY or config.engine.kind == "native" else EngineConfig()
+    )  # as clusters have it
+    alone = spec.served is None and engine.kind == "native"
+    return context_room(shape, engine, spec.dtype) if alone else shape.max_positions
+
+
+def teacher_folder(context: Context, name: str) -> Path:
+    """The checkpoint folder of a teacher, or its adapter's.
+
+    Raises:
+        BadInput: there is none.
+    """
+    return local_folder(str(context.config.models[name].path))
+
+
+def check_collect(context: Context) -> list[str]:
+    """The model that is collected from is in the recipe and can be asked.
+
+    Returns:
+        What was found, one sentence each.
+
+    Raises:
+        BadInput: it is not so.
+    """
+    if "collect" not in context.config.run.stages:
+        return []
+    section = context.config.collect
+    key = "collect.teachers" if section.teachers else "collect.model"
+    return [_collected_from(context, key, name) for name in sorted(set(section.by_domain.values()))]
+
+
+def _collected_from(context: Context, key: str, name: str) -> str:
+    models = context.config.models
+    if name not in models:
+        known = ", ".join(sorted(models))
+        raise refusal(key, f"a model of the recipe, one of {known}", repr(name), f"add [models.{name}]")
+    spec = models[name]
+    _check_key(spec)
+    if spec.served is not None and spec.served.kind == "chat":
+        return f"collect: from {spec.served.served_model} at {spec.served.url}"
+    if spec.path is None:
+        raise refusal(f"models.{name}.path", "the checkpoint that is collected from", "none", "name one")
+    return f"collect: from {teacher_folder(context, name)}"
+
+
+async def check_teachers_answer(context: Context) -> list[str]:
+    """Whoever is to teach from elsewhere answers, before the stages ahead of it run. A finished stage asks nobody.
+
+    Returns:
+        What was found, one sentence each.
+
+    Raises:
+        BadInput: one does not.
+    """
+    config, facts = context.config, []
+    asked = (
+        ("collect", config.collect.by_domain, context.judges.check),
+        ("distill", config.distill.teachers, partial(_judges_tokens, context)),
+    )
+    for stage, routes, ask in asked:
+        if stage not in config.run.stages or context.done(stage) is not None:
+            continue
+        for name in sorted(set(routes.values()) & config.models.keys()):
+            if config.models[name].served is not None:
+                await check_answers(context, name, "a teacher", ask)
+                facts.append(f"{stage}: {name} answers")
+    return facts
+
+
+async def _judges_tokens(context: Context, name: str) -> None:
+    """Let a teacher judge two tokens."""
+    engine = context.cluster.engine(name, path=str(teacher_folder(context, name)))
+    stage = context.config.distill
+    try:
+        await engine.score(
+            ScoreRequest(id="check", tokens=(0, 1), first=1, top_k=stage.top_k if stage.over == "top_k" else 0)
+        )
+    finally:
+        await engine.close()
+
+
+def check_distill(context: Context) -> list[str]:
+    """Every teacher is there, reads the student's tokens, and judges the distribution that the student samples from.
+
+    Returns:
+        What was found, one sentence each.
+
+    Raises:
+        BadInput: it is not so.
+    """
+    stage = context.config.distill
+    if "distill" not in context.config.run.stages:
+        if context.config.eval.teachers:
+            raise refusal(
+                "eval.teachers", "a stage distill, whose teachers they are", "none", "leave it out, or add the stage"
+            )
+        return []
+    checkpoints = context.config.eval.checkpoints
+    if context.config.eval.teachers and "distill" not in checkpoints:
+        do = "add it, or leave eval.teachers out"
+        raise refusal(
+            "eval.checkpoints", '"distill", whose success is compared with its teachers\'', str(list(checkpoints)), do
+        )
+    if not stage.teachers:
+        raise refusal(
+            "distill.teachers", "at least one teacher", "none", 'write { "*" = "teacher" } and [models.teacher]'
+        )
+    for domain, name in stage.teachers.items():
+        _check_teacher(context, f"distill.teachers.{domain}", name)
+    _check_whole(context)
+    names = ", ".join(f"{name} for {domain}" for domain, name in sorted(stage.teachers.items()))
+    return [f"distill: {stage.divergence} over {stage.over}; teachers: {names}"]
+
+
+def _check_key(spec: ModelConfig) -> None:
+    """The key that its server wants, if any, is there."""
+    from sparring.engine.adapters.key import key_of
+
+    if spec.served is not None:
+        key_of(spec.served.api_key_env)
+
+
+def _check_teacher(context: Context, where: str, name: str) -> None:
+    models, stage = context.config.models, context.config.distill
+    check_name(context.config, name, "distill.teachers")
+    if name not in (*models, AVERAGE):
+        known = ", ".join(sorted(models))
+        raise refusal(where, f"a model of the recipe, one of {known}, or {AVERAGE}", repr(name), f"add [models.{name}]")
+    if name in OWN:
+        if stage.feedback == "none":
+            got, do = (
+                "the policy, which is told no more than itself",
+                'set distill.feedback = "sibling", or name another',
+            )
+            raise refusal(where, "a teacher that knows more than the policy", got, do)
+        return
+    spec = models[name]
+    if spec.served is not None and context.config.eval.teachers:
+        got, do = f"{name}, which is served elsewhere", "leave it out, and evaluate that one with `sparring eval`"
+        raise refusal("eval.teachers", "teachers whose weights are here", got, do)
+    if spec.path is None:
+        raise refusal(f"models.{name}.path", "the checkpoint of a teacher", "none", "name one")
+    if spec.served is not None and spec.served.kind == "chat":
+        got, do = '"chat", which tells text alone', 'serve it by "openai" or "remote", or collect from it'
+        raise refusal(f"models.{name}.served.kind", "a server that judges token ids", got, do)
+    elsewhere = spec.served is not None and spec.served.kind == "openai"
+    if elsewhere and stage.over != "vocabulary" and context.config.rollout.temperature != 1:
+        got, do = f"{context.config.rollout.temperature:g}", "write 1, or ask it another way"
+        raise refusal("rollout.temperature", f"1, at which an OpenAI-compatible server of {name} judges", got, do)
+    if spec.served is not None and stage.over == "vocabulary":
+        got, do = "one that is served elsewhere", 'set distill.over = "top_k" or "token", or leave out served'
+        raise refusal(f"models.{name}.served", "a teacher whose whole distribution is computed here", got, do)
+    _check_key(spec)
+    folder = teacher_folder(context, name)
+    student = _student_folder(context)
+    if stage.tokenizers == "any":
+        return
+    if student is not None and _vocabulary(folder) == _vocabulary(student):
+        init = models[POLICY].init
+        longest = folder_shape(student).max_positions if init is None else init.max_positions
+        if (most := folder_shape(folder).max_positions) < longest:
+            do = "take a student of fewer positions (models.policy.init.max_positions), or another teacher"
+            raise refusal(f"models.{name}.path", f"a teacher that reads the student's {longest} tokens", f"{most}", do)
+        return
+    do = 'take a student that has its tokenizer (models.policy.init.tokenizer), or set distill.tokenizers = "any"'
+    raise refusal(f"models.{name}.path", "a teacher with the student's tokenizer", f"another in {folder}", do)
+
+
+def _check_whole(context: Context) -> None:
+    """The student samples from its whole distribution, which is what a teacher judges."""
+    rollout, defaults = context.config.rollout, type(context.config.rollout)()
+    for key in ("top_p", "top_k", "min_p", "logit_bias", "min_turn_tokens", "constraint"):
+        if getattr(rollout, key) != getattr(defaults, key):
+            expected = "its default while the run distils: teachers judge the whole distribution, this leaves a part"
+            raise refusal(f"rollout.{key}", expected, repr(getattr(rollout, key)), "leave it out")
+
+
+def _student_folder(context: Context) -> Path | None:
+    """Where the student's tokenizer is before the run; None where one is trained."""
+    init = context.config.models[POLICY].init
+    if init is None:
+        return context.given()
+    return None if init.tokenizer is None else local_folder(init.tokenizer)
+
+
+def _vocabulary(folder: Path) -> dict[str, int]:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(base_folder(folder) / "tokenizer.json")).get_vocab()

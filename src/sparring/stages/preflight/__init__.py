@@ -1,0 +1,1 @@
+"""Checks that refuse a run before work starts."""

@@ -1,0 +1,314 @@
+"""How much memory a run holds at the most: its recipe, and its models without values (`model.outline`), say it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from sparring.engine.config import EngineConfig
+from sparring.envs.rubrics.config import judging
+from sparring.errors import refusal
+from sparring.model.hub import local_folder
+from sparring.model.outline import Outline, Size, fresh_outline, outline
+from sparring.recipe.run_config import RunConfig
+from sparring.recipe.sections.rl import CriticConfig, ImplicitConfig
+from sparring.stages.context import LIVE, POLICY, TOLD, Context
+from sparring.stages.models.reference import AVERAGE, is_averaging, is_held, reference_model
+
+if TYPE_CHECKING:
+    from sparring.train.config import TrainConfig
+
+GIB = 1 << 30
+
+FLOAT = 4
+"""Bytes of the numbers that an optimiser keeps, whatever the model computes in."""
+LANES, SMALLEST_LANE = 2, 256
+"""Into so many a trainer on a CPU cuts a micro-batch that has so many tokens for each; see `train.trainer`,
+`batch.packing`."""
+SCATTERED = 1.2
+"""What a trainer's threads keep of freed memory, in pieces too small for the next tensor, over what they use at the
+most: measured by `benchmarks/memory.py`."""
+UNCOUNTED = 0.08
+"""Share of all that is counted, for what is not: pieces that the C library keeps, and copies on the way; measured
+likewise."""
+LATER = 160 << 20
+"""Of libraries that a run imports after it was checked, and of its own record."""
+
+TRAINING = ("sft", "preference", "reward_model", *LIVE)
+SERVING = (*LIVE, "eval")
+PLAYING = ("init", "collect", "sft", *SERVING)
+"""Stages in which the world is played, whose judges answer until the stage ends."""
+SCALAR = " (scalar)"
+"""Added to the name of a model that has a scalar head."""
+
+
+class Held(NamedTuple):
+    """Peak memory of a run on one machine, in the stage that holds most: models are closed when their stage ends. First
+    how many parameters the policy has, how many of them (or of an adapter) are trained, how many a learner has that is
+    trained beside it, a critic or an implicit reward model, of how many a moving average is kept; then bytes.
+
+    process: what the process holds before it has a model. weights: of trainers, engines and models that are only asked.
+        packed:
+    what the products of all these read in the place of weights. optimiser: AdamW's moments, float32 masters of weights
+    of another dtype, and averages. step: what a trainer's micro-batches and gradients take, and what is published, at
+    the most at once. update: weights that are staged beside an engine's, packed too. cache: keys and values here and in
+    host memory, and recurrent states. sampling: what a step of generation computes. uncounted: an allowance where
+    `process` is known.
+    """
+
+    stage: str
+    parameters: int
+    trained: int
+    learner: int
+    averaged: int
+    process: int
+    weights: int
+    packed: int
+    optimiser: int
+    step: int
+    update: int
+    cache: int
+    sampling: int
+    uncounted: int
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return sum(self[5:])
+
+    @staticmethod
+    def of(config: RunConfig, shapes: Mapping[str, Outline], process: int = 0) -> Held:
+        """The estimate. `shapes` are those of `shapes_of`; `process`: see above."""
+        every = [_held(config, shapes, stage, process) for stage in config.run.stages]
+        return max(every, key=lambda held: held.total, default=_held(config, shapes, "none", process))
+
+
+def resident() -> int:
+    """Bytes of memory that this process has now; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def shapes_of(config: RunConfig, given: Path | None) -> dict[str, Outline]:
+    """Every model that is computed in this process, by its name in `[models]`: the policy, which begins as the folder
+    `given` or afresh, and those with a checkpoint of their own. What has none is as large as the policy. One with a
+    scalar head is under its name and `SCALAR`.
+
+    Raises:
+        BadInput: there is no such checkpoint, or the library makes no model of it.
+    """
+    frozen, engines = (
+        sorted({one for stage in config.run.stages for one in _asked(config, stage)[kind]}) for kind in (0, 1)
+    )
+    scalar = {name for name in (config.rl.reward_model,) if name} | (
+        {POLICY} if "reward_model" in config.run.stages else set()
+    )
+    learner = _learner(config)
+    if isinstance(learner, CriticConfig):
+        scalar.add(learner.model)
+    names = {POLICY, *frozen, *engines, *([learner.model] if learner else [])}
+    found = {}
+    for name in sorted(names | scalar):
+        for is_scalar in {name in scalar, False} if name == POLICY else {name in scalar}:
+            found[name + SCALAR * is_scalar] = _outline(config, name, given, scalar=is_scalar)
+    return found
+
+
+def _outline(config: RunConfig, name: str, given: Path | None, *, scalar: bool) -> Outline:
+    own = name in config.models and name != POLICY and config.models[name].path is not None
+    spec = config.models[name] if own else config.models[POLICY]
+    settings = {
+        "dtype": spec.dtype,
+        "numerics": spec.numerics,
+        "scalar": scalar,
+        "lora": None if own or scalar else spec.lora,
+        "gradient_checkpointing": spec.gradient_checkpointing,
+    }
+    folder = local_folder(str(spec.path)) if own else given
+    if folder is None:
+        assert spec.init is not None, "a model has a path or an init"
+        return fresh_outline(spec.init, **settings)
+    return outline(folder, **settings)
+
+
+def _held(config: RunConfig, shapes: Mapping[str, Outline], stage: str, process: int) -> Held:
+    def model(name: str) -> Outline:
+        return shapes.get(name) or shapes.get(name + SCALAR) or shapes[POLICY]
+
+    policy, section = shapes[POLICY], _learner(config)
+    heads = (SCALAR, "") if isinstance(section, CriticConfig) else ("",)
+    known = [shapes[section.model + head] for head in heads if section.model + head in shapes] if section else []
+    learner = next(iter(known), policy) if section else None
+    trained = shapes.get(POLICY + SCALAR, policy) if stage == "reward_model" else policy
+    averaging = [name for name in config.run.stages if name in LIVE and is_averaging(config, name)]
+    averaged = _numbers(policy) if averaging else 0
+    # of a float32 model the average is the weights of a model that is only asked
+    beside = averaged * FLOAT if stage in averaging and policy.model.dtype.itemsize != FLOAT else 0
+    frozen, others = _asked(config, stage)
+    trainers = [trained] if stage in TRAINING else []
+    trainers += [learner] if stage == "rl" and learner is not None else []
+    serving = [POLICY] if stage in SERVING and config.engine.kind != "openai" else []
+    engines = [*serving, *others]
+    every = [*trainers, *map(model, [*frozen, *engines])]
+    every += [] if trainers or engines else [policy]  # init and export hold what they write
+    steps = [_step(config, one, config.train) for one in trainers]
+    staged, packed = (part if stage in LIVE and serving else Size() for part in policy.staged())
+    published = Size.of(one.nbytes for one in trained.trained) if trainers else Size()
+    # what a thread has freed it keeps for itself, but not what is so large that the system gets it back
+    kept = sum(step.kept for step in steps) if steps and steps[0].kept > published.kept else published.kept
+    step, update = kept + max((step.returned for step in steps), default=0), staged.kept + packed.kept
+    in_update = kept + published.returned
+    larger = in_update + staged.total + packed.total > step + update
+    found = Held(
+        stage=stage,
+        parameters=policy.parameters,
+        trained=_numbers(policy),
+        learner=0 if learner is None else learner.parameters,
+        averaged=averaged,
+        process=process + LATER * (process > 0),
+        weights=sum(one.weights.total + one.tables for one in every),
+        packed=sum(one.packed.total for one in every) if trainers or engines or frozen else 0,
+        optimiser=sum(_optimiser(one) for one in trainers) + beside,
+        step=in_update if larger else step,
+        update=staged.total + packed.total if larger else update,
+        cache=sum(_cache(config, model(name), name) for name in engines),
+        sampling=sum(_sampling(config, model(name), name) for name in engines),
+        uncounted=0,
+    )
+    return found._replace(uncounted=int(UNCOUNTED * found.total) if process else 0)
+
+
+def _numbers(model: Outline) -> int:
+    return sum(one.numel() for one in model.trained)
+
+
+def _optimiser(model: Outline) -> int:
+    """Two moments, and a master of what is not float32 itself."""
+    return sum((2 + (one.dtype.itemsize != FLOAT)) * one.numel() * FLOAT for one in model.trained)
+
+
+def _step(config: RunConfig, model: Outline, train: TrainConfig) -> Size:
+    """Of a micro-batch, cut into lanes as the trainer cuts it, beside the gradients that are added up in float32
+    already. Lanes are computed side by side, or, by one thread, one after the other; what the first gave stays."""
+    tokens = min(train.token_budget, MOST_TOKENS)
+    lanes = LANES if tokens >= LANES * SMALLEST_LANE else 1
+    one = model.micro_batch(-(-tokens // lanes))
+    if tokens < train.token_budget:  # what it needs beyond its gradients grows with the tokens
+        one = one.times(-(-train.token_budget // tokens))
+    added = Size.of(one.numel() * FLOAT for one in model.trained)
+    if config.run.threads == 1 and lanes > 1:
+        first = Size.of(one.nbytes for one in model.trained).times(lanes - 1)
+        found = added.plus(first, one)
+    else:
+        found = added.plus(one.times(lanes))
+    return Size(int(SCATTERED * found.kept), found.returned)
+
+
+MOST_TOKENS = 1 << 17
+"""Of a micro-batch that is computed without values; beyond it sizes are multiplied."""
+
+
+def _learner(config: RunConfig) -> CriticConfig | ImplicitConfig | None:
+    """What learns beside the policy; one credit asks for one of them at the most."""
+    return (config.rl.critic or config.rl.implicit) if "rl" in config.run.stages else None
+
+
+def _asked(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
+    """The models that a stage has beside the policy and its learner: those whose weights are only computed with (a
+    reference, a reward model, teachers over the whole vocabulary), and those with an engine of their own in this
+    process."""
+    frozen: list[str] = []
+    engines: list[str] = []
+    if stage == "rl" and is_held(config):
+        frozen.append(reference_model(config))
+    if stage in SERVING and config.rl.reward_model is not None:
+        frozen.append(config.rl.reward_model)
+    if stage == "distill":
+        teachers = sorted(set(config.distill.teachers.values()) - {POLICY})  # that one is served already
+        (frozen if config.distill.over == "vocabulary" else engines).extend(
+            name for name in teachers if name != AVERAGE
+        )
+        frozen.extend(name for name in teachers if name == AVERAGE)
+    if stage == "collect":
+        engines.extend(sorted(set(config.collect.by_domain.values())))
+    if stage in PLAYING:
+        engines.extend(sorted(judging(config.env.rubric)))
+    return frozen, [name for name in engines if name not in config.models or config.models[name].served is None]
+
+
+def _engine(config: RunConfig, name: str) -> EngineConfig:
+    """`[engine]` is the policy's; others have its settings where it is a native engine's."""
+    return config.engine if name == POLICY or config.engine.kind == "native" else EngineConfig()
+
+
+def _cache(config: RunConfig, model: Outline, name: str) -> int:
+    """Of one engine: pages here and in host memory, of which one more is the probe's, and slots of recurrent states."""
+    from sparring.engine.sizes import Sizes
+    from sparring.model.recurrent import state_bytes
+
+    sizes = Sizes.of(model.model, _engine(config, name))
+    states = (sizes.num_states + 1) * state_bytes(model.model.recurrent) if model.model.recurrent else 0
+    return (sizes.num_pages + 1 + sizes.host_pages) * sizes.page_bytes + states
+
+
+def _sampling(config: RunConfig, model: Outline, name: str) -> int:
+    """Of one engine's step over as many tokens as it takes, where so many fit."""
+    engine = _engine(config, name)
+    dtype = config.models.get(name, config.models[POLICY]).dtype
+    tokens = min(engine.max_batch_tokens, engine.cache_tokens(model.token_bytes(dtype)))
+    return model.step(tokens, min(tokens, engine.max_running)).total
+
+
+def in_words(held: Held) -> str:
+    """The total and its parts."""
+    parts: Sequence[tuple[str, int]] = (
+        ("weights", held.weights),
+        ("packed weights", held.packed),
+        ("optimiser", held.optimiser),
+        ("gradients and activations", held.step),
+        ("an update", held.update),
+        ("engines' caches", held.cache),
+        ("the rest", held.process + held.sampling + held.uncounted),
+    )
+    shares = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts if size)
+    return f"{held.total / GIB:.1f} GiB in stage {held.stage} ({shares})"
+
+
+def check_memory(context: Context, shapes: Mapping[str, Outline]) -> list[str]:
+    """Compare the run's peak memory and its checkpoints' size with what the machine has; `run.memory = "warn"` only
+    warns.
+
+    Returns:
+        One sentence each.
+
+    Raises:
+        BadInput: memory or disk is too small.
+    """
+    config, held = context.config, Held.of(context.config, shapes, resident())
+    here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    warnings = []
+    if config.run.device == "cpu" and held.total > here:
+        do = "lower train.token_budget, engine.kv_bytes or engine.offload_bytes, or take a smaller model"
+        got = f"{here / GIB:.1f} GiB on this machine"
+        if config.run.memory == "refuse":
+            raise refusal("memory", in_words(held), got, f'{do}; run.memory = "warn" goes on all the same')
+        warnings.append(f"memory: warning: expected {in_words(held)}, got {got}; {do}")
+    free = shutil.disk_usage(context.folder).free
+    disk = ((held.trained + held.learner) * 12 + held.averaged * 4) * (config.train.keep_last + 1) * 2
+    if disk > free:
+        raise refusal(
+            str(context.folder),
+            f"{disk / GIB:.1f} GiB of disk for checkpoints",
+            f"{free / GIB:.1f} GiB",
+            "free disk space",
+        )
+    millions = held.parameters / 1e6
+    about = f"memory: about {held.total / GIB:.2f} GiB of {here / GIB:.0f} GiB"
+    facts = [f"{about} for {millions:.2f} million parameters, most of it in stage {held.stage}", *warnings]
+    context.store.put(TOLD, facts[-1])
+    return facts

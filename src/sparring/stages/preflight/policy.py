@@ -1,0 +1,71 @@
+"""Preflight of the policy: its weights are all there, its tokenizer fits them, and it can be served as the recipe
+asks."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from sparring.errors import refusal
+from sparring.model.hub import base_folder
+from sparring.model.outline import Outline
+from sparring.stages.context import POLICY, Context
+
+LAYERS = 2
+"""A fresh model's layers are all alike, so that two prove them all."""
+
+
+def check_model(context: Context, shape: Outline) -> list[str]:
+    """Load the policy as every stage will, or make one of the configured shape.
+
+    Args:
+        context: the run's.
+        shape: of the policy.
+
+    Returns:
+        What was found, one sentence each.
+
+    Raises:
+        BadInput: a stage of the run would be refused when it loads the model.
+    """
+    from sparring.engine.speculation import Speculation
+    from sparring.model.create import create
+    from sparring.model.lora import Adapter, fresh_state
+    from sparring.model.servable import check_servable
+    from sparring.model.targets import targeted
+
+    spec, given = context.config.models[POLICY], context.given()
+    with tempfile.TemporaryDirectory() as folder:
+        if given is not None:
+            _check_ids(base_folder(given), shape)
+        else:
+            assert spec.init is not None, "a model has a path or an init"
+            create(
+                msgspec.structs.replace(spec.init, num_layers=min(spec.init.num_layers, LAYERS)),
+                shape.vocab_size,
+                folder,
+                0,
+            )
+        model = check_servable(
+            given or Path(folder), dtype=spec.dtype, device=context.config.run.device, numerics=spec.numerics
+        )
+    Speculation(context.config.engine, recurrent=bool(model.recurrent))
+    if spec.lora is not None:
+        names = targeted(model.module, spec.lora.target_modules, spec.lora.target_parameters)
+        model.adapters.fit(Adapter(fresh_state(model.module, names, 1, 1.0, 0), model.dtype, model.device))
+    return [f"model: {type(model.module).__name__} in {spec.dtype} runs on {model.path_name}"]
+
+
+def _check_ids(folder: Path, shape: Outline) -> None:
+    """Every token of the tokenizer has a row in the embedding."""
+    from tokenizers import Tokenizer
+
+    token, largest = max(
+        Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab().items(), key=lambda item: item[1]
+    )
+    if largest >= shape.vocab_size:
+        ids = f"ids below {shape.vocab_size}, the rows of the embedding"
+        do = "take the tokenizer that belongs to the model"
+        raise refusal(str(folder / "tokenizer.json"), ids, f"{largest} for {token!r}", do)

@@ -1,0 +1,137 @@
+"""Preflight of the words: the chat format round-trips, and what will be said fits into the model's context."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from sparring.errors import BadInput, refusal
+from sparring.generation import GenerateRequest, Sampling
+from sparring.model.hub import local_folder
+from sparring.model.outline import Outline
+from sparring.protocols import Renderer
+from sparring.stages.context import POLICY, Context
+from sparring.stages.data.demonstrations import Conversation, rendered
+from sparring.stages.init import trained_tokenizer
+from sparring.stages.preflight.dimensions import context_room
+from sparring.types import Task
+
+SOME = 200
+"""Demonstrations and training tasks that are tried; a stage refuses the others when it meets them."""
+
+
+def check_rendering(
+    context: Context,
+    shape: Outline,
+    tasks: Sequence[Task],
+    shown: Sequence[Conversation],
+    held: Sequence[Conversation] = (),
+) -> list[str]:
+    """Prove the format, and that prompts and demonstrations fit.
+
+    A fresh model's tokenizer does not exist yet. One that is trained on `shown` alone writes those in about as few
+    tokens as the real one will at best, so that what does not fit here does not fit there.
+
+    Args:
+        context: the run's.
+        shape: of the policy.
+        tasks: training tasks; one whose prompt is too long is no error unless all are.
+        shown: conversations to imitate; may be empty.
+        held: conversations with the environment, which may have said what replies must be.
+
+    Returns:
+        What was found, one sentence each.
+
+    Raises:
+        BadInput: something does not round-trip, or does not fit.
+    """
+    from sparring.render.round_trip import check_round_trip
+
+    tools = context.factory.make().tools
+    with _renderer(context, shape, shown) as renderer:
+        proven = check_round_trip(renderer, tools, context.config.render.control_tokens)
+        facts = [f"render: {fact}" for fact in proven] + _sampling(context, shape, renderer)
+        _compiles(held, renderer)
+        known = [conversation.task for conversation in shown if conversation.task is not None]
+        asked = known if known and context.given() is None else tasks
+        lengths = [len(renderer.render(task.messages, tools).tokens) for task in asked]
+        room = context_room(shape, context.config.engine, context.config.models[POLICY].dtype)
+        if min(lengths) >= shape.max_positions:
+            raise _too_long(f"task {asked[0].id}", shape, f"a prompt of {lengths[0]}, tools included")
+        if min(lengths) >= room:
+            got = f"a prompt of {min(lengths)}, tools included"
+            raise refusal(
+                "engine.kv_bytes", f"a cache for more than the {room} tokens that fit", got, "raise it, or kv_tokens"
+            )
+        for conversation in shown[:SOME]:
+            length = len(rendered(conversation, renderer).tokens)
+            if length > shape.max_positions:
+                raise _too_long(conversation.name, shape, f"a demonstration of {length}")
+    fitting = [length for length in lengths if length < room]
+    facts.append(f"context: prompts of up to {max(fitting)} tokens leave {room - max(fitting)} for the rest")
+    if len(fitting) < len(lengths):
+        facts.append(
+            f"context: {len(lengths) - len(fitting)} of {len(lengths)} prompts do not fit and cannot be trained"
+        )
+    return facts
+
+
+def _sampling(context: Context, shape: Outline, renderer: Renderer) -> list[str]:
+    """The engine takes what `[rollout]` says about sampling, and what is text there compiles.
+
+    Raises:
+        BadInput: it does not.
+    """
+    from sparring.engine.check import problem_of
+
+    sampling = context.config.rollout.sampling(stop=renderer.stop_ids)
+    try:
+        request = renderer.bind(GenerateRequest(id="check", tokens=(0,), sampling=sampling))
+    except BadInput as cause:
+        raise BadInput(f"rollout.constraint: {cause}") from cause
+    problem = problem_of(request, shape.vocab_size)
+    if problem:
+        raise BadInput(f"[rollout]: expected {problem}")
+    if sampling.constraint is None:
+        return []
+    return [f"rollout: every reply is held to its {sampling.constraint.kind.replace('_', ' ')}"]
+
+
+def _compiles(held: Sequence[Conversation], renderer: Renderer) -> None:
+    """What the environment says that replies must be compiles.
+
+    Raises:
+        BadInput: it does not.
+    """
+    for conversation in held:
+        for constraint in conversation.constraints:
+            try:
+                renderer.bind(GenerateRequest(id="check", tokens=(0,), sampling=Sampling(constraint=constraint)))
+            except BadInput as cause:
+                raise BadInput(f"{conversation.name}: constraint: {cause}") from cause
+
+
+@contextmanager
+def _renderer(context: Context, shape: Outline, shown: Sequence[Conversation]) -> Iterator[Renderer]:
+    from sparring.render.train_tokenizer import MIN_VOCAB_SIZE
+
+    given = context.given()
+    if given is not None:
+        yield context.renderer(given)
+        return
+    init = context.config.models[POLICY].init
+    if init is not None and init.tokenizer is not None:
+        yield context.renderer(local_folder(init.tokenizer))
+        return
+    if shape.vocab_size < MIN_VOCAB_SIZE:
+        raise refusal("models.policy.init.vocab_size", f"at least {MIN_VOCAB_SIZE}", str(shape.vocab_size), "raise it")
+    with tempfile.TemporaryDirectory() as folder:
+        trained_tokenizer(shown[:SOME], shape.vocab_size, Path(folder))
+        yield context.renderer(Path(folder))
+
+
+def _too_long(where: str, shape: Outline, got: str) -> Exception:
+    expected = f"fewer tokens than the {shape.max_positions} positions of the model"
+    return refusal(where, expected, got, "shorten it, raise models.policy.init.max_positions, or take another model")

@@ -1,0 +1,152 @@
+"""Preflight: everything that can be wrong is found here, not half an hour in. Trains nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from sparring.errors import refusal
+from sparring.rollout.window import check_window
+from sparring.sandbox.check import check_sandbox
+from sparring.stages.context import ORDER, POLICY, Context
+from sparring.stages.data.contamination import check_unseen_files
+from sparring.stages.data.preferences import check_compared
+from sparring.stages.models.adapters import check_lora
+from sparring.stages.models.critic import check_critic
+from sparring.stages.models.implicit_reward import check_implicit
+from sparring.stages.models.objective import check_imitation, check_online
+from sparring.stages.models.reference import check_reference
+from sparring.stages.models.reward_scorers import check_reward_model
+from sparring.stages.models.teachers import check_collect, check_distill, check_teachers_answer
+from sparring.stages.preflight.dimensions import folder_shape
+from sparring.stages.preflight.engine import check_engine
+from sparring.stages.preflight.environment import check_environment, first_tasks
+from sparring.stages.preflight.judges import check_judges
+from sparring.stages.preflight.memory import check_memory, shapes_of
+from sparring.stages.preflight.policy import check_model
+from sparring.stages.preflight.rendering import check_rendering
+from sparring.stages.rl import ANNOTATIONS, correction_chosen
+from sparring.stages.runtime.baselines import check_against
+from sparring.stages.runtime.evaluation import held_out
+from sparring.stages.runtime.periodic_evaluation import check_beside
+
+
+async def check(context: Context) -> list[str]:
+    """Prove that the run can work, cheapest first.
+
+    Returns:
+        What was found, one sentence each.
+
+    Raises:
+        BadInput: the run would fail, and why.
+    """
+    config = context.config
+    facts = _stages(context)
+    if context.given() is not None:
+        folder_shape(context.given())
+    shapes = shapes_of(config, context.given())
+    shape = shapes[POLICY]
+    facts += check_lora(context) + check_critic(context) + check_implicit(context)
+    facts += check_reward_model(context, context.given()) + check_collect(context) + check_distill(context)
+    facts += check_memory(context, shapes)
+    _sampling(context)
+    facts += check_engine(context, shape)
+    if "rl" in config.run.stages:
+        if config.rl.preference is None:
+            config.algo.check(config.rollout.group_size, ANNOTATIONS)
+        check_reference(context)
+    for stage in {"rl", "distill"} & set(config.run.stages):
+        # a teacher compares with nobody: a rollout may be alone in its group
+        alone = msgspec.structs.replace(config.rollout, group_size=max(2, config.rollout.group_size))
+        check_window(
+            config.rollout if stage == "rl" else alone,
+            groups_per_step=config.rl.groups_per_step if stage == "rl" else config.distill.groups_per_step,
+            engine_tokens=config.engine.kv_tokens or None,
+            rollout_tokens=shape.max_positions,
+        )
+    if "rl" in config.run.stages:
+        facts += ["rollouts: the window cannot deadlock", correction_chosen(config)]
+    facts += await check_judges(context) + await check_teachers_answer(context)
+    facts += _held_out(context) + check_beside(context)
+    tasks = first_tasks(context)
+    task = tasks[0]
+    if task.box is not None:
+        check_sandbox(config.sandbox)
+        facts.append(f"sandbox: {config.sandbox.bwrap} isolates a command on this machine")
+        proven, rows = await context.factory.prove(context.boxes) if config.sandbox.enabled else (0, 0)
+        if proven:
+            facts.append(f"env: {proven} of {rows} rows have a right program, which passes their tests")
+    found, held, shown = await check_environment(context, task)
+    about, compared = check_compared(context)
+    shown += compared
+    about += check_online(config) + check_imitation(config)
+    facts += about + found + check_rendering(context, shape, tasks, shown, held)
+    return facts + check_model(context, shape)
+
+
+def _stages(context: Context) -> list[str]:
+    """The order of stages makes sense: each finds weights to start from."""
+    stages, given = context.config.run.stages, context.given()
+    if list(stages) != sorted(stages, key=ORDER.index):
+        order = " -> ".join(sorted(stages, key=ORDER.index))
+        raise refusal("run.stages", order, " -> ".join(stages), "write them in this order")
+    if "init" not in stages and given is None:
+        raise refusal(
+            "run.stages", "`init` first", str(list(stages)), "add it, or give a checkpoint: models.policy.path"
+        )
+    checkpoints = context.config.eval.checkpoints
+    if "eval" in stages and not set(checkpoints) & set(stages):
+        raise refusal(
+            "eval.checkpoints", f"one of the run's stages {list(stages)}", str(list(checkpoints)), "add one of these"
+        )
+    return [f"stages: {' -> '.join(stages)}"]
+
+
+def _sampling(context: Context) -> None:
+    """Rollouts differ, or they teach nothing."""
+    if not {"rl", "distill"} & set(context.config.run.stages):
+        return
+    rollout = context.config.rollout
+    if rollout.temperature == 0:
+        raise refusal("rollout.temperature", "above 0 while the run trains", "0", "raise it: greedy rollouts are equal")
+    if rollout.top_k == 1:
+        raise refusal(
+            "rollout.top_k", "another than 1 while the run trains", "1", "raise it: greedy rollouts are equal"
+        )
+    if rollout.min_p == 1:
+        raise refusal("rollout.min_p", "below 1 while the run trains", "1.0", "lower it: greedy rollouts are equal")
+
+
+def _held_out(context: Context) -> list[str]:
+    """There are as many held-out tasks as the evaluation asks for, and no file trains on them.
+
+    Raises:
+        BadInput: there are fewer, or one does.
+    """
+    config = context.config
+    if "eval" not in config.run.stages:
+        if config.eval.against:
+            do = "add it, or leave eval.against out"
+            raise refusal("eval.against", "a stage eval, whose result is compared", str(list(config.run.stages)), do)
+        return []
+    tasks = held_out(context, config.eval.tasks)
+    check_unseen_files(context, tasks)
+    there = len(tasks)
+    if config.eval.no_tool_tasks > there:
+        few = f"at most {there}, the tasks of the evaluation"
+        raise refusal("eval.no_tool_tasks", few, str(config.eval.no_tool_tasks), "lower it")
+    return [f"eval: {there} held-out tasks", *check_against(context, tasks)]
+
+
+def check_directory(directory: Path) -> None:
+    """Prove that folders can be made in `directory`, without making any.
+
+    Raises:
+        BadInput: something else is in the way, or it is not ours to write.
+    """
+    there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        got = "one without the right to write" if there.is_dir() else "a file"
+        raise refusal("run.directory", f"a folder at {there}", got, "choose another")

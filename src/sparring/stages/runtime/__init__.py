@@ -1,0 +1,1 @@
+"""Training and evaluation loops that several stages share: online, offline, checkpoints, metrics."""

@@ -1,0 +1,85 @@
+"""Evaluation of weights on held-out tasks: what the stage eval, periodic evaluation and `sparring eval` share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sparring.errors import EvaluationFailed, refusal
+from sparring.observe.evaluation import Evaluation
+from sparring.protocols import Engine
+from sparring.rollout.evaluate import EvalPlan, Finding, ScoredRunner, evaluate, recorded, summarize
+from sparring.stages.context import POLICY, Context
+from sparring.stages.models.reward_scorers import scorers
+from sparring.stages.runtime.rollouts import rollout_runner
+from sparring.types import Task
+
+
+def held_out(context: Context, count: int, key: str = "eval.tasks") -> list[Task]:
+    """The first `count` tasks of the environment's evaluation split; 0 takes all. `key` is where the count stands.
+
+    Raises:
+        BadInput: there are fewer.
+    """
+    source = context.factory.tasks("eval", context.config.run.seed)
+    tasks: list[Task] = []
+    while (not count or len(tasks) < count) and (task := source.next()) is not None:
+        tasks.append(task)
+    if len(tasks) < max(1, count):
+        raise refusal(key, f"at most {len(tasks)}, the held-out tasks", str(count), "lower it, or raise env.held_out")
+    return tasks
+
+
+async def evaluate_folder(context: Context, folder: str, plan: EvalPlan, model: str = POLICY) -> Evaluation:
+    """Evaluate a checkpoint folder, as that of `model`, going on from what the store has; an engine is made if that is
+    not all.
+
+    Raises:
+        EvaluationFailed: more than `[eval] max_lost` of the rollouts were broken by infrastructure or judge.
+        BadInput: the store has it of other tasks.
+    """
+    found = recorded(plan, context.store)
+    if len(found) < len(plan):
+        engine = context.cluster.engine(model, path=folder)
+        try:
+            found = await _sampled(context.played_by(model), engine, Path(folder), plan)
+        finally:
+            await engine.close()
+    result = summarize(plan, found, context.config.eval.ks)
+    check_lost(result, context.config.eval.max_lost, plan.stage)
+    return result
+
+
+def check_lost(result: Evaluation, most: float, name: str) -> None:
+    """Whether enough is left to speak of a result.
+
+    Raises:
+        EvaluationFailed: too many rollouts were broken by infrastructure or judge; which and how.
+    """
+    if result.lost_share <= most:
+        return
+    some = "; ".join(f"{lost.rollout} ({lost.failure})" for lost in result.lost[:3])
+    raise EvaluationFailed(
+        f"{name}: expected at most {most:.1%} of rollouts broken by infrastructure or judge (eval.max_lost), got "
+        f"{len(result.lost)} of {result.rollouts}: {some}{'; ...' if len(result.lost) > 3 else ''}; "
+        "the same command runs only these again"
+    )
+
+
+async def _sampled(context: Context, engine: Engine, folder: Path, plan: EvalPlan) -> dict[int, Finding]:
+    """Run what is missing, told to the sink under the plan's stage."""
+    name, successes = plan.stage.replace("/", " "), 0
+
+    def done(number: int, finding: Finding) -> None:
+        nonlocal successes, ours
+        successes, ours = successes + bool(finding.success), ours + 1
+        context.sink.log(name, number, {"rollout/success": successes / ours})
+
+    ours = 0
+    context.sink.start(name, len(plan))
+    return await evaluate(
+        ScoredRunner(rollout_runner(context, engine, folder), scorers(context)),
+        plan,
+        store=context.store,
+        max_concurrent_rollouts=context.config.eval.max_concurrent_rollouts,
+        done=done,
+    )

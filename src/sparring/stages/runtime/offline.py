@@ -1,0 +1,105 @@
+"""What all stages share that train on rows which are there before they begin: epochs, checkpoints, metrics, resume."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+import xxhash
+
+from sparring.loop import run_loop
+from sparring.protocols import Trainer
+from sparring.stages.context import POLICY, Context
+from sparring.stages.runtime.checkpoints import Checkpoints
+from sparring.stages.runtime.garbage import fewer_collections
+from sparring.types import Batch, StepResult
+
+T = TypeVar("T")
+
+
+class Section(Protocol):
+    """What the config sections of such stages have in common."""
+
+    steps: int
+    rows_per_step: int
+    train: dict[str, int | float | str | bool]
+
+
+class _OpenWindow:
+    """Rows that are there wait for nobody."""
+
+    def release(self, step: int) -> None:
+        """Nothing waits."""
+
+
+async def supervise(
+    context: Context,
+    stage: str,
+    trainer: Trainer,
+    units: Sequence[T],
+    batch_of: Callable[[Sequence[T], int], Batch],
+    shown: Mapping[str, str],
+) -> dict[str, Any]:
+    """Train `trainer` from its last checkpoint of this stage, or from the start, to the stage's last step.
+
+    Args:
+        context: the run's.
+        stage: its name, and that of its section.
+        trainer: what is trained; it holds the stage's input.
+        units: what an epoch goes through once.
+        batch_of: the batch of a step, of the units chosen for it.
+        shown: by name in the result, a metric whose value at the last step stands there.
+
+    Returns:
+        `tokens_trained` and what is `shown`; None of a metric that no step reported.
+    """
+    section: Section = getattr(context.config, stage)
+    context.sink.start(stage, section.steps)
+    checkpoints = Checkpoints(
+        trainer=trainer,
+        store=context.store,
+        stage=stage,
+        folder=context.folder / stage,
+        config=msgspec.structs.replace(context.config.train, **section.train),
+        last_step=section.steps,
+    )
+    done, state = await checkpoints.resume()
+    context.store.truncate(stage, done)
+    totals: dict[str, Any] = {"tokens_trained": 0, **dict.fromkeys(shown), **state}
+
+    async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
+        totals["tokens_trained"] += int(metrics["tokens_trained"])
+        totals.update({name: metrics[metric] for name, metric in shown.items() if metric in metrics})
+        context.store.metric(stage, step.version, metrics)
+        context.sink.log(stage, step.version, metrics)
+        await checkpoints.after(step, metrics, totals)
+
+    async def rows() -> AsyncIterator[tuple[int, list[T]]]:
+        steps = range(done + 1, section.steps + 1)
+        chosen = epochs(units, steps, section.rows_per_step, context.config.run.seed, stage)
+        for step, part in zip(steps, chosen, strict=True):
+            yield step, part
+
+    async def batches(numbered: AsyncIterator[tuple[int, list[T]]]) -> AsyncIterator[Batch]:
+        async for step, part in numbered:
+            yield batch_of(part, step)
+
+    with fewer_collections():
+        await run_loop(rows(), batches, {POLICY: trainer}, {}, _OpenWindow(), after_step)
+    return totals
+
+
+def epochs(units: Sequence[T], steps: range, per_step: int, seed: int, stage: str) -> Iterator[list[T]]:
+    """What each of `steps` trains on. Every unit is seen once per epoch, in an order that depends on (stage, seed,
+    epoch) alone, so a resume needs no more than the number of steps that are done."""
+    orders: dict[int, list[int]] = {}
+    for step in steps:
+        places = range((step - 1) * per_step, step * per_step)
+        for epoch in {place // len(units) for place in places} - orders.keys():
+            orders[epoch] = _order(len(units), seed, epoch, stage)
+        yield [units[orders[place // len(units)][place % len(units)]] for place in places]
+
+
+def _order(count: int, seed: int, epoch: int, stage: str) -> list[int]:
+    return sorted(range(count), key=lambda row: xxhash.xxh3_64_intdigest(f"{stage}/{seed}/{epoch}/{row}".encode()))

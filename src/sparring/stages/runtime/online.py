@@ -1,0 +1,193 @@
+"""Online training: a policy is trained on what it has just sampled. The one wiring of `loop.run_loop`, for every such
+stage.
+
+    training = OnlineTraining(context, "rl", section, plan)     engine and trainer of the policy
+    await training.train(OnlineObjective(...))                  from the last checkpoint to the written model
+
+A stage adds what is its own: its losses (`plan`), and how rollouts become something to learn (`OnlineObjective`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import msgspec
+
+from sparring.algo.annotate.observations import observation_targets
+from sparring.algo.annotate.provenance import SampleProvenance
+from sparring.batch.batches import Plan, batches
+from sparring.loop import run_loop
+from sparring.observe.hooks import timed
+from sparring.observe.spans import Spans
+from sparring.protocols import Annotator, Credit, Scorer, TaskSource, Trainer, TrainPlan
+from sparring.recipe.sections.distill import DistillConfig
+from sparring.recipe.sections.rl import RlConfig
+from sparring.rollout.scheduler import Scheduler
+from sparring.rollout.window import Window
+from sparring.stages.context import POLICY, Context
+from sparring.stages.export import write_model
+from sparring.stages.models.adapters import trained_folder
+from sparring.stages.models.reward_scorers import scorers
+from sparring.stages.runtime.checkpoints import Checkpoints
+from sparring.stages.runtime.garbage import fewer_collections
+from sparring.stages.runtime.periodic_evaluation import periodic_evaluator
+from sparring.stages.runtime.rollouts import rollout_runner
+from sparring.stages.runtime.timing import ENGINE_SPANS, TRAINER_SPANS, EngineCounters, StepClock
+from sparring.stages.runtime.totals import Totals
+from sparring.types import Batch, Group, StepResult
+
+
+class Stateful(Protocol):
+    """Something whose state is saved with every checkpoint."""
+
+    def state(self) -> Mapping[str, Any]:
+        """Return what `restore` needs."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state; an empty one where the checkpoint is older than the part."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OnlineObjective:
+    """How a stage's rollouts become something to learn.
+
+    Attributes:
+        tasks: source of the tasks that are rolled out.
+        annotators: add values to rows, in this order; after them the tokens that tools answered are added where the
+            section trains them.
+        credit: turns scores into advantages.
+        plan: says how an update is made of its groups.
+        kept: by name, what a resume needs beside weights and scheduler.
+        metrics: reports figures of each step.
+        baseline: whether every task is rolled out once more, greedily.
+    """
+
+    tasks: TaskSource
+    annotators: Sequence[Annotator]
+    credit: Credit
+    plan: Plan
+    kept: Mapping[str, Stateful] = field(default_factory=dict)
+    metrics: Callable[[], Mapping[str, float]] = dict
+    baseline: bool = False
+
+
+class OnlineTraining:
+    """One stage of live training.
+
+    Args:
+        context: of the run.
+        stage: its name.
+        section: of the recipe.
+        plan: what the policy's trainer is made for.
+
+    Attributes:
+        source: the checkpoint folder that the stage starts from.
+        engine: of the policy, whose requests are timed.
+        trainers: by role, the policy's first; others may be added before `train`, with `add`.
+        watch: which group and rollout a row is of.
+    """
+
+    def __init__(self, context: Context, stage: str, section: RlConfig | DistillConfig, plan: TrainPlan) -> None:
+        self._context, self._stage, self._section = context, stage, section
+        self._spans = Spans()
+        self.source = trained_folder(context, context.input(stage))
+        self._served = context.cluster.engine(POLICY, path=str(self.source))
+        self.engine = timed(self._served, self._spans, ENGINE_SPANS)
+        self.trainers: dict[str, Trainer] = {}
+        self.add(POLICY, context.cluster.trainer(POLICY, path=str(self.source), plan=plan))
+        self.watch = SampleProvenance()
+        context.sink.start(stage, section.steps)
+
+    def add(self, role: str, trainer: Trainer) -> None:
+        """Train another model beside the policy, on the batches of its role."""
+        self.trainers[role] = timed(trainer, self._spans, TRAINER_SPANS)
+
+    async def train(self, objective: OnlineObjective) -> dict[str, Any]:
+        """Every update that is still to do, then write a Hugging Face folder, or an adapter's.
+
+        Returns:
+            `Totals` of the whole stage and `model`, the folder.
+        """
+        context, stage, config = self._context, self._stage, self._context.config
+        window = Window(self._section.groups_per_step, config.rollout.max_lag, self._section.steps)
+        judges = scorers(context)
+        scheduler = self._scheduler(objective, window, judges)
+        checkpoints = self._checkpoints()
+        kept = {"credit": objective.credit, **objective.kept}
+        done, state = await checkpoints.resume()
+        context.store.truncate(stage, done, first_group=done * self._section.groups_per_step)
+        totals = Totals(state.get("totals"))
+        if done:
+            scheduler.restore(state["scheduler"], context.store.groups(stage=stage))
+            for name, each in kept.items():
+                each.restore(state.get(name, {}))
+            await self.engine.pull(await self.trainers[POLICY].push())
+        counters, clock = EngineCounters(self.engine), StepClock(self._spans)
+
+        async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
+            metrics = {**metrics, **scheduler.metrics(), **context.judges.metrics(), **objective.metrics()}
+            metrics |= {**counters.lap(), **clock.lap(batch.account.sampled)}
+            totals.add(batch, metrics)
+            context.store.metric(stage, step.version, metrics)
+            context.sink.log(stage, step.version, metrics)
+            states = {"scheduler": scheduler.state(step.version), "totals": totals.as_dict()}
+            await checkpoints.after(step, metrics, {**states, **{name: each.state() for name, each in kept.items()}})
+            evaluator.after(step.version)
+
+        beside = periodic_evaluator(
+            rollout_runner(context, self._served, self.source), context, judges, stage=stage, done=done
+        )
+        batches_of = self._batches(objective, range(done + 1, self._section.steps + 1))
+        async with beside as evaluator:
+            with fewer_collections():
+                await run_loop(scheduler.groups(), batches_of, self.trainers, {POLICY: self.engine}, window, after_step)
+        await write_model(self.trainers[POLICY], self.source, context.output(stage))
+        return {**totals.as_dict(), "model": str(context.output(stage))}
+
+    def _scheduler(self, objective: OnlineObjective, window: Window, judges: Sequence[Scorer]) -> Scheduler:
+        """What rolls tasks out and scores them."""
+        context, engine = self._context, self.engine
+        return Scheduler(
+            rollout_runner(context, engine, self.source),
+            objective.tasks,
+            window,
+            run_seed=context.config.run.seed,
+            engine_version=lambda: engine.version,
+            stage=self._stage,
+            scorers=judges,
+            baseline=rollout_runner(context, engine, self.source, greedy=True) if objective.baseline else None,
+        )
+
+    def _batches(
+        self, objective: OnlineObjective, steps: range
+    ) -> Callable[[AsyncIterator[Group]], AsyncIterator[Batch]]:
+        """Return what makes the batches of `steps` of scored groups."""
+
+        def batches_of(groups: AsyncIterator[Group]) -> AsyncIterator[Batch]:
+            return batches(
+                self.watch.groups(groups),
+                steps=steps,
+                groups_per_step=self._section.groups_per_step,
+                credit=objective.credit,
+                model=POLICY,
+                annotators=[*objective.annotators, *observation_targets(self.watch, self._section.observations), self.watch],
+                store=self._context.store,
+                plan=replace(objective.plan, stage=self._stage),
+            )
+
+        return batches_of
+
+    def _checkpoints(self) -> Checkpoints:
+        """Where the stage saves, and goes on from."""
+        context = self._context
+        return Checkpoints(
+            trainer=self.trainers[POLICY],
+            store=context.store,
+            stage=self._stage,
+            folder=context.folder / self._stage,
+            config=msgspec.structs.replace(context.config.train, **self._section.train),
+            last_step=self._section.steps,
+            beside={role: trainer for role, trainer in self.trainers.items() if role != POLICY},
+        )

@@ -1,0 +1,118 @@
+"""Evaluation beside a stage of live training: `[eval] every`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from sparring.errors import EvaluationFailed, refusal
+from sparring.observe.evaluation import Evaluation
+from sparring.observe.statistics import Estimate
+from sparring.protocols import Scorer
+from sparring.rollout.evaluate import EvalPlan, ScoredRunner
+from sparring.rollout.evaluator import Evaluator
+from sparring.rollout.runner import RolloutRunner
+from sparring.stages.context import LIVE, Context
+from sparring.stages.runtime.evaluation import check_lost, held_out
+
+
+@asynccontextmanager
+async def periodic_evaluator(
+    runner: RolloutRunner, context: Context, judges: Sequence[Scorer], *, stage: str, done: int
+) -> AsyncIterator[Evaluator]:
+    """What evaluates the run beside its training. At the end, what is under way is waited for; a training that fails
+    stops it.
+
+    Results are told as `<stage>/eval`, by the step whose weights were served when the evaluation began.
+
+    Args:
+        runner: on the engine that training samples from.
+        context: of the run.
+        judges: what else scores rollouts.
+        stage: which is trained.
+        done: its finished steps; results of later ones, of an earlier process, count no longer.
+    """
+    config, told, every = context.config, f"{stage}/eval", context.config.eval.every
+    tasks = held_out(context, config.eval.every_tasks, "eval.every_tasks") if every else ()
+    context.store.truncate(told, done)
+    evaluator = Evaluator(
+        ScoredRunner(runner, judges),
+        EvalPlan(tasks=tasks, run_seed=config.run.seed, stage=told),
+        every=every,
+        max_concurrent_rollouts=config.eval.max_concurrent_rollouts,
+        store=context.store,
+        found=lambda step, result: _log_result(context, told, step, result),
+        left_out=lambda step, other: context.sink.event(
+            told, f"none after step {step}: the one after step {other} goes on; a higher eval.every leaves none out"
+        ),
+    )
+    async with evaluator:
+        if every and done and done not in {step for step, _ in context.store.metrics(told)}:
+            evaluator.after(done)  # it was due when the process before was stopped
+        yield evaluator
+        await evaluator.finish()
+
+
+def check_beside(context: Context) -> list[str]:
+    """What evaluation beside training needs.
+
+    Returns:
+        What was found, one sentence each.
+
+    Raises:
+        BadInput: too few held-out tasks, or updates would wait for it.
+    """
+    config = context.config
+    if not config.eval.every:
+        return []
+    if not set(LIVE) & set(config.run.stages):
+        expected = f"0 without a stage beside which it evaluates ({', '.join(LIVE)})"
+        raise refusal("eval.every", expected, str(config.eval.every), "leave it out")
+    if config.engine.live_kv == "drain":
+        got = f'{config.eval.every}, with engine.live_kv = "drain"'
+        do = 'set engine.live_kv to "keep" or "recompute", or leave eval.every out'
+        raise refusal("eval.every", "0 where an update waits for every request, evaluation's too", got, do)
+    tasks = len(held_out(context, config.eval.every_tasks, "eval.every_tasks"))
+    return [f"eval: {tasks} held-out tasks after every {config.eval.every} steps, beside training"]
+
+
+def figures(result: Evaluation) -> dict[str, float]:
+    """A result as metrics: `success` and `reward` with `_low`, `_high` and `_error`, `success/<tag>`, tasks, lost
+    rollouts, turns and the range of versions. What is not known is left out."""
+    found: dict[str, float | None] = {**_spread("success", result.success), **_spread("reward", result.reward)}
+    found |= {f"success/{tag}": estimate.value for tag, estimate in result.by_tag.items()}
+    low, high = result.versions or (None, None)
+    found |= {"turns": result.mean_turns, "tasks": len(result.tasks), "lost": len(result.lost)}
+    found |= {"version_low": low, "version_high": high}
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def _spread(name: str, estimate: Estimate) -> dict[str, float | None]:
+    low, high = estimate.interval or (None, None)
+    return {name: estimate.value, f"{name}_low": low, f"{name}_high": high, f"{name}_error": estimate.standard_error}
+
+
+def _log_result(context: Context, told: str, step: int, result: Evaluation) -> None:
+    """Into the record and to the user. A failed evaluation leaves a line and no figure; training goes on."""
+    try:
+        check_lost(result, context.config.eval.max_lost, f"after step {step}")
+    except EvaluationFailed as failed:
+        context.sink.event(told, str(failed))
+        return
+    values = figures(result)
+    context.store.metric(told, step, values)
+    context.sink.log(told, step, values)
+    context.sink.event(told, f"after step {step}: {_sentence(result)}")
+
+
+def _sentence(result: Evaluation) -> str:
+    shown, text = (result.success, "{:.1%}") if result.success.tasks else (result.reward, "{:.4g}")
+    name = "solved" if result.success.tasks else "mean reward"
+    low, high = shown.interval or (shown.value, shown.value)
+    of = (
+        "{} {} ({} to {})".format(name, *(text.format(x) for x in (shown.value, low, high)))
+        if shown.tasks
+        else "nothing scored"
+    )
+    low, high = result.versions or (0, 0)
+    return f"{of} of {len(result.tasks)} tasks, weights of version {low}{'' if low == high else f' to {high}'}"

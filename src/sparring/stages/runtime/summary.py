@@ -1,0 +1,125 @@
+"""`summary.json`: the figures of a run, read by people, by the report and by other runs."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from sparring.observe.evaluation import Evaluation, compare, kept, narrowed
+from sparring.stages.context import Context
+from sparring.stages.runtime.baselines import last_evaluated, others
+
+EVALUATED = ("init", "sft", "preference", "rl", "distill")
+"""Stages whose weights may have been evaluated."""
+
+
+def write_summary(context: Context) -> dict[str, Any]:
+    """Write `<run>/summary.json` from what the stages recorded, and return it. Rates are numbers from 0 to 1."""
+    results = context.done("eval") or {}
+    rl = context.done("distill") or context.done("rl") or {}
+    account = rl.get("account", {})
+    supervised = context.done("preference") or context.done("sft") or {}
+    last = last_evaluated(results) or {}
+    rates = {name: _overall(results.get(name)) for name in EVALUATED}
+    held_out = {stage: (context.done(stage) or {}).get("held_out") for stage in ("preference", "reward_model")}
+    summary = {
+        "name": context.config.run.name,
+        **{
+            f"{name}_success{end}": rate[key]
+            for name, rate in rates.items()
+            for end, key in (("", "success"), ("_low", "low"), ("_high", "high"))
+        },
+        "no_tool_success": _overall(results.get("no_tool"))["success"],
+        "eval_tasks": max(rate["tasks"] for rate in rates.values()),
+        "held_out": {stage: found for stage, found in held_out.items() if found is not None},
+        "turns_successful": last.get("mean_turns_successful"),
+        "by_dataset": _by_dataset(context, results),
+        "teachers": _teachers(results),
+        "against": _against(context, last),
+        "logprob_max_abs_diff": rl.get("logprob_max_abs_diff"),
+        "correction": context.config.algo.correction_rule.in_words(),
+        "tokens_sampled": account.get("sampled"),
+        "tokens_trained": account.get("trained", supervised.get("tokens_trained")),
+        "tokens": account,
+        "lag_max": rl.get("lag_max"),
+        "overlap_share": rl["overlap_s"] / rl["step_s"] if rl.get("step_s") else None,
+        "wall_s": {stage: context.store.get(f"wall/{stage}") or 0.0 for stage in context.config.run.stages},
+        "peak_rss_bytes": _peak_rss(context),
+    }
+    staging = context.folder / "summary.json.tmp"
+    staging.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    staging.rename(context.folder / "summary.json")
+    return summary
+
+
+def _overall(result: Mapping[str, Any] | None) -> dict[str, Any]:
+    return _rate(result["success"]) if result else {"success": None, "low": None, "high": None, "tasks": 0}
+
+
+def _rate(rate: Mapping[str, Any]) -> dict[str, Any]:
+    low, high = rate["interval"] or (None, None)
+    return {"success": rate["value"], "low": low, "high": high, "tasks": rate["tasks"]}
+
+
+def _teachers(results: Mapping[str, Any]) -> dict[str, Any]:
+    """By teacher that was evaluated: its success on the tasks that it teaches, and what share of that the student has
+    on them."""
+    found = {}
+    for label, result in results.items():
+        if label.startswith("teacher/"):
+            teacher, student = (msgspec.convert(one, Evaluation) for one in (result, results["distill"]))
+            share = kept(teacher, student)
+            low, high = share.interval or (None, None)
+            rest = {"kept": share.value, "kept_low": low, "kept_high": high}
+            found[label.removeprefix("teacher/")] = {**_rate(result["success"]), **rest}
+    return found
+
+
+def _against(context: Context, last: Mapping[str, Any]) -> dict[str, Any]:
+    """By name in `[eval] against`, over the tasks that both scored: its success (its reward, where the world knows
+    none), how much more ours is, task by task, and its success by dataset; and how many tokens its last stage
+    trained."""
+    found = {}
+    ours = msgspec.convert(last, Evaluation) if last else None
+    for name, other in others(context).items() if ours is not None else ():
+        compared = compare(other.evaluation, ours)
+        theirs, more = narrowed(other.evaluation, ours), compared.changes[compared.figure]
+        low, high = more.interval or (None, None)
+        found[name] = {
+            "figure": compared.figure,
+            "value": getattr(theirs, compared.figure).value,
+            "difference": more.value,
+            "difference_low": low,
+            "difference_high": high,
+            "tasks": more.tasks,
+            "left_out": len(compared.left_out),
+            "by_dataset": {tag: rate.value for tag, rate in theirs.by_tag.items()},
+            "tokens_trained": other.tokens_trained,
+        }
+    return found
+
+
+def _by_dataset(context: Context, results: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: (results.get(name) or {}).get("by_tag", {}) for name in EVALUATED}
+    coverage = getattr(context.factory, "coverage", {})
+    return {
+        tag: {
+            "coverage": coverage.get(tag),
+            **{name: tags[tag]["value"] if tag in tags else None for name, tags in found.items()},
+            "intervals": {name: tags[tag]["interval"] if tag in tags else None for name, tags in found.items()},
+            "tasks": max(tags[tag]["tasks"] for tags in found.values() if tag in tags),
+        }
+        for tag in sorted(set().union(*found.values()))
+    }
+
+
+def _peak_rss(context: Context) -> int:
+    """The highest of this process and of the earlier ones of the run."""
+    now = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = max(now, context.store.get("peak_rss_bytes") or 0)
+    context.store.put("peak_rss_bytes", peak)
+    return peak

@@ -1,0 +1,50 @@
+"""Totals of a training stage over all its steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from sparring.types import Batch, TokenAccount
+
+
+class Totals:
+    """What a stage's result says about all its steps; saved with every checkpoint so that a resume loses none. Of these
+    `logprob_max_abs_diff` is None where no fresh token was trained."""
+
+    def __init__(self, saved: Mapping[str, Any] | None) -> None:
+        saved = saved or {}
+        self.account = TokenAccount(**saved.get("account", {}))
+        self.logprob_max_abs_diff: float | None = saved.get("logprob_max_abs_diff")
+        self.lag_max = float(saved.get("lag_max", 0.0))
+        self.overlap_s = float(saved.get("overlap_s", 0.0))
+        self.step_s = float(saved.get("step_s", 0.0))
+        self.steps = int(saved.get("steps", 0))
+
+    def add(self, batch: Batch, metrics: Mapping[str, float]) -> None:
+        """One step."""
+        self.account += batch.account
+        self.logprob_max_abs_diff = _larger(self.logprob_max_abs_diff, metrics.get("logprob_max_abs_diff"))
+        self.lag_max = max(self.lag_max, metrics.get("rollout/lag_max", 0.0))
+        self.overlap_s += metrics["time/overlap"] * metrics["time/step_s"]
+        self.step_s += metrics["time/step_s"]
+        self.steps += 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps, and the stage's result says."""
+        return {
+            "account": dataclasses.asdict(self.account),
+            "logprob_max_abs_diff": self.logprob_max_abs_diff,
+            "lag_max": self.lag_max,
+            "overlap_s": self.overlap_s,
+            "step_s": self.step_s,
+            "steps": self.steps,
+        }
+
+
+def _larger(known: float | None, found: float | None) -> float | None:
+    """The larger of two, of which None is nothing and NaN is larger than everything."""
+    if known is None or found is None:
+        return found if known is None else known
+    return found if found != found or found > known else known

@@ -1,0 +1,229 @@
+"""Plain data (TOML, JSON) into msgspec structs, with the exact place and the declared type of whatever does not fit.
+
+`msgspec.convert` names a place in an English sentence, and leaves out which entry of a table it means. This module
+walks the declared types itself, so that a refusal can name the key that the user wrote and the keys that exist.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from msgspec import inspect as declared
+
+Key = str | int
+
+
+class InvalidValue(ValueError):
+    """A value that does not fit the type that is declared for its place.
+
+    Attributes:
+        keys: lead to the value from the outermost table.
+        expected: what would have been accepted, as in `errors.refusal`.
+        got: what came; empty where `expected` already says it.
+        do: the way out; empty where none is known beyond writing another value.
+        unknown: the name of a key that its table does not have, else empty.
+        known: the names that the table of an unknown key does have.
+    """
+
+    def __init__(
+        self,
+        keys: Iterable[Key],
+        expected: str,
+        got: str = "",
+        do: str = "",
+        *,
+        unknown: str = "",
+        known: Iterable[str] = (),
+    ) -> None:
+        self.keys, self.expected, self.got, self.do = tuple(keys), expected, got, do
+        self.unknown, self.known = unknown, frozenset(known)
+        super().__init__(self.text)
+
+    @property
+    def text(self) -> str:
+        """The place, what was expected and what came, in one line: `code: expected a string, got 3`."""
+        place = f"{dotted(self.keys)}: " if self.keys else ""
+        return f"{place}expected {self.expected}{f', got {self.got}' if self.got else ''}"
+
+
+def dotted(keys: Iterable[Key]) -> str:
+    """Join keys as a user writes them: `env.datasets.0.weight`."""
+    return ".".join(map(str, keys))
+
+
+def convert(data: Any, kind: Any) -> Any:
+    """Build a value of the type `kind` from plain data. Nothing is coerced but an integer where a float is declared.
+
+    Args:
+        data: tables, lists, strings, numbers, booleans and None.
+        kind: any type that `msgspec.inspect.type_info` understands. A dictionary that is declared as
+            `Annotated[dict[...], msgspec.Meta(extra={"keys_of": SomeStruct})]` must have keys and values of that
+            struct.
+
+    Raises:
+        InvalidValue: something does not fit; the first in the order of the data.
+    """
+    return _value(declared.type_info(kind), data, ())
+
+
+def in_words(kind: declared.Type) -> str:
+    """Describe a declared type for a user: `an integer or a string`, `one of "a", "b"`."""
+    kind = _plain(kind)
+    if isinstance(kind, declared.UnionType):
+        words = (in_words(option) for option in kind.types if not isinstance(option, declared.NoneType))
+        return " or ".join(dict.fromkeys(words))
+    if isinstance(kind, declared.LiteralType):
+        return "one of " + ", ".join(json.dumps(value) for value in kind.values)
+    if isinstance(kind, declared.CollectionType):
+        return f"a list of: {in_words(kind.item_type)}"
+    return _WORDS.get(type(kind), "another value")
+
+
+_WORDS = {
+    declared.IntType: "an integer",
+    declared.FloatType: "a number",
+    declared.StrType: "a string",
+    declared.BoolType: "true or false",
+    declared.TupleType: "a list",
+    declared.DictType: "a table",
+    declared.StructType: "a table",
+    declared.DataclassType: "a table",
+    declared.TypedDictType: "a table",
+}
+
+
+def _plain(kind: declared.Type) -> declared.Type:
+    return kind.type if isinstance(kind, declared.Metadata) else kind
+
+
+def _value(kind: declared.Type, data: Any, keys: tuple[Key, ...]) -> Any:
+    """Build what stands at `keys`."""
+    if isinstance(kind, declared.Metadata):
+        if (table := (kind.extra or {}).get("keys_of")) is not None and isinstance(data, Mapping):
+            _value(declared.type_info(table), data, keys)
+        kind = kind.type
+    options = kind.types if isinstance(kind, declared.UnionType) else (kind,)
+    fitting = [option for option in map(_plain, options) if _has_shape(option, data)]
+    tagged = [option for option in fitting if isinstance(option, declared.StructType) and option.tag is not None]
+    if len(tagged) > 1:
+        return _struct(_chosen(tagged, data, keys), data, keys)
+    if not fitting:
+        raise InvalidValue(keys, in_words(kind), _shown(data), "write a value of that kind")
+    return _inner(fitting[0], data, keys)
+
+
+def _has_shape(kind: declared.Type, data: Any) -> bool:
+    """Whether the outermost layer of `data` is of the declared kind."""
+    match kind:
+        case declared.AnyType():
+            return True
+        case declared.NoneType():
+            return data is None
+        case declared.BoolType():
+            return isinstance(data, bool)
+        case declared.IntType():
+            return isinstance(data, int) and not isinstance(data, bool)
+        case declared.FloatType():
+            return isinstance(data, (int, float)) and not isinstance(data, bool)
+        case declared.StrType():
+            return isinstance(data, str)
+        case declared.LiteralType():
+            return any(type(value) is type(data) and value == data for value in kind.values)
+        case declared.StructType() | declared.DictType() | declared.DataclassType() | declared.TypedDictType():
+            return isinstance(data, Mapping)
+        case declared.TupleType():
+            return isinstance(data, (list, tuple)) and len(data) == len(kind.item_types)
+        case declared.CollectionType():
+            return isinstance(data, (list, tuple))
+    return False
+
+
+def _inner(kind: declared.Type, data: Any, keys: tuple[Key, ...]) -> Any:
+    """Build a value whose outermost layer has the declared kind."""
+    match kind:
+        case declared.IntType() | declared.FloatType():
+            return _number(kind, data, keys)
+        case declared.StructType():
+            return _struct(kind, data, keys)
+        case declared.DataclassType() | declared.TypedDictType():
+            return _record(kind, data, keys)
+        case declared.DictType():
+            return {key: _value(kind.value_type, value, (*keys, key)) for key, value in data.items()}
+        case declared.TupleType():
+            return tuple(
+                _value(item, value, (*keys, n))
+                for n, (item, value) in enumerate(zip(kind.item_types, data, strict=True))
+            )
+        case declared.CollectionType():
+            items = [_value(kind.item_type, value, (*keys, n)) for n, value in enumerate(data)]
+            return _COLLECTIONS.get(type(kind), list)(items)
+    return data
+
+
+_COLLECTIONS = {declared.VarTupleType: tuple, declared.SetType: set, declared.FrozenSetType: frozenset}
+
+
+def _number(kind: declared.Type, data: int | float, keys: tuple[Key, ...]) -> int | float:
+    wide = isinstance(data, int) and not -(1 << 63) <= data < 1 << 63
+    if wide or not math.isfinite(data):
+        raise InvalidValue(keys, "a finite number of at most 64 bits", str(data), "write one")
+    return float(data) if isinstance(kind, declared.FloatType) else data
+
+
+def _struct(kind: declared.StructType, data: Mapping[str, Any], keys: tuple[Key, ...]) -> Any:
+    values = _fields(kind, {kind.tag_field} if kind.tag is not None else set(), data, keys)
+    if kind.tag is not None and kind.tag_field in data:
+        _chosen([kind], data, keys)
+    try:
+        return kind.cls(**values)
+    except InvalidValue:
+        raise
+    except ValueError as error:
+        said = str(error)
+        raise InvalidValue(keys, said, "" if ", got" in said else _shown(data, 200)) from error
+
+
+def _record(kind: Any, data: Mapping[str, Any], keys: tuple[Key, ...]) -> Any:
+    """Build a dataclass or a TypedDict."""
+    values = _fields(kind, set(), data, keys)
+    return values if isinstance(kind, declared.TypedDictType) else kind.cls(**values)
+
+
+def _fields(kind: Any, beside: set[str], data: Mapping[str, Any], keys: tuple[Key, ...]) -> dict[str, Any]:
+    """Build the values of a table's fields; `beside` are names that it may have too."""
+    fields, values = {field.encode_name: field for field in kind.fields}, {}
+    for key, value in data.items():
+        if key in fields:
+            values[fields[key].name] = _value(fields[key].type, value, (*keys, key))
+        elif key not in beside:
+            known = fields.keys() | beside
+            names = ", ".join(sorted(known)) or "no key at all"
+            raise InvalidValue(
+                (*keys, key), f"one of {names}", "an unknown key", "remove it", unknown=str(key), known=known
+            )
+    for name, field in fields.items():
+        if field.required and name not in data:
+            table = f"[{dotted(keys)}]" if keys else "the recipe"
+            raise InvalidValue((*keys, name), in_words(field.type), "nothing", f"add {name} to {table}")
+    return values
+
+
+def _chosen(
+    options: Sequence[declared.StructType], data: Mapping[str, Any], keys: tuple[Key, ...]
+) -> declared.StructType:
+    """Pick the struct that the tag in `data` names."""
+    field = options[0].tag_field
+    tags = declared.LiteralType(tuple(option.tag for option in options))
+    if field not in data:
+        raise InvalidValue((*keys, field), in_words(tags), "nothing", f"add {field} to [{dotted(keys)}]")
+    for option in options:
+        if option.tag == data[field]:
+            return option
+    raise InvalidValue((*keys, field), in_words(tags), _shown(data[field]), "write a value of that kind")
+
+
+def _shown(data: Any, length: int = 80) -> str:
+    return json.dumps(data, default=str)[:length]
