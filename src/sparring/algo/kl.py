@@ -48,7 +48,7 @@ class Kl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     )
 
     coefficient: float = 0.0
-    """0: no penalty, and no reference is asked."""
+    """0: no penalty, and no reference model is computed."""
 
     estimator: Estimator = "k3"
     """Estimator of the divergence."""

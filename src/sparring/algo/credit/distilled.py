@@ -1,5 +1,4 @@
-"""The credit of distillation: no reward is asked; what the policy sampled is handed from the policy term to the distill
-term."""
+"""Credit of distillation: sampled tokens move from the policy term to the distill term, whatever their reward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which credit a config asks for."""
+"""Credit of a config: shaping, filters, the rule and aggregation in one pipeline."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from sparring.types import Group, Sample
 
 
 class CreditPipeline:
-    """A credit rule between what shapes and selects groups before it and what aggregates tokens behind it; implements
-    `Credit`.
+    """Pipeline around a credit rule: shaping and filters of groups before it, aggregation of tokens behind it.
+
+    Implements `Credit`.
 
     Args:
         config: `[algo]`.
@@ -29,7 +30,7 @@ class CreditPipeline:
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages and weights. A group that a filter leaves out gives an empty list; no rule sees it.
-        Difficulty, and which answers are right, is what the scorer said; equal rewards are those after shaping.
+        Difficulty and right answers are judged by the score before shaping, equal rewards by those after shaping.
 
         Raises:
             ValueError: as the rule.
@@ -50,7 +51,7 @@ class CreditPipeline:
         return denominator(rows, self._config.aggregation)
 
     def state(self) -> Mapping[str, Any]:
-        """Return what the rule remembers of earlier updates; nothing for most."""
+        """Return the state that the rule keeps between updates; nothing for most."""
         return self._rule.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
