@@ -28,7 +28,7 @@ from sparring.engine.native import NativeEngine
 from sparring.generation import GenerateRequest, Sampling
 from sparring.model.attention import IMPLEMENTATION
 from sparring.model.causal import CausalModel
-from sparring.model.kernels.pages import token_bytes
+from sparring.kernels.pages import token_bytes
 from sparring.model.load import served
 
 SHARE = 0.6

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from sparring.model.kernels import ops
+from sparring.kernels import ops
 
 SHAPES = ((256, 256), (256, 768), (768, 256), (256, 4096), (1024, 3072))
 """(inputs, outputs): the layers of a 7M-parameter model, and one of a 0.6B model."""

@@ -13,8 +13,8 @@ from sparring.generation import GenerateRequest, Sampling
 from sparring.model.attention import Packed
 from sparring.model.device_step import DeviceStep
 from sparring.model.head import token_quantities
-from sparring.model.kernels import ops
-from sparring.model.kernels.device_path import is_interpreted
+from sparring.kernels import ops
+from sparring.kernels.device.path import is_interpreted
 from sparring.model.load import load
 from sparring.model.peft import read
 from sparring.model.step import OperationStep, Slots, StepRows

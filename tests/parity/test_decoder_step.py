@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from sparring.errors import BadInput
-from sparring.model.kernels import ops
-from sparring.model.kernels.compiled_library import COMPILED
+from sparring.kernels import ops
+from sparring.kernels.compiled.library import COMPILED
 from sparring.model.load import load
 from sparring.model.lora import Adapter
 from sparring.model.peft import read

@@ -20,7 +20,7 @@ from sparring.generation import GenerateRequest, Sampling
 from sparring.model.attention import Packed, Paged
 from sparring.model.experts import RowRouter
 from sparring.model.head import token_quantities
-from sparring.model.kernels import ops
+from sparring.kernels import ops
 from sparring.model.library import class_of
 from sparring.model.load import DTYPES, load
 from sparring.testing.tiny_models import VOCABULARY, tiny_model

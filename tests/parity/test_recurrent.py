@@ -18,7 +18,7 @@ from sparring.engine.native import NativeEngine
 from sparring.generation import GenerateRequest, Sampling, ScoreRequest
 from sparring.model.attention import Packed, Paged
 from sparring.model.head import judge
-from sparring.model.kernels import ops
+from sparring.kernels import ops
 from sparring.model.load import load
 from sparring.model.peft import read
 from sparring.model.recurrent import Carried, States, state_bytes

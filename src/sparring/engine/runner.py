@@ -22,7 +22,7 @@ from sparring.engine.sizes import Sizes
 from sparring.model.attention import Packed
 from sparring.model.causal import CausalModel
 from sparring.model.head import judge
-from sparring.model.kernels import ops
+from sparring.kernels import ops
 from sparring.model.recurrent import States
 from sparring.model.step import OperationStep, Sampled, Slots, StepRows, step_of
 

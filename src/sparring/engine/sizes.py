@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from sparring.engine.config import PAGE_SIZE, EngineConfig
 from sparring.model.causal import CausalModel
-from sparring.model.kernels.pages import token_bytes
+from sparring.kernels.pages import token_bytes
 from sparring.model.recurrent import state_bytes
 
 

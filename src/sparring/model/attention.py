@@ -13,9 +13,9 @@ import torch
 from transformers import AttentionInterface
 
 from sparring.errors import refusal
-from sparring.model.kernels import ops
-from sparring.model.kernels.form import AttentionForm
-from sparring.model.kernels.pages import KvHeads
+from sparring.kernels import ops
+from sparring.kernels.form import AttentionForm
+from sparring.kernels.pages import KvHeads
 from sparring.model.rowwise import ours
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import torch
 from sparring.model.attention import Paged
 from sparring.model.causal import CausalModel
 from sparring.model.decoder import Decoder
-from sparring.model.kernels import ops
-from sparring.model.kernels.device_sampling import draw
+from sparring.kernels import ops
+from sparring.kernels.device.sampling import draw
 from sparring.model.layers import Product
 from sparring.model.step import Sampled, Slots, StepRows
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from sparring.model.kernels import ops
+from sparring.kernels import ops
 from sparring.model.layers import Changes, RowLinear, Values
 from sparring.model.rowwise import ours
 

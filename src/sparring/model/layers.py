@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparring.model.kernels import ops
+from sparring.kernels import ops
 from sparring.model.rowwise import ours
 
 Values = Callable[[nn.Parameter], torch.Tensor]

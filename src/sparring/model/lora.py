@@ -22,7 +22,7 @@ from sparring.errors import refusal
 from sparring.model.config import STACKED
 from sparring.model.decoder import Decoder
 from sparring.model.experts import AdaptedExpert, RowExperts
-from sparring.model.kernels import ops
+from sparring.kernels import ops
 from sparring.model.layers import RowLinear
 from sparring.model.targets import Target, linears_of, shape_of, targets_of, unknown
 

@@ -29,8 +29,8 @@ from sparring.model.create import config_of
 from sparring.model.experts import RowExperts
 from sparring.model.head import token_quantities
 from sparring.model.hub import base_folder
-from sparring.model.kernels.memory import LARGE
-from sparring.model.kernels.pages import token_bytes
+from sparring.kernels.memory import LARGE
+from sparring.kernels.pages import token_bytes
 from sparring.model.layers import Product, RowLinear
 from sparring.model.library import class_of
 from sparring.model.load import DTYPES, read_config, served

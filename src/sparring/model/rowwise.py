@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from sparring.errors import refusal
-from sparring.model.kernels import gradients, ops
+from sparring.kernels import gradients, ops
 
 Result = TypeVar("Result")
 

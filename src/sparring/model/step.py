@@ -21,9 +21,9 @@ from sparring.errors import refusal
 from sparring.model.attention import Paged
 from sparring.model.causal import CausalModel
 from sparring.model.decoder import Decoder, Layer, Mixture, Mlp
-from sparring.model.kernels import ops
-from sparring.model.kernels.compiled_library import Weight
-from sparring.model.kernels.decoder_step import (
+from sparring.kernels import ops
+from sparring.kernels.compiled.library import Weight
+from sparring.kernels.compiled.decoder_step import (
     BIASES,
     SLOT_COLUMNS,
     STOPS,
@@ -35,7 +35,7 @@ from sparring.model.kernels.decoder_step import (
     LayerPlan,
     StepPlan,
 )
-from sparring.model.kernels.kept import ids_of, no_masks
+from sparring.kernels.kept import ids_of, no_masks
 from sparring.model.layers import Product, RowLinear, RowNorm
 from sparring.model.lora import Adapters
 from sparring.model.recurrent import States

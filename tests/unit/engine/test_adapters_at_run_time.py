@@ -10,7 +10,7 @@ from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.errors import EngineError, WeightsError
 from sparring.generation import GenerateRequest, Sampling, ScoreRequest
-from sparring.model.kernels.compiled_library import COMPILED
+from sparring.kernels.compiled.library import COMPILED
 from sparring.model.load import load
 from sparring.model.lora import SCALE
 from sparring.model.peft import read

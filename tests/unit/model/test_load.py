@@ -11,7 +11,7 @@ import torch
 from sparring.errors import BadInput, WeightsError
 from sparring.model.attention import Packed
 from sparring.model.decoder import Decoder
-from sparring.model.kernels import ops
+from sparring.kernels import ops
 from sparring.model.layers import RotaryTable, RowLinear, RowNorm, RowSilu, WideNorm
 from sparring.model.load import load
 from sparring.testing.tiny_models import VOCABULARY, tiny_model

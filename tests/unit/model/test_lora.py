@@ -11,8 +11,8 @@ from sparring.errors import BadInput
 from sparring.model.attention import Packed
 from sparring.model.config import LoraConfig
 from sparring.model.experts import RowExperts
-from sparring.model.kernels import ops
-from sparring.model.kernels.compiled_library import COMPILED
+from sparring.kernels import ops
+from sparring.kernels.compiled.library import COMPILED
 from sparring.model.load import load
 from sparring.model.lora import SCALE, Adapter, fresh_state
 from sparring.model.peft import CONFIG, TENSORS, read, read_config, write

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from sparring.errors import BadInput
-from sparring.model.kernels import ops
+from sparring.kernels import ops
 from sparring.model.layers import RowLinear
 from sparring.model.rowwise import RowWise, ours
 

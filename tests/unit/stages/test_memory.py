@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from sparring.model.config import InitConfig, LoraConfig
-from sparring.model.kernels import pages
+from sparring.kernels import pages
 from sparring.model.load import load
 from sparring.model.outline import Outline, Size, fresh_outline, outline
 from sparring.recipe.run_config import RunConfig

@@ -1,0 +1,252 @@
+"""The operations on a GPU: Triton for products, norms, heads and attention, torch where an element or a row stands
+alone.
+
+The operations of `kernels.path`, with bits of their own; every row's bits depend on that row
+alone. Sums over a vocabulary are additions of elements in an order that is always the same. `unverified`: no device has
+run this yet; tests run the Triton programs in their interpreter and the rest on the CPU. Letters as in `ops`; W words
+of a mask.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparring.errors import refusal
+from sparring.kernels.device.sampling import draw, kept_of, log_statistics, words_of
+from sparring.kernels.form import AttentionForm
+from sparring.kernels.kept import KeptRows
+from sparring.kernels.pages import PagedRows
+from sparring.kernels.torch.path import TorchPath, walks
+
+NAME = "exact-device"
+
+
+def is_interpreted() -> bool:
+    """Whether Triton's programs run on the CPU in its interpreter, which is for tests: TRITON_INTERPRET=1 before they
+    load."""
+    return os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
+
+
+class DevicePath:
+    """All operations on a GPU; on the CPU too where Triton is interpreted."""
+
+    name = NAME
+    is_compiled = False
+    transposes_keys = False
+
+    def __init__(self) -> None:
+        if importlib.util.find_spec("triton") is None:
+            do = "install a CUDA build of torch, which brings it"
+            raise refusal("numerics on a GPU", "the package triton", "none", do)
+        from sparring.kernels.device import attention, linear, rows
+
+        self._attention, self._linear, self._rows = attention, linear, rows
+        self._plain = TorchPath()
+        self._last: tuple[Any, Any, Any] | None = None
+
+    def pack(self, weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:
+        """A copy of weights[M_i, K], joined, which graphs go on reading: an update changes it in place or puts another
+        there."""
+        parts = [weight.detach() for weight in weights]
+        return torch.cat(parts) if storage is None else torch.cat(parts, out=storage)
+
+    def packed(self, counts: Sequence[int], depth: int, dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and dtype of what `pack` makes of weights[counts[i], depth] of `dtype`."""
+        return (sum(counts), depth), dtype
+
+    def linear(
+        self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """x[N, K] -> y[N, M] of `dtype`."""
+        return self._linear.linear(x, packed, None if bias is None else bias.detach(), dtype)
+
+    def linear_backward(
+        self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, needs: tuple[bool, bool]
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Gradients of x[N, K] and weight[M, K], where they are needed."""
+        return self._plain.linear_backward(x, weight, grad, needs)
+
+    def sum_rows(self, grad: torch.Tensor) -> torch.Tensor:
+        """Sums [M] float32 of the columns of grad[N, M]."""
+        return self._plain.sum_rows(grad)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """x[N, D] -> [N, D]."""
+        return self._rows.add_rms_norm(x, None, weight, eps)[1]
+
+    def rms_norm_backward(
+        self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gradients of x[N, D] and weight[D]."""
+        return self._plain.rms_norm_backward(x, weight, grad, eps)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x[N, D], y[N, D] -> x + y and its norm."""
+        return self._rows.add_rms_norm(x, y, weight, eps)
+
+    def add_rms_norm_backward(
+        self, total: torch.Tensor, weight: torch.Tensor, grad_total: torch.Tensor | None, grad: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gradient of x, which is that of y, and of weight[D]."""
+        return self._plain.add_rms_norm_backward(total, weight, grad_total, grad, eps)
+
+    def silu_mul(self, gate: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
+        """silu(gate) * up; plain silu when `up` is None."""
+        return self._plain.silu_mul(gate, up)
+
+    def silu_mul_backward(
+        self, gate: torch.Tensor, up: torch.Tensor | None, grad: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Gradients of gate and up."""
+        return self._plain.silu_mul_backward(gate, up, grad)
+
+    def tanh(self, x: torch.Tensor) -> torch.Tensor:
+        """Any shape, float32."""
+        return self._plain.tanh(x)
+
+    def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, transposed: bool) -> torch.Tensor:
+        """x[N, H, d], cos[N, d], sin[N, d] -> [N, H, d]."""
+        return self._plain.rope(x, cos, sin, transposed)
+
+    def split_heads(
+        self, qkv: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], norms: Any, heads: int, kv_heads: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """qkv[N, (H + 2 G) d] -> q[N, H, d], k, v[N, G, d]; q and k normed and rotated."""
+        return self._rows.split_heads(qkv, angles, norms, heads, kv_heads)
+
+    def split_heads_backward(
+        self, qkv: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], norms: Any, grads: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Gradients of qkv and of the two norm weights [d], from those of q, k and v."""
+        return self._plain.split_heads_backward(qkv, angles, norms, grads)
+
+    def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """gate_up[N, 2 I] -> silu(gate) * up, [N, I]."""
+        return self._rows.swiglu(gate_up)
+
+    def swiglu_backward(self, gate_up: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+        """Gradient of gate_up."""
+        return self._plain.swiglu_backward(gate_up, grad)
+
+    def attention_packed(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        form: AttentionForm,
+        shared: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """q[N, H, d], k, v[N, G, d], sinks[H] -> o[N, H, d], logsumexp [N, H]."""
+        walk, _, _ = self._walk(cu_seqlens, shared, len(q))
+        return self._attention.attend(q, k.unsqueeze(2), v.unsqueeze(2), walk, form, sinks)
+
+    def attention_packed_backward(
+        self, saved: tuple[Any, ...], grad: torch.Tensor, form: AttentionForm
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Gradients of q, k, v from the saved logsumexp."""
+        q, k, v, cu_seqlens, shared, out, logsumexp = saved
+        walk, cu_lengths, paths = self._walk(cu_seqlens, shared, len(q))
+        dq, *whole = self._attention.attend_backward((q, k, v, out, logsumexp), grad, walk, cu_lengths, form)
+        if paths:
+            whole = [_gathered(part, paths, len(k)) for part in whole]
+        return dq, whole[0].to(k.dtype), whole[1].to(v.dtype)
+
+    def _walk(
+        self, cu_seqlens: torch.Tensor, shared: torch.Tensor | None, rows: int
+    ) -> tuple[Any, torch.Tensor, list[torch.Tensor]]:
+        """Packed rows as pages of one position: the same for every layer of a forward, so the last one is remembered.
+
+        Also where each sequence begins among the positions of all; and where sequences share rows, those of each.
+        """
+        last = self._last
+        if last is not None and last[0]() is cu_seqlens and last[1] is shared:
+            return last[2]
+        paths, end = list(walks(cu_seqlens, shared)), int(cu_seqlens[-1])
+        if end != rows:
+            raise refusal("cu_seqlens", f"offsets that end at {rows}", str(end), "see Packed.of")
+        lengths = torch.tensor([len(path) for path in paths], dtype=torch.int32)
+        tables = torch.zeros(len(paths), max(map(len, paths), default=0), dtype=torch.int32)
+        for table, path in zip(tables, paths, strict=True):
+            table[: len(path)] = path
+        device = cu_seqlens.device
+        cu_lengths = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+        most = int(cu_seqlens.diff().max()) if len(paths) else 0
+        walk = self._attention.Walk(tables.to(device), cu_seqlens, lengths.to(device), most)
+        shares = shared is not None and bool(shared.any())
+        found = walk, cu_lengths.to(device), [path.to(device) for path in paths] if shares else []
+        self._last = weakref.ref(cu_seqlens), shared, found
+        return found
+
+    def attention_paged(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        pages: tuple[torch.Tensor, torch.Tensor],
+        rows: PagedRows,
+        form: AttentionForm,
+        sinks: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, int]:
+        """Writes k, v into one layer's pages, then attends. o[N, H, d] and -1: tables on a device are not looked
+        through."""
+        most_rows = int(rows.cu_rows.diff().max()) if rows.most_rows is None else rows.most_rows
+        walk = self._attention.Walk(rows.block_tables, rows.cu_rows, rows.context_lengths, most_rows)
+        self._attention.write(k, v, *pages, walk)
+        return self._attention.attend(q, *pages, walk, form, sinks)[0], -1
+
+    def token_logprobs(
+        self, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: KeptRows | None = None
+    ) -> tuple[tuple[torch.Tensor, ...], int]:
+        """(logprob, entropy, maximum, log_sum), each [N]; and -1, or the first row whose target is no token or not
+        kept."""
+        wrong = (targets < 0) | (targets >= logits.shape[1])
+        found = kept_of(kept, logits.shape)
+        if found is not None:
+            wrong = wrong | found[1] | ~found[0].gather(1, targets.clamp(0, logits.shape[1] - 1).unsqueeze(1))[:, 0]
+        if bool(wrong.any()):
+            return (logits[:, 0],) * 4, int(wrong.int().argmax())
+        return log_statistics(logits, targets, temperature, None if found is None else found[0]), -1
+
+    def token_logprobs_backward(
+        self,
+        saved: tuple[torch.Tensor, ...],
+        grad_logprob: torch.Tensor,
+        grad_entropy: torch.Tensor | None,
+        kept: KeptRows | None = None,
+    ) -> torch.Tensor:
+        """Gradient of the logits. `saved` is logits, targets, temperature, entropy, maximum, log_sum."""
+        found = kept_of(kept, saved[0].shape)
+        if found is not None:
+            saved = (saved[0].masked_fill(~found[0], float("-inf")), *saved[1:])
+        return self._plain.token_logprobs_backward(saved, grad_logprob, grad_entropy)
+
+    def sample(
+        self, logits: torch.Tensor, requests: tuple[torch.Tensor, ...], masks: np.ndarray | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`requests`: temperature, top_k, top_p, min_p, seeds, positions, limited, each [N] -> tokens[N], logprobs[N];
+        what truncated draws kept goes into `masks` [N, W]."""
+        tokens, logprobs, kept = draw(logits, requests, truncating=masks is not None)
+        if masks is not None:
+            truncated, allowed = kept
+            masks[:] = words_of(allowed & truncated.unsqueeze(1))
+        return tokens, logprobs
+
+
+def _gathered(whole: torch.Tensor, paths: list[torch.Tensor], rows: int) -> torch.Tensor:
+    """Of whole [sum of lengths, G, d], the positions of all sequences, the sum at each row, in the order of the
+    sequences."""
+    total = whole.new_zeros(rows, *whole.shape[1:])
+    for path, part in zip(paths, whole.split([len(path) for path in paths]), strict=True):
+        total[path] += part  # no row stands twice in a sequence
+    return total

@@ -1,0 +1,161 @@
+"""The operations on tensors without values, of torch's meta device: what they would allocate, and nothing else.
+
+A model that is made and trained there shows how much memory another one of its shape takes, on the path that this one
+stands for. Letters as in `ops`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from sparring.kernels.form import AttentionForm
+from sparring.kernels.kept import KeptRows
+
+
+class MetaPath:
+    """Shapes and dtypes of what the other paths return.
+
+    Args:
+        stands_for: gives the path that would compute; it says how weights are packed.
+    """
+
+    def __init__(self, stands_for: Callable[[], Any]) -> None:
+        self._stands_for = stands_for
+
+    @property
+    def name(self) -> str:
+        """That of the path that would compute."""
+        return self._stands_for().name
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the path that would compute is."""
+        return self._stands_for().is_compiled
+
+    def pack(self, weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:
+        """As large as the other path packs weights[M_i, K]."""
+        if storage is not None:
+            return storage
+        shape, dtype = self._stands_for().packed([len(one) for one in weights], weights[0].shape[1], weights[0].dtype)
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def linear(
+        self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """x[N, K] -> y[N, M] of `dtype`."""
+        return x.new_empty((x.shape[0], num_outputs), dtype=dtype)
+
+    def linear_backward(
+        self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, needs: tuple[bool, bool]
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Gradients of x[N, K] and weight[M, K], where they are needed."""
+        dx = x.new_empty(x.shape) if needs[0] else None
+        return dx, weight.new_empty(weight.shape, dtype=x.dtype) if needs[1] else None
+
+    def sum_rows(self, grad: torch.Tensor) -> torch.Tensor:
+        """Sums [M] float32 of the columns of grad[N, M]."""
+        return grad.new_empty(grad.shape[1], dtype=torch.float32)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """x[N, D] -> [N, D]."""
+        return torch.empty_like(x)
+
+    def rms_norm_backward(
+        self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gradients of x[N, D] and weight[D]."""
+        return torch.empty_like(x), torch.empty_like(weight)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x[N, D], y[N, D] -> x + y and its norm."""
+        return torch.empty_like(x), torch.empty_like(x)
+
+    def add_rms_norm_backward(
+        self, total: torch.Tensor, weight: torch.Tensor, grad_total: torch.Tensor | None, grad: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gradient of x, which is that of y, and of weight[D]."""
+        return torch.empty_like(total), torch.empty_like(weight)
+
+    def silu_mul(self, gate: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
+        """silu(gate) * up, any shape."""
+        return torch.empty_like(gate)
+
+    def silu_mul_backward(
+        self, gate: torch.Tensor, up: torch.Tensor | None, grad: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Gradients of gate and up."""
+        return torch.empty_like(gate), None if up is None else torch.empty_like(up)
+
+    def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """gate_up[N, 2 I] -> [N, I]."""
+        return gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
+
+    def swiglu_backward(self, gate_up: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+        """Gradient of gate_up."""
+        return gate_up.new_empty(gate_up.shape)
+
+    def tanh(self, x: torch.Tensor) -> torch.Tensor:
+        """Any shape, float32."""
+        return torch.empty_like(x)
+
+    def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, transposed: bool) -> torch.Tensor:
+        """x[N, H, d] -> [N, H, d]."""
+        return torch.empty_like(x)
+
+    def split_heads(
+        self, qkv: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], norms: Any, heads: int, kv_heads: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """qkv[N, (H + 2 G) d] -> q[N, H, d], k, v[N, G, d]."""
+        tokens, size = angles[0].shape
+        q, k, v = (qkv.new_empty((tokens, count, size)) for count in (heads, kv_heads, kv_heads))
+        return q, k, v
+
+    def split_heads_backward(
+        self, qkv: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], norms: Any, grads: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Gradients of qkv and of the two norm weights [d]."""
+        of_norms = (None, None) if norms is None else tuple(torch.empty_like(weight) for weight in norms[:2])
+        return qkv.new_empty(qkv.shape), *of_norms
+
+    def attention_packed(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        form: AttentionForm,
+        shared: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """o[N, H, d] and the logsumexp [N, H]."""
+        return torch.empty_like(q), q.new_empty(q.shape[:2], dtype=torch.float32)
+
+    def attention_packed_backward(
+        self, saved: tuple[torch.Tensor | None, ...], grad: torch.Tensor, form: AttentionForm
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Gradients of q, k, v; those of keys and values are added up in float32."""
+        q, k, v = saved[:3]
+        assert q is not None and k is not None and v is not None, "saved by the forward call"
+        dq, (dk, dv) = torch.empty_like(q), q.new_empty((2, *k.shape), dtype=torch.float32).unbind(0)
+        return dq, dk.to(k.dtype), dv.to(v.dtype)
+
+    def token_logprobs(
+        self, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: KeptRows | None = None
+    ) -> tuple[tuple[torch.Tensor, ...], int]:
+        """(logprob, entropy, maximum, log_sum), each [N]; no target is wrong."""
+        return logits.new_empty((4, logits.shape[0])).unbind(0), -1
+
+    def token_logprobs_backward(
+        self,
+        saved: tuple[torch.Tensor, ...],
+        grad_logprob: torch.Tensor,
+        grad_entropy: torch.Tensor | None,
+        kept: KeptRows | None = None,
+    ) -> torch.Tensor:
+        """Gradient of the logits."""
+        return torch.empty_like(saved[0])

@@ -1,0 +1,102 @@
+"""Weights in the order in which the matrix product reads them.
+
+K inputs, M outputs, E weights of one shape.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from sparring.errors import refusal
+from sparring.kernels.memory import zeros
+from sparring.kernels.paths import path_of
+
+
+class PackedWeight:
+    """Weights [M_i, K] of one input, their rows joined to [M, K], in the order in which the matrix product reads them.
+
+    `weights` are the tensors that gradients flow to. `storage`: where the packed numbers go; None for memory of their
+    own.
+    """
+
+    __slots__ = ("storage", "weights", "num_outputs", "num_inputs", "dtype")
+
+    def __init__(self, *weights: torch.Tensor, storage: torch.Tensor | None = None) -> None:
+        for weight in weights:
+            if weight.dim() != 2 or weight.dtype not in (torch.float32, torch.bfloat16):
+                got = f"{tuple(weight.shape)} {weight.dtype}"
+                raise refusal("pack", "a float32 or bfloat16 matrix", got, "cast it")
+        self.num_outputs, self.num_inputs = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
+        self.dtype = weights[0].dtype
+        self.weights = weights
+        self.storage = path_of(weights[0]).pack(weights, storage)
+
+    def update(self, *weights: torch.Tensor) -> None:
+        """Pack again after the values changed: in place, no allocation for float32. Shapes as at first."""
+        if [w.shape for w in weights] != [w.shape for w in self.weights] or any(
+            w.dtype is not self.dtype for w in weights
+        ):
+            got = f"{[tuple(w.shape) for w in weights]} {weights[0].dtype}"
+            raise refusal(
+                "PackedWeight.update", f"{[tuple(w.shape) for w in self.weights]} {self.dtype}", got, "pack it anew"
+            )
+        self.weights = weights
+        self.storage = path_of(weights[0]).pack(weights, self.storage)
+
+    def other(self, *weights: torch.Tensor) -> torch.Tensor:
+        """The storage of other values, packed beside this one."""
+        return path_of(weights[0]).pack(weights, None)
+
+    def of(self, *weights: torch.Tensor) -> PackedWeight:
+        """The same packed numbers, whose gradients flow to `weights`: the same values, out of another graph."""
+        other = copy.copy(self)
+        other.weights = weights
+        return other
+
+
+def pack(*weights: torch.Tensor) -> PackedWeight:
+    """Pack weights[M_i, K] (float32 or bfloat16) as one. Call `update` after every in-place change of them."""
+    return PackedWeight(*weights)
+
+
+class PackedStack:
+    """E weights [M, K] of one shape and dtype, packed one behind the other: `each` of them lies in `storage` [E, ...].
+
+    Raises:
+        BadInput: there is none, or they differ.
+    """
+
+    __slots__ = ("storage", "each", "num_outputs", "num_inputs", "dtype")
+
+    def __init__(self, weights: Sequence[torch.Tensor]) -> None:
+        if len({(weight.shape, weight.dtype) for weight in weights}) != 1:
+            got = str(sorted({f"{tuple(weight.shape)} {weight.dtype}" for weight in weights}))
+            raise refusal("PackedStack", "matrices of one shape and dtype", got, "pack them apart")
+        first = PackedWeight(weights[0])
+        self.num_outputs, self.num_inputs, self.dtype = first.num_outputs, first.num_inputs, first.dtype
+        self.storage = self._room(first.storage, len(weights))
+        self.each = [PackedWeight(weight, storage=part) for weight, part in zip(weights, self.storage, strict=True)]
+
+    def update(self, weights: Sequence[torch.Tensor]) -> None:
+        """Pack again, in place, after the values changed."""
+        for one, weight in zip(self.each, weights, strict=True):
+            one.update(weight)
+
+    def changes(self, weights: Sequence[torch.Tensor]) -> list[tuple[object, str, Any]]:
+        """Of which objects which attributes are to have which values where the weights are these: packed beside the old
+        ones."""
+        storage = self._room(self.each[0].storage, len(weights))
+        found: list[tuple[object, str, Any]] = [(self, "storage", storage)]
+        for one, weight, part in zip(self.each, weights, storage, strict=True):
+            path_of(weight).pack((weight,), part)
+            found += [(one, "storage", part), (one, "weights", (weight,))]
+        return found
+
+    @staticmethod
+    def _room(like: torch.Tensor, count: int) -> torch.Tensor:
+        shape = (count, *like.shape)
+        return zeros(shape, like.dtype) if like.device.type == "cpu" else like.new_zeros(shape)
