@@ -26,9 +26,9 @@ import transformers
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.generation import GenerateRequest, Sampling
+from sparring.kernels.pages import token_bytes
 from sparring.model.attention import IMPLEMENTATION
 from sparring.model.causal import CausalModel
-from sparring.kernels.pages import token_bytes
 from sparring.model.load import served
 
 SHARE = 0.6

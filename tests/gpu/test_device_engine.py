@@ -10,11 +10,11 @@ import torch
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.generation import GenerateRequest, Sampling
+from sparring.kernels import ops
+from sparring.kernels.device.path import is_interpreted
 from sparring.model.attention import Packed
 from sparring.model.device_step import DeviceStep
 from sparring.model.head import token_quantities
-from sparring.kernels import ops
-from sparring.kernels.device.path import is_interpreted
 from sparring.model.load import load
 from sparring.model.peft import read
 from sparring.model.step import OperationStep, Slots, StepRows

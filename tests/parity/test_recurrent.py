@@ -16,9 +16,9 @@ from test_families import LENGTHS, error, library, packed, rows, typical_error
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.generation import GenerateRequest, Sampling, ScoreRequest
+from sparring.kernels import ops
 from sparring.model.attention import Packed, Paged
 from sparring.model.head import judge
-from sparring.kernels import ops
 from sparring.model.load import load
 from sparring.model.peft import read
 from sparring.model.recurrent import Carried, States, state_bytes

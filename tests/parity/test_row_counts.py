@@ -8,9 +8,9 @@ from array import array
 import pytest
 import torch
 
-from sparring.model.attention import Packed
 from sparring.kernels import ops
 from sparring.kernels.compiled.library import COMPILED
+from sparring.model.attention import Packed
 from sparring.model.load import load
 from sparring.model.step import DecoderStep, OperationStep, Slots, StepRows
 from sparring.recipe.load import load as load_recipe

@@ -16,9 +16,9 @@ from torch.autograd import Function
 
 from sparring.algo.loss.imitate import ImitateLoss
 from sparring.batch.denominators import denominators
+from sparring.kernels import gradients, mixtures, ops
 from sparring.model.config import InitConfig
 from sparring.model.create import create
-from sparring.kernels import gradients, mixtures, ops
 from sparring.model.load import load
 from sparring.train.config import TrainConfig
 from sparring.train.trainer import LocalTrainer

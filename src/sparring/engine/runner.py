@@ -19,10 +19,10 @@ from sparring.engine.kv import Copy
 from sparring.engine.scheduler import Chunk
 from sparring.engine.sequence import Sequence
 from sparring.engine.sizes import Sizes
+from sparring.kernels import ops
 from sparring.model.attention import Packed
 from sparring.model.causal import CausalModel
 from sparring.model.head import judge
-from sparring.kernels import ops
 from sparring.model.recurrent import States
 from sparring.model.step import OperationStep, Sampled, Slots, StepRows, step_of
 

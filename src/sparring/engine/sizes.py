@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sparring.engine.config import PAGE_SIZE, EngineConfig
-from sparring.model.causal import CausalModel
 from sparring.kernels.pages import token_bytes
+from sparring.model.causal import CausalModel
 from sparring.model.recurrent import state_bytes
 
 

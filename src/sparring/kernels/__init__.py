@@ -1,1 +1,1 @@
-"""Operations whose output rows depend on nothing but their own inputs. `ops` is the door, `path` the protocol behind it."""
+"""Operations whose output rows depend on nothing but their own inputs: `ops` is the door, `path` the protocol."""

@@ -9,6 +9,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from sparring.kernels.form import AttentionForm
+from sparring.kernels.path import KernelPath, PackedMatrix
 from sparring.kernels.threads import sum_rows
 
 SLAB = 8192
@@ -24,7 +25,7 @@ class WeightSum:
     def __init__(self) -> None:
         self._total: torch.Tensor | None = None
 
-    def add(self, path: Any, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    def add(self, path: KernelPath, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
         """Of one use, from the gradient of y[N, M]: add that of the weight, return that of x[N, K]. `SLAB` outputs at a
         time, so that nothing but the sum grows with M."""
         if self._total is None:
@@ -70,9 +71,9 @@ class Linear(Function):
         ctx: Any,
         x: torch.Tensor,
         bias: Any,
-        packed: Any,
-        path: Any,
-        dtype: Any,
+        packed: PackedMatrix,
+        path: KernelPath,
+        dtype: torch.dtype,
         total: WeightSum | None,
         *weights: torch.Tensor,
     ) -> torch.Tensor:
@@ -107,7 +108,7 @@ class RmsNorm(Function):
     """Root mean square norm of rows."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float, path: Any) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float, path: KernelPath) -> torch.Tensor:
         """x[N, D] contiguous -> [N, D]."""
         ctx.save_for_backward(x, weight)
         ctx.eps, ctx.path = eps, path
@@ -168,7 +169,7 @@ class SiluMul(Function):
     """silu(gate) * up, or silu(gate) when up is None."""
 
     @staticmethod
-    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor | None, path: Any) -> torch.Tensor:
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor | None, path: KernelPath) -> torch.Tensor:
         """Contiguous tensors of one shape."""
         ctx.save_for_backward(gate, up)
         ctx.path = path
@@ -187,7 +188,7 @@ class Tanh(Function):
     """The hyperbolic tangent."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, path: Any) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, path: KernelPath) -> torch.Tensor:
         """Contiguous, float32."""
         y = path.tanh(x)
         ctx.save_for_backward(y)
@@ -205,7 +206,7 @@ class Rope(Function):
     """Rotary embedding; linear in x, so its gradient is the transposed rotation."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, path: Any) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, path: KernelPath) -> torch.Tensor:
         """x[N, H, d], cos[N, d], sin[N, d]."""
         ctx.save_for_backward(cos, sin)
         ctx.path = path
@@ -224,7 +225,7 @@ class AddRmsNorm(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float, path: Any
+        ctx: Any, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float, path: KernelPath
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """x[N, D], y[N, D] contiguous -> x + y, norm(x + y)."""
         total, normed = path.add_rms_norm(x, y, weight, eps)
@@ -250,7 +251,13 @@ class SplitHeads(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, qkv: torch.Tensor, q_weight: Any, k_weight: Any, angles: Any, shape: tuple[int, int, float], path: Any
+        ctx: Any,
+        qkv: torch.Tensor,
+        q_weight: Any,
+        k_weight: Any,
+        angles: Any,
+        shape: tuple[int, int, float],
+        path: KernelPath,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """qkv[N, (H + 2 G) d], `angles` cos and sin [N, d] -> q[N, H, d], k, v[N, G, d]; `shape` is H, G, epsilon."""
         heads, kv_heads, eps = shape
@@ -273,7 +280,7 @@ class SwiGlu(Function):
     """silu(gate) * up out of one product."""
 
     @staticmethod
-    def forward(ctx: Any, gate_up: torch.Tensor, path: Any) -> torch.Tensor:
+    def forward(ctx: Any, gate_up: torch.Tensor, path: KernelPath) -> torch.Tensor:
         """gate_up[N, 2 I] -> [N, I]."""
         ctx.save_for_backward(gate_up)
         ctx.path = path
@@ -298,7 +305,7 @@ class AttentionPacked(Function):
         sinks: torch.Tensor | None,
         where: tuple[torch.Tensor, torch.Tensor | None],
         form: AttentionForm,
-        path: Any,
+        path: KernelPath,
     ) -> torch.Tensor:
         """q[N, H, d], k, v[N, G, d], sinks[H] -> [N, H, d]; `where` is cu_seqlens and shared."""
         cu_seqlens, shared = where
@@ -325,7 +332,7 @@ class TokenLogprobs(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: Any, path: Any
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: Any, path: KernelPath
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
         """logits[N, V] -> logprob[N], entropy[N], index of the first bad target or -1."""
         (logprob, entropy, maximum, log_sum), bad = path.token_logprobs(logits, targets, temperature, kept)

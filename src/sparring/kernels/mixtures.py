@@ -13,9 +13,8 @@ from torch.autograd.function import once_differentiable
 
 from sparring.errors import refusal
 from sparring.kernels.checks import check_chosen, check_groups, check_logits
-from sparring.kernels.compiled.path import CompiledPath
 from sparring.kernels.packed import PackedStack
-from sparring.kernels.paths import path_of
+from sparring.kernels.paths import fused_path, path_name, path_of
 
 
 def route(logits: torch.Tensor, count: int, *, renormalised: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,9 +38,9 @@ def route(logits: torch.Tensor, count: int, *, renormalised: bool) -> tuple[torc
 
 
 def _route(logits: torch.Tensor, count: int, renormalised: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    path = path_of(logits)
-    if isinstance(path, CompiledPath):
-        return path.route(logits, count, renormalised)
+    fused = fused_path(logits.device)
+    if fused is not None:
+        return fused.route(logits, count, renormalised)
     # in float64: torch's float32 exp treats the tail of a tensor in another way than its middle
     shares, chosen = logits.double().softmax(-1).topk(count, -1)
     if renormalised:
@@ -79,9 +78,10 @@ def linear_groups(
     """`linear`, without gradients, of x[N, K], of whose rows counts[E] belong to each of E weights in turn; biases [E,
     M]."""
     check_groups(x, packed, biases, counts)
-    path, x = path_of(x), x.contiguous()
-    if isinstance(path, CompiledPath):
-        return path.linear_groups(x, packed, biases, counts)
+    fused, x = fused_path(x.device), x.contiguous()
+    if fused is not None:
+        return fused.linear_groups(x, packed, biases, counts)
+    path = path_of(x)
     each = [None] * len(packed.each) if biases is None else biases
     parts = zip(x.split(counts.tolist()), packed.each, each, strict=True)
     found = [path.linear(part, one.storage, bias, one.num_outputs, x.dtype) for part, one, bias in parts if len(part)]
@@ -106,8 +106,8 @@ def mixture(
     Raises:
         BadInput: something does not fit, or the compiled kernels are not in use.
     """
-    path = path_of(x)
-    if not isinstance(path, CompiledPath):
-        raise refusal("mixture", "the compiled kernels", path.name, "compute expert by expert")
+    fused = fused_path(x.device)
+    if fused is None:
+        raise refusal("mixture", "the compiled kernels", path_name(x.device), "compute expert by expert")
     check_chosen(x, gate_up, down, chosen, shares)
-    return path.mixture(x.contiguous(), gate_up, down, chosen.contiguous(), shares.contiguous())
+    return fused.mixture(x.contiguous(), gate_up, down, chosen.contiguous(), shares.contiguous())

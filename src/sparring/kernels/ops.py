@@ -14,7 +14,7 @@ width, K inputs, M outputs, H query heads, G key/value heads, d head size, B seq
 from __future__ import annotations
 
 import math
-from typing import Any
+from ctypes import Structure
 
 import numpy as np
 import torch
@@ -22,15 +22,15 @@ import torch
 from sparring.errors import refusal
 from sparring.kernels import gradients
 from sparring.kernels.checks import check_attention, check_logits, check_shared, checked
-from sparring.kernels.compiled.path import CompiledPath, Norms
 from sparring.kernels.form import AttentionForm
 from sparring.kernels.gradients import WeightSum
 from sparring.kernels.kept import KeptRows, no_masks
 from sparring.kernels.mixtures import linear_groups, mixture, route
 from sparring.kernels.packed import PackedStack, PackedWeight, pack
 from sparring.kernels.pages import BLOCK, KvHeads, KvPages, PagedRows
+from sparring.kernels.path import Norms
 from sparring.kernels.paths import (
-    current,
+    fused_path,
     is_compiled,
     path_name,
     path_names,
@@ -375,13 +375,13 @@ def sample(
     return *path_of(logits).sample(logits.contiguous(), requests, masks), masks
 
 
-def decoder_step(plan: Any, step: Any, dtype: torch.dtype) -> int:
+def decoder_step(plan: Structure, step: Structure, dtype: torch.dtype) -> int:
     """The compiled step of `model.step`, which says what it takes. -1; or the first bad sequence; or -2 - n for a bad
     row n."""
-    path = current()
-    if not isinstance(path, CompiledPath):
-        raise refusal("decoder_step", "the compiled kernels", path.name, "compute operation by operation")
-    return path.decoder_step(plan, step, dtype)
+    fused = fused_path()
+    if fused is None:
+        raise refusal("decoder_step", "the compiled kernels", path_name(), "compute operation by operation")
+    return fused.decoder_step(plan, step, dtype)
 
 
 def _padded(x: torch.Tensor) -> torch.Tensor:

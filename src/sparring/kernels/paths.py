@@ -13,9 +13,8 @@ from sparring.kernels.compiled.library import COMPILED, NAME, PAIRS_NAME, TILES_
 from sparring.kernels.compiled.path import CompiledPath
 from sparring.kernels.device.path import DevicePath, is_interpreted
 from sparring.kernels.meta.path import MetaPath
+from sparring.kernels.path import FusedPath, KernelPath
 from sparring.kernels.torch.path import TorchPath
-
-Path = CompiledPath | TorchPath | DevicePath | MetaPath
 
 EVERY = (*COMPILED, TorchPath.name, DevicePath.name)
 """All paths that there are, those of the CPU best first."""
@@ -28,11 +27,11 @@ _INSTRUCTIONS = {TILES_NAME: "AMX tiles", PAIRS_NAME: "AVX512_BF16"}
 _NO_COMPILER = "no C++ compiler was found (g++, or what CXX names)"
 _NO_DEVICE = "it computes on a GPU (make test-gpu), or in Triton's interpreter (make test-triton)"
 
-_path: Path | None = None
+_path: KernelPath | None = None
 _device_path: DevicePath | None = None
 
 
-def current() -> Path:
+def current() -> KernelPath:
     """Of the CPU: the one that SPARRING_KERNELS names, else the best that the processor has.
 
     Raises:
@@ -51,12 +50,18 @@ def current() -> Path:
 _meta_path = MetaPath(current)
 
 
-def path_of(x: torch.Tensor) -> Path:
+def path_of(x: torch.Tensor) -> KernelPath:
     """Of the device on which `x` lies; what lies on none, torch's meta device, is as large as on the CPU."""
     return _of_device(x.device)
 
 
-def _of_device(device: torch.device | str) -> Path:
+def fused_path(device: torch.device | str = "cpu") -> FusedPath | None:
+    """The path in use on a device where that is a compiled one; None where operations are to be composed."""
+    path = _of_device(device)
+    return path if isinstance(path, CompiledPath) else None
+
+
+def _of_device(device: torch.device | str) -> KernelPath:
     kind = torch.device(device).type
     return current() if kind == "cpu" else _meta_path if kind == "meta" else _on_device()
 
@@ -111,7 +116,7 @@ def use(name: str) -> None:
     _path = _made(name, "numerics path")
 
 
-def _made(name: str, where: str) -> Path:
+def _made(name: str, where: str) -> KernelPath:
     absent = why_not(name) if name in EVERY else "there is none of that name"
     if absent:
         expected = f"a path that this machine computes ({', '.join(path_names())})"

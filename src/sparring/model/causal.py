@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from sparring.errors import WeightsError, refusal
+from sparring.kernels import ops
 from sparring.model.attention import UNDER_WAY, Attention
 from sparring.model.decoder import Decoder
 from sparring.model.experts import RowExperts
-from sparring.kernels import ops
 from sparring.model.layers import RowLinear
 from sparring.model.library import Senses, text_model
 from sparring.model.lora import Adapters

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from sparring.model.attention import Attention, attend
-from sparring.model.experts import RowExperts, RowRouter
 from sparring.kernels import ops
 from sparring.kernels.form import AttentionForm
+from sparring.model.attention import Attention, attend
+from sparring.model.experts import RowExperts, RowRouter
 from sparring.model.layers import Product
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")

@@ -14,11 +14,11 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from sparring.kernels import ops
+from sparring.kernels.device.sampling import draw
 from sparring.model.attention import Paged
 from sparring.model.causal import CausalModel
 from sparring.model.decoder import Decoder
-from sparring.kernels import ops
-from sparring.kernels.device.sampling import draw
 from sparring.model.layers import Product
 from sparring.model.step import Sampled, Slots, StepRows
 

@@ -12,9 +12,9 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from sparring.errors import refusal
-from sparring.model.causal import CausalModel
 from sparring.kernels import ops
 from sparring.kernels.kept import KeptRows, chosen, split
+from sparring.model.causal import CausalModel
 
 BiasRows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """offsets [M + 1] int64, ids [A] int64 and values [A] float32: to logits of row m are added values offsets[m] to

@@ -13,10 +13,10 @@ import transformers
 from torch import nn
 
 from sparring.errors import BadInput, boundary, refusal
+from sparring.kernels import ops
 from sparring.model.attention import IMPLEMENTATION
 from sparring.model.causal import ATTENTION, CausalModel, forward_of
 from sparring.model.decoder import FAMILY
-from sparring.kernels import ops
 from sparring.model.library import Senses, class_of
 from sparring.model.lora import Adapter
 from sparring.model.peft import base_of, is_adapter, read

@@ -19,10 +19,10 @@ import torch
 from torch import nn
 
 from sparring.errors import refusal
+from sparring.kernels import ops
 from sparring.model.config import STACKED
 from sparring.model.decoder import Decoder
 from sparring.model.experts import AdaptedExpert, RowExperts
-from sparring.kernels import ops
 from sparring.model.layers import RowLinear
 from sparring.model.targets import Target, linears_of, shape_of, targets_of, unknown
 

@@ -22,6 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sparring.errors import BadInput, boundary
+from sparring.kernels.memory import LARGE
+from sparring.kernels.pages import token_bytes
 from sparring.model.attention import IMPLEMENTATION, Packed
 from sparring.model.causal import CausalModel
 from sparring.model.config import InitConfig, LoraConfig
@@ -29,8 +31,6 @@ from sparring.model.create import config_of
 from sparring.model.experts import RowExperts
 from sparring.model.head import token_quantities
 from sparring.model.hub import base_folder
-from sparring.kernels.memory import LARGE
-from sparring.kernels.pages import token_bytes
 from sparring.model.layers import Product, RowLinear
 from sparring.model.library import class_of
 from sparring.model.load import DTYPES, read_config, served

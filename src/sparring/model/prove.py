@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from sparring.errors import refusal
-from sparring.model.attention import IMPLEMENTATION, Observed, Packed, Paged
-from sparring.model.causal import CausalModel
 from sparring.kernels import ops
 from sparring.kernels.pages import BLOCK
+from sparring.model.attention import IMPLEMENTATION, Observed, Packed, Paged
+from sparring.model.causal import CausalModel
 from sparring.model.recurrent import States
 
 LENGTHS = (5, 1, 17, 2, 8, 30)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from ctypes import addressof, byref
+from ctypes import addressof
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,11 +18,7 @@ import numpy as np
 import torch
 
 from sparring.errors import refusal
-from sparring.model.attention import Paged
-from sparring.model.causal import CausalModel
-from sparring.model.decoder import Decoder, Layer, Mixture, Mlp
 from sparring.kernels import ops
-from sparring.kernels.compiled.library import Weight
 from sparring.kernels.compiled.decoder_step import (
     BIASES,
     SLOT_COLUMNS,
@@ -35,7 +31,11 @@ from sparring.kernels.compiled.decoder_step import (
     LayerPlan,
     StepPlan,
 )
+from sparring.kernels.compiled.library import Weight
 from sparring.kernels.kept import ids_of, no_masks
+from sparring.model.attention import Paged
+from sparring.model.causal import CausalModel
+from sparring.model.decoder import Decoder, Layer, Mixture, Mlp
 from sparring.model.layers import Product, RowLinear, RowNorm
 from sparring.model.lora import Adapters
 from sparring.model.recurrent import States
@@ -311,7 +311,7 @@ class DecoderStep:
         threads = max(1, min(torch.get_num_threads(), work // self._work_per_thread))
         deltas = self._deltas.now() if self._slots.adapted(slots) else None
         step = StepPlan(*inputs, len(slots), independent, steps, *outputs, threads, deltas)
-        bad = ops.decoder_step(byref(self._plan), byref(step), self._pages.dtype)
+        bad = ops.decoder_step(self._plan, step, self._pages.dtype)
         if bad != -1:
             self._refuse(bad, rows)
         bounds = [(i * steps, i * steps + taken) for i, taken in enumerate(counts)]

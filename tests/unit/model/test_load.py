@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from sparring.errors import BadInput, WeightsError
+from sparring.kernels import ops
 from sparring.model.attention import Packed
 from sparring.model.decoder import Decoder
-from sparring.kernels import ops
 from sparring.model.layers import RotaryTable, RowLinear, RowNorm, RowSilu, WideNorm
 from sparring.model.load import load
 from sparring.testing.tiny_models import VOCABULARY, tiny_model

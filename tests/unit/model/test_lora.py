@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sparring.errors import BadInput
+from sparring.kernels import ops
+from sparring.kernels.compiled.library import COMPILED
 from sparring.model.attention import Packed
 from sparring.model.config import LoraConfig
 from sparring.model.experts import RowExperts
-from sparring.kernels import ops
-from sparring.kernels.compiled.library import COMPILED
 from sparring.model.load import load
 from sparring.model.lora import SCALE, Adapter, fresh_state
 from sparring.model.peft import CONFIG, TENSORS, read, read_config, write

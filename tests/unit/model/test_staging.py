@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from sparring.errors import WeightsError
-from sparring.model.attention import Packed
 from sparring.kernels.compiled.library import COMPILED
+from sparring.model.attention import Packed
 from sparring.model.layers import RowConv1D
 from sparring.model.load import load as load_model
 from sparring.model.staging import Staged

@@ -1,4 +1,4 @@
-"""Compiles the kernels once per machine and loads them. `python -m sparring.kernels.compiled.build` builds and says where.
+"""Build the kernels once per machine and load them. `python -m sparring.kernels.compiled.build` builds, says where.
 
 The library is cached under SPARRING_CACHE (else ~/.cache/sparring) by a hash of sources, flags, compiler and CPU, and
 moved into place in one step, so two processes may build at once. Its threads are its own (parallel.h); how many a call

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from sparring.kernels.path import PackedMatrix
+
 NAME, PAIRS_NAME, TILES_NAME = "exact-kernels", "exact-pairs", "exact-tiles"
 COMPILED = (TILES_NAME, PAIRS_NAME, NAME)
 """Best first."""
@@ -97,7 +99,7 @@ class Weight(Structure):
     _fields_ = [("panels", c_void_p), ("layout", c_int64), ("M", c_int64), ("K", c_int64), ("bias", c_void_p)]
 
     @staticmethod
-    def on(path_name: str, packed: Any, bias: torch.Tensor | None) -> Weight:
+    def on(path_name: str, packed: PackedMatrix, bias: torch.Tensor | None) -> Weight:
         """`packed`: a `PackedWeight` or a `PackedStack`; `bias` [M] or [E, M] float32. Both must outlive the
         structure."""
         pointer, layout = None if bias is None else bias.data_ptr(), LAYOUTS[path_name, packed.dtype]

@@ -7,8 +7,7 @@ K inputs, M outputs, H query heads, G key/value heads, d head size (a multiple o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import byref
-from typing import Any
+from ctypes import Structure, byref
 
 import numpy as np
 import torch
@@ -18,14 +17,12 @@ from sparring.kernels.form import AttentionForm
 from sparring.kernels.kept import KeptRows
 from sparring.kernels.memory import zeros
 from sparring.kernels.pages import PagedRows
+from sparring.kernels.path import Angles, Heads, Norms, PackedMatrix, SamplingRows, SavedAttention, SavedLogprobs
 
 PANEL = 64
 PLANES = 3
 ROWS_PER_PARTIAL = 64
 TILE_DEPTH = 32
-
-Norms = tuple[torch.Tensor, torch.Tensor, float]
-"""Weights [d] of the norms of queries and of keys, and their epsilon."""
 
 
 class CompiledPath:
@@ -52,7 +49,7 @@ class CompiledPath:
         depth, dtype, threads = parts[0].shape[1], parts[0].dtype, torch.get_num_threads()
         kind, _ = self._layout(depth, dtype)
         if storage is None:
-            storage = zeros(*self.packed([len(part) for part in parts], depth, dtype))
+            storage = zeros(*self.packed_layout([len(part) for part in parts], depth, dtype))
         begin = 0
         for part in parts:
             rows = part.contiguous()
@@ -60,7 +57,9 @@ class CompiledPath:
             begin += len(rows) // PANEL
         return storage
 
-    def packed(self, counts: Sequence[int], depth: int, dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:
+    def packed_layout(
+        self, counts: Sequence[int], depth: int, dtype: torch.dtype
+    ) -> tuple[tuple[int, ...], torch.dtype]:
         """Shape and dtype of what `pack` makes of weights[counts[i], depth] of `dtype`."""
         kind, panel = self._layout(depth, dtype)
         return (-(-sum(counts) // PANEL), *panel), torch.float32 if kind == "pack_f32" else torch.bfloat16
@@ -75,7 +74,7 @@ class CompiledPath:
         return "pack_panels_bf16" if narrow else "pack_f32", (depth, PANEL)
 
     def linear(
-        self, x: torch.Tensor, panels: torch.Tensor, bias: torch.Tensor | None, num_outputs: int, dtype: torch.dtype
+        self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int, dtype: torch.dtype
     ) -> torch.Tensor:
         """x[N, K] -> y[N, M] of `dtype`."""
         if bias is not None:
@@ -83,7 +82,7 @@ class CompiledPath:
         threads, sizes = torch.get_num_threads(), (x.shape[0], num_outputs, x.shape[1])
         if x.dtype is torch.bfloat16 and (self._tiles or self._pairs):
             y = torch.empty((x.shape[0], num_outputs), dtype=dtype)
-            pointers = (x.data_ptr(), panels.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr())
+            pointers = (x.data_ptr(), packed.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr())
             self._f["linear_bf16" if self._tiles else "linear_pairs"](
                 *pointers, dtype is torch.float32, *sizes, threads
             )
@@ -92,12 +91,12 @@ class CompiledPath:
             x = x.float()
         y = torch.empty((x.shape[0], num_outputs))
         narrow = "linear_split" if self._tiles else "linear_panels_bf16"
-        call = self._f[narrow if panels.dtype is torch.bfloat16 else "linear_f32"]
-        call(x.data_ptr(), panels.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(), *sizes, threads)
+        call = self._f[narrow if packed.dtype is torch.bfloat16 else "linear_f32"]
+        call(x.data_ptr(), packed.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(), *sizes, threads)
         return y if dtype is torch.float32 else y.to(dtype)
 
     def linear_groups(
-        self, x: torch.Tensor, packed: Any, biases: torch.Tensor | None, counts: torch.Tensor
+        self, x: torch.Tensor, packed: PackedMatrix, biases: torch.Tensor | None, counts: torch.Tensor
     ) -> torch.Tensor:
         """x[N, K], of whose rows counts[E] belong to each of E weights [M, K] in turn -> y[N, M]; biases [E, M]."""
         if biases is not None:
@@ -118,11 +117,11 @@ class CompiledPath:
         return chosen, shares
 
     def mixture(
-        self, x: torch.Tensor, gate_up: Any, down: Any, chosen: torch.Tensor, shares: torch.Tensor
+        self, x: torch.Tensor, gate_up: PackedMatrix, down: PackedMatrix, chosen: torch.Tensor, shares: torch.Tensor
     ) -> torch.Tensor:
         """What experts make of x[N, D]; chosen [N, k] int32, shares [N, k] float32."""
         y, (rows, per_row) = torch.empty_like(x), chosen.shape
-        experts = Experts(*(Weight.on(self.name, one, None) for one in (gate_up, down)), len(gate_up.each))
+        experts = Experts(*(Weight.on(self.name, one, None) for one in (gate_up, down)), len(gate_up.storage))
         pointers = (byref(experts), *(t.data_ptr() for t in (x, chosen, shares, y)))
         self._t["mixture"][x.dtype](*pointers, rows, per_row, torch.get_num_threads())
         return y
@@ -270,11 +269,11 @@ class CompiledPath:
     def split_heads(
         self,
         qkv: torch.Tensor,
-        angles: tuple[torch.Tensor, torch.Tensor],
+        angles: Angles,
         norms: Norms | None,
         heads: int,
         kv_heads: int,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> Heads:
         """qkv[N, (H + 2 G) d], rows any distance apart -> q[N, H, d], k, v[N, G, d]; q and k normed and rotated."""
         tokens, size = angles[0].shape
         q = torch.empty(tokens, heads, size, dtype=qkv.dtype)
@@ -288,9 +287,9 @@ class CompiledPath:
     def split_heads_backward(
         self,
         qkv: torch.Tensor,
-        angles: tuple[torch.Tensor, torch.Tensor],
+        angles: Angles,
         norms: Norms | None,
-        grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        grads: Heads,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Gradients of qkv and of the two norm weights [d], from those of q, k and v."""
         tokens, heads, size = grads[0].shape
@@ -352,9 +351,7 @@ class CompiledPath:
         )
         return out, logsumexp
 
-    def attention_packed_backward(
-        self, saved: tuple[torch.Tensor | None, ...], grad: torch.Tensor, form: AttentionForm
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def attention_packed_backward(self, saved: SavedAttention, grad: torch.Tensor, form: AttentionForm) -> Heads:
         """Gradients of q, k, v. `saved` is q, k, v, cu_seqlens, shared, o, logsumexp of the forward call."""
         q, k, v, cu_seqlens, shared, out, logsumexp = saved
         dq, (dk, dv) = torch.empty_like(q), torch.empty(2, *k.shape).unbind(0)
@@ -419,7 +416,7 @@ class CompiledPath:
 
     def token_logprobs_backward(
         self,
-        saved: tuple[torch.Tensor, ...],
+        saved: SavedLogprobs,
         grad_logprob: torch.Tensor,
         grad_entropy: torch.Tensor | None,
         kept: KeptRows | None = None,
@@ -433,7 +430,7 @@ class CompiledPath:
         return grad
 
     def sample(
-        self, logits: torch.Tensor, requests: tuple[torch.Tensor, ...], masks: np.ndarray | None
+        self, logits: torch.Tensor, requests: SamplingRows, masks: np.ndarray | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`requests`: temperature, top_k, top_p, min_p, seeds, positions, limited, each [N] -> tokens[N], logprobs[N];
         what truncated draws kept goes into `masks` [N, W]."""
@@ -444,9 +441,9 @@ class CompiledPath:
         self._f["sample"](*pointers, rows, vocabulary, torch.get_num_threads())
         return tokens, logprobs
 
-    def decoder_step(self, plan: Any, step: Any, dtype: torch.dtype) -> int:
-        """Pointers to a `DecoderPlan` and a `StepPlan`; -1, or which sequence or row is wrong."""
-        return self._t["decoder_step"][dtype](plan, step)
+    def decoder_step(self, plan: Structure, step: Structure, dtype: torch.dtype) -> int:
+        """A `DecoderPlan` and a `StepPlan`; -1, or which sequence or row is wrong."""
+        return self._t["decoder_step"][dtype](byref(plan), byref(step))
 
 
 def _tile_panel(num_inputs: int, planes: int) -> tuple[int, ...]:

@@ -23,7 +23,9 @@ from sparring.kernels.device.sampling import draw, kept_of, log_statistics, word
 from sparring.kernels.form import AttentionForm
 from sparring.kernels.kept import KeptRows
 from sparring.kernels.pages import PagedRows
-from sparring.kernels.torch.path import TorchPath, walks
+from sparring.kernels.path import Angles, Heads, Norms, SamplingRows, SavedAttention, SavedLogprobs
+from sparring.kernels.torch.operations import TorchOperations, logits_gradient
+from sparring.kernels.torch.path import walks
 
 NAME = "exact-device"
 
@@ -34,7 +36,7 @@ def is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 
 
-class DevicePath:
+class DevicePath(TorchOperations):
     """All operations on a GPU; on the CPU too where Triton is interpreted."""
 
     name = NAME
@@ -48,7 +50,6 @@ class DevicePath:
         from sparring.kernels.device import attention, linear, rows
 
         self._attention, self._linear, self._rows = attention, linear, rows
-        self._plain = TorchPath()
         self._last: tuple[Any, Any, Any] | None = None
 
     def pack(self, weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:
@@ -57,7 +58,9 @@ class DevicePath:
         parts = [weight.detach() for weight in weights]
         return torch.cat(parts) if storage is None else torch.cat(parts, out=storage)
 
-    def packed(self, counts: Sequence[int], depth: int, dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:
+    def packed_layout(
+        self, counts: Sequence[int], depth: int, dtype: torch.dtype
+    ) -> tuple[tuple[int, ...], torch.dtype]:
         """Shape and dtype of what `pack` makes of weights[counts[i], depth] of `dtype`."""
         return (sum(counts), depth), dtype
 
@@ -67,25 +70,9 @@ class DevicePath:
         """x[N, K] -> y[N, M] of `dtype`."""
         return self._linear.linear(x, packed, None if bias is None else bias.detach(), dtype)
 
-    def linear_backward(
-        self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, needs: tuple[bool, bool]
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Gradients of x[N, K] and weight[M, K], where they are needed."""
-        return self._plain.linear_backward(x, weight, grad, needs)
-
-    def sum_rows(self, grad: torch.Tensor) -> torch.Tensor:
-        """Sums [M] float32 of the columns of grad[N, M]."""
-        return self._plain.sum_rows(grad)
-
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x[N, D] -> [N, D]."""
         return self._rows.add_rms_norm(x, None, weight, eps)[1]
-
-    def rms_norm_backward(
-        self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gradients of x[N, D] and weight[D]."""
-        return self._plain.rms_norm_backward(x, weight, grad, eps)
 
     def add_rms_norm(
         self, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
@@ -93,49 +80,13 @@ class DevicePath:
         """x[N, D], y[N, D] -> x + y and its norm."""
         return self._rows.add_rms_norm(x, y, weight, eps)
 
-    def add_rms_norm_backward(
-        self, total: torch.Tensor, weight: torch.Tensor, grad_total: torch.Tensor | None, grad: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gradient of x, which is that of y, and of weight[D]."""
-        return self._plain.add_rms_norm_backward(total, weight, grad_total, grad, eps)
-
-    def silu_mul(self, gate: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
-        """silu(gate) * up; plain silu when `up` is None."""
-        return self._plain.silu_mul(gate, up)
-
-    def silu_mul_backward(
-        self, gate: torch.Tensor, up: torch.Tensor | None, grad: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Gradients of gate and up."""
-        return self._plain.silu_mul_backward(gate, up, grad)
-
-    def tanh(self, x: torch.Tensor) -> torch.Tensor:
-        """Any shape, float32."""
-        return self._plain.tanh(x)
-
-    def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, transposed: bool) -> torch.Tensor:
-        """x[N, H, d], cos[N, d], sin[N, d] -> [N, H, d]."""
-        return self._plain.rope(x, cos, sin, transposed)
-
-    def split_heads(
-        self, qkv: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], norms: Any, heads: int, kv_heads: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def split_heads(self, qkv: torch.Tensor, angles: Angles, norms: Norms | None, heads: int, kv_heads: int) -> Heads:
         """qkv[N, (H + 2 G) d] -> q[N, H, d], k, v[N, G, d]; q and k normed and rotated."""
         return self._rows.split_heads(qkv, angles, norms, heads, kv_heads)
-
-    def split_heads_backward(
-        self, qkv: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], norms: Any, grads: tuple[torch.Tensor, ...]
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Gradients of qkv and of the two norm weights [d], from those of q, k and v."""
-        return self._plain.split_heads_backward(qkv, angles, norms, grads)
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
         """gate_up[N, 2 I] -> silu(gate) * up, [N, I]."""
         return self._rows.swiglu(gate_up)
-
-    def swiglu_backward(self, gate_up: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        """Gradient of gate_up."""
-        return self._plain.swiglu_backward(gate_up, grad)
 
     def attention_packed(
         self,
@@ -151,9 +102,7 @@ class DevicePath:
         walk, _, _ = self._walk(cu_seqlens, shared, len(q))
         return self._attention.attend(q, k.unsqueeze(2), v.unsqueeze(2), walk, form, sinks)
 
-    def attention_packed_backward(
-        self, saved: tuple[Any, ...], grad: torch.Tensor, form: AttentionForm
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def attention_packed_backward(self, saved: SavedAttention, grad: torch.Tensor, form: AttentionForm) -> Heads:
         """Gradients of q, k, v from the saved logsumexp."""
         q, k, v, cu_seqlens, shared, out, logsumexp = saved
         walk, cu_lengths, paths = self._walk(cu_seqlens, shared, len(q))
@@ -220,7 +169,7 @@ class DevicePath:
 
     def token_logprobs_backward(
         self,
-        saved: tuple[torch.Tensor, ...],
+        saved: SavedLogprobs,
         grad_logprob: torch.Tensor,
         grad_entropy: torch.Tensor | None,
         kept: KeptRows | None = None,
@@ -229,10 +178,10 @@ class DevicePath:
         found = kept_of(kept, saved[0].shape)
         if found is not None:
             saved = (saved[0].masked_fill(~found[0], float("-inf")), *saved[1:])
-        return self._plain.token_logprobs_backward(saved, grad_logprob, grad_entropy)
+        return logits_gradient(saved, grad_logprob, grad_entropy)
 
     def sample(
-        self, logits: torch.Tensor, requests: tuple[torch.Tensor, ...], masks: np.ndarray | None
+        self, logits: torch.Tensor, requests: SamplingRows, masks: np.ndarray | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`requests`: temperature, top_k, top_p, min_p, seeds, positions, limited, each [N] -> tokens[N], logprobs[N];
         what truncated draws kept goes into `masks` [N, W]."""

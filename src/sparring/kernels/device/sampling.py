@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from sparring.kernels.kept import KeptRows
-from sparring.kernels.torch.path import row_sum
+from sparring.kernels.path import SamplingRows
+from sparring.kernels.torch.operations import row_sum
 
 LANE = 1024
 """Cumulative sums are taken within so many elements, then over these."""
@@ -56,7 +57,7 @@ def _weights(
 
 
 def draw(
-    logits: torch.Tensor, requests: tuple[torch.Tensor, ...], *, truncating: bool
+    logits: torch.Tensor, requests: SamplingRows, *, truncating: bool
 ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
     """One token for each row of logits[N, V]; what it means stands with `ops.sample`.
 

@@ -7,12 +7,14 @@ stands for. Letters as in `ops`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
+import numpy as np
 import torch
 
 from sparring.kernels.form import AttentionForm
 from sparring.kernels.kept import KeptRows
+from sparring.kernels.pages import PagedRows
+from sparring.kernels.path import Angles, Heads, KernelPath, Norms, SamplingRows, SavedAttention, SavedLogprobs
 
 
 class MetaPath:
@@ -22,7 +24,7 @@ class MetaPath:
         stands_for: gives the path that would compute; it says how weights are packed.
     """
 
-    def __init__(self, stands_for: Callable[[], Any]) -> None:
+    def __init__(self, stands_for: Callable[[], KernelPath]) -> None:
         self._stands_for = stands_for
 
     @property
@@ -35,12 +37,23 @@ class MetaPath:
         """Whether the path that would compute is."""
         return self._stands_for().is_compiled
 
+    @property
+    def transposes_keys(self) -> bool:
+        """Whether the path that would compute does."""
+        return self._stands_for().transposes_keys
+
     def pack(self, weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:
         """As large as the other path packs weights[M_i, K]."""
         if storage is not None:
             return storage
-        shape, dtype = self._stands_for().packed([len(one) for one in weights], weights[0].shape[1], weights[0].dtype)
+        shape, dtype = self.packed_layout([len(one) for one in weights], weights[0].shape[1], weights[0].dtype)
         return torch.empty(shape, dtype=dtype, device="meta")
+
+    def packed_layout(
+        self, counts: Sequence[int], depth: int, dtype: torch.dtype
+    ) -> tuple[tuple[int, ...], torch.dtype]:
+        """That of the path that would compute."""
+        return self._stands_for().packed_layout(counts, depth, dtype)
 
     def linear(
         self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int, dtype: torch.dtype
@@ -107,16 +120,14 @@ class MetaPath:
         """x[N, H, d] -> [N, H, d]."""
         return torch.empty_like(x)
 
-    def split_heads(
-        self, qkv: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], norms: Any, heads: int, kv_heads: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def split_heads(self, qkv: torch.Tensor, angles: Angles, norms: Norms | None, heads: int, kv_heads: int) -> Heads:
         """qkv[N, (H + 2 G) d] -> q[N, H, d], k, v[N, G, d]."""
         tokens, size = angles[0].shape
         q, k, v = (qkv.new_empty((tokens, count, size)) for count in (heads, kv_heads, kv_heads))
         return q, k, v
 
     def split_heads_backward(
-        self, qkv: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], norms: Any, grads: tuple[torch.Tensor, ...]
+        self, qkv: torch.Tensor, angles: Angles, norms: Norms | None, grads: Heads
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Gradients of qkv and of the two norm weights [d]."""
         of_norms = (None, None) if norms is None else tuple(torch.empty_like(weight) for weight in norms[:2])
@@ -135,14 +146,24 @@ class MetaPath:
         """o[N, H, d] and the logsumexp [N, H]."""
         return torch.empty_like(q), q.new_empty(q.shape[:2], dtype=torch.float32)
 
-    def attention_packed_backward(
-        self, saved: tuple[torch.Tensor | None, ...], grad: torch.Tensor, form: AttentionForm
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def attention_packed_backward(self, saved: SavedAttention, grad: torch.Tensor, form: AttentionForm) -> Heads:
         """Gradients of q, k, v; those of keys and values are added up in float32."""
         q, k, v = saved[:3]
-        assert q is not None and k is not None and v is not None, "saved by the forward call"
         dq, (dk, dv) = torch.empty_like(q), q.new_empty((2, *k.shape), dtype=torch.float32).unbind(0)
         return dq, dk.to(k.dtype), dv.to(v.dtype)
+
+    def attention_paged(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        pages: tuple[torch.Tensor, torch.Tensor],
+        rows: PagedRows,
+        form: AttentionForm,
+        sinks: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, int]:
+        """o[N, H, d]; no table is wrong."""
+        return torch.empty_like(q), -1
 
     def token_logprobs(
         self, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: KeptRows | None = None
@@ -152,10 +173,17 @@ class MetaPath:
 
     def token_logprobs_backward(
         self,
-        saved: tuple[torch.Tensor, ...],
+        saved: SavedLogprobs,
         grad_logprob: torch.Tensor,
         grad_entropy: torch.Tensor | None,
         kept: KeptRows | None = None,
     ) -> torch.Tensor:
         """Gradient of the logits."""
         return torch.empty_like(saved[0])
+
+    def sample(
+        self, logits: torch.Tensor, requests: SamplingRows, masks: np.ndarray | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """tokens[N] and logprobs[N]; no bit of `masks` is set."""
+        rows = logits.shape[0]
+        return logits.new_empty(rows, dtype=torch.int64), logits.new_empty(rows)

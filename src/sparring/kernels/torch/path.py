@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,41 +17,18 @@ from sparring.kernels.form import AttentionForm
 from sparring.kernels.kept import KeptRows
 from sparring.kernels.memory import zeros
 from sparring.kernels.pages import PagedRows
-from sparring.kernels.threads import one_thread, sum_rows
+from sparring.kernels.path import Angles, Heads, Norms, SamplingRows, SavedAttention, SavedLogprobs
+from sparring.kernels.threads import one_thread
+from sparring.kernels.torch.operations import TorchOperations, elementwise_exp, logits_gradient, row_sum, separate_heads
 
 NAME = "exact-torch"
 ROWS = 16
 COLUMNS = 64
 KEYS = 16
-VOCABULARY = 1024
 
 
-def _lanes(x: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
-    """[N, D] -> [N, ceil(D / 16), 16] float32, so that a row meets the vector unit the same way at any place."""
-    width = x.shape[-1]
-    return torch.nn.functional.pad(x.float(), (0, -width % KEYS), value=fill).view(x.shape[0], -1, KEYS)
-
-
-def row_sum(x: torch.Tensor) -> torch.Tensor:
-    """Sum of each row of [N, D], halving the row again and again: elementwise additions only. -> [N]."""
-    x = x.float()
-    while x.shape[-1] > 1:
-        half = -(-x.shape[-1] // 2)
-        x = x[..., :half] + torch.nn.functional.pad(x[..., half:], (0, 2 * half - x.shape[-1]))
-    return x[..., 0]
-
-
-def _elementwise_exp(x: torch.Tensor) -> torch.Tensor:
-    """exp in float64: torch's float32 exp treats the tail of a tensor in another way than its middle."""
-    return torch.exp(x.double()).float()
-
-
-def _sigmoid(x: torch.Tensor) -> torch.Tensor:
-    return 1.0 / (1.0 + _elementwise_exp(-x))
-
-
-class TorchPath:
-    """All operations in plain torch."""
+class TorchPath(TorchOperations):
+    """All operations in plain torch, on the CPU."""
 
     name = NAME
     is_compiled = False
@@ -67,13 +43,15 @@ class TorchPath:
         """
         counts = [len(weight) for weight in weights]
         if storage is None:
-            shape, dtype = self.packed(counts, weights[0].shape[1], weights[0].dtype)
+            shape, dtype = self.packed_layout(counts, weights[0].shape[1], weights[0].dtype)
             storage = zeros(shape, dtype)
         for weight, columns in zip(weights, storage[:, : sum(counts)].split(counts, 1), strict=True):
             columns.copy_(weight.detach().t())
         return storage
 
-    def packed(self, counts: Sequence[int], depth: int, dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:
+    def packed_layout(
+        self, counts: Sequence[int], depth: int, dtype: torch.dtype
+    ) -> tuple[tuple[int, ...], torch.dtype]:
         """Shape and dtype of what `pack` makes of weights[counts[i], depth] of `dtype`."""
         return (depth, -(-sum(counts) // COLUMNS) * COLUMNS), torch.float32
 
@@ -89,61 +67,9 @@ class TorchPath:
         y = y[:num_rows, :num_outputs]
         return (y.contiguous() if bias is None else y + bias.detach().float()).to(dtype)
 
-    def linear_backward(
-        self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, needs: tuple[bool, bool]
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Gradients of x[N, K] and weight[M, K], where they are needed, from that of y[N, M]."""
-        with one_thread():
-            return grad @ weight if needs[0] else None, grad.t() @ x if needs[1] else None
-
-    def sum_rows(self, grad: torch.Tensor) -> torch.Tensor:
-        """Sums [M] float32 of the columns of grad[N, M]."""
-        return sum_rows(grad)
-
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x[N, D] -> [N, D]."""
         return weight * (x.float() * self._inverse_rms(x, eps)).to(x.dtype)
-
-    def rms_norm_backward(
-        self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gradients of x[N, D] and weight[D]."""
-        inverse, wide, g = self._inverse_rms(x, eps), x.float(), grad.float()
-        pull = ((weight.float() * g) * wide).sum(-1, keepdim=True) / x.shape[-1]
-        dx = inverse * (weight.float() * g) - wide * inverse**3 * pull
-        return dx.to(x.dtype), sum_rows(g * wide * inverse).to(weight.dtype)
-
-    @staticmethod
-    def _inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
-        return 1.0 / torch.sqrt(row_sum(x.float().square()) / x.shape[-1] + eps).unsqueeze(-1)
-
-    def silu_mul(self, gate: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
-        """silu(gate) * up; plain silu when `up` is None."""
-        y = gate.float() * _sigmoid(gate.float())
-        return (y if up is None else y * up.float()).to(gate.dtype)
-
-    def silu_mul_backward(
-        self, gate: torch.Tensor, up: torch.Tensor | None, grad: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Gradients of gate and up."""
-        a, g = gate.float(), grad.float()
-        s = _sigmoid(a)
-        dup = None if up is None else (g * a * s).to(up.dtype)
-        through = g if up is None else g * up.float()
-        return (through * s * (1.0 + a * (1.0 - s))).to(gate.dtype), dup
-
-    def tanh(self, x: torch.Tensor) -> torch.Tensor:
-        """Any shape, float32."""
-        return torch.tanh(x.double()).float()
-
-    def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, transposed: bool) -> torch.Tensor:
-        """x[N, H, d], cos[N, d], sin[N, d] -> [N, H, d]."""
-        a, b = x.float().chunk(2, -1)
-        cos_a, cos_b = cos.float().unsqueeze(1).chunk(2, -1)
-        sin_a, sin_b = sin.float().unsqueeze(1).chunk(2, -1)
-        if transposed:
-            return torch.cat((a * cos_a + b * sin_b, b * cos_b - a * sin_a), -1).to(x.dtype)
-        return torch.cat((a * cos_a - b * sin_a, b * cos_b + a * sin_b), -1).to(x.dtype)
 
     def add_rms_norm(
         self, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
@@ -152,47 +78,18 @@ class TorchPath:
         total = x + y
         return total, self.rms_norm(total, weight, eps)
 
-    def add_rms_norm_backward(
-        self, total: torch.Tensor, weight: torch.Tensor, grad_total: torch.Tensor | None, grad: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gradient of x, which is that of y, and of weight[D]."""
-        dx, dw = self.rms_norm_backward(total, weight, grad, eps)
-        return dx if grad_total is None else dx + grad_total, dw
-
-    def split_heads(
-        self, qkv: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], norms: Any, heads: int, kv_heads: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def split_heads(self, qkv: torch.Tensor, angles: Angles, norms: Norms | None, heads: int, kv_heads: int) -> Heads:
         """qkv[N, (H + 2 G) d] -> q[N, H, d], k, v[N, G, d]; q and k normed and rotated."""
-        q, k, v = _heads(qkv, heads, kv_heads, angles[0].shape[1])
+        q, k, v = separate_heads(qkv, heads, kv_heads, angles[0].shape[1])
         if norms is not None:
             q, k = (
                 self.rms_norm(t.flatten(0, 1), w, norms[2]).view(t.shape) for t, w in ((q, norms[0]), (k, norms[1]))
             )
         return self.rope(q, *angles, False), self.rope(k, *angles, False), v
 
-    def split_heads_backward(
-        self, qkv: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], norms: Any, grads: tuple[torch.Tensor, ...]
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Gradients of qkv and of the two norm weights [d], from those of q, k and v."""
-        dq, dk = (self.rope(grad, *angles, True) for grad in grads[:2])
-        if norms is None:
-            return torch.cat([t.flatten(1) for t in (dq, dk, grads[2])], 1), None, None
-        q, k, _ = _heads(qkv, dq.shape[1], dk.shape[1], dq.shape[2])
-        (dq, dq_weight), (dk, dk_weight) = (
-            self.rms_norm_backward(t.flatten(0, 1), w, g.flatten(0, 1), norms[2])
-            for t, w, g in ((q, norms[0], dq), (k, norms[1], dk))
-        )
-        tokens = qkv.shape[0]
-        return torch.cat([t.reshape(tokens, -1) for t in (dq, dk, grads[2])], 1), dq_weight, dk_weight
-
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
         """gate_up[N, 2 I] -> silu(gate) * up, [N, I]."""
         return self.silu_mul(*gate_up.chunk(2, 1))
-
-    def swiglu_backward(self, gate_up: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        """Gradient of gate_up."""
-        dgate, dup = self.silu_mul_backward(*gate_up.chunk(2, 1), grad)
-        return torch.cat((dgate, dup), 1)
 
     def attention_packed(
         self,
@@ -210,9 +107,7 @@ class TorchPath:
             out[own], logsumexp[own] = _attend(q[own], k[path], v[path], form, sinks)
         return out, logsumexp
 
-    def attention_packed_backward(
-        self, saved: tuple[Any, ...], grad: torch.Tensor, form: AttentionForm
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def attention_packed_backward(self, saved: SavedAttention, grad: torch.Tensor, form: AttentionForm) -> Heads:
         """Gradients of q, k, v from the saved logsumexp."""
         q, k, v, cu_seqlens, shared, out, logsumexp = saved
         dq, dk, dv = (torch.zeros(t.shape) for t in (q, k, v))
@@ -297,7 +192,7 @@ class TorchPath:
 
     def token_logprobs_backward(
         self,
-        saved: tuple[torch.Tensor, ...],
+        saved: SavedLogprobs,
         grad_logprob: torch.Tensor,
         grad_entropy: torch.Tensor | None,
         kept: KeptRows | None = None,
@@ -313,18 +208,10 @@ class TorchPath:
                 narrow = (logits[:, there], place, *others)
                 wide[n, there] = self.token_logprobs_backward(narrow, grad_logprob[n : n + 1], by_entropy)[0]
             return wide
-        logits, targets, temperature, entropy, maximum, log_sum = saved
-        inverse = (1.0 / torch.where(temperature == 0, 1.0, temperature)).unsqueeze(1)
-        log_p = logits * inverse - (maximum + log_sum).unsqueeze(1)
-        p = _elementwise_exp(log_p)
-        grad = -p * grad_logprob.unsqueeze(1)
-        grad.scatter_add_(1, targets.unsqueeze(1), grad_logprob.unsqueeze(1))
-        if grad_entropy is not None:
-            grad -= p * (log_p.clamp(min=-1e30) + entropy.unsqueeze(1)) * grad_entropy.unsqueeze(1)
-        return grad * inverse
+        return logits_gradient(saved, grad_logprob, grad_entropy)
 
     def sample(
-        self, logits: torch.Tensor, requests: tuple[torch.Tensor, ...], masks: np.ndarray | None
+        self, logits: torch.Tensor, requests: SamplingRows, masks: np.ndarray | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`requests`: temperature, top_k, top_p, min_p, seeds, positions, limited, each [N] -> tokens[N], logprobs[N];
         what truncated draws kept goes into `masks` [N, W]."""
@@ -353,12 +240,6 @@ class TorchPath:
         kept = (counts.cumsum(0), torch.cat(limits)) if counts.any() else None
         (logprobs, *_), _ = self.token_logprobs(logits, tokens, temperature, kept)
         return tokens, logprobs
-
-
-def _heads(qkv: torch.Tensor, heads: int, kv_heads: int, size: int) -> list[torch.Tensor]:
-    """q[N, H, d], k, v[N, G, d], each contiguous."""
-    parts = qkv.split([heads * size, kv_heads * size, kv_heads * size], 1)
-    return [part.reshape(qkv.shape[0], -1, size).contiguous() for part in parts]
 
 
 def walks(cu_seqlens: torch.Tensor, shared: torch.Tensor | None) -> Iterator[torch.Tensor]:
@@ -419,9 +300,9 @@ def _attend_tile(
     out, total = torch.zeros_like(q), torch.zeros(q.shape[:2])
     if sinks is not None:
         maximum = torch.maximum(maximum, sinks.unsqueeze(-1))
-        total += _elementwise_exp(sinks - maximum[..., 0])
+        total += elementwise_exp(sinks - maximum[..., 0])
     for block, part in zip(blocks, scores, strict=True):
-        weights = _elementwise_exp(part - maximum)
+        weights = elementwise_exp(part - maximum)
         total += row_sum(weights)
         out += torch.stack(
             [torch.mm(a, b) for a, b in zip(weights, v[block : block + KEYS].transpose(0, 1), strict=True)]
@@ -463,7 +344,7 @@ def _statistics(logits: torch.Tensor, temperature: torch.Tensor) -> tuple[torch.
     """z = logits / temperature, its row maximum, exp(z - max) and the log of its sum."""
     z = logits * (1.0 / torch.where(temperature == 0, 1.0, temperature)).unsqueeze(1)
     maximum = z.amax(1)
-    weights = _elementwise_exp(z - maximum.unsqueeze(1))
+    weights = elementwise_exp(z - maximum.unsqueeze(1))
     return z, maximum, weights, torch.log(row_sum(weights).double()).float()
 
 
