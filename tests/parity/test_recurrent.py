@@ -21,7 +21,7 @@ from sparring.model.attention import Packed, Paged
 from sparring.model.head import judge
 from sparring.model.load import load
 from sparring.model.peft import read
-from sparring.model.recurrent import Carried, States, state_bytes
+from sparring.model.states import Carried, States, state_bytes
 from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 from sparring.weights.inline import publish

@@ -23,8 +23,10 @@ from sparring.kernels import ops
 from sparring.model.attention import Packed
 from sparring.model.causal import CausalModel
 from sparring.model.head import judge
-from sparring.model.recurrent import States
-from sparring.model.step import OperationStep, Sampled, Slots, StepRows, step_of
+from sparring.model.states import States
+from sparring.model.steps.choose import step_of
+from sparring.model.steps.operations import OperationStep
+from sparring.model.steps.rows import Sampled, Slots, StepRows
 
 MASK_64 = (1 << 64) - 1
 FAST_TOLERANCE = 5e-2

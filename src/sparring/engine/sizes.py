@@ -7,7 +7,7 @@ from typing import NamedTuple
 from sparring.engine.config import PAGE_SIZE, EngineConfig
 from sparring.kernels.pages import token_bytes
 from sparring.model.causal import CausalModel
-from sparring.model.recurrent import state_bytes
+from sparring.model.states import state_bytes
 
 
 class Sizes(NamedTuple):

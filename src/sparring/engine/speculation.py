@@ -11,7 +11,7 @@ from __future__ import annotations
 from sparring.engine.config import EngineConfig
 from sparring.engine.scheduler import Chunk, Scheduler
 from sparring.errors import refusal
-from sparring.model.step import Sampled
+from sparring.model.steps.rows import Sampled
 
 LONGEST = 3
 """Tokens of an earlier place that are compared; longer ones found nothing more on recorded rollouts."""

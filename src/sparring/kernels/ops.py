@@ -376,7 +376,7 @@ def sample(
 
 
 def decoder_step(plan: Structure, step: Structure, dtype: torch.dtype) -> int:
-    """The compiled step of `model.step`, which says what it takes. -1; or the first bad sequence; or -2 - n for a bad
+    """The compiled step of `model.steps`, which says what it takes. -1; or the first bad sequence; or -2 - n for a bad
     row n."""
     fused = fused_path()
     if fused is None:

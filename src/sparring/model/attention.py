@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import AttentionInterface
@@ -17,9 +17,7 @@ from sparring.kernels import ops
 from sparring.kernels.form import AttentionForm
 from sparring.kernels.pages import KvHeads
 from sparring.model.rowwise import ours
-
-if TYPE_CHECKING:
-    from sparring.model.recurrent import States
+from sparring.model.states import States
 
 IMPLEMENTATION = "sparring"
 """The name under which the library's attention interface knows our attention."""

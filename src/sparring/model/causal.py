@@ -20,8 +20,9 @@ from sparring.model.experts import RowExperts
 from sparring.model.layers import RowLinear
 from sparring.model.library import Senses, text_model
 from sparring.model.lora import Adapters
-from sparring.model.recurrent import LAYOUT, Layout, Recurrent
+from sparring.model.recurrent import LAYOUT, Layout
 from sparring.model.rowwise import RowWise
+from sparring.model.states import Recurrent
 
 ATTENTION = {"full_attention", "sliding_attention"}
 """The kinds of layers that our attention serves: not attention in chunks."""

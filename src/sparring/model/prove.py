@@ -14,7 +14,7 @@ from sparring.kernels import ops
 from sparring.kernels.pages import BLOCK
 from sparring.model.attention import IMPLEMENTATION, Observed, Packed, Paged
 from sparring.model.causal import CausalModel
-from sparring.model.recurrent import States
+from sparring.model.states import States
 
 LENGTHS = (5, 1, 17, 2, 8, 30)
 """Lengths of the sequences that are computed alone and together: odd, single and multiples of the vector width."""

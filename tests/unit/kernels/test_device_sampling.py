@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sparring.kernels import device_sampling
+from sparring.kernels.device import sampling as device_sampling
 from sparring.kernels.device.sampling import draw, kept_of, log_statistics, running_sum, words_of
 from sparring.kernels.kept import ids_of, no_masks
 from sparring.kernels.torch.path import TorchPath, uniform

@@ -20,7 +20,7 @@ from sparring.model.attention import Paged
 from sparring.model.causal import CausalModel
 from sparring.model.decoder import Decoder
 from sparring.model.layers import Product
-from sparring.model.step import Sampled, Slots, StepRows
+from sparring.model.steps.rows import Sampled, Slots, StepRows
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Batch sizes for which a graph is captured, when one is first needed."""
