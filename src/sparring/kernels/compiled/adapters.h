@@ -15,7 +15,8 @@ struct DeltaPlan {
 }
 
 // body(number, first, count) for neighbours among `count` rows that share an adapter; negative numbers stand for none.
-template <class Number, class Body> static inline void adapt_rows(int64_t count, const Number &number_of, const Body &body) {
+template <class Number, class Body>
+static inline void adapt_rows(int64_t count, const Number &number_of, const Body &body) {
     for (int64_t i = 0, end; i < count; i = end) {
         int32_t number = number_of(i);
         for (end = i + 1; end < count && number_of(end) == number;) end++;
@@ -25,7 +26,8 @@ template <class Number, class Body> static inline void adapt_rows(int64_t count,
 
 // y [rows][M] <- y + B (scale * A x), x [rows][K]; the columns of both products divided among threads.
 template <class T>
-static void add_delta(const DeltaPlan &delta, const Weight &a, const Weight &b, const T *x, T *y, int64_t rows, int threads) {
+static void add_delta(const DeltaPlan &delta, const Weight &a, const Weight &b, const T *x, T *y, int64_t rows,
+                      int threads) {
     static thread_local Buffer<float> of_a;
     static thread_local Buffer<T> of_scale, of_b;
     if (!delta.b.M) return;

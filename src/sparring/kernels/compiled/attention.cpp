@@ -7,10 +7,11 @@ namespace {
 
 constexpr int64_t QUERIES_PER_TASK = 24;
 
-// One part: sequences [begin, end) for one key/value head. What a sequence shares with the one before it is already in place.
+// One part: sequences [begin, end) for one key/value head. What a sequence shares with the one before it is already in
+// place.
 template <class T>
-static void packed_part(const T *q, const T *k, const T *v, T *out, float *logsumexp, const Sequences &sequences, int64_t begin,
-                        int64_t end, const Heads &s, int64_t g) {
+static void packed_part(const T *q, const T *k, const T *v, T *out, float *logsumexp, const Sequences &sequences,
+                        int64_t begin, int64_t end, const Heads &s, int64_t g) {
     int64_t longest = 0, stride = s.G * s.d;
     for (int64_t b = begin; b < end; b++) longest = larger(longest, sequences.length(b));
     Scratch &mine = Scratch::mine();
@@ -24,7 +25,8 @@ static void packed_part(const T *q, const T *k, const T *v, T *out, float *logsu
         mine.key_blocks[i] = keys + i * LANES * s.d;
         mine.value_blocks[i] = values + i * LANES * s.d;
     }
-    Keys<float> wide{(const float *const *)mine.key_blocks.data(), (const float *const *)mine.value_blocks.data(), s.d, s.d};
+    Keys<float> wide{(const float *const *)mine.key_blocks.data(), (const float *const *)mine.value_blocks.data(), s.d,
+                     s.d};
     sequences.path(begin, sequences.kept(begin), mine.path.data());
     for (int64_t b = begin; b < end; b++) {
         int64_t kept = sequences.kept(b), length = sequences.length(b), start = sequences.cu_seqlens[b];
@@ -38,8 +40,8 @@ static void packed_part(const T *q, const T *k, const T *v, T *out, float *logsu
 }
 
 template <class T>
-static void packed(const T *q, const T *k, const T *v, T *out, float *logsumexp, const Sequences &sequences, const Heads &s,
-                   int threads) {
+static void packed(const T *q, const T *k, const T *v, T *out, float *logsumexp, const Sequences &sequences,
+                   const Heads &s, int threads) {
     int64_t total = sequences.cu_seqlens[sequences.count];
     if (total < 32) threads = 1;
     // A part begins by laying out all keys of its first sequence, so there are only as many as keep the threads busy.
@@ -80,23 +82,22 @@ static void paged(const T *q, const T *k, const T *v, T *out, const Pages<T> &p,
 
 // logsumexp [N, H] may be null. The paged call writes the new rows first, then attends; it returns -1, or the first
 // sequence whose table is wrong, having done nothing.
-#define SPARRING_ATTENTION(NAME, T)                                                                                      \
-    void sparring_attention_packed_##NAME(const T *q, const T *k, const T *v, T *out, float *logsumexp,                  \
-                                          const int32_t *cu_seqlens, const int32_t *shared, int64_t B, int64_t H,        \
-                                          int64_t G, int64_t d, float scale, float cap, int64_t window,                  \
-                                          const float *sinks, int threads) {                                             \
-        packed<T>(q, k, v, out, logsumexp, Sequences{cu_seqlens, shared, B},                                             \
-                  Heads{H, G, d, d, H * d, {scale, cap, window, sinks}}, threads);                                       \
-    }                                                                                                                    \
-    int64_t sparring_attention_paged_##NAME(const T *q, const T *k, const T *v, T *out, T *keys, T *values,              \
-                                            int64_t num_pages, int64_t page_size, const int32_t *tables,                 \
-                                            const int32_t *cu_rows, const int32_t *lengths, int64_t B,                   \
-                                            int64_t pages_per_table, int64_t H, int64_t G, int64_t d, float scale,       \
-                                            float cap, int64_t window, const float *sinks, int threads) {                \
-        Pages<T> pages{keys, values, page_size, num_pages, tables, nullptr, cu_rows, lengths, B, pages_per_table};       \
-        int64_t bad = pages.first_bad();                                                                                 \
-        if (bad < 0) paged<T>(q, k, v, out, pages, Heads{H, G, d, d, H * d, {scale, cap, window, sinks}}, threads);      \
-        return bad;                                                                                                      \
+#define SPARRING_ATTENTION(NAME, T)                                                                                    \
+    void sparring_attention_packed_##NAME(const T *q, const T *k, const T *v, T *out, float *logsumexp,                \
+                                          const int32_t *cu_seqlens, const int32_t *shared, int64_t B, int64_t H,      \
+                                          int64_t G, int64_t d, float scale, float cap, int64_t window,                \
+                                          const float *sinks, int threads) {                                           \
+        packed<T>(q, k, v, out, logsumexp, Sequences{cu_seqlens, shared, B},                                           \
+                  Heads{H, G, d, d, H * d, {scale, cap, window, sinks}}, threads);                                     \
+    }                                                                                                                  \
+    int64_t sparring_attention_paged_##NAME(                                                                           \
+        const T *q, const T *k, const T *v, T *out, T *keys, T *values, int64_t num_pages, int64_t page_size,          \
+        const int32_t *tables, const int32_t *cu_rows, const int32_t *lengths, int64_t B, int64_t pages_per_table,     \
+        int64_t H, int64_t G, int64_t d, float scale, float cap, int64_t window, const float *sinks, int threads) {    \
+        Pages<T> pages{keys, values, page_size, num_pages, tables, nullptr, cu_rows, lengths, B, pages_per_table};     \
+        int64_t bad = pages.first_bad();                                                                               \
+        if (bad < 0) paged<T>(q, k, v, out, pages, Heads{H, G, d, d, H * d, {scale, cap, window, sinks}}, threads);    \
+        return bad;                                                                                                    \
     }
 
 extern "C" {

@@ -1,8 +1,8 @@
 // What packed and paged attention share: one tile of query rows against one key/value head.
 //
-// Keys lie in blocks of 16 consecutive positions, transposed: [d][16]. A score is an ascending chain over d. The weights
-// of a row are exp(score - max); their sum keeps 16 lanes (lane = position mod 16) and adds them by halving. The
-// weighted values are summed over positions in ascending order, in partial sums of 128 positions. All of this is a
+// Keys lie in blocks of 16 consecutive positions, transposed: [d][16]. A score is an ascending chain over d. The
+// weights of a row are exp(score - max); their sum keeps 16 lanes (lane = position mod 16) and adds them by halving.
+// The weighted values are summed over positions in ascending order, in partial sums of 128 positions. All of this is a
 // function of the row's query and of the keys and values that it may read, never of the tile it came in.
 #pragma once
 
@@ -44,7 +44,8 @@ struct Rows {
 };
 
 template <int R, int C, class T>
-static inline void score_blocks(const Keys<T> &keys, const Rows &rows, int64_t block, v16 scale, float *scores, int64_t pitch) {
+static inline void score_blocks(const Keys<T> &keys, const Rows &rows, int64_t block, v16 scale, float *scores,
+                                int64_t pitch) {
     v16 acc[R][C];
     clear(acc);
     const T *const *k = keys.key_blocks + block;
@@ -60,13 +61,15 @@ static inline void score_blocks(const Keys<T> &keys, const Rows &rows, int64_t b
 template <int R, class T>
 static inline void score(const Keys<T> &keys, const Rows &rows, float scale, float *scores, int64_t pitch) {
     int64_t from = rows.earliest / LANES;
-    with_columns(blocks_of(rows.longest, LANES) - from,
-                 [&]<int C>(int64_t block) { score_blocks<R, C>(keys, rows, from + block, splat(scale), scores, pitch); });
+    with_columns(blocks_of(rows.longest, LANES) - from, [&]<int C>(int64_t block) {
+        score_blocks<R, C>(keys, rows, from + block, splat(scale), scores, pitch);
+    });
 }
 
 static inline v16 capped(v16 score, v16 cap) { return tanh(score / cap) * cap; }
 
-// Turns one row of scores into exp(score - max), zero before `begin` and past `length`; returns their sum and the maximum.
+// Turns one row of scores into exp(score - max), zero before `begin` and past `length`; returns their sum and the
+// maximum.
 static inline float soften(float *scores, int64_t begin, int64_t length, float cap, const float *sink, float *maximum) {
     const float lowest = -std::numeric_limits<float>::infinity();
     const int64_t from = begin / LANES * LANES;
@@ -88,8 +91,8 @@ static inline float soften(float *scores, int64_t begin, int64_t length, float c
 
 // acc [R][16 C] continues its chains over positions [begin, end) of one block.
 template <int R, int C, class T>
-static inline void weigh(const T *values, int64_t stride, const float *weights, int64_t pitch, int64_t begin, int64_t end,
-                         v16 (&acc)[R][C]) {
+static inline void weigh(const T *values, int64_t stride, const float *weights, int64_t pitch, int64_t begin,
+                         int64_t end, v16 (&acc)[R][C]) {
     accumulate(acc, begin, end, [=](int r, int64_t i) { return weights[r * pitch + i]; },
                [=](int64_t i, int c) { return load(values + i * stride + c * LANES); });
 }
@@ -100,8 +103,8 @@ static inline int64_t partial_of(int64_t begin) { return begin / (VALUE_BLOCKS *
 // One partial sum (VALUE_BLOCKS blocks from `first`) of C column vectors, added to out. Positions that all rows of the
 // tile read are done together, the few before and behind them row by row: no row ever touches what it may not read.
 template <int R, int C, class T>
-static inline void weigh_partial(const Keys<T> &keys, const Rows &rows, const float *weights, int64_t pitch, int64_t first,
-                                 int64_t column) {
+static inline void weigh_partial(const Keys<T> &keys, const Rows &rows, const float *weights, int64_t pitch,
+                                 int64_t first, int64_t column) {
     v16 acc[R][C];
     clear(acc);
     int64_t last = smaller(first + VALUE_BLOCKS, blocks_of(rows.longest, LANES));
@@ -149,11 +152,11 @@ static void attend(const Keys<T> &keys, const Rows &rows, const Form &form, floa
         for (int64_t i = 0; i < keys.d; i += LANES) store(rows.out[r] + i, load(rows.out[r] + i) / splat(sum[r]));
 }
 
-// One query row at `length` positions, R heads from `head` on side by side: head r has its own query [d] and its keys and values offset[r]
-// further on. Each head's chains are those of `attend`.
+// One query row at `length` positions, R heads from `head` on side by side: head r has its own query [d] and its keys
+// and values offset[r] further on. Each head's chains are those of `attend`.
 template <int R, int C, class T>
-static inline void score_heads(const Keys<T> &keys, const int64_t *offset, const float *queries, int64_t block, v16 scale,
-                               float *scores, int64_t pitch) {
+static inline void score_heads(const Keys<T> &keys, const int64_t *offset, const float *queries, int64_t block,
+                               v16 scale, float *scores, int64_t pitch) {
     v16 acc[R][C];
     clear(acc);
     const T *const *k = keys.key_blocks + block;
@@ -171,8 +174,8 @@ static inline void score_heads(const Keys<T> &keys, const int64_t *offset, const
 }
 
 template <int R, int C, class T>
-static inline void weigh_heads(const Keys<T> &keys, const int64_t *offset, const float *weights, int64_t pitch, int64_t first,
-                               int64_t begin, int64_t length, int64_t column, float *outputs) {
+static inline void weigh_heads(const Keys<T> &keys, const int64_t *offset, const float *weights, int64_t pitch,
+                               int64_t first, int64_t begin, int64_t length, int64_t column, float *outputs) {
     v16 acc[R][C];
     clear(acc);
     int64_t end = smaller(length, (first + VALUE_BLOCKS) * LANES);
@@ -195,14 +198,16 @@ static inline void weigh_heads(const Keys<T> &keys, const int64_t *offset, const
 }
 
 template <int R, class T>
-static void attend_heads(const Keys<T> &keys, const int64_t *offset, const float *queries, int64_t length, const Form &form,
-                         int64_t head, float *scores, int64_t pitch, float *outputs) {
+static void attend_heads(const Keys<T> &keys, const int64_t *offset, const float *queries, int64_t length,
+                         const Form &form, int64_t head, float *scores, int64_t pitch, float *outputs) {
     const int64_t begin = form.begin(length), from = begin / LANES;
     const v16 scale = splat(form.scale);
-    with_columns(blocks_of(length, LANES) - from,
-                 [&]<int C>(int64_t block) { score_heads<R, C>(keys, offset, queries, from + block, scale, scores, pitch); });
+    with_columns(blocks_of(length, LANES) - from, [&]<int C>(int64_t block) {
+        score_heads<R, C>(keys, offset, queries, from + block, scale, scores, pitch);
+    });
     float sum[R], maximum;
-    for (int r = 0; r < R; r++) sum[r] = soften(scores + r * pitch, begin, length, form.cap, form.sink(head + r), &maximum);
+    for (int r = 0; r < R; r++)
+        sum[r] = soften(scores + r * pitch, begin, length, form.cap, form.sink(head + r), &maximum);
     for (int64_t first = partial_of(begin); first * LANES < length; first += VALUE_BLOCKS)
         with_columns(keys.d / LANES, [&]<int C>(int64_t c) {
             weigh_heads<R, C>(keys, offset, scores, pitch, first, begin, length, c * LANES, outputs);
@@ -223,9 +228,9 @@ struct Scratch {
     }
 };
 
-// Which rows of q, k and v make each packed sequence: the first shared[b] positions of sequence b - 1 and after them its
-// own rows, cu_seqlens[b] to cu_seqlens[b + 1]. A walk through a tree of prefixes has this form. `shared` may be null:
-// every sequence then consists of its own rows.
+// Which rows of q, k and v make each packed sequence: the first shared[b] positions of sequence b - 1 and after them
+// its own rows, cu_seqlens[b] to cu_seqlens[b + 1]. A walk through a tree of prefixes has this form. `shared` may be
+// null: every sequence then consists of its own rows.
 struct Sequences {
     const int32_t *cu_seqlens, *shared;
     int64_t count;
@@ -266,7 +271,8 @@ static void transpose_blocks(const T *rows, int64_t stride, const int32_t *path,
 
 // The same rows into out[begin] to out[end - 1], each [d].
 template <class T>
-static void widen(const T *rows, int64_t stride, const int32_t *path, int64_t begin, int64_t end, int64_t d, float *out) {
+static void widen(const T *rows, int64_t stride, const int32_t *path, int64_t begin, int64_t end, int64_t d,
+                  float *out) {
     for (int64_t i = begin; i < end; i++)
         for (int64_t j = 0; j < d; j += LANES) store(out + i * d + j, load(rows + path[i] * stride + j));
 }

@@ -1,6 +1,6 @@
-// Gradient of causal packed attention, recomputed from the saved logsumexp (Dao et al. 2022, algorithm 4, without tiling
-// over keys: a sequence's keys fit the cache). One task is one key/value head of one part; parts depend on the sequences
-// alone and everything inside one runs in a fixed order, so gradients do not depend on the thread count.
+// Gradient of causal packed attention, recomputed from the saved logsumexp (Dao et al. 2022, algorithm 4, without
+// tiling over keys: a sequence's keys fit the cache). One task is one key/value head of one part; parts depend on the
+// sequences alone and everything inside one runs in a fixed order, so gradients do not depend on the thread count.
 #include <memory>
 
 #include "attention.h"
@@ -27,7 +27,8 @@ template <class T> struct Head {
     int64_t begin(int64_t row) const { return form.begin(kept + row + 1); }
 };
 
-// write(r, column, sum over i in [begin, end) of a(r, i) * rows[i][column]) for `count` rows r and every vector of columns.
+// write(r, column, sum over i in [begin, end) of a(r, i) * rows[i][column]) for `count` rows r and every vector of
+// columns.
 template <class A, class Write>
 static inline void sum_rows(int64_t count, const float *rows, int64_t d, int64_t begin, int64_t end, A a, Write write) {
     with_rows(count, [&]<int R>() {
@@ -50,7 +51,8 @@ static inline void recompute_blocks(const Head<T> &h, int64_t row, int64_t block
     v16 scores[R][C], products[R][C];
     clear(scores);
     clear(products);
-    const float *q = h.q + row * h.d, *grad = h.grad + row * h.d, *k = h.kt + block * LANES * h.d, *v = h.vt + block * LANES * h.d;
+    const float *q = h.q + row * h.d, *grad = h.grad + row * h.d, *k = h.kt + block * LANES * h.d,
+                *v = h.vt + block * LANES * h.d;
     int64_t d = h.d;
     accumulate(scores, 0, d, [=](int r, int64_t i) { return q[r * d + i]; },
                [=](int64_t i, int c) { return load(k + (c * d + i) * LANES); });
@@ -86,8 +88,8 @@ static inline void recompute_blocks(const Head<T> &h, int64_t row, int64_t block
         }
 }
 
-// One tile of query rows: weights and slopes from the block of the first position that it reads to that of its last, zeros in
-// the blocks before and after, which a tile of keys may reach into.
+// One tile of query rows: weights and slopes from the block of the first position that it reads to that of its last,
+// zeros in the blocks before and after, which a tile of keys may reach into.
 template <class T> static void recompute(const Head<T> &h, int64_t row, int64_t count, float *weights, float *slopes) {
     int64_t blocks = blocks_of(h.kept + row + count, LANES), block = h.begin(row) / LANES, before = block - 1;
     with_rows(count, [&]<int R>() {
@@ -101,8 +103,8 @@ template <class T> static void recompute(const Head<T> &h, int64_t row, int64_t 
     }
 }
 
-// No row is asked about keys past its own position, or out of its window: a tile of queries ends, and a tile of keys begins,
-// at the diagonal; the window bounds their other ends.
+// No row is asked about keys past its own position, or out of its window: a tile of queries ends, and a tile of keys
+// begins, at the diagonal; the window bounds their other ends.
 template <class T> static void one_head(const Head<T> &h) {
     int64_t pitch = h.pitch, d = h.d;
     for (int64_t first = 0; first < h.count; first += QUERIES) {
@@ -111,8 +113,10 @@ template <class T> static void one_head(const Head<T> &h) {
             int64_t rows = smaller(TILE_ROWS, count - row);
             float *ds = h.slopes + row * pitch;
             recompute(h, first + row, rows, h.weights + row * pitch, ds);
-            sum_rows(rows, h.k, d, h.begin(first + row), h.kept + first + row + rows, [=](int r, int64_t i) { return ds[r * pitch + i]; },
-                     [&](int r, int64_t j, v16 sum) { store(h.dq + (first + row + r) * h.stride + j, sum); });
+            sum_rows(
+                rows, h.k, d, h.begin(first + row), h.kept + first + row + rows,
+                [=](int r, int64_t i) { return ds[r * pitch + i]; },
+                [&](int r, int64_t j, v16 sum) { store(h.dq + (first + row + r) * h.stride + j, sum); });
         }
         for (int64_t key = h.begin(first); key < reach; key += TILE_ROWS) {
             const float *p = h.weights + key, *ds = h.slopes + key;
@@ -138,9 +142,11 @@ template <class T> struct Call {
     Form form;
 };
 
-// Of query rows [start, start + count) and one head: q and the gradient widened to [count][d], grad . out and the logsumexp.
+// Of query rows [start, start + count) and one head: q and the gradient widened to [count][d], grad . out and the
+// logsumexp.
 template <class T>
-static void gather_rows(const Call<T> &c, int64_t start, int64_t count, int64_t head, float *q, float *grad, float *delta, float *lse) {
+static void gather_rows(const Call<T> &c, int64_t start, int64_t count, int64_t head, float *q, float *grad,
+                        float *delta, float *lse) {
     for (int64_t i = 0; i < count; i++) {
         int64_t at = ((start + i) * c.H + head) * c.d;
         v16 sum = splat(0.0f);
@@ -169,8 +175,8 @@ static void transpose_rows(float *rows, int64_t begin, int64_t end, int64_t d, f
         }
 }
 
-// One key/value head of one part. Keys, values and their gradients stand by position; the gradient of a position is added up
-// over all sequences that share it and leaves when the walk leaves the position.
+// One key/value head of one part. Keys, values and their gradients stand by position; the gradient of a position is
+// added up over all sequences that share it and leaves when the walk leaves the position.
 template <class T> struct Part {
     const Call<T> &c;
     const Sequences &sequences;
@@ -216,10 +222,11 @@ template <class T> struct Part {
     }
 
     void query_head(int64_t b, int64_t head) {
-        int64_t start = sequences.cu_seqlens[b], count = sequences.own(b), stride = c.H * c.d, from = start * stride + head * c.d;
+        int64_t start = sequences.cu_seqlens[b], count = sequences.own(b), stride = c.H * c.d,
+                from = start * stride + head * c.d;
         gather_rows(c, start, count, head, q, grad, delta, lse);
-        one_head(Head<T>{count, sequences.kept(b), pitch, c.d, q, k, v, grad, kt, vt, lse, delta, c.dq + from, stride, dk, dv,
-                         weights, slopes, c.form});
+        one_head(Head<T>{count, sequences.kept(b), pitch, c.d, q, k, v, grad, kt, vt, lse, delta, c.dq + from, stride,
+                         dk, dv, weights, slopes, c.form});
     }
 
     void leave(int64_t from, int64_t to) {
@@ -251,7 +258,9 @@ template <class T> static void backward(const Call<T> &c, const Sequences &seque
     int64_t num_parts = (int64_t)parts.size() - 1;
     for (int64_t p = 0; p < num_parts; p++) offset.push_back(offset.back() + sequences.kept(parts[p]) * 2 * c.d * c.G);
     std::unique_ptr<float[]> outside(new float[offset.back()]);
-    auto found = [&](int64_t p, int64_t g) { return outside.get() + offset[p] + g * sequences.kept(parts[p]) * 2 * c.d; };
+    auto found = [&](int64_t p, int64_t g) {
+        return outside.get() + offset[p] + g * sequences.kept(parts[p]) * 2 * c.d;
+    };
     parallel_for(num_parts * c.G, threads, [&](int64_t task) {
         int64_t p = task / c.G, g = task % c.G;
         Part<T>(c, sequences, parts[p], parts[p + 1], g, found(p, g)).run();
@@ -264,13 +273,13 @@ template <class T> static void backward(const Call<T> &c, const Sequences &seque
 }  // namespace
 
 // The gradient of the sinks is the caller's: it needs no keys.
-#define SPARRING_ATTENTION_BACKWARD(NAME, T)                                                                             \
-    void sparring_attention_backward_##NAME(const T *q, const T *k, const T *v, const T *out, const T *grad,             \
-                                            const float *logsumexp, T *dq, float *dk, float *dv,                         \
-                                            const int32_t *cu_seqlens, const int32_t *shared, int64_t B, int64_t H,      \
-                                            int64_t G, int64_t d, float scale, float cap, int64_t window, int threads) { \
-        backward(Call<T>{q, k, v, out, grad, logsumexp, dq, dk, dv, H, G, d, {scale, cap, window, nullptr}},             \
-                 Sequences{cu_seqlens, shared, B}, threads);                                                             \
+#define SPARRING_ATTENTION_BACKWARD(NAME, T)                                                                           \
+    void sparring_attention_backward_##NAME(                                                                           \
+        const T *q, const T *k, const T *v, const T *out, const T *grad, const float *logsumexp, T *dq, float *dk,     \
+        float *dv, const int32_t *cu_seqlens, const int32_t *shared, int64_t B, int64_t H, int64_t G, int64_t d,       \
+        float scale, float cap, int64_t window, int threads) {                                                         \
+        backward(Call<T>{q, k, v, out, grad, logsumexp, dq, dk, dv, H, G, d, {scale, cap, window, nullptr}},           \
+                 Sequences{cu_seqlens, shared, B}, threads);                                                           \
     }
 
 extern "C" {

@@ -1,11 +1,13 @@
-// Steps of generation as one call: embedding, all layers over KV pages, head and sampler, for every new row of a step; and
-// where sequences know nothing of each other, the steps after it, each with the token that the one before has sampled.
+// Steps of generation as one call: embedding, all layers over KV pages, head and sampler, for every new row of a step;
+// and where sequences know nothing of each other, the steps after it, each with the token that the one before has
+// sampled.
 //
-// Every row goes through the same functions as in the operations one by one, so its bits are the same. A row needs nothing of
-// the others but keys and values. Three ways to divide a step among threads follow from that:
+// Every row goes through the same functions as in the operations one by one, so its bits are the same. A row needs
+// nothing of the others but keys and values. Three ways to divide a step among threads follow from that:
 //   apart     sequences know nothing of each other: a thread takes its rows through everything and meets nobody;
-//   rows      a row may read keys that another row of this step writes: all meet once a layer, between writing and reading;
-//   columns   few rows, so that reading the weights is the work: a thread takes a share of the columns of every product.
+//   rows      a row may read keys that another row of this step writes: all meet once a layer, between writing and
+//   reading; columns   few rows, so that reading the weights is the work: a thread takes a share of the columns of
+//   every product.
 #include <atomic>
 
 #include "adapters.h"
@@ -44,8 +46,10 @@ struct DecoderPlan {
     const int64_t *top_k;
     const uint64_t *seeds;
     const int64_t *stops;  // [slot][STOPS]
-    const int32_t *bias_ids;  // [slot][BIASES]: what is added to the logits of which tokens, all bias_counts[slot][1] of them
-    const float *bias_values;  // until the sequence has bias_until[slot] tokens, the ones from bias_counts[slot][0] on after that
+    const int32_t
+        *bias_ids;  // [slot][BIASES]: what is added to the logits of which tokens, all bias_counts[slot][1] of them
+    const float *bias_values;  // until the sequence has bias_until[slot] tokens, the ones from bias_counts[slot][0] on
+                               // after that
     const int32_t *bias_counts;
     const int64_t *bias_until;
     const uint8_t *limited;  // [slot]: whether only tokens with a bit in allowed[slot][ceil(V / 64)] may come
@@ -55,10 +59,11 @@ struct DecoderPlan {
     float eps;
 };
 
-// Sequence b has its tables in slots[b], brings rows cu_rows[b]:cu_rows[b + 1] and has lengths[b] tokens with them; where
-// samples[b] is set, its last row gives the next token. Results stand in the order of those sequences, `steps` for each, of
-// which counts[i] are there. With more than one step every sequence brings one row and samples, and goes on until one of
-// them samples a token that ends it, or until another thread sets `interrupt`; tokens and lengths move on with them.
+// Sequence b has its tables in slots[b], brings rows cu_rows[b]:cu_rows[b + 1] and has lengths[b] tokens with them;
+// where samples[b] is set, its last row gives the next token. Results stand in the order of those sequences, `steps`
+// for each, of which counts[i] are there. With more than one step every sequence brings one row and samples, and goes
+// on until one of them samples a token that ends it, or until another thread sets `interrupt`; tokens and lengths move
+// on with them.
 struct StepPlan {
     const int32_t *slots, *cu_rows;
     int32_t *lengths;
@@ -71,11 +76,14 @@ struct StepPlan {
     int64_t *sampled;
     float *logprobs;
     int32_t *counts;
-    int32_t *top_ids;  // [sequence that samples][steps][TOPS], with their log-probabilities; null where nobody wants any
+    int32_t
+        *top_ids;  // [sequence that samples][steps][TOPS], with their log-probabilities; null where nobody wants any
     float *top_logprobs;
-    uint64_t *kept;  // [sequence that samples][steps][ceil(V / 64)], zero at first: the kept ids of truncated draws; or null
+    uint64_t
+        *kept;  // [sequence that samples][steps][ceil(V / 64)], zero at first: the kept ids of truncated draws; or null
     int64_t threads;
-    const DeltaPlan *deltas;  // [adapter][num_layers][4], of qkv, o, gate_up and down; null where no sequence has an adapter
+    const DeltaPlan
+        *deltas;  // [adapter][num_layers][4], of qkv, o, gate_up and down; null where no sequence has an adapter
 };
 }
 
@@ -84,7 +92,8 @@ namespace {
 constexpr int64_t ROWS_OF_A_THREAD = 16;  // fewer, and the weights are the work
 constexpr int64_t BLOCK_ROWS = 192;  // for each of which all weights of a layer are read once more
 constexpr int64_t KEPT_BYTES = 64 << 20;  // of weights that stay near a core from one step to the next
-constexpr int64_t ROWS_TO_SHARE = 4;  // fewer, and waiting for another thread takes longer than what is between two products
+constexpr int64_t ROWS_TO_SHARE =
+    4;  // fewer, and waiting for another thread takes longer than what is between two products
 constexpr int64_t ROWS_OF_A_READING = 128;  // up to so many rows, reading weights from far takes longer than computing
 
 // How a phase of a step is divided: blocks of consecutive rows, or, where rows are few, the columns of its products.
@@ -99,7 +108,8 @@ struct Division {
                      [&](int64_t i) { body(i * block_rows, smaller(N, (i + 1) * block_rows)); });
     }
 
-    // Between products: body(first, last) for rows that this thread has, which the others help with where they have none.
+    // Between products: body(first, last) for rows that this thread has, which the others help with where they have
+    // none.
     template <class Body> void share(int64_t first, int64_t last, const Body &body) const {
         int64_t parts = by_columns ? smaller(threads, (last - first) / ROWS_TO_SHARE) : 1;
         if (parts < 2) return body(first, last);
@@ -160,8 +170,8 @@ template <class T> struct Step {
     }
 
     Pages<T> pages(const LayerPlan &layer) const {
-        return {(T *)layer.keys, (T *)layer.values, m.page_size, m.num_pages, m.tables, s.slots, s.cu_rows, s.lengths, s.B,
-                m.pages_per_table};
+        return {(T *)layer.keys, (T *)layer.values, m.page_size, m.num_pages, m.tables,
+                s.slots,         s.cu_rows,         s.lengths,   s.B,         m.pages_per_table};
     }
 
     // -1; or the first sequence whose table is wrong; or -2 - n for the first row n whose token or position is.
@@ -179,15 +189,21 @@ template <class T> struct Step {
         linear_columns(w, in + first * w.K, out + first * w.M, last - first, how.by_columns ? how.threads : 1);
     }
 
-    const DeltaPlan &delta(int32_t number, int64_t l, int which) const { return s.deltas[(number * m.num_layers + l) * 4 + which]; }
+    const DeltaPlan &delta(int32_t number, int64_t l, int which) const {
+        return s.deltas[(number * m.num_layers + l) * 4 + which];
+    }
 
     // What the rows' adapters add to out [N][M], a product of in [N][K].
-    void adapt(const Division &how, int64_t l, int which, int64_t M, const T *in, T *out, int64_t first, int64_t last) const {
+    void adapt(const Division &how, int64_t l, int which, int64_t M, const T *in, T *out, int64_t first,
+               int64_t last) const {
         if (!s.deltas) return;
-        adapt_rows(last - first, [&](int64_t i) { return adapter(first + i); }, [&](int32_t number, int64_t i, int64_t rows) {
-            const DeltaPlan &d = delta(number, l, which);
-            add_delta(d, d.a, d.b, in + (first + i) * d.a.K, out + (first + i) * M, rows, how.by_columns ? how.threads : 1);
-        });
+        adapt_rows(
+            last - first, [&](int64_t i) { return adapter(first + i); },
+            [&](int32_t number, int64_t i, int64_t rows) {
+                const DeltaPlan &d = delta(number, l, which);
+                add_delta(d, d.a, d.b, in + (first + i) * d.a.K, out + (first + i) * M, rows,
+                          how.by_columns ? how.threads : 1);
+            });
     }
 
     void norm_rows(const void *weight, float eps, int64_t first, int64_t last) const {
@@ -199,7 +215,8 @@ template <class T> struct Step {
     }
 
     void embed(int64_t first, int64_t last) const {
-        for (int64_t n = first; n < last; n++) memcpy(x + n * m.D, (const T *)m.embedding + s.tokens[n] * m.D, m.D * sizeof(T));
+        for (int64_t n = first; n < last; n++)
+            memcpy(x + n * m.D, (const T *)m.embedding + s.tokens[n] * m.D, m.D * sizeof(T));
     }
 
     // Norms and rotates queries and keys in place, then writes keys and values into their pages.
@@ -209,7 +226,8 @@ template <class T> struct Step {
         for (int64_t i = 0; i < m.H + m.G; i++) {
             T *head = row + i * m.d;
             if (layer.q_norm)
-                rms_norm_row(head, (const T *)(i < m.H ? layer.q_norm : layer.k_norm), head, m.d, i < m.H ? layer.q_eps : layer.k_eps);
+                rms_norm_row(head, (const T *)(i < m.H ? layer.q_norm : layer.k_norm), head, m.d,
+                             i < m.H ? layer.q_eps : layer.k_eps);
             rotate(head, c, sin, head, m.d / 2, false);
         }
         pages.write(row + q_width, row + q_width + m.G * m.d, heads, sequence_of_row[n], position(n));
@@ -283,15 +301,18 @@ template <class T> struct Step {
             for (int64_t n = from; n < to; n++)
                 route_row(logits_of + n * E, E, k, layer.renormalised, chosen_of + n * k, shares_of + n * k);
         });
-        auto adapt_pairs = [&](int which, const Pairs::Piece &piece, const int32_t *row_of, const T *in, T *out, int by) {
+        auto adapt_pairs = [&](int which, const Pairs::Piece &piece, const int32_t *row_of, const T *in, T *out,
+                               int by) {
             if (!s.deltas) return;
             auto number_of = [&](int64_t i) { return adapter(first + row_of[piece.first + i]); };
             adapt_rows(piece.last - piece.first, number_of, [&](int32_t number, int64_t i, int64_t pairs) {
                 const DeltaPlan &d = delta(number, l, 2 + which);
-                add_delta(d, nth(d.a, piece.expert), nth(d.b, piece.expert), in + i * d.a.K, out + i * d.b.M, pairs, by);
+                add_delta(d, nth(d.a, piece.expert), nth(d.b, piece.expert), in + i * d.a.K, out + i * d.b.M, pairs,
+                          by);
             });
         };
-        mix_rows(Experts{layer.gate_up, layer.down, E}, rows, chosen_of, shares_of, rows, count, k, threads, adapt_pairs);
+        mix_rows(Experts{layer.gate_up, layer.down, E}, rows, chosen_of, shares_of, rows, count, k, threads,
+                 adapt_pairs);
     }
 
     // Final norm, head and sampler for the rows among [first, last) that sample, in the t-th step.
@@ -307,11 +328,13 @@ template <class T> struct Step {
     void draw_rows(int64_t t, int64_t from, int64_t to) const {
         for (int64_t i = from; i < to; i++) {
             int64_t b = sampling[i], slot = s.slots[b];
-            Request request{m.temperature[slot], m.top_p[slot], m.min_p[slot], m.top_k[slot], m.seeds[slot], s.lengths[b],
-                            m.limited[slot] != 0};
+            Request request{m.temperature[slot], m.top_p[slot], m.min_p[slot],       m.top_k[slot],
+                            m.seeds[slot],       s.lengths[b],  m.limited[slot] != 0};
             int64_t at = i * s.steps + t;
             Draw draw{s.logprobs + at, s.kept ? s.kept + at * blocks_of(m.V, 64) : nullptr};
-            if (s.top_ids) draw.tops = m.tops[slot], draw.top_ids = s.top_ids + at * TOPS, draw.top_logprobs = s.top_logprobs + at * TOPS;
+            if (s.top_ids)
+                draw.tops = m.tops[slot], draw.top_ids = s.top_ids + at * TOPS,
+                draw.top_logprobs = s.top_logprobs + at * TOPS;
             bias(logits + i * m.V, slot, s.lengths[b]);
             s.sampled[at] = sample_row(logits + i * m.V, m.V, request, draw);
             s.counts[i] = (int32_t)t + 1;
@@ -365,7 +388,8 @@ static int64_t weight_bytes(const DecoderPlan &plan) {
     int64_t sum = bytes(plan.head);
     for (int64_t l = 0; l < plan.num_layers; l++) {
         const LayerPlan &layer = plan.layers[l];
-        sum += bytes(layer.qkv) + bytes(layer.o) + larger(1, layer.router.M) * (bytes(layer.gate_up) + bytes(layer.down));
+        sum +=
+            bytes(layer.qkv) + bytes(layer.o) + larger(1, layer.router.M) * (bytes(layer.gate_up) + bytes(layer.down));
     }
     return sum;
 }
@@ -392,7 +416,11 @@ template <class T> static int64_t decoder_step(const DecoderPlan &plan, const St
 }  // namespace
 
 extern "C" {
-int64_t sparring_decoder_step_f32(const DecoderPlan *plan, const StepPlan *step) { return decoder_step<float>(*plan, *step); }
-int64_t sparring_decoder_step_bf16(const DecoderPlan *plan, const StepPlan *step) { return decoder_step<bf16>(*plan, *step); }
+int64_t sparring_decoder_step_f32(const DecoderPlan *plan, const StepPlan *step) {
+    return decoder_step<float>(*plan, *step);
+}
+int64_t sparring_decoder_step_bf16(const DecoderPlan *plan, const StepPlan *step) {
+    return decoder_step<bf16>(*plan, *step);
+}
 }
 }  // namespace sparring

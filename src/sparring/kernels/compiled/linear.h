@@ -12,8 +12,8 @@ constexpr int64_t AHEAD_OF_WIDENING = 4096;  // numbers
 template <class P> constexpr int64_t PER_LINE = 64 / sizeof(P);
 template <class P> constexpr int LINES_OF = PANEL / PER_LINE<P>;  // of one k of a panel
 
-// P is what the weight is stored as, and X what x is read as: a bf16 becomes the float that it is before anything is computed
-// with it; pairs are multiplied as they are. Of pairs, K counts pairs.
+// P is what the weight is stored as, and X what x is read as: a bf16 becomes the float that it is before anything is
+// computed with it; pairs are multiplied as they are. Of pairs, K counts pairs.
 template <class Y, class P, class X> struct PanelProduct {
     const X *x;
     const P *panels;
@@ -22,11 +22,12 @@ template <class Y, class P, class X> struct PanelProduct {
     int64_t M, K, y_stride;
 };
 
-// One tile over one block of k: total [R][PANEL] becomes, or grows by, the block's sums. At each k, the next LINES cache lines
-// from `ahead` on are asked for. Kept free of anything else: with a tail or a branch in it the compiler spills accumulators and a
-// third of the speed is gone.
+// One tile over one block of k: total [R][PANEL] becomes, or grows by, the block's sums. At each k, the next LINES
+// cache lines from `ahead` on are asked for. Kept free of anything else: with a tail or a branch in it the compiler
+// spills accumulators and a third of the speed is gone.
 template <int R, int C, int LINES, class X, class P>
-static inline void tile_product(const X *x, int64_t stride, const P *b, float *total, int64_t depth, bool first, const P *ahead) {
+static inline void tile_product(const X *x, int64_t stride, const P *b, float *total, int64_t depth, bool first,
+                                const P *ahead) {
     v16 acc[R][C];
     clear(acc);
     accumulate(acc, 0, depth, [=](int r, int64_t k) { return x[r * stride + k]; },
@@ -54,13 +55,13 @@ static void finish(const PanelProduct<Y, P, X> &w, const float *total, int64_t f
         }
 }
 
-// One block of k of a panel for all rows of a task; where `far`, what comes next in the panel is not in the cache yet. A single
-// tile asks for it a little ahead; of several, each asks for a stretch of the next block while it computes with this one (two for
-// half of it each, so they are of one height). Into the first-level cache: asked for into the second one, 32 rows took 1.15 times
-// as long.
+// One block of k of a panel for all rows of a task; where `far`, what comes next in the panel is not in the cache yet.
+// A single tile asks for it a little ahead; of several, each asks for a stretch of the next block while it computes
+// with this one (two for half of it each, so they are of one height). Into the first-level cache: asked for into the
+// second one, 32 rows took 1.15 times as long.
 template <class X, class P>
-static void run_block(const X *x, int64_t stride, const P *b, float *total, int64_t rows, int64_t vectors, int64_t depth,
-                      bool first, bool far) {
+static void run_block(const X *x, int64_t stride, const P *b, float *total, int64_t rows, int64_t vectors,
+                      int64_t depth, bool first, bool far) {
     int64_t tiles = blocks_of(rows, TILE_ROWS), height = tiles == 2 ? blocks_of(rows, 2) : TILE_ROWS;
     for (int64_t tile = 0; tile < tiles; tile++)
         with_rows(smaller(rows - tile * height, height), [&]<int R>() {
@@ -69,8 +70,10 @@ static void run_block(const X *x, int64_t stride, const P *b, float *total, int6
             auto product = [&]<int LINES>(const P *ahead) {
                 int64_t v = 0;
                 for (; v + WIDE <= vectors; v += WIDE)
-                    tile_product<R, WIDE, LINES>(in, stride, b + v * LANES, sums + v * LANES, depth, first, ahead + v * LANES);
-                for (; v < vectors; v++) tile_product<R, 1, 0>(in, stride, b + v * LANES, sums + v * LANES, depth, first, b);
+                    tile_product<R, WIDE, LINES>(in, stride, b + v * LANES, sums + v * LANES, depth, first,
+                                                 ahead + v * LANES);
+                for (; v < vectors; v++)
+                    tile_product<R, 1, 0>(in, stride, b + v * LANES, sums + v * LANES, depth, first, b);
             };
             const P *next = b + depth * PANEL;
             if (far && tiles == 1) product.template operator()<LINES_OF<P>>(b + PREFETCH * PER_LINE<P> / LANES * PANEL);
@@ -131,7 +134,8 @@ static inline Weight columns_of(const Weight &w, int64_t begin, int64_t end) {
 
 // The e-th of weights that are packed one behind the other, the first of which is `w`; their biases [E][M].
 static inline Weight nth(const Weight &w, int64_t e) {
-    return {(const char *)w.panels + e * blocks_of(w.M, PANEL) * panel_bytes(w), w.layout, w.M, w.K, w.bias ? w.bias + e * w.M : nullptr};
+    return {(const char *)w.panels + e * blocks_of(w.M, PANEL) * panel_bytes(w), w.layout, w.M, w.K,
+            w.bias ? w.bias + e * w.M : nullptr};
 }
 
 template <class P, class X, class Y>
@@ -156,10 +160,12 @@ template <class X> static const float *floats_of(const X *x, int64_t rows, int64
 // y [rows][M], rows y_stride apart <- x [rows][K] W^T + bias. The same bits as the functions over many rows.
 template <class X, class Y> static void linear_rows(const Weight &w, const X *x, Y *y, int64_t y_stride, int64_t rows) {
     if (w.layout == TILES_BF16 || w.layout == TILES_F32)
-        return tile_rows(TileWeight{(const bf16 *)w.panels, w.bias, w.M, blocks_of(w.K, DEPTH)}, x, y, w.K, y_stride, rows);
+        return tile_rows(TileWeight{(const bf16 *)w.panels, w.bias, w.M, blocks_of(w.K, DEPTH)}, x, y, w.K, y_stride,
+                         rows);
 #ifdef SPARRING_PAIRS
     if constexpr (sizeof(X) == sizeof(bf16))
-        if (w.layout == PAIRS_BF16) return panel_rows<pair>(w, (const pair *)even_rows(x, rows, w.K), blocks_of(w.K, 2), y, y_stride, rows);
+        if (w.layout == PAIRS_BF16)
+            return panel_rows<pair>(w, (const pair *)even_rows(x, rows, w.K), blocks_of(w.K, 2), y, y_stride, rows);
 #endif
     const float *in = floats_of(x, rows, w.K);
     if (w.layout == PANELS_F32) panel_rows<float>(w, in, w.K, y, y_stride, rows);

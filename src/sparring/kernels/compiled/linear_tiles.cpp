@@ -1,4 +1,5 @@
-// Products of many rows on AMX tiles, their gradients, and the packing of weights for them. See tiles.h for the arithmetic.
+// Products of many rows on AMX tiles, their gradients, and the packing of weights for them. See tiles.h for the
+// arithmetic.
 #include "linear.h"
 
 namespace sparring {
@@ -24,10 +25,11 @@ static void product(const Weight &w, const X *x, Y *y, int64_t N, int threads) {
     });
 }
 
-// `split` of two vectors at once, a plane as 16 pairs: a value of `even` in the lower half of a pair, of `odd` in the upper.
+// `split` of two vectors at once, a plane as 16 pairs: a value of `even` in the lower half of a pair, of `odd` in the
+// upper.
 static inline void split_pairs(v16 even, v16 odd, __m512i (&planes)[PLANES]) {
-    const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
-                                                20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22,
+                                                6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
     for (int plane = 0; plane < PLANES; plane++) {
         planes[plane] = _mm512_permutexvar_epi16(interleave, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
@@ -40,17 +42,20 @@ static inline v16 row_part(const float *x, int64_t width, int64_t rows, int64_t 
     return row < rows && column < width ? load_tail(x + row * width + column, width - column) : splat(0.0f);
 }
 
-// Two rows of x [rows][width], 32 columns, as one row of half a panel; its planes are as far apart as those of a weight.
+// Two rows of x [rows][width], 32 columns, as one row of half a panel; its planes are as far apart as those of a
+// weight.
 static inline void pair_row(const float *x, int64_t width, int64_t rows, int64_t row, int64_t column, bf16 *out) {
     for (int64_t i = 0; i < DEPTH; i += LANES) {
         __m512i planes[PLANES];
         split_pairs(row_part(x, width, rows, row, column + i), row_part(x, width, rows, row + 1, column + i), planes);
-        for (int plane = 0; plane < PLANES; plane++) _mm512_storeu_si512(out + plane * HALF_BLOCK + 2 * i, planes[plane]);
+        for (int plane = 0; plane < PLANES; plane++)
+            _mm512_storeu_si512(out + plane * HALF_BLOCK + 2 * i, planes[plane]);
     }
 }
 
-// The product of two factors over their rows, [N][height] and [N][width]. Rows are cut into parts, whatever the threads; each
-// part has sums of its own, and they are added in order. Sums [height][width] are kept as blocks [32][32], column by column.
+// The product of two factors over their rows, [N][height] and [N][width]. Rows are cut into parts, whatever the
+// threads; each part has sums of its own, and they are added in order. Sums [height][width] are kept as blocks
+// [32][32], column by column.
 struct Gradient {
     const float *down, *across;
     int64_t N, height, width;
@@ -59,8 +64,8 @@ struct Gradient {
     int64_t block(int64_t m, int64_t k) const { return k / DEPTH * DEPTH * padded(height) + m / DEPTH * DEPTH * DEPTH; }
 };
 
-// Some rows of `down` on their way into tiles of their transpose, [tiles][blocks][planes][16][32]: ten calls for 32 rows of 16
-// columns, each with few stores, for many at a time hold up the products that follow.
+// Some rows of `down` on their way into tiles of their transpose, [tiles][blocks][planes][16][32]: ten calls for 32
+// rows of 16 columns, each with few stores, for many at a time hold up the products that follow.
 struct LayDown {
     const float *x;
     int64_t width, rows, blocks;
@@ -94,7 +99,8 @@ struct LayDown {
     }
 };
 
-// Some rows of 32 columns of `across` on their way into half a panel, [blocks][planes][16 pairs of rows][32][2]: one pair a call.
+// Some rows of 32 columns of `across` on their way into half a panel, [blocks][planes][16 pairs of rows][32][2]: one
+// pair a call.
 struct LayAcross {
     const float *x;
     int64_t width, rows, blocks, column;
@@ -115,7 +121,9 @@ static inline void pair_row(const bf16 *x, int64_t width, int64_t rows, int64_t 
     for (int64_t i = 0; i < 2 && row + i < rows && column < width; i++)
         memcpy(lines[i], x + (row + i) * width + column, smaller(DEPTH, width - column) * sizeof(bf16));
     for (int64_t i = 0; i < DEPTH; i += LANES) {
-        auto wide = [&](int line) { return _mm512_cvtepu16_epi32(_mm256_load_si256((const __m256i *)(lines[line] + i))); };
+        auto wide = [&](int line) {
+            return _mm512_cvtepu16_epi32(_mm256_load_si256((const __m256i *)(lines[line] + i)));
+        };
         _mm512_storeu_si512(out + 2 * i, _mm512_or_si512(wide(0), _mm512_slli_epi32(wide(1), 16)));
     }
 }
@@ -124,8 +132,8 @@ template <class Lay> static void lay_all(Lay &lay) {
     while (lay.left()) lay();
 }
 
-// What is done between the products of a block of sums: the lines of the next block are asked for, the next columns are laid, and
-// in what time is left the next rows.
+// What is done between the products of a block of sums: the lines of the next block are asked for, the next columns are
+// laid, and in what time is left the next rows.
 struct BetweenProducts {
     LayAcross &across;
     LayDown &down;
@@ -138,8 +146,8 @@ struct BetweenProducts {
     }
 };
 
-// Rows [first, end), times `columns` of `across` from `column` on. What has been laid of `across` is still in the first-level
-// cache when it is read.
+// Rows [first, end), times `columns` of `across` from `column` on. What has been laid of `across` is still in the
+// first-level cache when it is read.
 static void sum_part(const Gradient &g, int64_t first, int64_t end, int64_t column, int64_t columns, float *sums) {
     static thread_local Buffer<bf16> for_down, for_across;
     int64_t room = padded(g.height) * ROWS_AT_ONCE * PLANES, half = DEPTH * ROWS_AT_ONCE * PLANES, turn = 0;
@@ -193,7 +201,8 @@ static inline void add_parts(const float *sums, int64_t size, int64_t parts, v16
     }
 }
 
-// dw [M][K] = dy [N][M]^T x [N][K]. The narrower factor is the one to be transposed; where that is x, so is the product.
+// dw [M][K] = dy [N][M]^T x [N][K]. The narrower factor is the one to be transposed; where that is x, so is the
+// product.
 static void weight_gradient(const float *x, const float *dy, float *dw, int64_t N, int64_t M, int64_t K, int threads) {
     static thread_local Buffer<float> partial;
     bool turned = K < M;
@@ -213,7 +222,8 @@ static void weight_gradient(const float *x, const float *dy, float *dw, int64_t 
             add_parts(sums + g.block(m, k) + m % DEPTH * DEPTH + k % DEPTH, size, parts, block);
             if (turned) transpose(block);
             int64_t row = turned ? k : m, column = turned ? m : k;
-            for (int i = 0; i < smaller(LANES, M - row); i++) store_tail(dw + (row + i) * K + column, K - column, block[i]);
+            for (int i = 0; i < smaller(LANES, M - row); i++)
+                store_tail(dw + (row + i) * K + column, K - column, block[i]);
         }
     });
 }
@@ -249,14 +259,16 @@ void sparring_pack_split(const float *weight, bf16 *panels, int64_t M, int64_t K
         for (int64_t block = 0; block < 2 * blocks; block++)
             for (int64_t m = 0; m < PANEL; m += LANES) {
                 v16 turned[LANES];
-                for (int i = 0; i < LANES; i++) turned[i] = row_part(weight, K, M, panel * PANEL + m + i, block * LANES);
+                for (int i = 0; i < LANES; i++)
+                    turned[i] = row_part(weight, K, M, panel * PANEL + m + i, block * LANES);
                 transpose(turned);
                 bf16 *out = panels + panel * blocks * PLANES * PANEL_BLOCK + place_in_panel(m, blocks * PLANES) +
                             block / 2 * PLANES * HALF_BLOCK + block % 2 * HALF_BLOCK / 2;
                 for (int i = 0; i < LANES; i += 2, out += 2 * DEPTH) {
                     __m512i planes[PLANES];
                     split_pairs(turned[i], turned[i + 1], planes);
-                    for (int plane = 0; plane < PLANES; plane++) _mm512_storeu_si512(out + plane * HALF_BLOCK, planes[plane]);
+                    for (int plane = 0; plane < PLANES; plane++)
+                        _mm512_storeu_si512(out + plane * HALF_BLOCK, planes[plane]);
                 }
             }
     });
@@ -268,7 +280,8 @@ void sparring_pack_split_transposed(const float *weight, bf16 *panels, int64_t M
     parallel_for(blocks_of(K, PANEL), threads, [=](int64_t panel) {
         for (int64_t k = panel * PANEL; k < (panel + 1) * PANEL; k += DEPTH)
             for (int64_t m = 0; m < blocks * DEPTH; m += 2)
-                pair_row(weight, K, M, m, k, panels + (k / DEPTH * blocks + m / DEPTH) * PLANES * HALF_BLOCK + m % DEPTH * DEPTH);
+                pair_row(weight, K, M, m, k,
+                         panels + (k / DEPTH * blocks + m / DEPTH) * PLANES * HALF_BLOCK + m % DEPTH * DEPTH);
     });
 }
 
@@ -278,7 +291,8 @@ void sparring_pack_bf16_transposed(const bf16 *weight, bf16 *panels, int64_t M, 
     parallel_for(blocks_of(K, PANEL), threads, [=](int64_t panel) {
         for (int64_t k = panel * PANEL; k < (panel + 1) * PANEL; k += DEPTH)
             for (int64_t m = 0; m < blocks * DEPTH; m += 2)
-                pair_row(weight, K, M, m, k, panels + (k / DEPTH * blocks + m / DEPTH) * HALF_BLOCK + m % DEPTH * DEPTH);
+                pair_row(weight, K, M, m, k,
+                         panels + (k / DEPTH * blocks + m / DEPTH) * HALF_BLOCK + m % DEPTH * DEPTH);
     });
 }
 
@@ -288,7 +302,8 @@ void sparring_transpose_bf16(const bf16 *x, bf16 *out, int64_t N, int64_t M, int
         int64_t column = task * LANES, columns = smaller(LANES, M - column);
         for (int64_t n = 0; n < N; n += LANES) {
             v16 turned[LANES];
-            for (int64_t i = 0; i < LANES; i++) turned[i] = n + i < N ? load_tail(x + (n + i) * M + column, columns) : splat(0.0f);
+            for (int64_t i = 0; i < LANES; i++)
+                turned[i] = n + i < N ? load_tail(x + (n + i) * M + column, columns) : splat(0.0f);
             transpose(turned);
             for (int64_t i = 0; i < columns; i++) store_tail(out + (column + i) * N + n, N - n, turned[i]);
         }
@@ -296,13 +311,14 @@ void sparring_transpose_bf16(const bf16 *x, bf16 *out, int64_t N, int64_t M, int
 }
 
 // x [N, K] -> y [N, M], both float32.
-void sparring_linear_split(const float *x, const bf16 *panels, const float *bias, float *y, int64_t N, int64_t M, int64_t K,
-                           int threads) {
+void sparring_linear_split(const float *x, const bf16 *panels, const float *bias, float *y, int64_t N, int64_t M,
+                           int64_t K, int threads) {
     product(Weight{panels, TILES_F32, M, K, bias}, x, y, N, threads);
 }
 
 // dw [M, K] <- dy [N, M]^T x [N, K]; N above 0.
-void sparring_weight_gradient_split(const float *x, const float *dy, float *dw, int64_t N, int64_t M, int64_t K, int threads) {
+void sparring_weight_gradient_split(const float *x, const float *dy, float *dw, int64_t N, int64_t M, int64_t K,
+                                    int threads) {
     weight_gradient(x, dy, dw, N, M, K, threads);
 }
 #else

@@ -16,9 +16,10 @@ struct Experts {
 };
 }
 
-// The k likeliest of E experts, likeliest first and of equal ones that with the lowest number, and their shares: of the softmax over
-// all, or, where `renormalised`, of that over the k.
-static inline void route_row(const float *logits, int64_t E, int64_t k, bool renormalised, int32_t *chosen, float *shares) {
+// The k likeliest of E experts, likeliest first and of equal ones that with the lowest number, and their shares: of the
+// softmax over all, or, where `renormalised`, of that over the k.
+static inline void route_row(const float *logits, int64_t E, int64_t k, bool renormalised, int32_t *chosen,
+                             float *shares) {
     for (int64_t e = 0, filled = 0; e < E; e++) {
         if (filled == k && !(logits[e] > logits[chosen[k - 1]])) continue;
         int64_t at = filled < k ? filled++ : k - 1;
@@ -40,7 +41,8 @@ struct Pairs {
         int64_t expert, first, last;
     };
     std::vector<Piece> pieces;
-    Buffer<int32_t> rows, places, ends;  // of each place its row; of each pair its place; of each expert where its places end
+    Buffer<int32_t> rows, places,
+        ends;  // of each place its row; of each pair its place; of each expert where its places end
 
     void sort(const int32_t *chosen, int64_t N, int64_t k, int64_t E) {
         int32_t *end = ends.room(E), *row = rows.room(N * k), *place = places.room(N * k);
@@ -50,7 +52,8 @@ struct Pairs {
         for (int64_t e = 0, first = 0; e < E; e++) {
             int64_t last = first + end[e];
             end[e] = (int32_t)first;
-            for (; first < last; first += ROWS_PER_TASK) pieces.push_back({e, first, smaller(first + ROWS_PER_TASK, last)});
+            for (; first < last; first += ROWS_PER_TASK)
+                pieces.push_back({e, first, smaller(first + ROWS_PER_TASK, last)});
             first = last;
         }
         for (int64_t i = 0; i < N * k; i++) {
@@ -66,12 +69,12 @@ template <class T> struct MixtureSpace {
     Buffer<T> in, gate_up, act, out;
 };
 
-// y [N][D] <- of x [N][D], what its k experts chosen [N][k] make of each row, weighed by shares [N][k] and added in float32 in the
-// order of its choice. y may be x. adapt(which, piece, rows, in, out, threads) may add to the first product (0) of the pairs of a
-// piece and to the second (1); rows [place] are those of x.
+// y [N][D] <- of x [N][D], what its k experts chosen [N][k] make of each row, weighed by shares [N][k] and added in
+// float32 in the order of its choice. y may be x. adapt(which, piece, rows, in, out, threads) may add to the first
+// product (0) of the pairs of a piece and to the second (1); rows [place] are those of x.
 template <class T, class Adapt>
-static void mix_rows(const Experts &w, const T *x, const int32_t *chosen, const float *shares, T *y, int64_t N, int64_t k, int threads,
-                     const Adapt &adapt) {
+static void mix_rows(const Experts &w, const T *x, const int32_t *chosen, const float *shares, T *y, int64_t N,
+                     int64_t k, int threads, const Adapt &adapt) {
     static thread_local MixtureSpace<T> space;
     int64_t D = w.gate_up.K, I = w.down.K;
     space.pairs.sort(chosen, N, k, w.E);
@@ -94,7 +97,9 @@ static void mix_rows(const Experts &w, const T *x, const int32_t *chosen, const 
     parallel_ranges(N, blocks_of(PAIRS_OF_A_THREAD, k), threads, [&](int64_t begin, int64_t end) {
         for (int64_t n = begin; n < end; n++)
             for (int64_t i = 0; i < D; i += LANES) {
-                auto term = [&](int64_t j) { return load_tail(out + places[n * k + j] * D + i, D - i) * splat(shares[n * k + j]); };
+                auto term = [&](int64_t j) {
+                    return load_tail(out + places[n * k + j] * D + i, D - i) * splat(shares[n * k + j]);
+                };
                 v16 total = term(0);
                 for (int64_t j = 1; j < k; j++) total = total + term(j);
                 store_tail(y + n * D + i, D - i, total);

@@ -7,7 +7,8 @@
 
 namespace sparring {
 
-// rows [M][K] -> [ceil(M / 64)][64 / width][padded][width]: groups of rows become columns next to each other, zeros past M and K.
+// rows [M][K] -> [ceil(M / 64)][64 / width][padded][width]: groups of rows become columns next to each other, zeros
+// past M and K.
 template <class P>
 static void pack_columns(const P *rows, P *out, int64_t M, int64_t K, int64_t padded, int64_t width, int threads) {
     parallel_for(blocks_of(M, PANEL), threads, [=](int64_t panel) {
@@ -36,7 +37,8 @@ static inline const bf16 *even_rows(const bf16 *rows, int64_t M, int64_t K) {
 }
 
 // The same of pairs of neighbours in k, which stay together: [ceil(M / 64)][64 / width][padded pairs][width][2].
-static inline void pack_pairs(const bf16 *rows, bf16 *out, int64_t M, int64_t K, int64_t padded, int64_t width, int threads) {
+static inline void pack_pairs(const bf16 *rows, bf16 *out, int64_t M, int64_t K, int64_t padded, int64_t width,
+                              int threads) {
     // vectors of floats that are moved and nothing else
     pack_columns((const float *)even_rows(rows, M, K), (float *)out, M, blocks_of(K, 2), padded, width, threads);
 }

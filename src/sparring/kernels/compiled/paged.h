@@ -23,8 +23,8 @@ template <class T> static inline void narrow_output(const float *in, const Heads
 // Query rows [first, last) of one sequence for one key/value head: (position, head of its group) pairs in tiles of six.
 // position_of_first is the position of row `first`; q, out point at the sequence's first row.
 template <class T, class K>
-static void attend_queries(const Keys<K> &keys, const T *q, T *out, float *logsumexp, const Heads &s, int64_t g, int64_t first,
-                           int64_t last, int64_t position_of_first) {
+static void attend_queries(const Keys<K> &keys, const T *q, T *out, float *logsumexp, const Heads &s, int64_t g,
+                           int64_t first, int64_t last, int64_t position_of_first) {
     Scratch &mine = Scratch::mine();
     int64_t group = s.H / s.G, pairs = (last - first) * group;
     int64_t pitch = blocks_of(position_of_first + last - first, LANES) * LANES;
@@ -54,8 +54,8 @@ static void attend_queries(const Keys<K> &keys, const T *q, T *out, float *logsu
     }
 }
 
-// One query row, all heads: up to six heads side by side, because one head's chains are too few to keep the processor busy.
-// Keys are those of key/value head 0; head g lies g * head_stride further on.
+// One query row, all heads: up to six heads side by side, because one head's chains are too few to keep the processor
+// busy. Keys are those of key/value head 0; head g lies g * head_stride further on.
 template <class T>
 static void attend_row(const Keys<T> &keys, int64_t head_stride, const T *q, T *out, const Heads &s, int64_t length) {
     Scratch &mine = Scratch::mine();
@@ -69,13 +69,15 @@ static void attend_row(const Keys<T> &keys, int64_t head_stride, const T *q, T *
             widen_query(q + (head + r) * s.size, s, queries + r * s.d);
             offset[r] = (head + r) / group * head_stride;
         }
-        with_rows(count, [&]<int R>() { attend_heads<R>(keys, offset, queries, length, s.form, head, scores, pitch, outputs); });
+        with_rows(count, [&]<int R>() {
+            attend_heads<R>(keys, offset, queries, length, s.form, head, scores, pitch, outputs);
+        });
         for (int64_t r = 0; r < count; r++) narrow_output(outputs + r * s.d, s, out + (head + r) * s.size);
     }
 }
 
-// Pages of one layer: keys [page][G][page_size / 16][d][16], values [page][G][page_size][d]. Sequence b has its table in row
-// slots[b] of `tables` (row b where slots is null) and brings the new rows cu_rows[b]:cu_rows[b + 1].
+// Pages of one layer: keys [page][G][page_size / 16][d][16], values [page][G][page_size][d]. Sequence b has its table
+// in row slots[b] of `tables` (row b where slots is null) and brings the new rows cu_rows[b]:cu_rows[b + 1].
 template <class T> struct Pages {
     T *keys, *values;
     int64_t page_size, num_pages;
@@ -87,12 +89,13 @@ template <class T> struct Pages {
     // The position of the first new row of sequence b.
     int64_t earlier(int64_t b) const { return lengths[b] - (cu_rows[b + 1] - cu_rows[b]); }
 
-    // The first sequence whose new rows do not fit its length or whose table, with room for `later` more, names no page of
-    // ours; or -1.
+    // The first sequence whose new rows do not fit its length or whose table, with room for `later` more, names no page
+    // of ours; or -1.
     int64_t first_bad(int64_t later = 0) const {
         for (int64_t b = 0; b < B; b++) {
             int64_t needed = blocks_of(lengths[b] + later, page_size);
-            if (cu_rows[b + 1] < cu_rows[b] || cu_rows[b + 1] - cu_rows[b] > lengths[b] || needed > pages_per_table) return b;
+            if (cu_rows[b + 1] < cu_rows[b] || cu_rows[b + 1] - cu_rows[b] > lengths[b] || needed > pages_per_table)
+                return b;
             for (int64_t i = 0; i < needed; i++)
                 if (table(b)[i] < 0 || table(b)[i] >= num_pages) return b;
         }
@@ -131,8 +134,8 @@ template <class T> struct Pages {
     void attend(const T *q, T *out, const Heads &s, int64_t b, int64_t first, int64_t last) const {
         int64_t begin = earlier(b);
         if (last - first == 1) {
-            attend_row(gather(b, 0, begin + last, s), page_size * s.d, q + first * s.q_stride, out + first * s.H * s.size, s,
-                       begin + last);
+            attend_row(gather(b, 0, begin + last, s), page_size * s.d, q + first * s.q_stride,
+                       out + first * s.H * s.size, s, begin + last);
             return;
         }
         for (int64_t g = 0; g < s.G; g++)

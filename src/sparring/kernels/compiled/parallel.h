@@ -1,7 +1,8 @@
 // The one place that starts threads.
 //
-// Whoever calls does the work; helpers take a share where the system gives them a processor in time. So a helper that another
-// program keeps from running costs its share of speed, never a wait: the caller waits only for pieces that a helper has begun.
+// Whoever calls does the work; helpers take a share where the system gives them a processor in time. So a helper that
+// another program keeps from running costs its share of speed, never a wait: the caller waits only for pieces that a
+// helper has begun.
 #pragma once
 
 #include <atomic>
@@ -17,7 +18,8 @@
 
 namespace sparring {
 
-constexpr int SPINS = 300;  // about 10 us: the next region often follows at once, and waking a sleeping thread takes five times as long
+constexpr int SPINS =
+    300;  // about 10 us: the next region often follows at once, and waking a sleeping thread takes five times as long
 
 static inline void pause_briefly() {
 #if defined(__x86_64__)
@@ -39,7 +41,8 @@ struct Job {
     }
 };
 
-// Helpers of all callers. They sleep when there is nothing to do, and are never stopped: the process ends over their heads.
+// Helpers of all callers. They sleep when there is nothing to do, and are never stopped: the process ends over their
+// heads.
 class Pool {
     std::mutex lock;
     std::condition_variable work_came, helper_left;

@@ -17,8 +17,8 @@ static void rms_norm(const T *x, const T *weight, T *y, int64_t N, int64_t D, fl
 }
 
 // dx = r w dy - x r^3 / D sum(w dy x), r the inverse root mean square; dw = sum over rows of dy x r, in partial sums of
-// ROWS_PER_PARTIAL rows, so that the thread count does not enter. partial [ceil(N / ROWS_PER_PARTIAL)][D]; dw ends up in
-// its first row.
+// ROWS_PER_PARTIAL rows, so that the thread count does not enter. partial [ceil(N / ROWS_PER_PARTIAL)][D]; dw ends up
+// in its first row.
 template <class T>
 static void rms_norm_backward(const T *x, const T *weight, const T *dy, T *dx, float *partial, int64_t N, int64_t D,
                               float eps, int threads) {
@@ -49,13 +49,15 @@ static void rms_norm_backward(const T *x, const T *weight, const T *dy, T *dx, f
 // Elements in strips of 16 from the start of the tensor: a lane computes alone, so its bits know nothing of its place.
 template <class T, class F> static void elementwise(int64_t count, int threads, F body) {
     parallel_ranges(blocks_of(count, LANES), GRAIN / LANES, threads, [=](int64_t first, int64_t last) {
-        for (int64_t i = first * LANES; i < smaller(last * LANES, count); i += LANES) body(i, smaller(count - i, LANES));
+        for (int64_t i = first * LANES; i < smaller(last * LANES, count); i += LANES)
+            body(i, smaller(count - i, LANES));
     });
 }
 
 // up may be null (plain SiLU).
 template <class T> static void silu_mul(const T *gate, const T *up, T *y, int64_t count, int threads) {
-    elementwise<T>(count, threads, [=](int64_t i, int64_t n) { silu_mul_strip(gate + i, up ? up + i : nullptr, y + i, n); });
+    elementwise<T>(count, threads,
+                   [=](int64_t i, int64_t n) { silu_mul_strip(gate + i, up ? up + i : nullptr, y + i, n); });
 }
 
 template <class T>
@@ -75,7 +77,8 @@ static void tanh_all(const float *x, float *y, int64_t count, int threads) {
 }
 
 template <class T>
-static void rope(const T *x, const T *cos, const T *sin, T *y, int64_t N, int64_t H, int64_t d, int transposed, int threads) {
+static void rope(const T *x, const T *cos, const T *sin, T *y, int64_t N, int64_t H, int64_t d, int transposed,
+                 int threads) {
     int64_t half = d / 2;
     parallel_ranges(N, blocks_of(GRAIN, H * d), threads, [=](int64_t first, int64_t last) {
         for (int64_t n = first; n < last; n++) {
@@ -87,24 +90,24 @@ static void rope(const T *x, const T *cos, const T *sin, T *y, int64_t N, int64_
 
 }  // namespace
 
-#define SPARRING_ROWS(NAME, T)                                                                                           \
-    void sparring_rms_norm_##NAME(const T *x, const T *weight, T *y, int64_t N, int64_t D, float eps, int threads) {     \
-        rms_norm(x, weight, y, N, D, eps, threads);                                                  \
-    }                                                                                                                    \
-    void sparring_rms_norm_backward_##NAME(const T *x, const T *weight, const T *dy, T *dx, float *partial, int64_t N,   \
-                                           int64_t D, float eps, int threads) {                                          \
-        rms_norm_backward(x, weight, dy, dx, partial, N, D, eps, threads);                           \
-    }                                                                                                                    \
-    void sparring_silu_mul_##NAME(const T *gate, const T *up, T *y, int64_t count, int threads) {                        \
-        silu_mul(gate, up, y, count, threads);                                                                           \
-    }                                                                                                                    \
-    void sparring_silu_mul_backward_##NAME(const T *gate, const T *up, const T *dy, T *dgate, T *dup, int64_t count,     \
-                                           int threads) {                                                                \
-        silu_mul_backward(gate, up, dy, dgate, dup, count, threads);                                                     \
-    }                                                                                                                    \
-    void sparring_rope_##NAME(const T *x, const T *cos, const T *sin, T *y, int64_t N, int64_t H, int64_t d,             \
-                              int transposed, int threads) {                                                             \
-        rope(x, cos, sin, y, N, H, d, transposed, threads);                                                              \
+#define SPARRING_ROWS(NAME, T)                                                                                         \
+    void sparring_rms_norm_##NAME(const T *x, const T *weight, T *y, int64_t N, int64_t D, float eps, int threads) {   \
+        rms_norm(x, weight, y, N, D, eps, threads);                                                                    \
+    }                                                                                                                  \
+    void sparring_rms_norm_backward_##NAME(const T *x, const T *weight, const T *dy, T *dx, float *partial, int64_t N, \
+                                           int64_t D, float eps, int threads) {                                        \
+        rms_norm_backward(x, weight, dy, dx, partial, N, D, eps, threads);                                             \
+    }                                                                                                                  \
+    void sparring_silu_mul_##NAME(const T *gate, const T *up, T *y, int64_t count, int threads) {                      \
+        silu_mul(gate, up, y, count, threads);                                                                         \
+    }                                                                                                                  \
+    void sparring_silu_mul_backward_##NAME(const T *gate, const T *up, const T *dy, T *dgate, T *dup, int64_t count,   \
+                                           int threads) {                                                              \
+        silu_mul_backward(gate, up, dy, dgate, dup, count, threads);                                                   \
+    }                                                                                                                  \
+    void sparring_rope_##NAME(const T *x, const T *cos, const T *sin, T *y, int64_t N, int64_t H, int64_t d,           \
+                              int transposed, int threads) {                                                           \
+        rope(x, cos, sin, y, N, H, d, transposed, threads);                                                            \
     }
 
 extern "C" {

@@ -43,7 +43,8 @@ template <class T> static inline void swiglu_row(const T *gate_up, T *y, int64_t
     for (int64_t i = 0; i < I; i += LANES) silu_mul_strip(gate_up + i, gate_up + I + i, y + i, I - i);
 }
 
-// [a, b] -> [a cos_a - b sin_a, b cos_b + a sin_b] for the halves a, b of a head; `transposed` gives the gradient. out may be in.
+// [a, b] -> [a cos_a - b sin_a, b cos_b + a sin_b] for the halves a, b of a head; `transposed` gives the gradient. out
+// may be in.
 template <class T>
 static inline void rotate(const T *in, const T *c, const T *s, T *out, int64_t half, bool transposed) {
     for (int64_t i = 0; i < half; i += LANES) {

@@ -1,6 +1,7 @@
-// Neighbouring row operations in one pass, for training: addition and norm, the split into heads with norm and rotation,
-// SiLU times up; and their gradients. A value is rounded wherever the separate operations would store it, so the forward
-// bits are theirs. Inputs that one matrix product made lie side by side in its rows, and so do their gradients.
+// Neighbouring row operations in one pass, for training: addition and norm, the split into heads with norm and
+// rotation, SiLU times up; and their gradients. A value is rounded wherever the separate operations would store it, so
+// the forward bits are theirs. Inputs that one matrix product made lie side by side in its rows, and so do their
+// gradients.
 #include <vector>
 
 #include "parallel.h"
@@ -14,7 +15,8 @@ constexpr int64_t ROWS_PER_SUM = 64;    // the gradient of a norm weight is summ
 
 // sum = x + y, h = weight * norm(sum).
 template <class T>
-static void add_rms_norm(const T *x, const T *y, const T *weight, T *sum, T *h, int64_t N, int64_t D, float eps, int threads) {
+static void add_rms_norm(const T *x, const T *y, const T *weight, T *sum, T *h, int64_t N, int64_t D, float eps,
+                         int threads) {
     parallel_ranges(N, blocks_of(FUSED_GRAIN, D), threads, [=](int64_t first, int64_t last) {
         for (int64_t n = first; n < last; n++) {
             T *out = sum + n * D;
@@ -25,10 +27,11 @@ static void add_rms_norm(const T *x, const T *y, const T *weight, T *sum, T *h, 
     });
 }
 
-// dx = r w dy - x r^3 / D sum(w dy x), r the inverse root mean square; `also` (or null) is added to it. dw [D] += dy x r.
+// dx = r w dy - x r^3 / D sum(w dy x), r the inverse root mean square; `also` (or null) is added to it. dw [D] += dy x
+// r.
 template <class T>
-static inline void rms_norm_row_backward(const T *x, const T *weight, const T *dy, const T *also, T *dx, float *dw, int64_t D,
-                                         float eps) {
+static inline void rms_norm_row_backward(const T *x, const T *weight, const T *dy, const T *also, T *dx, float *dw,
+                                         int64_t D, float eps) {
     v16 squares = splat(0.0f), dot = splat(0.0f);
     for (int64_t i = 0; i < D; i += LANES) {
         v16 a = load_tail(x + i, D - i);
@@ -45,10 +48,11 @@ static inline void rms_norm_row_backward(const T *x, const T *weight, const T *d
     }
 }
 
-// body(first, last, dw) for all rows; dw [width] is what these rows add their weight gradients to. partial [ceil(N / ROWS_PER_SUM)][width];
-// the whole sum ends up in its first row, whatever the thread count.
+// body(first, last, dw) for all rows; dw [width] is what these rows add their weight gradients to. partial [ceil(N /
+// ROWS_PER_SUM)][width]; the whole sum ends up in its first row, whatever the thread count.
 template <class Body>
-static void rows_with_weights(int64_t N, int64_t width, int64_t elements_per_row, float *partial, int threads, Body body) {
+static void rows_with_weights(int64_t N, int64_t width, int64_t elements_per_row, float *partial, int threads,
+                              Body body) {
     int64_t chunks = blocks_of(N, ROWS_PER_SUM);
     parallel_for(chunks, N * elements_per_row < FUSED_GRAIN ? 1 : threads, [=](int64_t chunk) {
         float *dw = partial + chunk * width;
@@ -57,16 +61,18 @@ static void rows_with_weights(int64_t N, int64_t width, int64_t elements_per_row
     });
     for (int64_t chunk = 1; chunk < chunks; chunk++)
         for (int64_t i = 0; i < width; i += LANES)
-            store_tail(partial + i, width - i, load_tail(partial + i, width - i) + load_tail(partial + chunk * width + i, width - i));
+            store_tail(partial + i, width - i,
+                       load_tail(partial + i, width - i) + load_tail(partial + chunk * width + i, width - i));
 }
 
 // dx, the gradient of x and of y alike, from dsum (or null) and dh.
 template <class T>
-static void add_rms_norm_backward(const T *sum, const T *weight, const T *dsum, const T *dh, T *dx, float *partial, int64_t N,
-                                  int64_t D, float eps, int threads) {
+static void add_rms_norm_backward(const T *sum, const T *weight, const T *dsum, const T *dh, T *dx, float *partial,
+                                  int64_t N, int64_t D, float eps, int threads) {
     rows_with_weights(N, D, D, partial, threads, [=](int64_t first, int64_t last, float *dw) {
         for (int64_t n = first; n < last; n++)
-            rms_norm_row_backward(sum + n * D, weight, dh + n * D, dsum ? dsum + n * D : nullptr, dx + n * D, dw, D, eps);
+            rms_norm_row_backward(sum + n * D, weight, dh + n * D, dsum ? dsum + n * D : nullptr, dx + n * D, dw, D,
+                                  eps);
     });
 }
 
@@ -93,9 +99,11 @@ template <class T> static void split_heads(const Heads<T> &s, T *q, T *k, T *v, 
     });
 }
 
-// drows [N][(H + 2 G) d] without gaps; partial as in rows_with_weights with the two weights side by side, or null without norms.
+// drows [N][(H + 2 G) d] without gaps; partial as in rows_with_weights with the two weights side by side, or null
+// without norms.
 template <class T>
-static void split_heads_backward(const Heads<T> &s, const T *dq, const T *dk, const T *dv, T *drows, float *partial, int threads) {
+static void split_heads_backward(const Heads<T> &s, const T *dq, const T *dk, const T *dv, T *drows, float *partial,
+                                 int threads) {
     int64_t d = s.d, width = (s.H + 2 * s.G) * d;
     auto body = [=](int64_t first, int64_t last, float *dw) {
         std::vector<T> straight(d);
@@ -108,13 +116,15 @@ static void split_heads_backward(const Heads<T> &s, const T *dq, const T *dk, co
                 const T *weight = query ? s.q_weight : s.k_weight, *none = nullptr;
                 rotate(grad, c, sine, weight ? straight.data() : out + h * d, d / 2, true);
                 if (weight)
-                    rms_norm_row_backward(row + h * d, weight, straight.data(), none, out + h * d, query ? dw : dw + d, d, s.eps);
+                    rms_norm_row_backward(row + h * d, weight, straight.data(), none, out + h * d, query ? dw : dw + d,
+                                          d, s.eps);
             }
             memcpy(out + (s.H + s.G) * d, dv + n * s.G * d, s.G * d * sizeof(T));
         }
     };
     if (partial) return rows_with_weights(s.N, 2 * d, width, partial, threads, body);
-    parallel_ranges(s.N, blocks_of(FUSED_GRAIN, width), threads, [=](int64_t first, int64_t last) { body(first, last, nullptr); });
+    parallel_ranges(s.N, blocks_of(FUSED_GRAIN, width), threads,
+                    [=](int64_t first, int64_t last) { body(first, last, nullptr); });
 }
 
 // Rows [gate, up] of 2 I elements, `stride` apart -> silu(gate) * up, [N][I].
@@ -142,33 +152,33 @@ static void swiglu_backward(const T *rows, int64_t stride, const T *dy, T *drows
 
 }  // namespace
 
-#define SPARRING_ROWS_FUSED(NAME, T)                                                                                     \
-    void sparring_add_rms_norm_##NAME(const T *x, const T *y, const T *weight, T *sum, T *h, int64_t N, int64_t D,       \
-                                      float eps, int threads) {                                                          \
-        add_rms_norm(x, y, weight, sum, h, N, D, eps, threads);                                                          \
-    }                                                                                                                    \
-    void sparring_add_rms_norm_backward_##NAME(const T *sum, const T *weight, const T *dsum, const T *dh, T *dx,         \
-                                               float *partial, int64_t N, int64_t D, float eps, int threads) {           \
-        add_rms_norm_backward(sum, weight, dsum, dh, dx, partial, N, D, eps, threads);                                   \
-    }                                                                                                                    \
-    void sparring_split_heads_##NAME(const T *rows, const T *q_weight, const T *k_weight, const T *cos, const T *sin,    \
-                                     T *q, T *k, T *v, int64_t stride, int64_t N, int64_t H, int64_t G, int64_t d,       \
-                                     float eps, int threads) {                                                           \
-        split_heads(Heads<T>{rows, q_weight, k_weight, cos, sin, stride, N, H, G, d, eps}, q, k, v, threads);            \
-    }                                                                                                                    \
-    void sparring_split_heads_backward_##NAME(const T *rows, const T *q_weight, const T *k_weight, const T *cos,         \
-                                              const T *sin, const T *dq, const T *dk, const T *dv, T *drows,             \
-                                              float *partial, int64_t stride, int64_t N, int64_t H, int64_t G,           \
-                                              int64_t d, float eps, int threads) {                                       \
-        Heads<T> heads{rows, q_weight, k_weight, cos, sin, stride, N, H, G, d, eps};                                     \
-        split_heads_backward(heads, dq, dk, dv, drows, partial, threads);                                                \
-    }                                                                                                                    \
-    void sparring_swiglu_##NAME(const T *rows, T *y, int64_t stride, int64_t N, int64_t I, int threads) {                \
-        swiglu(rows, stride, y, N, I, threads);                                                                          \
-    }                                                                                                                    \
-    void sparring_swiglu_backward_##NAME(const T *rows, const T *dy, T *drows, int64_t stride, int64_t N, int64_t I,     \
-                                         int threads) {                                                                  \
-        swiglu_backward(rows, stride, dy, drows, N, I, threads);                                                         \
+#define SPARRING_ROWS_FUSED(NAME, T)                                                                                   \
+    void sparring_add_rms_norm_##NAME(const T *x, const T *y, const T *weight, T *sum, T *h, int64_t N, int64_t D,     \
+                                      float eps, int threads) {                                                        \
+        add_rms_norm(x, y, weight, sum, h, N, D, eps, threads);                                                        \
+    }                                                                                                                  \
+    void sparring_add_rms_norm_backward_##NAME(const T *sum, const T *weight, const T *dsum, const T *dh, T *dx,       \
+                                               float *partial, int64_t N, int64_t D, float eps, int threads) {         \
+        add_rms_norm_backward(sum, weight, dsum, dh, dx, partial, N, D, eps, threads);                                 \
+    }                                                                                                                  \
+    void sparring_split_heads_##NAME(const T *rows, const T *q_weight, const T *k_weight, const T *cos, const T *sin,  \
+                                     T *q, T *k, T *v, int64_t stride, int64_t N, int64_t H, int64_t G, int64_t d,     \
+                                     float eps, int threads) {                                                         \
+        split_heads(Heads<T>{rows, q_weight, k_weight, cos, sin, stride, N, H, G, d, eps}, q, k, v, threads);          \
+    }                                                                                                                  \
+    void sparring_split_heads_backward_##NAME(const T *rows, const T *q_weight, const T *k_weight, const T *cos,       \
+                                              const T *sin, const T *dq, const T *dk, const T *dv, T *drows,           \
+                                              float *partial, int64_t stride, int64_t N, int64_t H, int64_t G,         \
+                                              int64_t d, float eps, int threads) {                                     \
+        Heads<T> heads{rows, q_weight, k_weight, cos, sin, stride, N, H, G, d, eps};                                   \
+        split_heads_backward(heads, dq, dk, dv, drows, partial, threads);                                              \
+    }                                                                                                                  \
+    void sparring_swiglu_##NAME(const T *rows, T *y, int64_t stride, int64_t N, int64_t I, int threads) {              \
+        swiglu(rows, stride, y, N, I, threads);                                                                        \
+    }                                                                                                                  \
+    void sparring_swiglu_backward_##NAME(const T *rows, const T *dy, T *drows, int64_t stride, int64_t N, int64_t I,   \
+                                         int threads) {                                                                \
+        swiglu_backward(rows, stride, dy, drows, N, I, threads);                                                       \
     }
 
 extern "C" {

@@ -43,8 +43,9 @@ struct KeptSets {
 
 extern "C" {
 
-// maximum and log_sum [N] are what the backward pass needs. kept_offsets [N + 1] and kept_ids say what each row was limited to;
-// both may be null. Returns the first row whose target is no token, or none that was kept, or whose ids do not ascend; or -1.
+// maximum and log_sum [N] are what the backward pass needs. kept_offsets [N + 1] and kept_ids say what each row was
+// limited to; both may be null. Returns the first row whose target is no token, or none that was kept, or whose ids do
+// not ascend; or -1.
 int64_t sparring_token_logprobs(const float *logits, const int64_t *targets, const float *temperature,
                                 const int64_t *kept_offsets, const int32_t *kept_ids, float *logprob, float *entropy,
                                 float *maximum, float *log_sum, int64_t N, int64_t V, int threads) {

@@ -1,5 +1,6 @@
-// Log-probabilities, entropies and samples of a row of float32 logits. One function, `statistics`, gives the maximum and
-// the normaliser of a row to all of them, so that a sampled token's log-probability and its recomputation agree to the bit.
+// Log-probabilities, entropies and samples of a row of float32 logits. One function, `statistics`, gives the maximum
+// and the normaliser of a row to all of them, so that a sampled token's log-probability and its recomputation agree to
+// the bit.
 //
 // A row is cut into segments of 1024 logits. A segment's sum keeps 16 lanes and halves them; segments are added in
 // ascending order in float64. Temperature 0 means greedy: probabilities are then those of temperature 1.
@@ -111,8 +112,9 @@ struct Candidate {
     bool operator<(const Candidate &other) const { return logit != other.logit ? logit > other.logit : id < other.id; }
 };
 
-// What a draw is limited to: the logits of the kept ids side by side, ids ascending. This is a row like any other, and so its
-// statistics, its draws and its gradient are those of any row: whoever has the ids gets the bits of whoever drew.
+// What a draw is limited to: the logits of the kept ids side by side, ids ascending. This is a row like any other, and
+// so its statistics, its draws and its gradient are those of any row: whoever has the ids gets the bits of whoever
+// drew.
 struct Kept {
     std::vector<int32_t> ids;
     std::vector<float> logits;
@@ -123,16 +125,17 @@ struct Kept {
     }
 };
 
-// Top-k, then the shortest prefix that holds top_p of what top-k left (Holtzman et al. 2020), both best first (equal logits:
-// lowest id first), and of these the tokens with at least min_p of the likeliest one's probability (Nguyen et al. 2024).
-// The likeliest is always kept, a token of weight zero never.
+// Top-k, then the shortest prefix that holds top_p of what top-k left (Holtzman et al. 2020), both best first (equal
+// logits: lowest id first), and of these the tokens with at least min_p of the likeliest one's probability (Nguyen et
+// al. 2024). The likeliest is always kept, a token of weight zero never.
 struct Truncation {
     std::vector<Candidate> best;
 
     void choose(const float *row, int64_t V, const Statistics &s, const Request &request, Kept &kept) {
         int64_t limit = request.top_k > 0 ? smaller(request.top_k, V) : V;
         double total = s.sum;
-        // where top-k has no say, min-p and top-p look at the same total, so top-p need not look at what min-p leaves out
+        // where top-k has no say, min-p and top-p look at the same total, so top-p need not look at what min-p leaves
+        // out
         collect(row, V, s, limit, limit < V ? 0.0f : request.min_p);
         if (request.top_p < 1.0f) {
             if (limit < V) {
@@ -152,7 +155,8 @@ struct Truncation {
   private:
     // The `limit` best of those with a weight that is above zero and at least `lowest`, in any order.
     void collect(const float *row, int64_t V, const Statistics &s, int64_t limit, float lowest) {
-        float worst = -std::numeric_limits<float>::infinity();  // of the best `limit` so far: equals that come later are none of them
+        float worst = -std::numeric_limits<float>::infinity();  // of the best `limit` so far: equals that come later
+                                                                // are none of them
         best.clear();
         for (int64_t i = 0; i < V; i += LANES) {
             if (limit < V && !(lane_max(load_tail(row + i, V - i, worst)) > worst)) continue;
@@ -181,7 +185,8 @@ struct Truncation {
         return total;
     }
 
-    // How many of the best it takes to reach the goal; they come first then. Halves what is in question again and again.
+    // How many of the best it takes to reach the goal; they come first then. Halves what is in question again and
+    // again.
     int64_t prefix(double goal) {
         int64_t begin = 0, end = (int64_t)best.size();
         double before = 0.0;
@@ -203,8 +208,8 @@ struct Truncation {
     }
 };
 
-// What a draw leaves: its log-probability; a bit for each kept id of a truncated one, in a mask [ceil(V / 64)] that is zero at
-// first; the `tops` likeliest ids, best first, with their log-probabilities. All but the first may be null.
+// What a draw leaves: its log-probability; a bit for each kept id of a truncated one, in a mask [ceil(V / 64)] that is
+// zero at first; the `tops` likeliest ids, best first, with their log-probabilities. All but the first may be null.
 struct Draw {
     float *logprob;
     uint64_t *mask = nullptr;
@@ -212,8 +217,8 @@ struct Draw {
     int32_t *top_ids = nullptr;
     float *top_logprobs = nullptr;
 
-    // Of the row that was drawn from, whose ids are `ids`, or its places where that is null. Where it is shorter than `tops`
-    // the rest stays as it is.
+    // Of the row that was drawn from, whose ids are `ids`, or its places where that is null. Where it is shorter than
+    // `tops` the rest stays as it is.
     void likeliest(const float *row, int64_t V, const Statistics &s, const int32_t *ids) const {
         int64_t known = 0;
         for (int64_t i = 0; i < V && tops; i++) {

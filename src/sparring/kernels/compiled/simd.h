@@ -109,8 +109,8 @@ static inline void store(bf16 *p, v16 a) {
 
 #if defined(SPARRING_SOFTWARE_PAIRS) || (defined(SPARRING_AVX512) && defined(__AVX512BF16__))
 #define SPARRING_PAIRS 1
-// Two bfloat16 that stand beside each other. A sum grows by the products of sixteen pairs with sixteen others: by that of the odd
-// ones, then of the even ones, each rounded; numbers below 2^-126 count as zero (VDPBF16PS).
+// Two bfloat16 that stand beside each other. A sum grows by the products of sixteen pairs with sixteen others: by that
+// of the odd ones, then of the even ones, each rounded; numbers below 2^-126 count as zero (VDPBF16PS).
 struct pair {
     bf16 even, odd;
 };
@@ -141,7 +141,9 @@ static inline v16 fma(v16_pairs a, v16_pairs b, v16 c) {
 #else
 using v16_pairs = __m512bh;
 static inline v16_pairs load(const pair *p) { return (v16_pairs)_mm512_loadu_si512(p); }
-static inline v16_pairs splat(pair a) { return (v16_pairs)_mm512_set1_epi32((int)(a.even.bits | (uint32_t)a.odd.bits << 16)); }
+static inline v16_pairs splat(pair a) {
+    return (v16_pairs)_mm512_set1_epi32((int)(a.even.bits | (uint32_t)a.odd.bits << 16));
+}
 static inline v16 fma(v16_pairs a, v16_pairs b, v16 c) { return _mm512_dpbf16_ps(c, a, b); }
 #endif
 #endif
@@ -150,7 +152,8 @@ static inline v16 fma(v16_pairs a, v16_pairs b, v16 c) { return _mm512_dpbf16_ps
 template <class T> static inline v16 load_tail(const T *p, int64_t count, float fill = 0.0f) {
     if (count >= LANES) return load(p);
 #ifdef SPARRING_AVX512
-    if constexpr (sizeof(T) == sizeof(float)) return _mm512_mask_loadu_ps(_mm512_set1_ps(fill), (__mmask16)((1 << count) - 1), p);
+    if constexpr (sizeof(T) == sizeof(float))
+        return _mm512_mask_loadu_ps(_mm512_set1_ps(fill), (__mmask16)((1 << count) - 1), p);
 #endif
     T values[LANES] = {};
     memcpy(values, p, count * sizeof(T));

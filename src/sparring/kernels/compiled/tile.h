@@ -7,8 +7,9 @@ namespace sparring {
 
 constexpr int TILE_ROWS = 6;
 
-// acc[r][c] += sum over k of a(r, k) * b(k, c), one fused multiply-add after the other in ascending k; where a and b give pairs,
-// of pairs. Each element's chain is the same whatever R and C are, which is why a row alone and a row among others agree to the bit.
+// acc[r][c] += sum over k of a(r, k) * b(k, c), one fused multiply-add after the other in ascending k; where a and b
+// give pairs, of pairs. Each element's chain is the same whatever R and C are, which is why a row alone and a row among
+// others agree to the bit.
 template <int R, int C, class A, class B>
 static inline __attribute__((always_inline)) void accumulate(v16 (&acc)[R][C], int64_t begin, int64_t end, A a, B b) {
     for (int64_t k = begin; k < end; k++) {

@@ -1,12 +1,12 @@
 // Matrix products on AMX tiles: of bfloat16, and of float32 taken apart into three bfloat16.
 //
-// A float32 is the sum of three bfloat16 (hi = round(x), mid = round(x - hi), lo = x - hi - mid; exact for normal numbers),
-// and a product of two is the sum of six products, (lo, hi) (hi, hi) (mid, hi) (mid, mid) (hi, mid) (hi, lo); what is left out
-// is below 2^-26 of it (Henry, Tang, Heinecke 2019, "Leveraging the bfloat16 Artificial Intelligence Datatype For
-// Higher-Precision Computations"). TDPBF16PS adds, for each element of a tile, 16 pairs of products to a float32 sum and
-// never mixes rows. An element of a result is one such chain: k in blocks of 32 in ascending order, in each block the six
-// products in the order above; then the bias. It is the same whatever rows are around it.
-// Infinite numbers, and those that round to infinity in bfloat16 (above 3.39e38), give NaN; subnormal parts count as zero.
+// A float32 is the sum of three bfloat16 (hi = round(x), mid = round(x - hi), lo = x - hi - mid; exact for normal
+// numbers), and a product of two is the sum of six products, (lo, hi) (hi, hi) (mid, hi) (mid, mid) (hi, mid) (hi, lo);
+// what is left out is below 2^-26 of it (Henry, Tang, Heinecke 2019, "Leveraging the bfloat16 Artificial Intelligence
+// Datatype For Higher-Precision Computations"). TDPBF16PS adds, for each element of a tile, 16 pairs of products to a
+// float32 sum and never mixes rows. An element of a result is one such chain: k in blocks of 32 in ascending order, in
+// each block the six products in the order above; then the bias. It is the same whatever rows are around it. Infinite
+// numbers, and those that round to infinity in bfloat16 (above 3.39e38), give NaN; subnormal parts count as zero.
 #pragma once
 
 #include "memory.h"
@@ -25,14 +25,15 @@ namespace sparring {
 
 constexpr int64_t PANEL = 64, DEPTH = 32, TILE = 16;  // columns of a panel; k of one tile; its rows
 constexpr int64_t ROWS_PER_TASK = 192;
-constexpr int64_t GROUP_BYTES = 1000000;  // of a weight at a time: they stay in the second-level cache while rows pass by
+constexpr int64_t GROUP_BYTES =
+    1000000;  // of a weight at a time: they stay in the second-level cache while rows pass by
 constexpr int64_t PLANES = 3;
 enum Plane { HI, MID, LO };
 
 static inline int64_t padded(int64_t K) { return blocks_of(K, DEPTH) * DEPTH; }
 
-// A weight of the tiles: panels [ceil(M / 64)][2][ceil(K / 32)][planes][16][32][2], halves of 32 columns, pairs of k next to
-// each other, zeros past M and K; one plane for bfloat16, three for float32.
+// A weight of the tiles: panels [ceil(M / 64)][2][ceil(K / 32)][planes][16][32][2], halves of 32 columns, pairs of k
+// next to each other, zeros past M and K; one plane for bfloat16, three for float32.
 struct TileWeight {
     const bf16 *panels;
     const float *bias;
@@ -40,7 +41,8 @@ struct TileWeight {
 };
 
 constexpr int64_t TILE_ELEMENTS = TILE * DEPTH;
-constexpr int64_t HALF_BLOCK = 2 * TILE_ELEMENTS, PANEL_BLOCK = 2 * HALF_BLOCK;  // elements of one plane of one block of a panel
+constexpr int64_t HALF_BLOCK = 2 * TILE_ELEMENTS,
+                  PANEL_BLOCK = 2 * HALF_BLOCK;  // elements of one plane of one block of a panel
 
 // Where a column of a panel begins, `planes` counted over all its blocks.
 static inline int64_t place_in_panel(int64_t column, int64_t planes) {
@@ -83,7 +85,9 @@ struct Halves {
 };
 
 static inline __m256i to_bf16(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
-static inline __m512 from_bf16(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
+static inline __m512 from_bf16(__m256i x) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
 
 static inline Halves split(__m512 x) {
     Halves out;
@@ -112,8 +116,8 @@ template <bool TWO> static inline __attribute__((always_inline)) void multiply()
     }
 }
 
-// Where the operands of a 2 x 2 block of tiles lie: rows as tiles [blocks][planes][16][32], the lower ones `a_half` elements
-// further; columns as half a panel.
+// Where the operands of a 2 x 2 block of tiles lie: rows as tiles [blocks][planes][16][32], the lower ones `a_half`
+// elements further; columns as half a panel.
 struct Operands {
     const bf16 *a, *b;
     int64_t a_half;
@@ -125,10 +129,10 @@ template <bool TWO> static inline __attribute__((always_inline)) void load_first
     load_rows<TWO>(o.a + LO * TILE_ELEMENTS, o.a_half);
 }
 
-// The first operands are in their tiles when it begins, and those of the product that comes `next` when it ends: loaded before
-// the sums are stored, they need not wait for stores to addresses that differ from theirs by a multiple of 4096.
-// Tile products keep one unit of a core busy and leave the others idle: what `meanwhile` does, a little at each of its calls,
-// costs less than it would by itself.
+// The first operands are in their tiles when it begins, and those of the product that comes `next` when it ends: loaded
+// before the sums are stored, they need not wait for stores to addresses that differ from theirs by a multiple of 4096.
+// Tile products keep one unit of a core busy and leave the others idle: what `meanwhile` does, a little at each of its
+// calls, costs less than it would by itself.
 template <bool TWO, class Meanwhile>
 static inline void multiply_split(Operands o, int64_t blocks, const Operands &next, Meanwhile &meanwhile) {
     for (int64_t i = 0; i < blocks; i++) {
@@ -154,7 +158,8 @@ static inline void multiply_split(Operands o, int64_t blocks, const Operands &ne
     }
 }
 
-template <bool TWO, class Meanwhile> static inline void multiply_plain(const Operands &o, int64_t blocks, Meanwhile &meanwhile) {
+template <bool TWO, class Meanwhile>
+static inline void multiply_plain(const Operands &o, int64_t blocks, Meanwhile &meanwhile) {
     const bf16 *a = o.a, *b = o.b;
     settle_memory();
     for (int64_t i = 0; i < blocks; i++, a += TILE_ELEMENTS, b += HALF_BLOCK) {
@@ -204,8 +209,9 @@ static inline __attribute__((always_inline)) void lay_block(const bf16 *x, int64
     _mm512_storeu_si512(out, _mm512_maskz_loadu_epi16(in, x));
 }
 
-// What is done between the products of a strip of 32 rows: the next strip is laid as tiles, [2][blocks][planes][16][32], and the
-// lines that the sums go to are asked for, so that the stores find them in the cache.
+// What is done between the products of a strip of 32 rows: the next strip is laid as tiles,
+// [2][blocks][planes][16][32], and the lines that the sums go to are asked for, so that the stores find them in the
+// cache.
 template <class X, class Y> struct BetweenStrips {
     const X *x;
     int64_t K, rows;  // of the next strip
@@ -236,7 +242,8 @@ template <class X, class Y> struct BetweenStrips {
 
 // What a sum becomes: added to the bias, rounded to the type of y, without the columns past M.
 template <class Y>
-static inline void finish_sums(const TileWeight &w, const float *sums, Y *y, int64_t y_stride, int64_t rows, int64_t column) {
+static inline void finish_sums(const TileWeight &w, const float *sums, Y *y, int64_t y_stride, int64_t rows,
+                               int64_t column) {
     for (int64_t r = 0; r < rows; r++)
         for (int64_t i = 0; i < 2 * TILE && column + i < w.M; i += LANES) {
             v16 sum = load(sums + r * 2 * TILE + i);
@@ -281,14 +288,16 @@ static void tile_rows(const TileWeight &w, const X *x, Y *y, int64_t K, int64_t 
     int64_t tile_step = w.blocks * planes * TILE_ELEMENTS;
     int64_t group_columns = larger(1, GROUP_BYTES / (w.blocks * planes * HALF_BLOCK * 2)) * strip;
     // With all columns in one group a strip is read only once: strips take turns in the room of two.
-    int64_t at_once = group_columns < w.M ? ROWS_PER_TASK : rows, kept = group_columns < w.M ? ROWS_PER_TASK : 2 * strip;
+    int64_t at_once = group_columns < w.M ? ROWS_PER_TASK : rows,
+            kept = group_columns < w.M ? ROWS_PER_TASK : 2 * strip;
     bf16 *tiles = scratch.room(kept / TILE * tile_step);
     for (int64_t first = 0; first < rows; first += at_once) {
         int64_t count = smaller(at_once, rows - first), shaped = 0;
         BetweenStrips<X, Y>{x + first * K, K, smaller(strip, count), tiles}.lay_all();
         for (int64_t group = 0; group < w.M; group += group_columns)
             for (int64_t row = 0; row < count; row += strip) {
-                int64_t here = smaller(strip, count - row), next = row + strip, end = smaller(w.M, group + group_columns);
+                int64_t here = smaller(strip, count - row), next = row + strip,
+                        end = smaller(w.M, group + group_columns);
                 if (here != shaped) shape_tiles(smaller(here, TILE), larger(here - TILE, 0));
                 shaped = here;
                 BetweenStrips<X, Y> between{x + (first + next) * K, K, group ? 0 : smaller(strip, count - next),

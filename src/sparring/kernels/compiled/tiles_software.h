@@ -1,7 +1,7 @@
-// AMX tiles in software, for processors that have none: the same products, slowly, for tests and for replaying what a machine
-// with tiles has sampled. The arithmetic is that of Intel's manual (TDPBF16PS): for each element of a sum, the even and the odd
-// products of pairs are two chains of fused multiply-adds from zero, which are added to each other and then to the sum;
-// subnormal numbers count as zero.
+// AMX tiles in software, for processors that have none: the same products, slowly, for tests and for replaying what a
+// machine with tiles has sampled. The arithmetic is that of Intel's manual (TDPBF16PS): for each element of a sum, the
+// even and the odd products of pairs are two chains of fused multiply-adds from zero, which are added to each other and
+// then to the sum; subnormal numbers count as zero.
 #pragma once
 
 #include "simd.h"
