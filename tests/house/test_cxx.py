@@ -29,7 +29,7 @@ def functions(text: str) -> Iterator[tuple[str, int, int]]:
     for pattern, replacement in NOISE:
         text = without(pattern, text, replacement)
     text = without(DIRECTIVE, text)
-    line, head, first, inside = 1, "", 0, 0
+    line, head, name, first, inside = 1, "", "", 0, 0
     for character in text:
         line += character == "\n"
         if inside:

@@ -1,4 +1,4 @@
-"""What operations refuse before anything is computed: compiled code reads what sizes and offsets say.
+"""Checks of shapes, dtypes and indices before an operation runs: compiled code trusts sizes and offsets.
 
 N rows, K inputs, M outputs, E weights, V vocabulary, H query heads, G key/value heads, d head size.
 """
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
 
 def check_logits(where: str, logits: torch.Tensor) -> None:
-    """Logits of rows, float32."""
+    """Refuse logits that are not [N, V] float32."""
     if logits.dim() != 2 or logits.dtype is not torch.float32 or logits.shape[1] == 0:
         raise refusal(where, "logits[N, V] float32", f"{tuple(logits.shape)} {logits.dtype}", "cast the logits")
 
 
 def checked(kept: KeptRows, rows: int) -> KeptRows:
-    """Offsets that say where in the ids each row's are: C reads what they say."""
+    """Return offsets int64 and ids int32 of kept sets; refuse offsets that do not ascend from 0 to the number of
+    ids."""
     offsets, ids = kept[0].to(torch.int64).contiguous(), kept[1].to(torch.int32).contiguous()
     if (
         offsets.shape != (rows + 1,)
@@ -37,7 +38,8 @@ def checked(kept: KeptRows, rows: int) -> KeptRows:
 
 
 def check_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None) -> None:
-    """Queries, keys and values of one dtype that fit each other, and one sink for each head."""
+    """Refuse queries, keys and values that differ in dtype or do not fit each other, and sinks that are not one a
+    head."""
     many, few = q.shape, k.shape
     fits = len(many) == len(few) == 3 and few == v.shape and many[0] == few[0] and many[2] == few[2]
     if not fits or many[1] % few[1] or not (q.dtype is k.dtype is v.dtype):
@@ -48,7 +50,7 @@ def check_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: to
 
 
 def check_shared(cu_seqlens: torch.Tensor, shared: torch.Tensor) -> None:
-    """Counts of tokens that sequences share with the one before, no more than it has."""
+    """Refuse counts of shared tokens that are not int32 [B], or exceed the length of the sequence before."""
     if shared.dtype is not torch.int32 or shared.shape != (cu_seqlens.numel() - 1,):
         got = f"{tuple(shared.shape)} {shared.dtype}"
         raise refusal("shared", f"{cu_seqlens.numel() - 1} int32 counts", got, "one for each sequence")
@@ -60,7 +62,7 @@ def check_shared(cu_seqlens: torch.Tensor, shared: torch.Tensor) -> None:
 
 
 def check_groups(x: torch.Tensor, packed: PackedStack, biases: torch.Tensor | None, counts: torch.Tensor) -> None:
-    """Weights that fit x[N, K], biases[E, M], and int64 counts[E] of rows, N together."""
+    """Refuse weights that do not fit x[N, K], biases other than [E, M], and counts[E] int64 that do not sum to N."""
     experts, outputs = len(packed.each), packed.num_outputs
     _check_rows("linear_groups", x, packed)
     if biases is not None and biases.shape != (experts, outputs):
@@ -82,8 +84,8 @@ def check_groups(x: torch.Tensor, packed: PackedStack, biases: torch.Tensor | No
 def check_chosen(
     x: torch.Tensor, gate_up: PackedStack, down: PackedStack, chosen: torch.Tensor, shares: torch.Tensor
 ) -> None:
-    """As many weights down [D, I] as gate_up [2 I, D], which fit x[N, D]; int32 numbers of them [N, k] and float32
-    shares."""
+    """Refuse experts whose down [D, I] does not fit gate_up [2 I, D] and x[N, D], and choices other than numbers [N, k]
+    int32 below E with shares [N, k] float32."""
     _check_rows("mixture", x, gate_up)
     sizes = (len(gate_up.each), gate_up.num_inputs, gate_up.num_outputs, gate_up.dtype)
     if (len(down.each), down.num_outputs, 2 * down.num_inputs, down.dtype) != sizes:

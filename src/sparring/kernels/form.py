@@ -1,4 +1,4 @@
-"""How the scores of one attention layer become weights."""
+"""Settings that turn the scores of one attention layer into weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from sparring.errors import refusal
 
 @dataclass(frozen=True, slots=True)
 class AttentionForm:
-    """Causal attention of one layer; its sinks, which are weights, travel beside it. The twin of `Form` in attention.h.
+    """Settings of one layer's causal attention; its sinks, which are weights, travel beside it. Twin of `Form` in
+    attention.h.
 
     scale: factor on q . k.
     window: a query at position p reads the keys at p - window + 1 to p (Beltagy et al. 2020); None: all up to p.
@@ -31,9 +32,9 @@ class AttentionForm:
 
     @property
     def numbers(self) -> tuple[float, float, int]:
-        """Scale, cap and window as the compiled kernels take them: 0 for none."""
+        """Return scale, cap and window as the compiled kernels take them: 0 for none."""
         return self.scale, self.cap or 0.0, self.window or 0
 
     def begin(self, position: int) -> int:
-        """The first position that a query at `position` reads."""
+        """Return the first position that a query at `position` reads."""
         return 0 if self.window is None else max(0, position - self.window + 1)

@@ -17,7 +17,7 @@ SLAB = 8192
 
 
 class WeightSum:
-    """The gradient of one weight [M, K], added up in float32 over all uses of it that are told to.
+    """Gradient of one weight [M, K], added up in float32 over all uses of it.
 
     Each use alone would make a gradient as large as the weight; autograd would hold two of them.
     """
@@ -26,8 +26,8 @@ class WeightSum:
         self._total: torch.Tensor | None = None
 
     def add(self, path: KernelPath, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        """Of one use, from the gradient of y[N, M]: add that of the weight, return that of x[N, K]. `SLAB` outputs at a
-        time, so that nothing but the sum grows with M."""
+        """Add the weight's gradient of one use, from the gradient of y[N, M], and return that of x[N, K]. `SLAB`
+        outputs at a time, so that nothing but the sum grows with M."""
         if self._total is None:
             self._total = torch.zeros_like(weight, dtype=torch.float32)
         dx = torch.zeros_like(x, dtype=torch.float32)
@@ -38,33 +38,35 @@ class WeightSum:
         return dx.to(x.dtype)
 
     def behind(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """x, for all uses. When their gradients of it are all there, the sum is `weight`'s gradient."""
+        """Return x, for all uses to read. Once the gradients of all of them are there, the sum becomes `weight`'s
+        gradient."""
         return _Behind.apply(x, weight, self)
 
     def take(self) -> torch.Tensor | None:
-        """The sum, which begins anew."""
+        """Return the sum, and begin a new one."""
         total, self._total = self._total, None
         return total
 
 
 class _Behind(Function):
-    """x as it is. Its backward runs once, after that of everything made from it."""
+    """Identity whose backward runs after all uses of x, to return the accumulated weight gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, total: WeightSum) -> torch.Tensor:
-        """Any shape."""
+        """Return a view of x, of any shape."""
         ctx.total = total
         return x.view_as(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        """Gradients of x and of the weight."""
+        """Return the gradients of x and of the weight."""
         return grad, ctx.total.take(), None
 
 
 class Linear(Function):
-    """y = x W^T + b. Which rows are together decides the bits of a weight's gradient, and nothing else (`threads`)."""
+    """Product y = x W^T + b. Which rows are together decides the bits of a weight's gradient, and nothing else
+    (`threads`)."""
 
     @staticmethod
     def forward(
@@ -77,7 +79,7 @@ class Linear(Function):
         total: WeightSum | None,
         *weights: torch.Tensor,
     ) -> torch.Tensor:
-        """x[N, K] -> y[N, M]; `weights` is where dW goes unless it goes to `total`, `packed` what is multiplied."""
+        """Multiply x[N, K] by `packed` -> y[N, M]; dW goes to `weights`, or to `total` where there is one."""
         x = x.contiguous()
         ctx.save_for_backward(x, *weights)
         ctx.path, ctx.total = path, total
@@ -86,7 +88,7 @@ class Linear(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        """dx = dy W, dW = dy^T x, db = sum of dy over rows."""
+        """Return dx = dy W, dW = dy^T x, db = sum of dy over rows."""
         x, *weights = ctx.saved_tensors
         if ctx.total is not None:
             dx = ctx.total.add(ctx.path, x, *weights, grad)
@@ -109,7 +111,7 @@ class RmsNorm(Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float, path: KernelPath) -> torch.Tensor:
-        """x[N, D] contiguous -> [N, D]."""
+        """Normalise x[N, D], contiguous -> [N, D]."""
         ctx.save_for_backward(x, weight)
         ctx.eps, ctx.path = eps, path
         return path.rms_norm(x, weight, eps)
@@ -117,18 +119,19 @@ class RmsNorm(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        """Gradients of x and weight."""
+        """Return the gradients of x and weight."""
         x, weight = ctx.saved_tensors
         dx, dw = ctx.path.rms_norm_backward(x, weight, grad.contiguous(), ctx.eps)
         return dx, dw, None, None
 
 
 class LayerNorm(Function):
-    """torch's own, whose backward adds up the gradients of its parameters thread by thread."""
+    """Layer norm of torch. Its own backward adds up the gradients of the parameters thread by thread; this one in
+    order."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: Any, bias: Any, eps: float) -> torch.Tensor:
-        """x[..., D], weight[D] and bias[D], or None -> [..., D]."""
+        """Normalise x[..., D], weight[D] and bias[D], or None -> [..., D]."""
         y, mean, inverse = torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
         ctx.save_for_backward(x, weight, bias, mean, inverse)
         return y
@@ -136,7 +139,7 @@ class LayerNorm(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        """Gradients of x, weight and bias."""
+        """Return the gradients of x, weight and bias."""
         x, weight, bias, mean, inverse = ctx.saved_tensors
         width, only_dx = x.shape[-1:], [True, False, False]
         dx = torch.ops.aten.native_layer_norm_backward(grad, x, width, mean, inverse, weight, bias, only_dx)[0]
@@ -146,18 +149,18 @@ class LayerNorm(Function):
 
 
 class Spread(Function):
-    """A tensor repeated to a larger shape, as torch does where the shapes of two operands differ."""
+    """Tensor repeated to a larger shape, as torch does where the shapes of two operands differ."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """A view of `shape`."""
+        """Return a view of `shape`."""
         ctx.shape = x.shape
         return x.expand(shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        """Gradient of x: the sum over its copies."""
+        """Return the gradient of x: the sum over its copies."""
         whole = (1,) * (grad.dim() - len(ctx.shape)) + tuple(ctx.shape)
         copies = [d for d, size in enumerate(whole) if size != grad.shape[d]]
         others = [d for d, size in enumerate(whole) if size == grad.shape[d]]
@@ -170,7 +173,7 @@ class SiluMul(Function):
 
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor | None, path: KernelPath) -> torch.Tensor:
-        """Contiguous tensors of one shape."""
+        """Compute silu(gate) * up of contiguous tensors of one shape."""
         ctx.save_for_backward(gate, up)
         ctx.path = path
         return path.silu_mul(gate, up)
@@ -178,18 +181,18 @@ class SiluMul(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        """Gradients of gate and up."""
+        """Return the gradients of gate and up."""
         gate, up = ctx.saved_tensors
         dgate, dup = ctx.path.silu_mul_backward(gate, up, grad.contiguous())
         return dgate, dup, None
 
 
 class Tanh(Function):
-    """The hyperbolic tangent."""
+    """Hyperbolic tangent."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, path: KernelPath) -> torch.Tensor:
-        """Contiguous, float32."""
+        """Compute tanh of x, contiguous, float32."""
         y = path.tanh(x)
         ctx.save_for_backward(y)
         return y
@@ -197,7 +200,7 @@ class Tanh(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        """Gradient of x."""
+        """Return the gradient of x."""
         (y,) = ctx.saved_tensors
         return grad * (1.0 - y * y), None
 
@@ -207,7 +210,7 @@ class Rope(Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, path: KernelPath) -> torch.Tensor:
-        """x[N, H, d], cos[N, d], sin[N, d]."""
+        """Rotate x[N, H, d] by cos[N, d], sin[N, d]."""
         ctx.save_for_backward(cos, sin)
         ctx.path = path
         return path.rope(x, cos, sin, False)
@@ -215,7 +218,7 @@ class Rope(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        """Gradient of x."""
+        """Return the gradient of x."""
         cos, sin = ctx.saved_tensors
         return ctx.path.rope(grad.contiguous(), cos, sin, True), None, None, None
 
@@ -227,7 +230,7 @@ class AddRmsNorm(Function):
     def forward(
         ctx: Any, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float, path: KernelPath
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x[N, D], y[N, D] contiguous -> x + y, norm(x + y)."""
+        """Return x + y and norm(x + y) of x[N, D], y[N, D], contiguous."""
         total, normed = path.add_rms_norm(x, y, weight, eps)
         ctx.save_for_backward(total, weight)
         ctx.eps, ctx.path = eps, path
@@ -237,7 +240,7 @@ class AddRmsNorm(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_total: Any, grad: Any) -> tuple[Any, ...]:
-        """Gradients of x, y and weight."""
+        """Return the gradients of x, y and weight."""
         if grad is None:
             return grad_total, grad_total, None, None, None
         total, weight = ctx.saved_tensors
@@ -259,7 +262,8 @@ class SplitHeads(Function):
         shape: tuple[int, int, float],
         path: KernelPath,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """qkv[N, (H + 2 G) d], `angles` cos and sin [N, d] -> q[N, H, d], k, v[N, G, d]; `shape` is H, G, epsilon."""
+        """Cut qkv[N, (H + 2 G) d] into q[N, H, d], k, v[N, G, d]; `angles` cos and sin [N, d], `shape` is H, G,
+        epsilon."""
         heads, kv_heads, eps = shape
         norms = None if q_weight is None else (q_weight, k_weight, eps)
         ctx.save_for_backward(qkv, q_weight, k_weight, *angles)
@@ -269,7 +273,7 @@ class SplitHeads(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        """Gradients of qkv and the norm weights."""
+        """Return the gradients of qkv and the norm weights."""
         qkv, q_weight, k_weight, *angles = ctx.saved_tensors
         norms = None if q_weight is None else (q_weight, k_weight, ctx.eps)
         found = ctx.path.split_heads_backward(qkv, angles, norms, tuple(grad.contiguous() for grad in grads))
@@ -277,11 +281,11 @@ class SplitHeads(Function):
 
 
 class SwiGlu(Function):
-    """silu(gate) * up out of one product."""
+    """Gate silu(gate) * up out of one product."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: torch.Tensor, path: KernelPath) -> torch.Tensor:
-        """gate_up[N, 2 I] -> [N, I]."""
+        """Compute gate_up[N, 2 I] -> [N, I]."""
         ctx.save_for_backward(gate_up)
         ctx.path = path
         return path.swiglu(gate_up)
@@ -289,7 +293,7 @@ class SwiGlu(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        """Gradient of gate_up."""
+        """Return the gradient of gate_up."""
         return ctx.path.swiglu_backward(*ctx.saved_tensors, grad.contiguous()), None
 
 
@@ -307,7 +311,7 @@ class AttentionPacked(Function):
         form: AttentionForm,
         path: KernelPath,
     ) -> torch.Tensor:
-        """q[N, H, d], k, v[N, G, d], sinks[H] -> [N, H, d]; `where` is cu_seqlens and shared."""
+        """Attend: q[N, H, d], k, v[N, G, d], sinks[H] -> [N, H, d]; `where` is cu_seqlens and shared."""
         cu_seqlens, shared = where
         out, logsumexp = path.attention_packed(q, k, v, cu_seqlens, form, shared, sinks)
         ctx.save_for_backward(q, k, v, cu_seqlens, shared, out, logsumexp, sinks)
@@ -317,7 +321,8 @@ class AttentionPacked(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        """Gradients of q, k, v and the sinks, which are weights of nothing: each row's pulls against what it weighs."""
+        """Return the gradients of q, k, v and the sinks. A sink weighs no value: each row's gradient pulls against what
+        it weighs."""
         *saved, out, logsumexp, sinks = ctx.saved_tensors
         grads = ctx.path.attention_packed_backward((*saved, out, logsumexp), grad.contiguous(), ctx.form)
         of_sinks = None
@@ -334,7 +339,7 @@ class TokenLogprobs(Function):
     def forward(
         ctx: Any, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: Any, path: KernelPath
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """logits[N, V] -> logprob[N], entropy[N], index of the first bad target or -1."""
+        """Compute logits[N, V] -> logprob[N], entropy[N], index of the first bad target or -1."""
         (logprob, entropy, maximum, log_sum), bad = path.token_logprobs(logits, targets, temperature, kept)
         ctx.save_for_backward(logits, targets, temperature, entropy, maximum, log_sum)
         ctx.path, ctx.kept = path, kept
@@ -344,7 +349,7 @@ class TokenLogprobs(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logprob: Any, grad_entropy: Any, _bad: Any) -> tuple[Any, ...]:
-        """Gradient of the logits."""
+        """Return the gradient of the logits."""
         saved = ctx.saved_tensors
         if grad_logprob is None and grad_entropy is None:
             return None, None, None, None, None

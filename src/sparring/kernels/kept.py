@@ -17,12 +17,12 @@ where these are none."""
 
 
 def no_masks(rows: int, vocabulary: int) -> np.ndarray:
-    """[N, W] uint64 for the kernels to set bits in."""
+    """Allocate masks [N, W] uint64 without a bit, for the kernels to set bits in."""
     return np.zeros((rows, -(-vocabulary // 64)), np.uint64)
 
 
 def ids_of(masks: np.ndarray) -> list[bytes]:
-    """For each row of masks [N, W] its ids as `types.KeptSets` has them; empty where no bit is set."""
+    """Return for each row of masks [N, W] its ids as `types.KeptSets` has them; empty where no bit is set."""
     rows, words = masks.nonzero()
     bits = np.unpackbits(masks[rows, words].view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
     at, bit = bits.nonzero()
@@ -32,7 +32,7 @@ def ids_of(masks: np.ndarray) -> list[bytes]:
 
 
 def chosen(values: tuple[torch.Tensor, ...] | None, rows: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
-    """Offsets [N + 1] and columns [K] of N rows, such as kept sets, of those alone that `rows` [N] bool names."""
+    """Select from offsets [N + 1] and columns [K] of N rows, such as kept sets, the rows where `rows` [N] is true."""
     if values is None:
         return None
     offsets, *columns = values
@@ -42,7 +42,8 @@ def chosen(values: tuple[torch.Tensor, ...] | None, rows: torch.Tensor) -> tuple
 
 
 def split(values: tuple[torch.Tensor, ...] | None, rows: int, size: int) -> list[tuple[torch.Tensor, ...] | None]:
-    """Offsets [N + 1] and columns [K] of N rows, such as kept sets, in chunks of `size` rows, the last one smaller."""
+    """Split offsets [N + 1] and columns [K] of N rows, such as kept sets, into chunks of `size` rows, the last one
+    smaller."""
     bounds = [*range(0, rows, size), rows] if rows else [0, 0]
     if values is None:
         return [None] * (len(bounds) - 1)

@@ -1,4 +1,4 @@
-"""Large pieces of this machine's memory."""
+"""Large blocks of this machine's memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ one."""
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros on the CPU, at the beginning of a cache line. What is large takes memory only where it is written. They may
-    be written whether or not they were made in torch's inference mode."""
+    """Allocate zeros on the CPU, at the beginning of a cache line. A large tensor takes memory only where it is
+    written. It may be written whether or not it was made in torch's inference mode."""
     with torch.inference_mode(False):
         return _zeros(shape, dtype, math.prod(shape) * dtype.itemsize)
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts as row-invariant operations: which experts a row has, and what each makes of its rows.
+"""Mixtures of experts as row-invariant operations: the experts of a row, and their outputs for their rows.
 
 N rows, D width, E experts, k experts of one row, I width of an expert, K inputs, M outputs.
 """
@@ -18,7 +18,7 @@ from sparring.kernels.paths import fused_path, path_name, path_of
 
 
 def route(logits: torch.Tensor, count: int, *, renormalised: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` likeliest experts of each row and their shares (Shazeer et al. 2017; Fedus et al. 2021).
+    """Choose the `count` likeliest experts of each row and their shares (Shazeer et al. 2017; Fedus et al. 2021).
 
     Args:
         logits: [N, E] float32.
@@ -53,7 +53,7 @@ class _Route(Function):
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, count: int, renormalised: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """logits[N, E] -> chosen and shares [N, k]."""
+        """Choose: logits[N, E] -> chosen and shares [N, k]."""
         chosen, shares = _route(logits, count, renormalised)
         ctx.save_for_backward(logits, chosen, shares)
         ctx.renormalised = renormalised
@@ -63,7 +63,8 @@ class _Route(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        """Of the logits: p (g - sum of p g), p the softmax and g zero for experts that were not chosen."""
+        """Return the gradient of the logits: p (g - sum of p g), p the softmax and g zero for experts that were not
+        chosen."""
         logits, chosen, shares = ctx.saved_tensors
         pulled = grad - (grad * shares).sum(-1, keepdim=True)
         if ctx.renormalised:
@@ -75,8 +76,8 @@ class _Route(Function):
 def linear_groups(
     x: torch.Tensor, packed: PackedStack, biases: torch.Tensor | None, counts: torch.Tensor
 ) -> torch.Tensor:
-    """`linear`, without gradients, of x[N, K], of whose rows counts[E] belong to each of E weights in turn; biases [E,
-    M]."""
+    """Multiply x[N, K], of whose rows counts[E] belong to each of E weights in turn, without gradients; biases [E, M].
+    The bits of `linear`."""
     check_groups(x, packed, biases, counts)
     fused, x = fused_path(x.device), x.contiguous()
     if fused is not None:
@@ -91,7 +92,7 @@ def linear_groups(
 def mixture(
     x: torch.Tensor, gate_up: PackedStack, down: PackedStack, chosen: torch.Tensor, shares: torch.Tensor
 ) -> torch.Tensor:
-    """Experts without biases, gated by SiLU, without gradients, as one call of the compiled kernels.
+    """Compute experts without biases, gated by SiLU, without gradients, as one call of the compiled kernels.
 
     Args:
         x: [N, D].

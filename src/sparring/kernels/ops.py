@@ -83,7 +83,7 @@ def linear(
     out_dtype: torch.dtype | None = None,
     total: WeightSum | None = None,
 ) -> torch.Tensor:
-    """y = x W^T + bias, x[N, K] -> y[N, M].
+    """Compute y = x W^T + bias, x[N, K] -> y[N, M].
 
     Accumulates in float32; `out_dtype` (default: that of x) is float32 or bfloat16, so a bfloat16 head can give float32
     logits. Gradients flow to x, to `packed.weights` (with `total`, that of the one weight is added there) and to the
@@ -101,7 +101,7 @@ def linear(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """weight * (x / sqrt(mean(x^2) + eps)) over the last dimension (Zhang and Sennrich 2019, eq. 4), x[..., D],
+    """Compute weight * (x / sqrt(mean(x^2) + eps)) over the last dimension (Zhang and Sennrich 2019, eq. 4), x[..., D],
     weight[D].
 
     Computed in float32; in bfloat16 the normed value is rounded before the weight multiplies it, as the library does.
@@ -117,14 +117,14 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
-    """x * sigmoid(x), any shape."""
+    """Compute x * sigmoid(x), any shape."""
     if torch.is_grad_enabled() and x.requires_grad:
         return gradients.SiluMul.apply(x.contiguous(), None, path_of(x))
     return path_of(x).silu_mul(x.contiguous(), None)
 
 
 def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up for two tensors of one shape and dtype; float32 inside, rounded once."""
+    """Compute silu(gate) * up for two tensors of one shape and dtype; float32 inside, rounded once."""
     if gate.shape != up.shape or gate.dtype is not up.dtype:
         raise refusal(
             "silu_mul", "two tensors of one shape and dtype", f"{gate.shape} and {up.shape}", "check the projections"
@@ -136,12 +136,13 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
-    """cap * tanh(x / cap), any shape: close to x where it is small, never beyond the cap (Gemma 2, 2024, section 2)."""
+    """Compute cap * tanh(x / cap), any shape: close to x where it is small, never beyond the cap (Gemma 2, 2024,
+    section 2)."""
     return (_tanh(x.float() / cap) * cap).to(x.dtype)
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), any shape (Hendrycks and Gimpel 2016, section 2)."""
+    """Compute x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), any shape (Hendrycks and Gimpel 2016, section 2)."""
     wide = x.float()
     bent = _tanh((wide + wide * wide * wide * 0.044715) * math.sqrt(2.0 / math.pi))
     return (wide * 0.5 * (bent + 1.0)).to(x.dtype)
@@ -155,7 +156,7 @@ def _tanh(x: torch.Tensor) -> torch.Tensor:
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding (Su et al. 2021, eq. 34, in the half-split layout): x cos + rotate_half(x) sin.
+    """Apply the rotary embedding (Su et al. 2021, eq. 34, in the half-split layout): x cos + rotate_half(x) sin.
 
     x[N, H, d] with even d; cos[N, d] and sin[N, d] of the dtype of x. No gradient to cos and sin.
     """
@@ -174,7 +175,7 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x + y and rms_norm(x + y), x[N, D], y[N, D], weight[D]: the same bits as the two operations."""
+    """Return x + y and rms_norm(x + y), x[N, D], y[N, D], weight[D]: the same bits as the two operations."""
     if x.dim() != 2 or x.shape != y.shape or weight.shape != x.shape[1:] or not (x.dtype is y.dtype is weight.dtype):
         got = f"x {tuple(x.shape)} {x.dtype}, y {tuple(y.shape)} {y.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
         raise refusal("add_rms_norm", "x[N, D], y[N, D] and weight[D] of one dtype", got, "reshape or cast")
@@ -192,7 +193,7 @@ def split_heads(
     num_heads: int,
     num_kv_heads: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries, keys and values side by side, qkv[N, (H + 2 G) d] -> q[N, H, d], k[N, G, d], v[N, G, d].
+    """Split queries, keys and values side by side, qkv[N, (H + 2 G) d] -> q[N, H, d], k[N, G, d], v[N, G, d].
 
     Each head of q and k goes through `rms_norm` (where there are `norms`: weights [d] for q and k, epsilon) and `rope`
     with cos[N, d], sin[N, d], to the same bits. No gradient to cos and sin.
@@ -212,7 +213,7 @@ def split_heads(
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up (Shazeer 2020, eq. 6) of gate and up side by side, gate_up[N, 2 I] -> [N, I]; the bits of
+    """Compute silu(gate) * up (Shazeer 2020, eq. 6) of gate and up side by side, gate_up[N, 2 I] -> [N, I]; the bits of
     `silu_mul`."""
     if gate_up.dim() != 2 or gate_up.shape[1] % 2:
         raise refusal("swiglu", "gate_up[N, 2 I]", str(tuple(gate_up.shape)), "check the projections")
@@ -231,7 +232,7 @@ def attention_packed(
     shared: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Causal attention within each packed sequence; q[N, H, d], k[N, G, d], v[N, G, d] -> [N, H, d].
+    """Attend causally within each packed sequence; q[N, H, d], k[N, G, d], v[N, G, d] -> [N, H, d].
 
     cu_seqlens[B + 1] int32: sequence b is rows cu_seqlens[b]:cu_seqlens[b + 1]; it starts at 0 and ends at N. With
     shared[B] int32 these rows follow the first shared[b] positions of sequence b - 1, wherever those came from: a walk
@@ -297,7 +298,8 @@ def attention_paged(
 def token_logprobs(
     logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: KeptRows | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of each target and entropy of each row under softmax(logits / temperature), both [N] float32.
+    """Compute the log-probability of each target and the entropy of each row under softmax(logits / temperature), both
+    [N] float32.
 
     logits[N, V] float32, targets[N] int64, temperature[N] float32 (0 means greedy: computed at temperature 1). Where
     `kept` limits a row to some ids, its softmax is over these. Gradients of both flow to the logits.
@@ -341,8 +343,9 @@ def sample(
     positions: torch.Tensor,
     limited: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, np.ndarray | None]:
-    """One token for each row of logits[N, V] float32: tokens[N] int64, logprobs[N] float32, and which ids each was
-    drawn from: masks[N, W] (see `kept`), without a bit where nothing was truncated; None where nothing was in any row.
+    """Draw one token for each row of logits[N, V] float32: tokens[N] int64, logprobs[N] float32, and masks[N, W] of the
+    ids that each was drawn from (see `kept`), without a bit where nothing was truncated; None where nothing was in any
+    row.
 
     Inverse transform of one uniform number, Philox4x32-10 (Salmon et al. 2011) with key `seeds[n]` (64 bits) and
     counter `positions[n]`. temperature[n] 0 takes the largest logit (lowest id among equals) and truncates nothing.
@@ -376,8 +379,8 @@ def sample(
 
 
 def decoder_step(plan: Structure, step: Structure, dtype: torch.dtype) -> int:
-    """The compiled step of `model.steps`, which says what it takes. -1; or the first bad sequence; or -2 - n for a bad
-    row n."""
+    """Compute the step of a `DecoderPlan` and a `StepPlan` in one call (`model.steps.compiled` fills them). -1; or the
+    first bad sequence; or -2 - n for a bad row n."""
     fused = fused_path()
     if fused is None:
         raise refusal("decoder_step", "the compiled kernels", path_name(), "compute operation by operation")
@@ -385,7 +388,7 @@ def decoder_step(plan: Structure, step: Structure, dtype: torch.dtype) -> int:
 
 
 def _padded(x: torch.Tensor) -> torch.Tensor:
-    """Head size rounded up to 16 with zeros: they add exactly nothing to a score."""
+    """Round the head size up to 16 with zeros, which add exactly nothing to a score."""
     if x.shape[2] % BLOCK:
         x = torch.nn.functional.pad(x, (0, -x.shape[2] % BLOCK))
     return x.contiguous()

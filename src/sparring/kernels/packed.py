@@ -36,7 +36,7 @@ class PackedWeight:
         self.storage = path_of(weights[0]).pack(weights, storage)
 
     def update(self, *weights: torch.Tensor) -> None:
-        """Pack again after the values changed: in place, no allocation for float32. Shapes as at first."""
+        """Pack again after the values changed: in place, without an allocation for float32. Shapes stay."""
         if [w.shape for w in weights] != [w.shape for w in self.weights] or any(
             w.dtype is not self.dtype for w in weights
         ):
@@ -48,11 +48,11 @@ class PackedWeight:
         self.storage = path_of(weights[0]).pack(weights, self.storage)
 
     def other(self, *weights: torch.Tensor) -> torch.Tensor:
-        """The storage of other values, packed beside this one."""
+        """Pack other values beside these, and return their storage."""
         return path_of(weights[0]).pack(weights, None)
 
     def of(self, *weights: torch.Tensor) -> PackedWeight:
-        """The same packed numbers, whose gradients flow to `weights`: the same values, out of another graph."""
+        """Copy this with the same packed numbers; gradients flow to `weights`, the same values out of another graph."""
         other = copy.copy(self)
         other.weights = weights
         return other
@@ -87,8 +87,8 @@ class PackedStack:
             one.update(weight)
 
     def changes(self, weights: Sequence[torch.Tensor]) -> list[tuple[object, str, Any]]:
-        """Of which objects which attributes are to have which values where the weights are these: packed beside the old
-        ones."""
+        """Pack other weights beside the old ones; return the assignments (object, attribute, value) that put them in
+        use."""
         storage = self._room(self.each[0].storage, len(weights))
         found: list[tuple[object, str, Any]] = [(self, "storage", storage)]
         for one, weight, part in zip(self.each, weights, storage, strict=True):

@@ -16,7 +16,7 @@ BLOCK = 16
 
 
 class PagedRows(NamedTuple):
-    """The new tokens of B sequences. Row cu_rows[b] + i is position context_lengths[b] - (rows of b) + i of sequence b.
+    """New tokens of B sequences. Row cu_rows[b] + i is position context_lengths[b] - (rows of b) + i of sequence b.
 
     block_tables [B, P] int32: pages of each sequence in order; entries past its length are not read.
     cu_rows [B + 1] int32: the new rows of sequence b are cu_rows[b]:cu_rows[b + 1]; none is allowed.
@@ -31,8 +31,8 @@ class PagedRows(NamedTuple):
 
 
 class KvHeads(NamedTuple):
-    """What a layer keeps of a token: keys and values of `num_heads` heads of `head_dim`, among those of `layer`:
-    itself, or the one whose keys and values it reads."""
+    """Keys and values that a layer keeps of a token: `num_heads` heads of `head_dim`, stored by `layer`: itself, or the
+    layer whose keys and values it reads."""
 
     num_heads: int
     head_dim: int
@@ -40,17 +40,17 @@ class KvHeads(NamedTuple):
 
     @property
     def depth(self) -> int:
-        """`head_dim` rounded up to whole blocks, as it is stored."""
+        """Return `head_dim` rounded up to whole blocks, as it is stored."""
         return -(-self.head_dim // BLOCK) * BLOCK
 
     @staticmethod
     def alike(num_layers: int, num_heads: int, head_dim: int) -> dict[int, KvHeads]:
-        """Of a model whose layers each keep the same."""
+        """Return the heads of a model whose layers all keep the same."""
         return {layer: KvHeads(num_heads, head_dim, layer) for layer in range(num_layers)}
 
 
 def token_bytes(heads: Mapping[int, KvHeads], dtype: torch.dtype) -> int:
-    """Size of one token's keys and values, over all layers."""
+    """Return the size of one token's keys and values, over all layers."""
     return sum(2 * one.num_heads * one.depth * dtype.itemsize for layer, one in heads.items() if one.layer == layer)
 
 
@@ -94,7 +94,7 @@ class KvPages:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of keys and values together."""
+        """Return the bytes of keys and values together."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def copy_page(self, source: int, target: int) -> None:

@@ -1,4 +1,4 @@
-"""The protocol of a path: one set of row-invariant operations on torch tensors, in one order of additions.
+"""The protocol of a path: one set of row-invariant operations on torch tensors, each in one fixed order of additions.
 
 `ops` checks shapes and adds gradients; a path computes. Its folder is `torch/`, `compiled/`, `device/` or `meta/`, and
 `paths` chooses one. Every path promises:
@@ -48,7 +48,7 @@ SavedLogprobs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, to
 """Saved by the forward of `token_logprobs`: logits [N, V], and targets, temperature, entropy, maximum, log_sum [N]."""
 
 SamplingRows = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""Of each row [N]: temperature float32, top_k int64, top_p and min_p float32, seed and position int64, limited uint8."""
+"""By row [N]: temperature float32, top_k int64, top_p, min_p float32, seed, position int64, limited uint8."""
 
 
 class PackedMatrix(Protocol):
@@ -61,11 +61,11 @@ class PackedMatrix(Protocol):
 
 
 class KernelPath(Protocol):
-    """The operations that every path computes."""
+    """Operations that every path computes."""
 
     @property
     def name(self) -> str:
-        """The name that runs record, such as "exact-kernels": equal names mean equal bits on one machine."""
+        """Return the name that runs record, such as "exact-kernels": equal names mean equal bits on one machine."""
 
     @property
     def is_compiled(self) -> bool:
@@ -220,7 +220,7 @@ class KernelPath(Protocol):
 
 
 class FusedPath(KernelPath, Protocol):
-    """The operations that the compiled kernels compute in one call, and other paths compose of several."""
+    """Operations that the compiled kernels compute in one call, and other paths compose of several."""
 
     def route(self, logits: torch.Tensor, count: int, renormalised: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Choose the `count` likeliest of logits[N, E] float32 -> numbers [N, k] int32, likeliest first and of equal

@@ -1,4 +1,4 @@
-"""Which path computes: the CPU's is chosen once for the process, a GPU has one of its own."""
+"""Choice of the path that computes: the CPU's is chosen once for the process, a GPU has one of its own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _device_path: DevicePath | None = None
 
 
 def current() -> KernelPath:
-    """Of the CPU: the one that SPARRING_KERNELS names, else the best that the processor has.
+    """Return the CPU's path: the one that SPARRING_KERNELS names, else the best that the processor has.
 
     Raises:
         BadInput: SPARRING_KERNELS is no word of `WORDS`, or names a path that this machine cannot compute.
@@ -51,12 +51,12 @@ _meta_path = MetaPath(current)
 
 
 def path_of(x: torch.Tensor) -> KernelPath:
-    """Of the device on which `x` lies; what lies on none, torch's meta device, is as large as on the CPU."""
+    """Return the path of the device that holds `x`; torch's meta device holds none and counts as the CPU."""
     return _of_device(x.device)
 
 
 def fused_path(device: torch.device | str = "cpu") -> FusedPath | None:
-    """The path in use on a device where that is a compiled one; None where operations are to be composed."""
+    """Return the path in use on a device where that is a compiled one; None where operations are to be composed."""
     path = _of_device(device)
     return path if isinstance(path, CompiledPath) else None
 
@@ -74,7 +74,7 @@ def _on_device() -> DevicePath:
 
 
 def path_name(device: torch.device | str = "cpu") -> str:
-    """The path in use on a device: one of `path_names` on the CPU, "exact-device" on a GPU."""
+    """Return the name of the path in use on a device: one of `path_names` on the CPU, "exact-device" on a GPU."""
     return _of_device(device).name
 
 
@@ -89,7 +89,7 @@ def is_compiled(device: torch.device | str = "cpu") -> bool:
 
 
 def path_names(*, software: bool = False) -> tuple[str, ...]:
-    """The paths that this machine's CPU has, best first; "exact-device" where Triton is interpreted, for tests.
+    """Return the paths that this machine's CPU has, best first; "exact-device" where Triton is interpreted, for tests.
 
     With `software`, also those whose instructions the processor lacks and which it computes slowly all the same.
     """
@@ -97,7 +97,8 @@ def path_names(*, software: bool = False) -> tuple[str, ...]:
 
 
 def why_not(name: str, *, software: bool = True) -> str:
-    """Why this machine's CPU does not compute a path, `software` counted or not; empty where it does."""
+    """Return the reason why this machine's CPU does not compute a path, `software` counted or not; empty where it
+    does."""
     if name in COMPILED:
         found = _library(name, software)
         return found if isinstance(found, str) else ""
@@ -131,7 +132,7 @@ def _made(name: str, where: str) -> KernelPath:
 
 
 def _library(name: str, software: bool) -> Library | str:
-    """What computes a compiled path here, or why nothing does."""
+    """Return the library that computes a compiled path here, or the reason why none does."""
     native = _loaded(FLAGS)
     if native is None:
         return _NO_COMPILER

@@ -1,15 +1,15 @@
-"""Why no gradient depends on how many threads compute it.
+"""Gradients that do not depend on the number of threads.
 
 The gradient of a weight is a sum over rows. A library that gives each thread some of the rows adds them up in another
 order when there are other threads. Here, whatever computes:
 
-- The compiled kernels give a thread whole elements of a gradient, each an ordered sum that nobody divides
-  (`linear_backward.cpp`, products on tiles); or cut the rows into parts of fixed sizes, whose sums are added in order
-  (`rows.cpp`, `rows_fused.cpp`, `attention_backward.cpp`, the weights of float32 products on tiles).
-- torch's matrix products in gradients, and the norm that they are clipped by, are computed by one thread
-(`one_thread`). - torch's sums over rows are additions of whole tensors, element by element (`sum_rows`). - Everything
-else of torch's in a backward pass computes elements or rows alone, or adds rows in the order of their indices
-  (embeddings, `index_select`).
+- The compiled kernels give a thread whole elements of a gradient, each one ordered sum (`linear_backward.cpp`, products
+  on tiles); or they cut the rows into parts of fixed sizes, whose sums are added in order (`rows.cpp`,
+  `rows_fused.cpp`, `attention_backward.cpp`, the weights of float32 products on tiles).
+- One thread computes torch's matrix products in gradients, and the norm that gradients are clipped by (`one_thread`).
+- Sums over rows in torch are additions of whole tensors, element by element (`sum_rows`).
+- All other operations of torch in a backward pass compute elements or rows alone, or add rows in the order of their
+  indices (embeddings, `index_select`).
 
 N rows, M columns.
 """
@@ -24,8 +24,7 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch compute on the calling thread alone. Other callers keep their threads: torch counts for each of
-    them."""
+    """Let torch compute on the calling thread alone. Other callers keep their threads: torch counts them per thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -35,8 +34,8 @@ def one_thread() -> Iterator[None]:
 
 
 def sum_rows(x: torch.Tensor) -> torch.Tensor:
-    """Sums [M] float32 of the columns of x[N, M]: the lower half of the rows is added to the upper one, again and
-    again. On a device they are torch's, which no thread of the processor divides."""
+    """Sum the columns of x[N, M] -> [M] float32: the lower half of the rows is added to the upper one, again and again.
+    On a device torch sums them, whose order no thread of the processor changes."""
     x = x.float()
     if x.device.type != "cpu" or not len(x):
         return x.sum(0)

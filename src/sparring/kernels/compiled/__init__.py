@@ -1,1 +1,1 @@
-"""The compiled paths: C++ kernels for the CPU, built once per machine and called through ctypes."""
+"""Compiled paths: C++ kernels for the CPU, built once per machine and called through ctypes."""

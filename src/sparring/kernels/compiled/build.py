@@ -29,7 +29,7 @@ SOFTWARE_PAIRS = (*FLAGS, "-DSPARRING_SOFTWARE_PAIRS")
 
 
 def build(flags: tuple[str, ...] = FLAGS) -> Path | None:
-    """Path of the compiled library, built now if no fitting one is cached. None when there is no g++.
+    """Return the path of the compiled library; build it if none of these sources is cached. None when there is no g++.
 
     Raises:
         RuntimeError: the compiler failed; its last lines are in the message.
@@ -57,12 +57,12 @@ def build(flags: tuple[str, ...] = FLAGS) -> Path | None:
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """The library at `path`. Calls through it release the GIL."""
+    """Load the library at `path`. Calls through it release the GIL."""
     return ctypes.CDLL(str(path))
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept."""
+    """Return the folder that keeps compiled kernels."""
     return Path(os.environ.get("SPARRING_CACHE") or Path.home() / ".cache" / "sparring")
 
 
@@ -76,7 +76,8 @@ def _run(command: list[str]) -> str:
 
 
 def _cpu() -> str:
-    """What -march=native sees, so that a cache folder shared by unlike machines holds one library for each."""
+    """Describe the processor as -march=native sees it, so that machines that share a cache folder build their own
+    library."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The C structures that steps of generation read: the twins of those in decoder.cpp and adapters.h.
+"""C structures that steps of generation read: twins of those in decoder.cpp and adapters.h.
 
 L layers, D width, H query heads, G key/value heads, d head size, I width of the MLP, E experts of which a row
 has k, V vocabulary, B sequences, N new rows.
@@ -31,7 +31,7 @@ class Form(Structure):
 
     @staticmethod
     def of(form: AttentionForm) -> Form:
-        """As the compiled kernels read it."""
+        """Convert `form` to the structure that the compiled kernels read."""
         return Form(*form.numbers, None)
 
 
@@ -50,14 +50,14 @@ class LayerPlan(Structure):
 
 
 class DeltaPlan(Structure):
-    """What an adapter adds to a product: scale * B (A x); nothing where `b` has no outputs. Of experts, those of the
-    first."""
+    """Term of an adapter in a product: scale * B (A x); none where `b` has no outputs. For experts: that of the first
+    one."""
 
     _fields_ = [("a", Weight), ("b", Weight), ("scale", c_float)]
 
 
 class DecoderPlan(Structure):
-    """The whole model, its pages, and by slot what a running request needs in every step."""
+    """Whole model with its pages, and by slot the settings of the running requests."""
 
     _fields_ = [
         ("layers", c_void_p),
@@ -71,9 +71,9 @@ class DecoderPlan(Structure):
 
 
 class StepPlan(Structure):
-    """The new rows of B sequences; `sampled` and `logprobs` receive `counts` tokens, up to `steps`, for each that
-    samples, `kept` a mask over the vocabulary for each (see `kept.py`), `top_ids` the likeliest; these may be null.
-    `deltas` [adapter][L][4] are those of qkv, o, gate_up and down; null where no sequence has an adapter."""
+    """New rows of B sequences. `sampled` and `logprobs` receive `counts` tokens, up to `steps`, for each sequence that
+    samples, `kept` a mask over the vocabulary for each (see `kept.py`), `top_ids` the likeliest tokens; these may be
+    null. `deltas` [adapter][L][4] are those of qkv, o, gate_up and down; null where no sequence has an adapter."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("slots", "cu_rows", "lengths", "tokens", "samples")),

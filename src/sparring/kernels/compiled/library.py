@@ -1,4 +1,4 @@
-"""The compiled library: its functions by name, the layouts of weights that it knows, and the structures that several
+"""Compiled library: its functions by name, the layouts of packed weights, and structures that several functions
 read."""
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 class Library:
-    """The functions of one compiled library by name; those that exist per dtype also as `typed[name][dtype]`."""
+    """Functions of one compiled library by name; those that exist per dtype also as `typed[name][dtype]`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.functions: dict[str, Any] = {}
@@ -94,13 +94,13 @@ class Library:
 
 
 class Weight(Structure):
-    """A packed weight [M, K] and its float32 bias or null; or the first of several, packed one behind the other."""
+    """Packed weight [M, K] with its float32 bias or null; or the first of several, packed one behind the other."""
 
     _fields_ = [("panels", c_void_p), ("layout", c_int64), ("M", c_int64), ("K", c_int64), ("bias", c_void_p)]
 
     @staticmethod
     def on(path_name: str, packed: PackedMatrix, bias: torch.Tensor | None) -> Weight:
-        """`packed`: a `PackedWeight` or a `PackedStack`; `bias` [M] or [E, M] float32. Both must outlive the
+        """Point at `packed`, with `bias` [M] or [E, M] float32, as the path `path_name` packs it. Both must outlive the
         structure."""
         pointer, layout = None if bias is None else bias.data_ptr(), LAYOUTS[path_name, packed.dtype]
         return Weight(packed.storage.data_ptr(), layout, packed.num_outputs, packed.num_inputs, pointer)

@@ -1,4 +1,4 @@
-"""The compiled kernels as functions on torch tensors, without gradients: `ops` adds those.
+"""Compiled kernels as functions on torch tensors, without gradients: `ops` adds those.
 
 Every function takes contiguous CPU tensors of float32 or bfloat16 and allocates its result. N rows or tokens, D width,
 K inputs, M outputs, H query heads, G key/value heads, d head size (a multiple of 16), B sequences, V vocabulary.
@@ -26,8 +26,7 @@ TILE_DEPTH = 32
 
 
 class CompiledPath:
-    """All operations over one compiled library; their matrix products on AMX tiles, of pairs of bfloat16, or as
-    everywhere."""
+    """Operations over one compiled library; their matrix products on AMX tiles, of pairs of bfloat16, or portable."""
 
     is_compiled = True
     transposes_keys = True
@@ -38,7 +37,7 @@ class CompiledPath:
         self._tiles, self._pairs = name == TILES_NAME, name == PAIRS_NAME
 
     def pack(self, weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:
-        """weights[M_i, K], joined to [M, K], -> panels of 64 columns, into `storage` when it is given.
+        """Lay weights[M_i, K], joined to [M, K], out in panels of 64 columns, in `storage` when it is given.
 
         [ceil(M / 64), K, 64] of the weight's dtype; pairs of bfloat16 [ceil(M / 64), ceil(K / 2), 64, 2]; on tiles
         [ceil(M / 64), 2, ceil(K / 32), P, 16, 32, 2] bfloat16, P planes: three for a float32 weight, one for bfloat16.
@@ -60,12 +59,12 @@ class CompiledPath:
     def packed_layout(
         self, counts: Sequence[int], depth: int, dtype: torch.dtype
     ) -> tuple[tuple[int, ...], torch.dtype]:
-        """Shape and dtype of what `pack` makes of weights[counts[i], depth] of `dtype`."""
+        """Return shape and dtype of what `pack` makes of weights[counts[i], depth] of `dtype`."""
         kind, panel = self._layout(depth, dtype)
         return (-(-sum(counts) // PANEL), *panel), torch.float32 if kind == "pack_f32" else torch.bfloat16
 
     def _layout(self, depth: int, dtype: torch.dtype) -> tuple[str, tuple[int, ...]]:
-        """The function that packs [M, depth], and the shape of a panel."""
+        """Return the function that packs [M, depth], and the shape of a panel."""
         narrow = dtype is torch.bfloat16
         if self._tiles:
             return ("pack_bf16", _tile_panel(depth, 1)) if narrow else ("pack_split", _tile_panel(depth, PLANES))
@@ -76,7 +75,7 @@ class CompiledPath:
     def linear(
         self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int, dtype: torch.dtype
     ) -> torch.Tensor:
-        """x[N, K] -> y[N, M] of `dtype`."""
+        """Multiply x[N, K] -> y[N, M] of `dtype`."""
         if bias is not None:
             bias = bias.detach().float()
         threads, sizes = torch.get_num_threads(), (x.shape[0], num_outputs, x.shape[1])
@@ -98,7 +97,8 @@ class CompiledPath:
     def linear_groups(
         self, x: torch.Tensor, packed: PackedMatrix, biases: torch.Tensor | None, counts: torch.Tensor
     ) -> torch.Tensor:
-        """x[N, K], of whose rows counts[E] belong to each of E weights [M, K] in turn -> y[N, M]; biases [E, M]."""
+        """Multiply x[N, K], of whose rows counts[E] belong to each of E weights [M, K] in turn -> y[N, M]; biases [E,
+        M]."""
         if biases is not None:
             biases = biases.detach().float().contiguous()
         y, ends = torch.empty((x.shape[0], packed.num_outputs), dtype=x.dtype), counts.cumsum(0)
@@ -108,8 +108,8 @@ class CompiledPath:
         return y
 
     def route(self, logits: torch.Tensor, count: int, renormalised: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """logits[N, E] float32 -> the likeliest of each row [N, k] int32, of equal ones the lowest, and their shares
-        [N, k]."""
+        """Choose the likeliest of logits[N, E] float32, of equal ones the lowest -> numbers [N, k] int32, shares [N,
+        k]."""
         rows, experts = logits.shape
         chosen, shares = torch.empty((rows, count), dtype=torch.int32), torch.empty((rows, count))
         pointers = (logits.data_ptr(), chosen.data_ptr(), shares.data_ptr())
@@ -119,7 +119,7 @@ class CompiledPath:
     def mixture(
         self, x: torch.Tensor, gate_up: PackedMatrix, down: PackedMatrix, chosen: torch.Tensor, shares: torch.Tensor
     ) -> torch.Tensor:
-        """What experts make of x[N, D]; chosen [N, k] int32, shares [N, k] float32."""
+        """Compute the experts of x[N, D]; chosen [N, k] int32, shares [N, k] float32."""
         y, (rows, per_row) = torch.empty_like(x), chosen.shape
         experts = Experts(*(Weight.on(self.name, one, None) for one in (gate_up, down)), len(gate_up.storage))
         pointers = (byref(experts), *(t.data_ptr() for t in (x, chosen, shares, y)))
@@ -129,7 +129,8 @@ class CompiledPath:
     def linear_backward(
         self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, needs: tuple[bool, bool]
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Gradients of x[N, K] and weight[M, K], where they are needed, from that of y[N, M]; all of one dtype."""
+        """Return the gradients of x[N, K] and weight[M, K], where they are needed, from that of y[N, M]; all of one
+        dtype."""
         x, weight = x.contiguous(), weight.contiguous()
         if self._tiles and len(x):
             return self._linear_backward_on_tiles(x, weight, grad.contiguous(), needs)
@@ -149,7 +150,8 @@ class CompiledPath:
     def _linear_backward_on_tiles(
         self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, needs: tuple[bool, bool]
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """The same of contiguous tensors. In bfloat16 both are products like any other, of transposes."""
+        """Compute `linear_backward` of contiguous tensors on tiles. In bfloat16 both gradients are products of
+        transposes."""
         (num_rows, depth), outputs, threads = x.shape, weight.shape[0], torch.get_num_threads()
         dx = dw = None
         if needs[0]:
@@ -165,7 +167,7 @@ class CompiledPath:
         return dx, dw
 
     def _transposed_panels(self, matrix: torch.Tensor) -> torch.Tensor:
-        """matrix[M, K] -> what `pack` makes of its transpose, on tiles."""
+        """Pack the transpose of matrix[M, K] for tiles."""
         narrow, (rows, columns) = matrix.dtype is torch.bfloat16, matrix.shape
         panels = torch.empty(-(-columns // PANEL), *_tile_panel(rows, 1 if narrow else PLANES), dtype=torch.bfloat16)
         call = self._f["pack_bf16_transposed" if narrow else "pack_split_transposed"]
@@ -173,7 +175,7 @@ class CompiledPath:
         return panels
 
     def sum_rows(self, grad: torch.Tensor) -> torch.Tensor:
-        """Sums [M] float32 of the columns of grad[N, M]."""
+        """Sum the columns of grad[N, M] -> [M] float32."""
         grad = grad if grad.stride(1) == 1 else grad.contiguous()
         total = torch.empty(grad.shape[1])
         call = self._t["sum_rows"][grad.dtype]
@@ -181,7 +183,7 @@ class CompiledPath:
         return total
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """x[N, D] -> [N, D]."""
+        """Normalise x[N, D] -> [N, D]."""
         y = torch.empty_like(x)
         rows, width = x.shape
         call = self._t["rms_norm"][x.dtype]
@@ -191,7 +193,7 @@ class CompiledPath:
     def rms_norm_backward(
         self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gradients of x[N, D] and weight[D]."""
+        """Return the gradients of x[N, D] and weight[D]."""
         rows, width = x.shape
         dx, partial = torch.empty_like(x), torch.zeros(max(1, -(-rows // ROWS_PER_PARTIAL)), width)
         self._t["rms_norm_backward"][x.dtype](
@@ -208,7 +210,7 @@ class CompiledPath:
         return dx, partial[0].to(weight.dtype)
 
     def silu_mul(self, gate: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
-        """silu(gate) * up, any shape; plain silu when `up` is None."""
+        """Compute silu(gate) * up, any shape; silu(gate) where `up` is None."""
         y = torch.empty_like(gate)
         second = None if up is None else up.data_ptr()
         call = self._t["silu_mul"][gate.dtype]
@@ -218,7 +220,7 @@ class CompiledPath:
     def silu_mul_backward(
         self, gate: torch.Tensor, up: torch.Tensor | None, grad: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Gradients of gate and up."""
+        """Return the gradients of gate and up."""
         dgate, dup = torch.empty_like(gate), None if up is None else torch.empty_like(up)
         self._t["silu_mul_backward"][gate.dtype](
             gate.data_ptr(),
@@ -232,14 +234,13 @@ class CompiledPath:
         return dgate, dup
 
     def tanh(self, x: torch.Tensor) -> torch.Tensor:
-        """Any shape, float32."""
+        """Compute tanh of float32 of any shape."""
         y = torch.empty_like(x)
         self._f["tanh"](x.data_ptr(), y.data_ptr(), x.numel(), torch.get_num_threads())
         return y
 
     def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, transposed: bool) -> torch.Tensor:
-        """x[N, H, d], cos[N, d], sin[N, d] -> [N, H, d]; `transposed` gives the gradient of x from that of the
-        result."""
+        """Rotate x[N, H, d] by cos[N, d], sin[N, d]; `transposed` rotates back."""
         y = torch.empty_like(x)
         tokens, heads, size = x.shape
         call = self._t["rope"][x.dtype]
@@ -250,7 +251,7 @@ class CompiledPath:
     def add_rms_norm(
         self, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x[N, D], y[N, D] -> x + y and its norm."""
+        """Return x[N, D] + y[N, D] and its norm."""
         total, normed = torch.empty_like(x), torch.empty_like(x)
         pointers = [t.data_ptr() for t in (x, y, weight, total, normed)]
         self._t["add_rms_norm"][x.dtype](*pointers, *x.shape, eps, torch.get_num_threads())
@@ -259,7 +260,7 @@ class CompiledPath:
     def add_rms_norm_backward(
         self, total: torch.Tensor, weight: torch.Tensor, grad_total: torch.Tensor | None, grad: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gradient of x, which is that of y, and of weight[D]."""
+        """Return the gradient of x, which is that of y, and of weight[D]."""
         rows, width = total.shape
         dx, partial = torch.empty_like(total), torch.zeros(max(1, -(-rows // ROWS_PER_PARTIAL)), width)
         pointers = [None if t is None else t.data_ptr() for t in (total, weight, grad_total, grad, dx, partial)]
@@ -274,7 +275,7 @@ class CompiledPath:
         heads: int,
         kv_heads: int,
     ) -> Heads:
-        """qkv[N, (H + 2 G) d], rows any distance apart -> q[N, H, d], k, v[N, G, d]; q and k normed and rotated."""
+        """Cut qkv[N, (H + 2 G) d], rows any distance apart, into q, k, v; q and k normed and rotated."""
         tokens, size = angles[0].shape
         q = torch.empty(tokens, heads, size, dtype=qkv.dtype)
         k, v = (torch.empty(tokens, kv_heads, size, dtype=qkv.dtype) for _ in range(2))
@@ -291,7 +292,7 @@ class CompiledPath:
         norms: Norms | None,
         grads: Heads,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Gradients of qkv and of the two norm weights [d], from those of q, k and v."""
+        """Return the gradients of qkv and of the two norm weights [d], from those of q, k and v."""
         tokens, heads, size = grads[0].shape
         out = torch.empty(qkv.shape, dtype=qkv.dtype)
         q_weight, k_weight, eps = norms or (None, None, 0.0)
@@ -305,7 +306,7 @@ class CompiledPath:
         return out, *partial[0].to(qkv.dtype).unbind(0)
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """gate_up[N, 2 I], rows any distance apart -> silu(gate) * up, [N, I]."""
+        """Compute silu(gate) * up [N, I] of gate_up[N, 2 I], rows any distance apart."""
         rows, width = gate_up.shape
         y = torch.empty(rows, width // 2, dtype=gate_up.dtype)
         call = self._t["swiglu"][gate_up.dtype]
@@ -313,7 +314,7 @@ class CompiledPath:
         return y
 
     def swiglu_backward(self, gate_up: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        """Gradient of gate_up."""
+        """Return the gradient of gate_up."""
         out = torch.empty(gate_up.shape, dtype=gate_up.dtype)
         pointers = [t.data_ptr() for t in (gate_up, grad, out)]
         self._t["swiglu_backward"][gate_up.dtype](*pointers, gate_up.stride(0), *grad.shape, torch.get_num_threads())
@@ -329,7 +330,7 @@ class CompiledPath:
         shared: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """q[N, H, d], k, v[N, G, d], sinks[H] -> o[N, H, d] and the logsumexp [N, H] of the scores and the sink."""
+        """Attend: q[N, H, d], k, v[N, G, d], sinks[H] -> o[N, H, d] and logsumexp [N, H] of the scores and the sink."""
         out = torch.empty_like(q)
         tokens, heads, size = q.shape
         logsumexp = torch.empty(tokens, heads)
@@ -352,7 +353,7 @@ class CompiledPath:
         return out, logsumexp
 
     def attention_packed_backward(self, saved: SavedAttention, grad: torch.Tensor, form: AttentionForm) -> Heads:
-        """Gradients of q, k, v. `saved` is q, k, v, cu_seqlens, shared, o, logsumexp of the forward call."""
+        """Return the gradients of q, k and v; those of k and v are added up in float32."""
         q, k, v, cu_seqlens, shared, out, logsumexp = saved
         dq, (dk, dv) = torch.empty_like(q), torch.empty(2, *k.shape).unbind(0)
         tensors = (q, k, v, out, grad, logsumexp, dq, dk, dv, cu_seqlens, shared)
@@ -371,7 +372,7 @@ class CompiledPath:
         form: AttentionForm,
         sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, int]:
-        """Writes k, v into one layer's (keys, values), then attends.
+        """Write k, v into one layer's pages (keys, values), then attend.
 
         Returns:
             o[N, H, d] and -1, or the index of the first sequence whose table is wrong.
@@ -405,8 +406,8 @@ class CompiledPath:
     def token_logprobs(
         self, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: KeptRows | None = None
     ) -> tuple[tuple[torch.Tensor, ...], int]:
-        """(logprob, entropy, maximum, log_sum), each [N]; and -1, or the first row whose target is no token or not
-        kept."""
+        """Return (logprob, entropy, maximum, log_sum), [N] each; and -1, or the first row whose target is no token or
+        not kept."""
         rows, vocabulary = logits.shape
         results = torch.empty(4, rows).unbind(0)
         tensors = (logits, targets, temperature, *(kept or (None, None)), *results)
@@ -421,7 +422,7 @@ class CompiledPath:
         grad_entropy: torch.Tensor | None,
         kept: KeptRows | None = None,
     ) -> torch.Tensor:
-        """Gradient of the logits. `saved` is logits, targets, temperature, entropy, maximum, log_sum."""
+        """Return the gradient of the logits."""
         logits = saved[0]
         grad = torch.empty_like(logits)
         tensors = (*saved[:3], *(kept or (None, None)), *saved[3:], grad_logprob, grad_entropy, grad)
@@ -432,8 +433,7 @@ class CompiledPath:
     def sample(
         self, logits: torch.Tensor, requests: SamplingRows, masks: np.ndarray | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`requests`: temperature, top_k, top_p, min_p, seeds, positions, limited, each [N] -> tokens[N], logprobs[N];
-        what truncated draws kept goes into `masks` [N, W]."""
+        """Draw tokens[N] with logprobs[N]; the ids that truncated draws kept go into `masks` [N, W]."""
         rows, vocabulary = logits.shape
         tokens, logprobs = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
         pointers = [t.data_ptr() for t in (logits, *requests, tokens, logprobs)]
@@ -442,7 +442,7 @@ class CompiledPath:
         return tokens, logprobs
 
     def decoder_step(self, plan: Structure, step: Structure, dtype: torch.dtype) -> int:
-        """A `DecoderPlan` and a `StepPlan`; -1, or which sequence or row is wrong."""
+        """Compute steps by a `DecoderPlan` and a `StepPlan`; -1, or the sequence or row that is wrong."""
         return self._t["decoder_step"][dtype](byref(plan), byref(step))
 
 

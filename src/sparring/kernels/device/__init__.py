@@ -1,1 +1,1 @@
-"""The path of a GPU: Triton programs, and torch where an element or a row stands alone."""
+"""Path of a GPU: Triton programs, and torch where an element or a row stands alone."""

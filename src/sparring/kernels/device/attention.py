@@ -25,8 +25,8 @@ matrix units, and a larger tile of it takes minutes to compile."""
 
 
 class Walk(NamedTuple):
-    """Where B sequences lie. tables [B, P] int32: their pages in order; rows cu_rows[b]:cu_rows[b + 1] are the last
-    ones of sequence b, which has lengths[b] positions; int32. `most_rows`: of one sequence."""
+    """Places of B sequences. tables [B, P] int32: their pages in order; rows cu_rows[b]:cu_rows[b + 1] are the last
+    ones of sequence b, which has lengths[b] positions; int32. `most_rows`: the most new rows of one sequence."""
 
     tables: torch.Tensor
     cu_rows: torch.Tensor
@@ -38,7 +38,7 @@ class Walk(NamedTuple):
 def _scores(
     q, k, row_position, key_position, scale, WINDOW: tl.constexpr, CAP: tl.constexpr
 ):  # fmt: skip
-    """Scores of a tile [rows, keys], hidden ones minus infinity, and the slope of the cap."""
+    """Compute scores of a tile [rows, keys], hidden ones minus infinity, and the slope of the cap."""
     s = tl.dot(q, k, input_precision="ieee") * scale
     slope = tl.full(s.shape, 1.0, tl.float32)
     if CAP > 0:
@@ -58,7 +58,8 @@ def _tile(
     first, count, length, tile, g, H,
     GROUP: tl.constexpr, PADDED: tl.constexpr, POSITIONS: tl.constexpr,
 ):  # fmt: skip
-    """Of each row of a query tile: its index among the N times H, its head, its position, and whether it exists."""
+    """Return of each row of a query tile: its index among the N times H, its head, its position, and whether it
+    exists."""
     i = tl.arange(0, PADDED * POSITIONS)
     place = tile * POSITIONS + i // PADDED
     member = i % PADDED
@@ -161,7 +162,7 @@ def _options(form: AttentionForm) -> dict[str, float]:
 
 
 def _strides(keys: torch.Tensor) -> tuple[int, int, int, int]:
-    """Page size and the strides of page, slot and head of keys [pages, G, page_size, d]."""
+    """Return page size and the strides of page, slot and head of keys [pages, G, page_size, d]."""
     return keys.shape[2], keys.stride(0), keys.stride(2), keys.stride(1)
 
 
@@ -173,8 +174,8 @@ def attend(
     form: AttentionForm,
     sinks: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q[N, H, d] over keys, values [pages, G, page_size, d] of the same strides -> o[N, H, d], logsumexp [N, H]
-    float32."""
+    """Attend with q[N, H, d] over keys, values [pages, G, page_size, d] of the same strides -> o[N, H, d], logsumexp
+    [N, H] float32."""
     out, logsumexp = torch.empty_like(q), torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     shape = _shape(q, keys.shape[1])
     if walk.most_rows:
@@ -245,7 +246,7 @@ def _backward_keys(
     d: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr, POSITIONS: tl.constexpr,
     KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Of every position of every sequence, laid out in full: dk, dv [sum of lengths, G, d] float32."""
+    """Compute dk, dv [sum of lengths, G, d] float32 of every position of every sequence, laid out in full."""
     block, g, b = tl.program_id(0) * KEYS, tl.program_id(1), tl.program_id(2)
     first = tl.load(cu_rows + b)
     count = tl.load(cu_rows + b + 1) - first
@@ -288,7 +289,8 @@ def _backward_keys(
 def attend_backward(
     saved: tuple[torch.Tensor, ...], grad: torch.Tensor, walk: Walk, cu_lengths: torch.Tensor, form: AttentionForm
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of q[N, H, d] and, for every position of every sequence, of k and v (Dao et al. 2022, algorithm 4).
+    """Compute gradients of q[N, H, d] and, for every position of every sequence, of k and v (Dao et al. 2022, algorithm
+    4).
 
     `saved` is q, k, v, out, logsumexp; cu_lengths [B + 1] int32 says where a sequence begins among the positions of
     all. Returns dq and dk, dv [sum of lengths, G, d] float32.

@@ -24,12 +24,12 @@ FEW_ROWS = 256
 
 
 def inputs_of_block(dtype: torch.dtype) -> int:
-    """How many inputs one step of a product takes."""
+    """Return the number of inputs that one step of a product takes."""
     return 64 if dtype is torch.bfloat16 else 32
 
 
 def num_parts(num_inputs: int, num_outputs: int) -> int:
-    """S for a weight [M, K]: a power of two."""
+    """Return S for a weight [M, K]: a power of two."""
     parts = 1
     while -(-num_outputs // OUTPUTS) * parts < PROGRAMS and num_inputs // (2 * parts) >= LEAST_INPUTS:
         parts *= 2
@@ -48,7 +48,7 @@ def _product(
     K: tl.constexpr, LENGTH: tl.constexpr, PARTS: tl.constexpr, BIASED: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
 ):  # fmt: skip
-    """PARTS parts of LENGTH inputs each, of one tile: y[N, M], or where there are more parts y[S, N, M]."""
+    """Compute PARTS parts of LENGTH inputs each, of one tile: y[N, M], or where there are more parts y[S, N, M]."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     part = tl.program_id(2)
@@ -77,7 +77,7 @@ def _product(
 def _sum_of_parts(
     parts, bias, y, N, M, S: tl.constexpr, BIASED: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """parts[S, N, M] float32 -> y[N, M]."""
+    """Sum parts[S, N, M] float32 -> y[N, M]."""
     row = tl.program_id(0).to(tl.int64)
     output = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
@@ -91,8 +91,8 @@ def _sum_of_parts(
 def linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, *, few_rows: int = FEW_ROWS
 ) -> torch.Tensor:
-    """x[N, K] times weight[M, K] transposed, plus bias[M] -> [N, M] of `dtype`; all contiguous, x and weight of one
-    dtype."""
+    """Multiply x[N, K] by weight[M, K] transposed, plus bias[M] -> [N, M] of `dtype`; all contiguous, x and weight of
+    one dtype."""
     (rows, inputs), outputs = x.shape, weight.shape[0]
     y = torch.empty(rows, outputs, dtype=dtype, device=x.device)
     if rows == 0:

@@ -1,5 +1,4 @@
-"""The operations on a GPU: Triton for products, norms, heads and attention, torch where an element or a row stands
-alone.
+"""Operations on a GPU: Triton for products, norms, heads and attention, torch where an element or a row stands alone.
 
 The operations of `kernels.path`, with bits of their own; every row's bits depend on that row
 alone. Sums over a vocabulary are additions of elements in an order that is always the same. `unverified`: no device has
@@ -31,8 +30,7 @@ NAME = "exact-device"
 
 
 def is_interpreted() -> bool:
-    """Whether Triton's programs run on the CPU in its interpreter, which is for tests: TRITON_INTERPRET=1 before they
-    load."""
+    """Whether Triton's programs run on the CPU in its interpreter, for tests: TRITON_INTERPRET=1 before they load."""
     return os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 
 
@@ -53,39 +51,39 @@ class DevicePath(TorchOperations):
         self._last: tuple[Any, Any, Any] | None = None
 
     def pack(self, weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:
-        """A copy of weights[M_i, K], joined, which graphs go on reading: an update changes it in place or puts another
-        there."""
+        """Copy weights[M_i, K], joined, to storage that graphs go on reading: an update changes it in place or replaces
+        it."""
         parts = [weight.detach() for weight in weights]
         return torch.cat(parts) if storage is None else torch.cat(parts, out=storage)
 
     def packed_layout(
         self, counts: Sequence[int], depth: int, dtype: torch.dtype
     ) -> tuple[tuple[int, ...], torch.dtype]:
-        """Shape and dtype of what `pack` makes of weights[counts[i], depth] of `dtype`."""
+        """Return shape and dtype of what `pack` makes of weights[counts[i], depth] of `dtype`."""
         return (sum(counts), depth), dtype
 
     def linear(
         self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int, dtype: torch.dtype
     ) -> torch.Tensor:
-        """x[N, K] -> y[N, M] of `dtype`."""
+        """Multiply x[N, K] -> y[N, M] of `dtype`."""
         return self._linear.linear(x, packed, None if bias is None else bias.detach(), dtype)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """x[N, D] -> [N, D]."""
+        """Normalise x[N, D] -> [N, D]."""
         return self._rows.add_rms_norm(x, None, weight, eps)[1]
 
     def add_rms_norm(
         self, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x[N, D], y[N, D] -> x + y and its norm."""
+        """Return x[N, D] + y[N, D] and its norm."""
         return self._rows.add_rms_norm(x, y, weight, eps)
 
     def split_heads(self, qkv: torch.Tensor, angles: Angles, norms: Norms | None, heads: int, kv_heads: int) -> Heads:
-        """qkv[N, (H + 2 G) d] -> q[N, H, d], k, v[N, G, d]; q and k normed and rotated."""
+        """Cut qkv[N, (H + 2 G) d] into q, k, v; q and k normed and rotated."""
         return self._rows.split_heads(qkv, angles, norms, heads, kv_heads)
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """gate_up[N, 2 I] -> silu(gate) * up, [N, I]."""
+        """Compute silu(gate) * up [N, I] of gate_up[N, 2 I]."""
         return self._rows.swiglu(gate_up)
 
     def attention_packed(
@@ -98,12 +96,12 @@ class DevicePath(TorchOperations):
         shared: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """q[N, H, d], k, v[N, G, d], sinks[H] -> o[N, H, d], logsumexp [N, H]."""
+        """Attend: q[N, H, d], k, v[N, G, d], sinks[H] -> o[N, H, d], logsumexp [N, H]."""
         walk, _, _ = self._walk(cu_seqlens, shared, len(q))
         return self._attention.attend(q, k.unsqueeze(2), v.unsqueeze(2), walk, form, sinks)
 
     def attention_packed_backward(self, saved: SavedAttention, grad: torch.Tensor, form: AttentionForm) -> Heads:
-        """Gradients of q, k, v from the saved logsumexp."""
+        """Return the gradients of q, k and v from the saved logsumexp."""
         q, k, v, cu_seqlens, shared, out, logsumexp = saved
         walk, cu_lengths, paths = self._walk(cu_seqlens, shared, len(q))
         dq, *whole = self._attention.attend_backward((q, k, v, out, logsumexp), grad, walk, cu_lengths, form)
@@ -114,7 +112,8 @@ class DevicePath(TorchOperations):
     def _walk(
         self, cu_seqlens: torch.Tensor, shared: torch.Tensor | None, rows: int
     ) -> tuple[Any, torch.Tensor, list[torch.Tensor]]:
-        """Packed rows as pages of one position: the same for every layer of a forward, so the last one is remembered.
+        """Describe packed rows as pages of one position: the same for every layer of a forward, so the last one is
+        remembered.
 
         Also where each sequence begins among the positions of all; and where sequences share rows, those of each.
         """
@@ -147,8 +146,7 @@ class DevicePath(TorchOperations):
         form: AttentionForm,
         sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, int]:
-        """Writes k, v into one layer's pages, then attends. o[N, H, d] and -1: tables on a device are not looked
-        through."""
+        """Write k, v into one layer's pages, then attend. Always -1: tables on a device are not looked through."""
         most_rows = int(rows.cu_rows.diff().max()) if rows.most_rows is None else rows.most_rows
         walk = self._attention.Walk(rows.block_tables, rows.cu_rows, rows.context_lengths, most_rows)
         self._attention.write(k, v, *pages, walk)
@@ -157,8 +155,8 @@ class DevicePath(TorchOperations):
     def token_logprobs(
         self, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: KeptRows | None = None
     ) -> tuple[tuple[torch.Tensor, ...], int]:
-        """(logprob, entropy, maximum, log_sum), each [N]; and -1, or the first row whose target is no token or not
-        kept."""
+        """Return (logprob, entropy, maximum, log_sum), [N] each; and -1, or the first row whose target is no token or
+        not kept."""
         wrong = (targets < 0) | (targets >= logits.shape[1])
         found = kept_of(kept, logits.shape)
         if found is not None:
@@ -174,7 +172,7 @@ class DevicePath(TorchOperations):
         grad_entropy: torch.Tensor | None,
         kept: KeptRows | None = None,
     ) -> torch.Tensor:
-        """Gradient of the logits. `saved` is logits, targets, temperature, entropy, maximum, log_sum."""
+        """Return the gradient of the logits."""
         found = kept_of(kept, saved[0].shape)
         if found is not None:
             saved = (saved[0].masked_fill(~found[0], float("-inf")), *saved[1:])
@@ -183,8 +181,7 @@ class DevicePath(TorchOperations):
     def sample(
         self, logits: torch.Tensor, requests: SamplingRows, masks: np.ndarray | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`requests`: temperature, top_k, top_p, min_p, seeds, positions, limited, each [N] -> tokens[N], logprobs[N];
-        what truncated draws kept goes into `masks` [N, W]."""
+        """Draw tokens[N] with logprobs[N]; the ids that truncated draws kept go into `masks` [N, W]."""
         tokens, logprobs, kept = draw(logits, requests, truncating=masks is not None)
         if masks is not None:
             truncated, allowed = kept
@@ -193,8 +190,7 @@ class DevicePath(TorchOperations):
 
 
 def _gathered(whole: torch.Tensor, paths: list[torch.Tensor], rows: int) -> torch.Tensor:
-    """Of whole [sum of lengths, G, d], the positions of all sequences, the sum at each row, in the order of the
-    sequences."""
+    """Sum whole [sum of lengths, G, d], the positions of all sequences, at each row, in the order of the sequences."""
     total = whole.new_zeros(rows, *whole.shape[1:])
     for path, part in zip(paths, whole.split([len(path) for path in paths]), strict=True):
         total[path] += part  # no row stands twice in a sequence

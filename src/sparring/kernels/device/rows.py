@@ -33,7 +33,7 @@ def _add_norm(
 def add_rms_norm(
     x: torch.Tensor, y: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x + y (x itself where there is no y) and its norm times weight[D]; x, y[N, D] contiguous."""
+    """Return x + y (x itself where there is no y) and its norm times weight[D]; x, y[N, D] contiguous."""
     out = torch.empty_like(x)
     total = x if y is None else torch.empty_like(x)
     block = triton.next_power_of_2(x.shape[1])
@@ -89,7 +89,8 @@ def split_heads(
     heads: int,
     kv_heads: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """qkv[N, (H + 2 G) d], its last dimension contiguous -> q[N, H, d], k, v[N, G, d]; q and k normed and rotated."""
+    """Cut qkv[N, (H + 2 G) d], its last dimension contiguous -> q[N, H, d], k, v[N, G, d]; q and k normed and
+    rotated."""
     tokens, size = angles[0].shape
     q, k, v = (
         torch.empty(tokens, count, size, dtype=qkv.dtype, device=qkv.device) for count in (heads, kv_heads, kv_heads)
@@ -115,7 +116,7 @@ def _swiglu(gate_up, y, width, stride, BLOCK: tl.constexpr):
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
-    """gate_up[N, 2 I], its last dimension contiguous -> silu(gate) * up, [N, I]."""
+    """Compute silu(gate) * up [N, I] of gate_up[N, 2 I], its last dimension contiguous."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     y = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
     if rows:

@@ -19,7 +19,7 @@ LANE = 1024
 
 
 def running_sum(x: torch.Tensor) -> torch.Tensor:
-    """Inclusive cumulative sums of each row of [N, D], by doubling strides (Hillis and Steele 1986)."""
+    """Compute inclusive cumulative sums of each row of [N, D], by doubling strides (Hillis and Steele 1986)."""
     if x.shape[-1] > LANE:
         width = x.shape[-1]
         lanes = running_sum(torch.nn.functional.pad(x, (0, -width % LANE)).unflatten(-1, (-1, LANE)))
@@ -35,8 +35,8 @@ def running_sum(x: torch.Tensor) -> torch.Tensor:
 def log_statistics(
     logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Log-probability of the target, entropy, maximum and log of the sum of each row, [N] float32, of logits[N, V] over
-    temperature[N] (0 stands for 1), limited to kept[N, V]."""
+    """Compute log-probability of the target, entropy, maximum and log of the sum of each row, [N] float32, of logits[N,
+    V] over temperature[N] (0 stands for 1), limited to kept[N, V]."""
     z, maximum, weights = _weights(logits, temperature, kept)
     total = row_sum(weights)
     log_sum = torch.log(total.double()).float()
@@ -48,7 +48,7 @@ def log_statistics(
 def _weights(
     logits: torch.Tensor, temperature: torch.Tensor, kept: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """z = logits / temperature, its row maximum and exp(z - maximum), 0 for what is not kept."""
+    """Return z = logits / temperature, its row maximum and exp(z - maximum), 0 for tokens that are not kept."""
     if kept is not None:
         logits = logits.masked_fill(~kept, float("-inf"))
     z = logits * (1.0 / torch.where(temperature == 0, 1.0, temperature)).unsqueeze(1)
@@ -59,7 +59,7 @@ def _weights(
 def draw(
     logits: torch.Tensor, requests: SamplingRows, *, truncating: bool
 ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-    """One token for each row of logits[N, V]; what it means stands with `ops.sample`.
+    """Draw one token for each row of logits[N, V], as `ops.sample` says.
 
     Args:
         logits: float32.
@@ -88,7 +88,8 @@ def draw(
 def keep(
     logits: torch.Tensor, weights: torch.Tensor, limits: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 ) -> torch.Tensor:
-    """Which tokens of each row are left, [N, V]. `limits` are top_k, top_p, min_p, each [N]; weights[N, V] float64."""
+    """Return which tokens of each row are left, [N, V]. `limits` are top_k, top_p, min_p, each [N]; weights[N, V]
+    float64."""
     top_k, top_p, min_p = (limit.unsqueeze(1) for limit in limits)
     order = torch.sort(logits, dim=1, descending=True, stable=True).indices
     found = weights.gather(1, order)
@@ -104,7 +105,7 @@ def keep(
 
 
 def _invert(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """The first place of each row of weights[N, V] float64 behind which lies more than u[N] of their sum."""
+    """Return the first index of each row of weights[N, V] float64 behind which lies more than u[N] of their sum."""
     sums = running_sum(weights)
     passed = (sums <= (u * sums[:, -1]).unsqueeze(1)).sum(1)
     last = weights.shape[1] - 1 - _first((weights > 0).flip(1))
@@ -112,14 +113,14 @@ def _invert(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
 
 
 def _first(chosen: torch.Tensor) -> torch.Tensor:
-    """The first true place of each row of [N, V]; the last where there is none."""
+    """Return the index of the first true element of each row of [N, V]; the last index where there is none."""
     places = torch.arange(chosen.shape[1], device=chosen.device)
     return torch.where(chosen, places, chosen.shape[1] - 1).amin(1)
 
 
 def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """The first word of Philox4x32-10 (Salmon et al. 2011) with keys [N] and counters [N] of 64 bits, as int64, as
-    (top 24 bits + 0.5) / 2^24, float64 [N]."""
+    """Return the first word of Philox4x32-10 (Salmon et al. 2011) with keys [N] and counters [N] of 64 bits, as int64,
+    as (top 24 bits + 0.5) / 2^24, float64 [N]."""
     mask = 0xFFFFFFFF
     counter = [positions & mask, positions >> 32 & mask, torch.zeros_like(positions), torch.zeros_like(positions)]
     key = [seeds & mask, seeds >> 32 & mask]
@@ -131,15 +132,15 @@ def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 
 def _product(x: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """High and low 32 bits of x * factor, both below 2^32: int64 has a sign, so by halves of x."""
+    """Return high and low 32 bits of x * factor, both below 2^32: int64 has a sign, so by halves of x."""
     low, high = (x & 0xFFFF) * factor, (x >> 16) * factor
     middle = (low >> 16) + high
     return middle >> 16, (middle & 0xFFFF) << 16 | (low & 0xFFFF)
 
 
 def kept_of(kept: KeptRows | None, shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Which of the logits [N, V] a row is limited to, all of them where it is not; and in which rows the ids do not
-    ascend within the vocabulary, [N]."""
+    """Return which of the logits [N, V] a row is limited to (all of them where it is not), and in which rows [N] the
+    ids do not ascend within the vocabulary."""
     if kept is None:
         return None
     offsets, ids = kept[0], kept[1].to(torch.int64)
@@ -154,7 +155,7 @@ def kept_of(kept: KeptRows | None, shape: torch.Size) -> tuple[torch.Tensor, tor
 
 
 def words_of(kept: torch.Tensor) -> np.ndarray:
-    """kept[N, V] as masks [N, W] uint64, for `kept.ids_of`."""
+    """Pack kept[N, V] into masks [N, W] uint64, for `kept.ids_of`."""
     padded = torch.nn.functional.pad(kept, (0, -kept.shape[1] % 64)).unflatten(1, (-1, 8)).to(torch.uint8)
     powers = 2 ** torch.arange(8, device=kept.device, dtype=torch.uint8)
     return (padded * powers).sum(2, dtype=torch.uint8).cpu().numpy().view(np.uint64)

@@ -1,1 +1,1 @@
-"""The path of torch's meta device: shapes without values, to count memory."""
+"""Path of torch's meta device: shapes without values, to count memory."""

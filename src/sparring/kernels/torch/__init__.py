@@ -1,1 +1,1 @@
-"""The portable path: plain torch on the CPU, for machines without a compiler."""
+"""Portable path: plain torch on the CPU, for machines without a compiler."""

@@ -1,4 +1,4 @@
-"""The operations in plain torch, for machines without a compiler: slower, with bits of its own, row-invariant too.
+"""Operations in plain torch, for machines without a compiler: slower, with bits of its own, row-invariant too.
 
 torch picks its kernels by shape, so every matrix product here has one shape, whatever the batch: rows go through in
 tiles of a fixed count, padded with zeros, and keys in blocks of 16 positions. An attention row sits in the slot of its
@@ -35,8 +35,7 @@ class TorchPath(TorchOperations):
     transposes_keys = True
 
     def pack(self, weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:
-        """weights[M_i, K], joined to [M, K], -> the float32 transpose [K, ceil(M / 64) * 64], zeros in what it has more
-        columns.
+        """Transpose weights[M_i, K], joined to [M, K] -> float32 [K, ceil(M / 64) * 64], zeros in the columns past M.
 
         A product whose columns come out even gives the same bits on any number of threads; with others MKL computes, on
         some processors, the columns where one thread's part ends in another way.
@@ -52,13 +51,13 @@ class TorchPath(TorchOperations):
     def packed_layout(
         self, counts: Sequence[int], depth: int, dtype: torch.dtype
     ) -> tuple[tuple[int, ...], torch.dtype]:
-        """Shape and dtype of what `pack` makes of weights[counts[i], depth] of `dtype`."""
+        """Return shape and dtype of what `pack` makes of weights[counts[i], depth] of `dtype`."""
         return (depth, -(-sum(counts) // COLUMNS) * COLUMNS), torch.float32
 
     def linear(
         self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int, dtype: torch.dtype
     ) -> torch.Tensor:
-        """x[N, K] -> y[N, M] of `dtype`, in tiles of 16 rows."""
+        """Multiply x[N, K] -> y[N, M] of `dtype`, in tiles of 16 rows."""
         num_rows = x.shape[0]
         padded = torch.nn.functional.pad(x.float(), (0, 0, 0, -num_rows % ROWS))
         y = torch.empty(padded.shape[0], packed.shape[1])
@@ -68,18 +67,18 @@ class TorchPath(TorchOperations):
         return (y.contiguous() if bias is None else y + bias.detach().float()).to(dtype)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """x[N, D] -> [N, D]."""
+        """Normalise x[N, D] -> [N, D]."""
         return weight * (x.float() * self._inverse_rms(x, eps)).to(x.dtype)
 
     def add_rms_norm(
         self, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x[N, D], y[N, D] -> x + y and its norm."""
+        """Return x[N, D] + y[N, D] and its norm."""
         total = x + y
         return total, self.rms_norm(total, weight, eps)
 
     def split_heads(self, qkv: torch.Tensor, angles: Angles, norms: Norms | None, heads: int, kv_heads: int) -> Heads:
-        """qkv[N, (H + 2 G) d] -> q[N, H, d], k, v[N, G, d]; q and k normed and rotated."""
+        """Cut qkv[N, (H + 2 G) d] into q, k, v; q and k normed and rotated."""
         q, k, v = separate_heads(qkv, heads, kv_heads, angles[0].shape[1])
         if norms is not None:
             q, k = (
@@ -88,7 +87,7 @@ class TorchPath(TorchOperations):
         return self.rope(q, *angles, False), self.rope(k, *angles, False), v
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """gate_up[N, 2 I] -> silu(gate) * up, [N, I]."""
+        """Compute silu(gate) * up [N, I] of gate_up[N, 2 I]."""
         return self.silu_mul(*gate_up.chunk(2, 1))
 
     def attention_packed(
@@ -101,14 +100,14 @@ class TorchPath(TorchOperations):
         shared: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """q[N, H, d], k, v[N, G, d], sinks[H] -> o[N, H, d], logsumexp [N, H]."""
+        """Attend: q[N, H, d], k, v[N, G, d], sinks[H] -> o[N, H, d], logsumexp [N, H]."""
         out, logsumexp = torch.empty_like(q), torch.empty(q.shape[:2])
         for own, path in _sequences(cu_seqlens, shared):
             out[own], logsumexp[own] = _attend(q[own], k[path], v[path], form, sinks)
         return out, logsumexp
 
     def attention_packed_backward(self, saved: SavedAttention, grad: torch.Tensor, form: AttentionForm) -> Heads:
-        """Gradients of q, k, v from the saved logsumexp."""
+        """Return the gradients of q, k and v from the saved logsumexp."""
         q, k, v, cu_seqlens, shared, out, logsumexp = saved
         dq, dk, dv = (torch.zeros(t.shape) for t in (q, k, v))
         for own, path in _sequences(cu_seqlens, shared):
@@ -130,7 +129,7 @@ class TorchPath(TorchOperations):
         form: AttentionForm,
         sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, int]:
-        """Writes k, v into one layer's pages, then attends. o[N, H, d] and -1, or the first wrong sequence."""
+        """Write k, v into one layer's pages, then attend. o[N, H, d] and -1, or the first wrong sequence."""
         keys, values = pages
         num_pages, heads, size, depth = values.shape
         tables, (offsets, lengths) = rows[0].to(torch.int64), (t.tolist() for t in rows[1:3])
@@ -158,8 +157,8 @@ class TorchPath(TorchOperations):
     def token_logprobs(
         self, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: KeptRows | None = None
     ) -> tuple[tuple[torch.Tensor, ...], int]:
-        """(logprob, entropy, maximum, log_sum), each [N]; and -1, or the first row whose target is no token or not
-        kept."""
+        """Return (logprob, entropy, maximum, log_sum), [N] each; and -1, or the first row whose target is no token or
+        not kept."""
         if kept is not None:
             return self._kept_logprobs(logits, targets, temperature, kept)
         wrong = (targets < 0) | (targets >= logits.shape[1])
@@ -174,7 +173,8 @@ class TorchPath(TorchOperations):
     def _kept_logprobs(
         self, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: KeptRows
     ) -> tuple[tuple[torch.Tensor, ...], int]:
-        """The logits that a row is limited to, side by side, are a row like any other."""
+        """Compute `token_logprobs` of limited rows: the logits that a row is limited to, side by side, are a row like
+        any other."""
         results = torch.empty(4, len(targets))
         for n, ids in _limits(kept):
             place, narrow = targets[n : n + 1], logits[n : n + 1]
@@ -197,7 +197,7 @@ class TorchPath(TorchOperations):
         grad_entropy: torch.Tensor | None,
         kept: KeptRows | None = None,
     ) -> torch.Tensor:
-        """Gradient of the logits. `saved` is logits, targets, temperature, entropy, maximum, log_sum."""
+        """Return the gradient of the logits."""
         if kept is not None:
             wide = torch.zeros_like(saved[0])
             for n, ids in _limits(kept):
@@ -213,8 +213,7 @@ class TorchPath(TorchOperations):
     def sample(
         self, logits: torch.Tensor, requests: SamplingRows, masks: np.ndarray | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`requests`: temperature, top_k, top_p, min_p, seeds, positions, limited, each [N] -> tokens[N], logprobs[N];
-        what truncated draws kept goes into `masks` [N, W]."""
+        """Draw tokens[N] with logprobs[N]; the ids that truncated draws kept go into `masks` [N, W]."""
         temperature, top_k, top_p, min_p, seeds, positions, limited = requests
         vocabulary = logits.shape[1]
         tokens, limits = torch.empty(logits.shape[0], dtype=torch.int64), []
@@ -243,7 +242,7 @@ class TorchPath(TorchOperations):
 
 
 def walks(cu_seqlens: torch.Tensor, shared: torch.Tensor | None) -> Iterator[torch.Tensor]:
-    """Of each sequence, the rows of its whole length [L]."""
+    """Yield the rows of the whole length [L] of each sequence."""
     offsets = cu_seqlens.tolist()
     counts = [0] * (len(offsets) - 1) if shared is None else shared.tolist()
     path = torch.empty(0, dtype=torch.int64)
@@ -253,7 +252,7 @@ def walks(cu_seqlens: torch.Tensor, shared: torch.Tensor | None) -> Iterator[tor
 
 
 def _sequences(cu_seqlens: torch.Tensor, shared: torch.Tensor | None) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Of each sequence that has rows of its own: these, and the rows of its whole length [L]."""
+    """Yield, of each sequence that has rows of its own, these and the rows of its whole length [L]."""
     bounds = pairwise(cu_seqlens.tolist())
     for (begin, end), path in zip(bounds, walks(cu_seqlens, shared), strict=True):
         if end > begin:
@@ -263,7 +262,7 @@ def _sequences(cu_seqlens: torch.Tensor, shared: torch.Tensor | None) -> Iterato
 def _attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, form: AttentionForm, sinks: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The last len(q) positions of one sequence attend to k, v[L, G, d], in tiles of 16 positions by 16 keys."""
+    """Attend from the last len(q) positions of one sequence to k, v[L, G, d], in tiles of 16 positions by 16 keys."""
     count, heads, size = q.shape
     length, kv_heads = k.shape[:2]
     begin, end = (length - count) // ROWS * ROWS, -(-length // ROWS) * ROWS
@@ -285,8 +284,8 @@ def _attend(
 def _attend_tile(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, form: AttentionForm, sinks: torch.Tensor | None, first: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q[G, rows, d], a group's heads times positions first .. first + 15; sinks[G, rows] -> out like q, logsumexp [G,
-    rows]."""
+    """Attend with q[G, rows, d], a group's heads times positions first .. first + 15; sinks[G, rows] -> out like q,
+    logsumexp [G, rows]."""
     rows = torch.arange(first, first + ROWS).repeat(q.shape[1] // ROWS)
     blocks = range(form.begin(first) // KEYS * KEYS, first + ROWS, KEYS)
     scores = []
@@ -313,8 +312,8 @@ def _attend_tile(
 def _attend_backward(
     piece: list[torch.Tensor], logsumexp: torch.Tensor, form: AttentionForm
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of q[H, n, d], k, v[G, L, d] from q, k, v, o, grad of the last n positions (Dao et al. 2022, algorithm
-    4)."""
+    """Return gradients of q[H, n, d], k, v[G, L, d] from q, k, v, o, grad of the last n positions (Dao et al. 2022,
+    algorithm 4)."""
     q, k, v, out, grad = piece
     group = q.shape[0] // k.shape[0]
     wide_k, wide_v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
@@ -330,7 +329,7 @@ def _attend_backward(
 
 
 def _hidden(rows: torch.Tensor, keys: torch.Tensor, form: AttentionForm) -> torch.Tensor:
-    """Which of the positions `keys` those in `rows` may not read, [rows, keys]."""
+    """Return which of the positions `keys` those in `rows` may not read, [rows, keys]."""
     distance = rows.unsqueeze(1) - keys
     hidden = distance < 0
     return hidden if form.window is None else hidden | (distance >= form.window)
@@ -341,7 +340,7 @@ def _capped(scores: torch.Tensor, cap: float | None) -> torch.Tensor:
 
 
 def _statistics(logits: torch.Tensor, temperature: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """z = logits / temperature, its row maximum, exp(z - max) and the log of its sum."""
+    """Return z = logits / temperature, its row maximum, exp(z - max) and the log of its sum."""
     z = logits * (1.0 / torch.where(temperature == 0, 1.0, temperature)).unsqueeze(1)
     maximum = z.amax(1)
     weights = elementwise_exp(z - maximum.unsqueeze(1))
@@ -349,14 +348,14 @@ def _statistics(logits: torch.Tensor, temperature: torch.Tensor) -> tuple[torch.
 
 
 def _limits(kept: KeptRows) -> Iterator[tuple[int, torch.Tensor | None]]:
-    """Of each row the ids that it is limited to, None where it is not."""
+    """Yield of each row the ids that it is limited to, None where it is not."""
     offsets, ids = kept[0].tolist(), kept[1].to(torch.int64)
     for n, (begin, end) in enumerate(pairwise(offsets)):
         yield n, ids[begin:end] if end > begin else None
 
 
 def _keep(logits: torch.Tensor, weights: torch.Tensor, limits: tuple[int, float, float]) -> torch.Tensor:
-    """Ids of the kept tokens, ascending. `limits` are top_k, top_p, min_p; see `ops.sample`."""
+    """Return the ids of the kept tokens, ascending. `limits` are top_k, top_p, min_p; see `ops.sample`."""
     top_k, top_p, min_p = limits
     ids = torch.sort(logits, descending=True, stable=True).indices
     ids = ids[:top_k] if top_k > 0 else ids
@@ -375,7 +374,8 @@ def _invert(weights: torch.Tensor, u: float) -> int:
 
 
 def uniform(seed: int, position: int) -> float:
-    """The first word of Philox4x32-10 (Salmon et al. 2011) with this key and counter, as (top 24 bits + 0.5) / 2^24."""
+    """Return the first word of Philox4x32-10 (Salmon et al. 2011) with this key and counter, as (top 24 bits + 0.5) /
+    2^24."""
     mask = 0xFFFFFFFF
     counter = [position & mask, position >> 32 & mask, 0, 0]
     key = [seed & mask, seed >> 32 & mask]
