@@ -60,9 +60,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in set(left)]
     computed = set(filter(None, map(_path_of, items)))
     if computed:
-        from sparring.kernels.paths import EVERY
+        from sparring.kernels.paths import ALL_PATHS
 
-        config.stash[COMPUTED] = {name: "" if name in computed else _why_not(name, config) for name in EVERY}
+        config.stash[COMPUTED] = {name: "" if name in computed else _why_not(name, config) for name in ALL_PATHS}
 
 
 def _path_of(item: pytest.Item) -> str | None:

@@ -44,8 +44,8 @@ def native(path):
 
 
 def watched(path):
-    from sparring.observe.spans import Spans
     from sparring.observe.hooks import timed
+    from sparring.observe.spans import Spans
     from sparring.stages.runtime.timing import ENGINE_SPANS
 
     return timed(scripted(path), Spans(), ENGINE_SPANS)

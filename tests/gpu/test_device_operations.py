@@ -104,7 +104,7 @@ def test_pages_have_the_bits_of_packed_rows(device, form, page_size, dtype):
     sinks = torch.randn(6).to(device)
     whole = ops.attention_packed(q, k, v, offsets.to(device), form, None, sinks)
     where = {"dtype": dtype, "device": device, "transposed": False}
-    pages = ops.KvPages(ops.KvHeads.alike(1, 2, 32), num_pages=32, page_size=page_size, **where)
+    pages = ops.KvPages(ops.KvHeads.uniform(1, 2, 32), num_pages=32, page_size=page_size, **where)
     tables = torch.randperm(32)[: 4 * -(-90 // page_size)].view(4, -1).to(torch.int32)
     begins = [0] * 4
     for ends in ([4, 1, 30, 89], LENGTHS):

@@ -22,7 +22,7 @@ def check_logits(where: str, logits: torch.Tensor) -> None:
         raise refusal(where, "logits[N, V] float32", f"{tuple(logits.shape)} {logits.dtype}", "cast the logits")
 
 
-def checked(kept: KeptRows, rows: int) -> KeptRows:
+def check_kept(kept: KeptRows, rows: int) -> KeptRows:
     """Return offsets int64 and ids int32 of kept sets; refuse offsets that do not ascend from 0 to the number of
     ids."""
     offsets, ids = kept[0].to(torch.int64).contiguous(), kept[1].to(torch.int32).contiguous()
@@ -63,7 +63,7 @@ def check_shared(cu_seqlens: torch.Tensor, shared: torch.Tensor) -> None:
 
 def check_groups(x: torch.Tensor, packed: PackedStack, biases: torch.Tensor | None, counts: torch.Tensor) -> None:
     """Refuse weights that do not fit x[N, K], biases other than [E, M], and counts[E] int64 that do not sum to N."""
-    experts, outputs = len(packed.each), packed.num_outputs
+    experts, outputs = len(packed.matrices), packed.num_outputs
     _check_rows("linear_groups", x, packed)
     if biases is not None and biases.shape != (experts, outputs):
         raise refusal(
@@ -87,9 +87,9 @@ def check_chosen(
     """Refuse experts whose down [D, I] does not fit gate_up [2 I, D] and x[N, D], and choices other than numbers [N, k]
     int32 below E with shares [N, k] float32."""
     _check_rows("mixture", x, gate_up)
-    sizes = (len(gate_up.each), gate_up.num_inputs, gate_up.num_outputs, gate_up.dtype)
-    if (len(down.each), down.num_outputs, 2 * down.num_inputs, down.dtype) != sizes:
-        got = f"[{len(down.each)}, {down.num_outputs}, {down.num_inputs}] {down.dtype}"
+    sizes = (len(gate_up.matrices), gate_up.num_inputs, gate_up.num_outputs, gate_up.dtype)
+    if (len(down.matrices), down.num_outputs, 2 * down.num_inputs, down.dtype) != sizes:
+        got = f"[{len(down.matrices)}, {down.num_outputs}, {down.num_inputs}] {down.dtype}"
         raise refusal(
             "mixture", f"{sizes[0]} weights [{sizes[1]}, {sizes[2] // 2}] {sizes[3]}", got, "check the experts"
         )

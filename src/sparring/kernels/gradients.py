@@ -37,10 +37,10 @@ class WeightSum:
             total += of_weight
         return dx.to(x.dtype)
 
-    def behind(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def attach(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Return x, for all uses to read. Once the gradients of all of them are there, the sum becomes `weight`'s
         gradient."""
-        return _Behind.apply(x, weight, self)
+        return _ReturnSum.apply(x, weight, self)
 
     def take(self) -> torch.Tensor | None:
         """Return the sum, and begin a new one."""
@@ -48,7 +48,7 @@ class WeightSum:
         return total
 
 
-class _Behind(Function):
+class _ReturnSum(Function):
     """Identity whose backward runs after all uses of x, to return the accumulated weight gradient."""
 
     @staticmethod
@@ -98,8 +98,8 @@ class Linear(Function):
         grad = grad.to(x.dtype)
         dx, dw = ctx.path.linear_backward(x, weight, grad, needs)
         db = _of_bias(ctx, grad)
-        each = [None] * len(weights) if dw is None else dw.split([w.shape[0] for w in weights])
-        return dx, db, None, None, None, None, *each
+        dws = [None] * len(weights) if dw is None else dw.split([w.shape[0] for w in weights])
+        return dx, db, None, None, None, None, *dws
 
 
 def _of_bias(ctx: Any, grad: torch.Tensor) -> torch.Tensor | None:
@@ -144,11 +144,11 @@ class LayerNorm(Function):
         width, only_dx = x.shape[-1:], [True, False, False]
         dx = torch.ops.aten.native_layer_norm_backward(grad, x, width, mean, inverse, weight, bias, only_dx)[0]
         pulled = (grad.float(), grad.float() * (x.float() - mean) * inverse)
-        of_bias, of_weight = (sum_rows(part.reshape(-1, *width)) for part in pulled)
-        return dx, *(None if t is None else of.to(t.dtype) for t, of in ((weight, of_weight), (bias, of_bias))), None
+        db, dw = (sum_rows(part.reshape(-1, *width)) for part in pulled)
+        return dx, *(None if t is None else dt.to(t.dtype) for t, dt in ((weight, dw), (bias, db))), None
 
 
-class Spread(Function):
+class Broadcast(Function):
     """Tensor repeated to a larger shape, as torch does where the shapes of two operands differ."""
 
     @staticmethod
@@ -276,8 +276,8 @@ class SplitHeads(Function):
         """Return the gradients of qkv and the norm weights."""
         qkv, q_weight, k_weight, *angles = ctx.saved_tensors
         norms = None if q_weight is None else (q_weight, k_weight, ctx.eps)
-        found = ctx.path.split_heads_backward(qkv, angles, norms, tuple(grad.contiguous() for grad in grads))
-        return *found, None, None, None
+        gradients = ctx.path.split_heads_backward(qkv, angles, norms, tuple(grad.contiguous() for grad in grads))
+        return *gradients, None, None, None
 
 
 class SwiGlu(Function):

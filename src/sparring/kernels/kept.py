@@ -31,17 +31,17 @@ def ids_of(masks: np.ndarray) -> list[bytes]:
     return [ids[begin:end] for begin, end in pairwise([0, *ends.tolist()])]
 
 
-def chosen(values: tuple[torch.Tensor, ...] | None, rows: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+def select_rows(values: tuple[torch.Tensor, ...] | None, rows: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
     """Select from offsets [N + 1] and columns [K] of N rows, such as kept sets, the rows where `rows` [N] is true."""
     if values is None:
         return None
     offsets, *columns = values
     counts = offsets.diff()
-    ours = torch.repeat_interleave(rows, counts)
-    return torch.cat((offsets[:1], counts[rows].cumsum(0))), *(column[ours] for column in columns)
+    selected = torch.repeat_interleave(rows, counts)
+    return torch.cat((offsets[:1], counts[rows].cumsum(0))), *(column[selected] for column in columns)
 
 
-def split(values: tuple[torch.Tensor, ...] | None, rows: int, size: int) -> list[tuple[torch.Tensor, ...] | None]:
+def split_rows(values: tuple[torch.Tensor, ...] | None, rows: int, size: int) -> list[tuple[torch.Tensor, ...] | None]:
     """Split offsets [N + 1] and columns [K] of N rows, such as kept sets, into chunks of `size` rows, the last one
     smaller."""
     bounds = [*range(0, rows, size), rows] if rows else [0, 0]

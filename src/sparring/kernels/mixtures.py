@@ -83,10 +83,18 @@ def linear_groups(
     if fused is not None:
         return fused.linear_groups(x, packed, biases, counts)
     path = path_of(x)
-    each = [None] * len(packed.each) if biases is None else biases
-    parts = zip(x.split(counts.tolist()), packed.each, each, strict=True)
-    found = [path.linear(part, one.storage, bias, one.num_outputs, x.dtype) for part, one, bias in parts if len(part)]
-    return torch.cat(found or [x.new_empty((0, packed.num_outputs))])
+    parts = zip(
+        x.split(counts.tolist()),
+        packed.matrices,
+        [None] * len(packed.matrices) if biases is None else biases,
+        strict=True,
+    )
+    outputs = [
+        path.linear(part, matrix.storage, bias, matrix.num_outputs, x.dtype)
+        for part, matrix, bias in parts
+        if len(part)
+    ]
+    return torch.cat(outputs or [x.new_empty((0, packed.num_outputs))])
 
 
 def mixture(

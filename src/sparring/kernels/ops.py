@@ -21,7 +21,7 @@ import torch
 
 from sparring.errors import refusal
 from sparring.kernels import gradients
-from sparring.kernels.checks import check_attention, check_logits, check_shared, checked
+from sparring.kernels.checks import check_attention, check_kept, check_logits, check_shared
 from sparring.kernels.form import AttentionForm
 from sparring.kernels.gradients import WeightSum
 from sparring.kernels.kept import KeptRows, no_masks
@@ -316,7 +316,7 @@ def token_logprobs(
             "token_logprobs", f"{logits.shape[0]} targets and temperatures", got, "one for each row of logits"
         )
     if kept is not None:
-        kept = checked(kept, len(targets))
+        kept = check_kept(kept, len(targets))
     if torch.is_grad_enabled() and logits.requires_grad:
         logprob, entropy, bad = gradients.TokenLogprobs.apply(logits, targets, temperature, kept, path_of(logits))
     else:

@@ -47,15 +47,15 @@ class PackedWeight:
         self.weights = weights
         self.storage = path_of(weights[0]).pack(weights, self.storage)
 
-    def other(self, *weights: torch.Tensor) -> torch.Tensor:
+    def pack_values(self, *weights: torch.Tensor) -> torch.Tensor:
         """Pack other values beside these, and return their storage."""
         return path_of(weights[0]).pack(weights, None)
 
-    def of(self, *weights: torch.Tensor) -> PackedWeight:
+    def with_weights(self, *weights: torch.Tensor) -> PackedWeight:
         """Copy this with the same packed numbers; gradients flow to `weights`, the same values out of another graph."""
-        other = copy.copy(self)
-        other.weights = weights
-        return other
+        copied = copy.copy(self)
+        copied.weights = weights
+        return copied
 
 
 def pack(*weights: torch.Tensor) -> PackedWeight:
@@ -64,13 +64,13 @@ def pack(*weights: torch.Tensor) -> PackedWeight:
 
 
 class PackedStack:
-    """E weights [M, K] of one shape and dtype, packed one behind the other: `each` of them lies in `storage` [E, ...].
+    """E weights [M, K] of one shape and dtype, packed one behind the other: one after the other in `storage` [E, ...]; `matrices` has each alone.
 
     Raises:
         BadInput: there is none, or they differ.
     """
 
-    __slots__ = ("storage", "each", "num_outputs", "num_inputs", "dtype")
+    __slots__ = ("storage", "matrices", "num_outputs", "num_inputs", "dtype")
 
     def __init__(self, weights: Sequence[torch.Tensor]) -> None:
         if len({(weight.shape, weight.dtype) for weight in weights}) != 1:
@@ -78,25 +78,25 @@ class PackedStack:
             raise refusal("PackedStack", "matrices of one shape and dtype", got, "pack them apart")
         first = PackedWeight(weights[0])
         self.num_outputs, self.num_inputs, self.dtype = first.num_outputs, first.num_inputs, first.dtype
-        self.storage = self._room(first.storage, len(weights))
-        self.each = [PackedWeight(weight, storage=part) for weight, part in zip(weights, self.storage, strict=True)]
+        self.storage = self._storage_like(first.storage, len(weights))
+        self.matrices = [PackedWeight(weight, storage=part) for weight, part in zip(weights, self.storage, strict=True)]
 
     def update(self, weights: Sequence[torch.Tensor]) -> None:
         """Pack again, in place, after the values changed."""
-        for one, weight in zip(self.each, weights, strict=True):
-            one.update(weight)
+        for matrix, weight in zip(self.matrices, weights, strict=True):
+            matrix.update(weight)
 
     def changes(self, weights: Sequence[torch.Tensor]) -> list[tuple[object, str, Any]]:
         """Pack other weights beside the old ones; return the assignments (object, attribute, value) that put them in
         use."""
-        storage = self._room(self.each[0].storage, len(weights))
-        found: list[tuple[object, str, Any]] = [(self, "storage", storage)]
-        for one, weight, part in zip(self.each, weights, storage, strict=True):
+        storage = self._storage_like(self.matrices[0].storage, len(weights))
+        changes: list[tuple[object, str, Any]] = [(self, "storage", storage)]
+        for matrix, weight, part in zip(self.matrices, weights, storage, strict=True):
             path_of(weight).pack((weight,), part)
-            found += [(one, "storage", part), (one, "weights", (weight,))]
-        return found
+            changes += [(matrix, "storage", part), (matrix, "weights", (weight,))]
+        return changes
 
     @staticmethod
-    def _room(like: torch.Tensor, count: int) -> torch.Tensor:
+    def _storage_like(like: torch.Tensor, count: int) -> torch.Tensor:
         shape = (count, *like.shape)
         return zeros(shape, like.dtype) if like.device.type == "cpu" else like.new_zeros(shape)

@@ -44,14 +44,14 @@ class KvHeads(NamedTuple):
         return -(-self.head_dim // BLOCK) * BLOCK
 
     @staticmethod
-    def alike(num_layers: int, num_heads: int, head_dim: int) -> dict[int, KvHeads]:
+    def uniform(num_layers: int, num_heads: int, head_dim: int) -> dict[int, KvHeads]:
         """Return the heads of a model whose layers all keep the same."""
         return {layer: KvHeads(num_heads, head_dim, layer) for layer in range(num_layers)}
 
 
 def token_bytes(heads: Mapping[int, KvHeads], dtype: torch.dtype) -> int:
     """Return the size of one token's keys and values, over all layers."""
-    return sum(2 * one.num_heads * one.depth * dtype.itemsize for layer, one in heads.items() if one.layer == layer)
+    return sum(2 * h.num_heads * h.depth * dtype.itemsize for layer, h in heads.items() if h.layer == layer)
 
 
 class KvPages:
@@ -80,17 +80,17 @@ class KvPages:
         self.heads, self.num_pages, self.page_size, self.dtype = dict(heads), num_pages, page_size, dtype
         self.tensors: list[torch.Tensor] = []
         alike: dict[tuple[int, int], list[int]] = {}
-        for layer, (num_heads, _, place) in self.heads.items():
-            if place == layer:
+        for layer, (num_heads, _, owner) in self.heads.items():
+            if owner == layer:
                 alike.setdefault((num_heads, self.heads[layer].depth), []).append(layer)
-        places = {}
+        stored = {}
         for (num_heads, depth), group in alike.items():
             shape = (len(group), num_pages, num_heads, page_size, depth)
             blocks = (*shape[:3], page_size // BLOCK, depth, BLOCK)
-            keys, values = (_zeros(each, dtype, device) for each in (blocks if transposed else shape, shape))
+            keys, values = (_zeros(size, dtype, device) for size in (blocks if transposed else shape, shape))
             self.tensors += [keys, values]
-            places.update(zip(group, zip(keys.unbind(0), values.unbind(0), strict=True), strict=True))
-        self.layers = {layer: places[one.layer] for layer, one in self.heads.items()}
+            stored.update(zip(group, zip(keys.unbind(0), values.unbind(0), strict=True), strict=True))
+        self.layers = {layer: stored[heads.layer] for layer, heads in self.heads.items()}
 
     @property
     def num_bytes(self) -> int:

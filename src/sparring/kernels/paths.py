@@ -16,9 +16,9 @@ from sparring.kernels.meta.path import MetaPath
 from sparring.kernels.path import FusedPath, KernelPath
 from sparring.kernels.torch.path import TorchPath
 
-EVERY = (*COMPILED, TorchPath.name, DevicePath.name)
+ALL_PATHS = (*COMPILED, TorchPath.name, DevicePath.name)
 """All paths that there are, those of the CPU best first."""
-WORDS = {"off": TorchPath.name, "portable": NAME, "pairs": PAIRS_NAME, "tiles": TILES_NAME}
+SETTINGS = {"off": TorchPath.name, "portable": NAME, "pairs": PAIRS_NAME, "tiles": TILES_NAME}
 """What SPARRING_KERNELS may say, and the path that it means."""
 
 _SOFTWARE = {TILES_NAME: SOFTWARE_TILES, PAIRS_NAME: SOFTWARE_PAIRS}
@@ -35,15 +35,15 @@ def current() -> KernelPath:
     """Return the CPU's path: the one that SPARRING_KERNELS names, else the best that the processor has.
 
     Raises:
-        BadInput: SPARRING_KERNELS is no word of `WORDS`, or names a path that this machine cannot compute.
+        BadInput: SPARRING_KERNELS is no word of `SETTINGS`, or names a path that this machine cannot compute.
     """
     global _path
     if _path is None:
         wish = os.environ.get("SPARRING_KERNELS")
-        if wish and wish not in WORDS:
-            expected = f"one of {', '.join(WORDS)}"
+        if wish and wish not in SETTINGS:
+            expected = f"one of {', '.join(SETTINGS)}"
             raise refusal("SPARRING_KERNELS", expected, repr(wish), "take one of these, or unset it")
-        _path = _made(WORDS[wish], f"SPARRING_KERNELS={wish}") if wish else _made(path_names()[0], "numerics path")
+        _path = _made(SETTINGS[wish], f"SPARRING_KERNELS={wish}") if wish else _made(path_names()[0], "numerics path")
     return _path
 
 
@@ -93,20 +93,20 @@ def path_names(*, software: bool = False) -> tuple[str, ...]:
 
     With `software`, also those whose instructions the processor lacks and which it computes slowly all the same.
     """
-    return tuple(name for name in EVERY if not why_not(name, software=software))
+    return tuple(name for name in ALL_PATHS if not why_not(name, software=software))
 
 
 def why_not(name: str, *, software: bool = True) -> str:
     """Return the reason why this machine's CPU does not compute a path, `software` counted or not; empty where it
     does."""
     if name in COMPILED:
-        found = _library(name, software)
-        return found if isinstance(found, str) else ""
+        library = _library(name, software)
+        return library if isinstance(library, str) else ""
     return _NO_DEVICE if name == DevicePath.name and not is_interpreted() else ""
 
 
 def use(name: str) -> None:
-    """Choose the CPU's path for this process, before anything is packed; SPARRING_KERNELS does the same by its `WORDS`.
+    """Choose the CPU's path for this process, before anything is packed; SPARRING_KERNELS does the same by its `SETTINGS`.
 
     What the processor has no instructions for is computed in software, slowly, where that can be done.
 
@@ -118,7 +118,7 @@ def use(name: str) -> None:
 
 
 def _made(name: str, where: str) -> KernelPath:
-    absent = why_not(name) if name in EVERY else "there is none of that name"
+    absent = why_not(name) if name in ALL_PATHS else "there is none of that name"
     if absent:
         expected = f"a path that this machine computes ({', '.join(path_names())})"
         raise refusal(where, expected, f"{name}: {absent}", "choose one of them")

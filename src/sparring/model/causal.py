@@ -122,7 +122,7 @@ class CausalModel:
         if not isinstance(self.head, RowLinear) or not self.head.weight.requires_grad:
             return hidden, None
         total = ops.WeightSum()
-        return total.behind(hidden, self.head.weight), total
+        return total.attach(hidden, self.head.weight), total
 
     def values(self, hidden: torch.Tensor) -> torch.Tensor:
         """What a scalar head says of each row: a reward, where the row ends a text, or a value. hidden[M, D] -> [M]

@@ -119,8 +119,8 @@ class RowExperts(nn.Module):
         """The same with gradients, expert by expert."""
         # one node of the graph for each stacked parameter: a slice for each expert would have a whole gradient of its
         # own
-        pairs = zip(*self._weights(), *(stack.each for stack in self.stacks), strict=True)
-        packed = [(gate_up.of(one), down.of(other)) for one, other, gate_up, down in pairs]
+        pairs = zip(*self._weights(), *(stack.matrices for stack in self.stacks), strict=True)
+        packed = [(gate_up.with_weights(one), down.with_weights(other)) for one, other, gate_up, down in pairs]
         biases = list(zip(*self._biases(), strict=True))
         found = [
             self._expert(part, packed[e], biases[e], adapted and adapted[e])

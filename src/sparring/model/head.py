@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sparring.errors import refusal
 from sparring.kernels import ops
-from sparring.kernels.kept import KeptRows, chosen, split
+from sparring.kernels.kept import KeptRows, select_rows, split_rows
 from sparring.model.causal import CausalModel
 
 BiasRows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -43,11 +43,13 @@ class Asked(NamedTuple):
         """Chunks of `size` rows."""
         columns = self.targets.split(size), self.temperature.split(size)
         rows = len(self.targets)
-        return map(Asked, *columns, split(self.kept, rows, size), split(self.bias, rows, size))
+        return map(Asked, *columns, split_rows(self.kept, rows, size), split_rows(self.bias, rows, size))
 
     def of(self, rows: torch.Tensor) -> Asked:
         """What is asked of those that `rows` [M] bool names."""
-        return Asked(self.targets[rows], self.temperature[rows], chosen(self.kept, rows), chosen(self.bias, rows))
+        return Asked(
+            self.targets[rows], self.temperature[rows], select_rows(self.kept, rows), select_rows(self.bias, rows)
+        )
 
 
 def token_quantities(

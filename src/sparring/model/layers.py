@@ -97,7 +97,7 @@ class Product:
         """x[N, K] -> [N, sum of M], of `out_dtype` or of the dtype of x. `total`: see `ops.linear`."""
         packed, bias = self.packed, self.bias
         if torch.is_grad_enabled():
-            packed = packed.of(*(part.matrix(own) for part in self.parts))
+            packed = packed.with_weights(*(part.matrix(own) for part in self.parts))
             bias = None if bias is None else torch.cat([part.bias for part in self.parts])
         y = ops.linear(x, packed, bias, out_dtype, total)
         return y if self.adapted is None else self.adapted(x, y)
@@ -110,7 +110,7 @@ class Product:
     def derived(self, values: Values) -> Changes:
         """What is derived from other values than the parameters have."""
         weights = tuple(part.matrix(values) for part in self.parts)
-        changes = [(self.packed, "storage", self.packed.other(*weights)), (self.packed, "weights", weights)]
+        changes = [(self.packed, "storage", self.packed.pack_values(*weights)), (self.packed, "weights", weights)]
         return [*changes, (self, "bias", self._joined_bias(values))]
 
     def _joined_bias(self, values: Values) -> torch.Tensor | None:

@@ -151,7 +151,9 @@ class Delta:
         """x[N, K] -> scale * B (A x) [N, M]."""
         if self.a is None or self.b is None:
             return nn.functional.linear(nn.functional.linear(x, torch.cat(self._inner)) * self.scale, self._blocks())
-        return _low_rank(x, self.a, self.b.of(self._blocks()) if torch.is_grad_enabled() else self.b, self.scale)
+        return _low_rank(
+            x, self.a, self.b.with_weights(self._blocks()) if torch.is_grad_enabled() else self.b, self.scale
+        )
 
     def refresh(self) -> None:
         """Pack changed factors anew."""
@@ -185,11 +187,13 @@ class ExpertDelta:
 
     def pairs(self) -> list[Packed]:
         """Both factors of each expert; with gradients on, one node of the graph for each stacked parameter."""
-        packed = zip(self.a.each, self.b.each, strict=True)
+        packed = zip(self.a.matrices, self.b.matrices, strict=True)
         if not torch.is_grad_enabled():
             return list(packed)
         views = zip(*(factor.unbind(0) for factor in self._factors), strict=True)
-        return [(a.of(of_a), b.of(of_b)) for (a, b), (of_a, of_b) in zip(packed, views, strict=True)]
+        return [
+            (a.with_weights(of_a), b.with_weights(of_b)) for (a, b), (of_a, of_b) in zip(packed, views, strict=True)
+        ]
 
     def refresh(self) -> None:
         """Pack changed factors anew."""

@@ -232,12 +232,12 @@ def spread(function: Callable[..., Any], args: tuple[Any, ...], named: Mapping[s
     order of ours: see `kernels.threads`."""
     name = function.__name__.strip("_")
     if name in COPYING and isinstance(args[0], torch.Tensor) and args[0].requires_grad:
-        return gradients.Spread.apply(args[0], function(*args, **named).shape)
+        return gradients.Broadcast.apply(args[0], function(*args, **named).shape)
     if name in SPREADING and len(args) == 2 and all(isinstance(one, torch.Tensor) for one in args):
         a, b = args
         if a.shape != b.shape and (a.requires_grad or b.requires_grad):
             shape = torch.broadcast_shapes(a.shape, b.shape)
-            args = tuple(gradients.Spread.apply(one, shape) if _repeats_rows(one, shape) else one for one in args)
+            args = tuple(gradients.Broadcast.apply(one, shape) if _repeats_rows(one, shape) else one for one in args)
     return function(*args, **named)
 
 

@@ -57,7 +57,7 @@ def in_chunks(
         .view(len(lengths), -1)
         .to(torch.int32)
     )
-    pages = ops.KvPages(ops.KvHeads.alike(2, *k.shape[1:]), num_pages=num_pages, page_size=page_size, dtype=k.dtype)
+    pages = ops.KvPages(ops.KvHeads.uniform(2, *k.shape[1:]), num_pages=num_pages, page_size=page_size, dtype=k.dtype)
     for tensor in pages.tensors:
         tensor.fill_(float("nan"))  # what is not written must not be read
     starts, done, out = offsets(lengths).tolist(), [0] * len(lengths), torch.full_like(q, float("nan"))
@@ -162,7 +162,7 @@ def test_torch_attention_is_not_row_invariant() -> None:
 
 
 def test_a_table_that_names_no_page_is_refused() -> None:
-    pages = ops.KvPages(ops.KvHeads.alike(1, 1, 16), num_pages=2, dtype=torch.float32)
+    pages = ops.KvPages(ops.KvHeads.uniform(1, 1, 16), num_pages=2, dtype=torch.float32)
     tensors = qkv(20, 1, 1, 16, torch.float32)
     for table in ([0, 2], [0, -1], [0]):
         rows = ops.PagedRows(
@@ -171,13 +171,13 @@ def test_a_table_that_names_no_page_is_refused() -> None:
         with pytest.raises(BadInput, match="sequence 0"):
             ops.attention_paged(*tensors, pages, 0, rows, PLAIN[0])
     with pytest.raises(BadInput, match="page_size"):
-        ops.KvPages(ops.KvHeads.alike(1, 1, 16), num_pages=2, page_size=24, dtype=torch.float32)
+        ops.KvPages(ops.KvHeads.uniform(1, 1, 16), num_pages=2, page_size=24, dtype=torch.float32)
 
 
 def test_a_copied_page_serves_like_the_original() -> None:
     q, k, v = qkv(17, 2, 1, 16, torch.float32)
     whole = packed((q, k, v), [17], PLAIN)
-    pages = ops.KvPages(ops.KvHeads.alike(1, 1, 16), num_pages=4, dtype=torch.float32)
+    pages = ops.KvPages(ops.KvHeads.uniform(1, 1, 16), num_pages=4, dtype=torch.float32)
 
     def step(table: list[int], rows: slice) -> torch.Tensor:
         length = torch.tensor([rows.stop], dtype=torch.int32)

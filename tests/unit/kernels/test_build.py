@@ -15,7 +15,7 @@ from sparring.kernels import ops
 from sparring.kernels.compiled.build import FLAGS, SOFTWARE_PAIRS, SOFTWARE_TILES, build, load
 from sparring.kernels.compiled.library import Library
 from sparring.kernels.compiled.path import CompiledPath
-from sparring.kernels.paths import WORDS
+from sparring.kernels.paths import SETTINGS
 
 
 def test_a_second_build_finds_the_first() -> None:
@@ -123,7 +123,7 @@ def started(**environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_environment_chooses_the_path(kernel_path: str) -> None:
-    (word,) = (word for word, name in WORDS.items() if name == kernel_path)
+    (word,) = (word for word, name in SETTINGS.items() if name == kernel_path)
     assert started(SPARRING_KERNELS=word).stdout.split()[0] == kernel_path
 
 

@@ -136,7 +136,7 @@ def test_changed_and_replaced_weights_are_read(path: str) -> None:
     assert torch.equal(ops.mixture(x, *stacks, chosen, shares), 2.0 * before)
     assert all(
         torch.equal(ops.linear(x, one), ops.linear(x, ops.pack(weight)))
-        for one, weight in zip(stacks[1].each, doubled, strict=True)
+        for one, weight in zip(stacks[1].matrices, doubled, strict=True)
     )
     stacks[1].update(weights[1])
     assert torch.equal(ops.mixture(x, *stacks, chosen, shares), before)

@@ -7,7 +7,7 @@ import torch
 
 from sparring.errors import BadInput
 from sparring.kernels import ops
-from sparring.kernels.kept import ids_of, split
+from sparring.kernels.kept import ids_of, split_rows
 from sparring.kernels.torch.path import uniform
 
 pytestmark = pytest.mark.usefixtures("path")
@@ -174,7 +174,7 @@ def test_a_truncated_logprob_is_token_logprobs_over_the_kept_ids_to_the_bit(voca
     leaf = logits.clone().requires_grad_()
     assert torch.equal(ops.token_logprobs(logits, tokens, requests[0], kept)[0], logprobs)
     assert torch.equal(ops.token_logprobs(leaf, tokens, requests[0], kept)[0], logprobs)
-    for chunk, part in zip(split(kept, count, 32), range(0, count, 32), strict=True):
+    for chunk, part in zip(split_rows(kept, count, 32), range(0, count, 32), strict=True):
         rows = slice(part, part + 32)
         assert torch.equal(ops.token_logprobs(logits[rows], tokens[rows], requests[0][rows], chunk)[0], logprobs[rows])
     assert not torch.equal(ops.token_logprobs(logits, tokens, requests[0])[0], logprobs), (

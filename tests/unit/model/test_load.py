@@ -34,7 +34,7 @@ def logits(model, rows):
 
 def test_shape_is_read_from_the_config(path):
     model = load(path)
-    assert model.kv_heads == ops.KvHeads.alike(num_layers=2, num_heads=2, head_dim=16)
+    assert model.kv_heads == ops.KvHeads.uniform(num_layers=2, num_heads=2, head_dim=16)
     assert (model.vocab_size, model.max_positions, model.dtype) == (VOCABULARY, 256, torch.float32)
     assert model.path_name == ops.path_name()
     assert load(path, numerics="fast").path_name == "fast"

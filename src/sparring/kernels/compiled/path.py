@@ -121,7 +121,7 @@ class CompiledPath:
     ) -> torch.Tensor:
         """Compute the experts of x[N, D]; chosen [N, k] int32, shares [N, k] float32."""
         y, (rows, per_row) = torch.empty_like(x), chosen.shape
-        experts = Experts(*(Weight.on(self.name, one, None) for one in (gate_up, down)), len(gate_up.storage))
+        experts = Experts(*(Weight.on(self.name, packed, None) for packed in (gate_up, down)), len(gate_up.storage))
         pointers = (byref(experts), *(t.data_ptr() for t in (x, chosen, shares, y)))
         self._t["mixture"][x.dtype](*pointers, rows, per_row, torch.get_num_threads())
         return y

@@ -61,10 +61,10 @@ def _tile(
     """Return of each row of a query tile: its index among the N times H, its head, its position, and whether it
     exists."""
     i = tl.arange(0, PADDED * POSITIONS)
-    place = tile * POSITIONS + i // PADDED
+    nth = tile * POSITIONS + i // PADDED
     member = i % PADDED
     head = g * GROUP + member
-    return (first + place).to(tl.int64) * H + head, head, length - count + place, (place < count) & (member < GROUP)
+    return (first + nth).to(tl.int64) * H + head, head, length - count + nth, (nth < count) & (member < GROUP)
 
 
 @triton.jit
@@ -103,14 +103,14 @@ def _forward(
             begin = tl.maximum(length - count + tile * POSITIONS - WINDOW + 1, 0) // KEYS * KEYS
         for block in range(begin, end, KEYS):
             at = block + tl.arange(0, KEYS)
-            place = _keys_of(
+            nth = _keys_of(
                 tables + b * table_width, at, at < end, g, page_size, page_stride, slot_stride, head_stride
             )
             k = tl.load(
-                keys + place[None, :] + depth[:, None], mask=(at[None, :] < end) & (depth[:, None] < d), other=0.0
+                keys + nth[None, :] + depth[:, None], mask=(at[None, :] < end) & (depth[:, None] < d), other=0.0
             )
             v = tl.load(
-                values + place[:, None] + depth[None, :], mask=(at[:, None] < end) & (depth[None, :] < d), other=0.0
+                values + nth[:, None] + depth[None, :], mask=(at[:, None] < end) & (depth[None, :] < d), other=0.0
             )
             if WIDE:
                 k, v = k.to(tl.float32), v.to(tl.float32)
@@ -136,12 +136,12 @@ def _write(
     tile, g, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = tl.load(cu_rows + b)
     count = tl.load(cu_rows + b + 1) - first
-    place = tile * POSITIONS + tl.arange(0, POSITIONS)
-    position = tl.load(lengths + b) - count + place
-    there = place < count
+    nth = tile * POSITIONS + tl.arange(0, POSITIONS)
+    position = tl.load(lengths + b) - count + nth
+    there = nth < count
     target = _keys_of(tables + b * table_width, position, there, g, page_size, page_stride, slot_stride, head_stride)
     depth = tl.arange(0, DEPTH)
-    row = ((first + place).to(tl.int64) * tl.num_programs(1) + g) * d
+    row = ((first + nth).to(tl.int64) * tl.num_programs(1) + g) * d
     mask = there[:, None] & (depth[None, :] < d)
     new = row[:, None] + depth[None, :]
     old = target[:, None] + depth[None, :]
@@ -218,24 +218,24 @@ def _backward_queries(
         pull = tl.load(delta + row, mask=exists, other=0.0)
         if WIDE:
             queries, slope_out = queries.to(tl.float32), slope_out.to(tl.float32)
-        found = tl.zeros((PADDED * POSITIONS, DEPTH), tl.float32)
+        total = tl.zeros((PADDED * POSITIONS, DEPTH), tl.float32)
         end = tl.minimum(length - count + (tile + 1) * POSITIONS, length)
         begin = 0
         if WINDOW > 0:
             begin = tl.maximum(length - count + tile * POSITIONS - WINDOW + 1, 0) // KEYS * KEYS
         for block in range(begin, end, KEYS):
             at = block + tl.arange(0, KEYS)
-            place = _keys_of(tables + b * table_width, at, at < end, g, 1, slot_stride, 0, head_stride)
+            nth = _keys_of(tables + b * table_width, at, at < end, g, 1, slot_stride, 0, head_stride)
             there = (at[None, :] < end) & (depth[:, None] < d)
-            keys = tl.load(k + place[None, :] + depth[:, None], mask=there, other=0.0)
-            values = tl.load(v + place[None, :] + depth[:, None], mask=there, other=0.0)
+            keys = tl.load(k + nth[None, :] + depth[:, None], mask=there, other=0.0)
+            values = tl.load(v + nth[None, :] + depth[:, None], mask=there, other=0.0)
             if WIDE:
                 keys, values = keys.to(tl.float32), values.to(tl.float32)
             s, bend = _scores(queries, keys, position, at, scale, WINDOW, CAP)
             p = tl.exp(s - of_row[:, None])
             ds = p * (tl.dot(slope_out, values, input_precision="ieee") - pull[:, None]) * bend * scale
-            found = tl.dot(ds.to(keys.dtype), tl.trans(keys), found, input_precision="ieee")
-        tl.store(dq + row[:, None] * d + depth[None, :], found.to(dq.dtype.element_ty), mask=mask)
+            total = tl.dot(ds.to(keys.dtype), tl.trans(keys), total, input_precision="ieee")
+        tl.store(dq + row[:, None] * d + depth[None, :], total.to(dq.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["table_width"])
@@ -255,9 +255,9 @@ def _backward_keys(
         depth = tl.arange(0, DEPTH)
         at = block + tl.arange(0, KEYS)
         there = (at[:, None] < length) & (depth[None, :] < d)
-        place = _keys_of(tables + b * table_width, at, at < length, g, 1, slot_stride, 0, head_stride)
-        keys = tl.load(k + place[:, None] + depth[None, :], mask=there, other=0.0)
-        values = tl.load(v + place[:, None] + depth[None, :], mask=there, other=0.0)
+        nth = _keys_of(tables + b * table_width, at, at < length, g, 1, slot_stride, 0, head_stride)
+        keys = tl.load(k + nth[:, None] + depth[None, :], mask=there, other=0.0)
+        values = tl.load(v + nth[:, None] + depth[None, :], mask=there, other=0.0)
         if WIDE:
             keys, values = keys.to(tl.float32), values.to(tl.float32)
         of_keys = tl.zeros((KEYS, DEPTH), tl.float32)

@@ -132,9 +132,9 @@ class DevicePath(TorchOperations):
         most = int(cu_seqlens.diff().max()) if len(paths) else 0
         walk = self._attention.Walk(tables.to(device), cu_seqlens, lengths.to(device), most)
         shares = shared is not None and bool(shared.any())
-        found = walk, cu_lengths.to(device), [path.to(device) for path in paths] if shares else []
-        self._last = weakref.ref(cu_seqlens), shared, found
-        return found
+        whole = walk, cu_lengths.to(device), [path.to(device) for path in paths] if shares else []
+        self._last = weakref.ref(cu_seqlens), shared, whole
+        return whole
 
     def attention_paged(
         self,
@@ -158,12 +158,12 @@ class DevicePath(TorchOperations):
         """Return (logprob, entropy, maximum, log_sum), [N] each; and -1, or the first row whose target is no token or
         not kept."""
         wrong = (targets < 0) | (targets >= logits.shape[1])
-        found = kept_of(kept, logits.shape)
-        if found is not None:
-            wrong = wrong | found[1] | ~found[0].gather(1, targets.clamp(0, logits.shape[1] - 1).unsqueeze(1))[:, 0]
+        limits = kept_of(kept, logits.shape)
+        if limits is not None:
+            wrong = wrong | limits[1] | ~limits[0].gather(1, targets.clamp(0, logits.shape[1] - 1).unsqueeze(1))[:, 0]
         if bool(wrong.any()):
             return (logits[:, 0],) * 4, int(wrong.int().argmax())
-        return log_statistics(logits, targets, temperature, None if found is None else found[0]), -1
+        return log_statistics(logits, targets, temperature, None if limits is None else limits[0]), -1
 
     def token_logprobs_backward(
         self,
@@ -173,9 +173,9 @@ class DevicePath(TorchOperations):
         kept: KeptRows | None = None,
     ) -> torch.Tensor:
         """Return the gradient of the logits."""
-        found = kept_of(kept, saved[0].shape)
-        if found is not None:
-            saved = (saved[0].masked_fill(~found[0], float("-inf")), *saved[1:])
+        limits = kept_of(kept, saved[0].shape)
+        if limits is not None:
+            saved = (saved[0].masked_fill(~limits[0], float("-inf")), *saved[1:])
         return logits_gradient(saved, grad_logprob, grad_entropy)
 
     def sample(

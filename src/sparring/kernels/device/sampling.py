@@ -92,14 +92,14 @@ def keep(
     float64."""
     top_k, top_p, min_p = (limit.unsqueeze(1) for limit in limits)
     order = torch.sort(logits, dim=1, descending=True, stable=True).indices
-    found = weights.gather(1, order)
+    ordered = weights.gather(1, order)
     rank = torch.arange(logits.shape[1], device=logits.device)
     left = (top_k <= 0) | (rank < top_k)
-    sums = running_sum(torch.where(left, found, 0.0))
+    sums = running_sum(torch.where(left, ordered, 0.0))
     # the shortest prefix that reaches the share: everything before whose sum it was not reached
     before = torch.nn.functional.pad(sums[:, :-1], (1, 0))
     left = left & ((top_p >= 1) | (before < top_p.double() * sums[:, -1:]))
-    left = left & (found > 0) & (found >= min_p)
+    left = left & (ordered > 0) & (ordered >= min_p)
     left[:, 0] |= ~left.any(1)  # of a row that is not numbers
     return torch.zeros_like(left).scatter_(1, order, left)
 
@@ -149,9 +149,9 @@ def kept_of(kept: KeptRows | None, shape: torch.Size) -> tuple[torch.Tensor, tor
     odd = (ids < 0) | (ids >= shape[1])
     odd[1:] |= (ids[1:] <= ids[:-1]) & (rows[1:] == rows[:-1])
     wrong = torch.zeros(shape[0], dtype=torch.bool, device=ids.device).index_fill_(0, rows[odd], True)
-    found = (counts == 0).unsqueeze(1).expand(shape).clone()
-    found[rows[~odd], ids[~odd]] = True
-    return found, wrong
+    limited_to = (counts == 0).unsqueeze(1).expand(shape).clone()
+    limited_to[rows[~odd], ids[~odd]] = True
+    return limited_to, wrong
 
 
 def words_of(kept: torch.Tensor) -> np.ndarray:

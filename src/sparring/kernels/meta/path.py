@@ -46,7 +46,7 @@ class MetaPath:
         """Allocate what the other path packs weights[M_i, K] into."""
         if storage is not None:
             return storage
-        shape, dtype = self.packed_layout([len(one) for one in weights], weights[0].shape[1], weights[0].dtype)
+        shape, dtype = self.packed_layout([len(weight) for weight in weights], weights[0].shape[1], weights[0].dtype)
         return torch.empty(shape, dtype=dtype, device="meta")
 
     def packed_layout(

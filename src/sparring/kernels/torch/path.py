@@ -177,14 +177,14 @@ class TorchPath(TorchOperations):
         any other."""
         results = torch.empty(4, len(targets))
         for n, ids in _limits(kept):
-            place, narrow = targets[n : n + 1], logits[n : n + 1]
+            target, narrow = targets[n : n + 1], logits[n : n + 1]
             if ids is not None:
                 sound = bool((ids.diff() > 0).all()) and 0 <= int(ids[0]) and int(ids[-1]) < logits.shape[1]
-                place = (ids == place).nonzero()[:, 0]
-                if not sound or not len(place):
+                target = (ids == target).nonzero()[:, 0]
+                if not sound or not len(target):
                     return tuple(results.unbind(0)), n
                 narrow = narrow[:, ids]
-            values, bad = self.token_logprobs(narrow, place, temperature[n : n + 1])
+            values, bad = self.token_logprobs(narrow, target, temperature[n : n + 1])
             if bad >= 0:
                 return tuple(results.unbind(0)), n
             results[:, n] = torch.cat(values)
@@ -203,9 +203,9 @@ class TorchPath(TorchOperations):
             for n, ids in _limits(kept):
                 there = slice(None) if ids is None else ids
                 logits, targets, *others = (t[n : n + 1] for t in saved)
-                place = targets if ids is None else (ids == targets).nonzero()[:, 0]
+                target = targets if ids is None else (ids == targets).nonzero()[:, 0]
                 by_entropy = None if grad_entropy is None else grad_entropy[n : n + 1]
-                narrow = (logits[:, there], place, *others)
+                narrow = (logits[:, there], target, *others)
                 wide[n, there] = self.token_logprobs_backward(narrow, grad_logprob[n : n + 1], by_entropy)[0]
             return wide
         return logits_gradient(saved, grad_logprob, grad_entropy)
@@ -359,12 +359,12 @@ def _keep(logits: torch.Tensor, weights: torch.Tensor, limits: tuple[int, float,
     top_k, top_p, min_p = limits
     ids = torch.sort(logits, descending=True, stable=True).indices
     ids = ids[:top_k] if top_k > 0 else ids
-    kept = weights[ids]
+    left = weights[ids]
     if top_p < 1.0:
-        reached = kept.cumsum(0) >= float(torch.tensor(top_p)) * kept.sum()
+        reached = left.cumsum(0) >= float(torch.tensor(top_p)) * left.sum()
         count = int(reached.int().argmax()) + 1 if bool(reached.any()) else len(ids)
-        ids, kept = ids[:count], kept[:count]
-    ids = ids[(kept > 0) & (kept >= min_p)].sort().values
+        ids, left = ids[:count], left[:count]
+    ids = ids[(left > 0) & (left >= min_p)].sort().values
     return ids if len(ids) else ids.new_zeros(1)  # of a row that is not numbers
 
 
