@@ -16,8 +16,8 @@ from sparring.errors import refusal
 from sparring.kernels import ops
 from sparring.kernels.form import AttentionForm
 from sparring.kernels.pages import KvHeads
-from sparring.model.rowwise import ours
-from sparring.model.states import States
+from sparring.model.rowwise import row_invariant
+from sparring.model.states import RecurrentStates
 
 IMPLEMENTATION = "sparring"
 """The name under which the library's attention interface knows our attention."""
@@ -55,11 +55,11 @@ class Paged:
 
     pages: ops.KvPages
     rows: ops.PagedRows
-    states: tuple[States, torch.Tensor] | None = None
+    states: tuple[RecurrentStates, torch.Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Observed(Packed):
+class KeyRecording(Packed):
     """The same, and it is noted in `keys` with which keys and values, [1, G, N, d] each, which layer attends."""
 
     keys: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
@@ -73,7 +73,9 @@ class Observed(Packed):
 
 Attention = Packed | Paged
 
-UNDER_WAY: ContextVar[Attention | None] = ContextVar("attention of the library's forward under way", default=None)
+CURRENT_ATTENTION: ContextVar[Attention | None] = ContextVar(
+    "attention of the library's forward under way", default=None
+)
 """How the tokens of this thread's call of the library lie: not every model hands keywords on to its attention."""
 
 
@@ -105,7 +107,7 @@ def attend(
     return ops.attention_paged(q, k, v, attention.pages, layer, attention.rows, form, sinks)
 
 
-@ours
+@row_invariant
 def library_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -120,7 +122,7 @@ def library_attention(
     Raises:
         BadInput: the layer asks for something that our attention does not compute.
     """
-    context = UNDER_WAY.get()
+    context = CURRENT_ATTENTION.get()
     if context is None:
         raise refusal(type(module).__name__, "a call through CausalModel", "another one", "use CausalModel.hidden")
     got = "position_bias" if options.get("position_bias") is not None else None
@@ -131,7 +133,7 @@ def library_attention(
     # some configs write "no window" as 0
     form = AttentionForm(scale, options.get("sliding_window") or None, options.get("softcap") or None)
     q, k, v = (t[0].transpose(0, 1).contiguous() for t in (query, key, value))
-    if isinstance(context, Observed):
+    if isinstance(context, KeyRecording):
         context.keys[module.layer_idx] = (key, value)
     size = v.shape[-1]
     if size < q.shape[-1]:

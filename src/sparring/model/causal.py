@@ -14,15 +14,15 @@ from torch import nn
 
 from sparring.errors import WeightsError, refusal
 from sparring.kernels import ops
-from sparring.model.attention import UNDER_WAY, Attention
+from sparring.model.attention import CURRENT_ATTENTION, Attention
 from sparring.model.decoder import Decoder
 from sparring.model.experts import RowExperts
 from sparring.model.layers import RowLinear
-from sparring.model.library import Senses, text_model
+from sparring.model.library import NonTextParts, text_model
 from sparring.model.lora import Adapters
-from sparring.model.recurrent import LAYOUT, Layout
+from sparring.model.recurrent import LAYOUT, MixerLayout
 from sparring.model.rowwise import RowWise
-from sparring.model.states import Recurrent
+from sparring.model.states import RecurrentLayers
 
 ATTENTION = {"full_attention", "sliding_attention"}
 """The kinds of layers that our attention serves: not attention in chunks."""
@@ -58,10 +58,10 @@ class CausalModel:
         self.decoder = forward if isinstance(forward, Decoder) else None
         self.kv_heads = {} if self.decoder is None else self.decoder.kv_heads
         # looked up once: every update walks them several times
-        kept, senses = module.state_dict().keys(), Senses(module)
+        kept, non_text = module.state_dict().keys(), NonTextParts(module)
         buffers = {name: buffer for name, buffer in module.named_buffers() if name in kept}
         every = {**dict(module.named_parameters()), **buffers}
-        self._parameters = {name: parameter for name, parameter in every.items() if name not in senses}
+        self._parameters = {name: parameter for name, parameter in every.items() if name not in non_text}
         self.library = library = forward if isinstance(forward, LibraryForward) else None
         self.recurrent = {} if library is None else library.recurrent
         self.adapters = Adapters(module, self.decoder) if library is None else library.adapters
@@ -182,13 +182,15 @@ class LibraryForward:
     """The library's own forward around our attention, for models outside the Llama family and for fast numerics.
     `rowwise` is how exact numerics compute what stands between our modules; None for fast."""
 
-    def __init__(self, module: nn.Module, recurrent: Recurrent, *, exact: bool, gradient_checkpointing: bool) -> None:
+    def __init__(
+        self, module: nn.Module, recurrent: RecurrentLayers, *, exact: bool, gradient_checkpointing: bool
+    ) -> None:
         self.body, self.recurrent, self.adapters = text_model(module), recurrent, Adapters(module, None)
         self.rowwise = RowWise() if exact else None
         if gradient_checkpointing:
             # the library renamed it within version 5 and warns of the old name
             enable = getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable
-            enable({"use_reentrant": False, "context_fn": self._then_and_again})
+            enable({"use_reentrant": False, "context_fn": self._checkpoint_contexts})
             for part in module.modules():  # the library asks these alone; a router in training might draw lots
                 part.training = hasattr(part, "gradient_checkpointing")
 
@@ -198,18 +200,18 @@ class LibraryForward:
         """tokens[N], positions[N] -> [N, D], or [M, D] with rows[M]."""
         context: dict[str, Any] = {}
         if self.recurrent:
-            context[LAYOUT] = Layout.of(attention, tokens.device, self.adapters)
-        with _Within(attention, self.rowwise):
+            context[LAYOUT] = MixerLayout.of(attention, tokens.device, self.adapters)
+        with _LibraryCall(attention, self.rowwise):
             out = self.body(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **context)
         hidden = out.last_hidden_state[0]
         return hidden if rows is None else hidden.index_select(0, rows)
 
-    def _then_and_again(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    def _checkpoint_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         """For a layer in the forward, which is within already, and where backward passes compute it again."""
-        return nullcontext(), _Within(UNDER_WAY.get(), self.rowwise)
+        return nullcontext(), _LibraryCall(CURRENT_ATTENTION.get(), self.rowwise)
 
 
-class _Within(AbstractContextManager[None]):
+class _LibraryCall(AbstractContextManager[None]):
     """For the library's code within: how its tokens lie, and row by row for exact numerics. Again and again, not in
     itself."""
 
@@ -217,16 +219,16 @@ class _Within(AbstractContextManager[None]):
         self._attention, self._rowwise = attention, rowwise or nullcontext()
 
     def __enter__(self) -> None:
-        self._before = UNDER_WAY.set(self._attention)
+        self._before = CURRENT_ATTENTION.set(self._attention)
         self._rowwise.__enter__()
 
     def __exit__(self, *error: Any) -> None:
         self._rowwise.__exit__(*error)
-        UNDER_WAY.reset(self._before)
+        CURRENT_ATTENTION.reset(self._before)
 
 
 def forward_of(
-    module: nn.Module, *, lean: bool, exact: bool, gradient_checkpointing: bool, recurrent: Recurrent
+    module: nn.Module, *, lean: bool, exact: bool, gradient_checkpointing: bool, recurrent: RecurrentLayers
 ) -> Forward:
     """The lean decoder for a swapped module of the Llama family, the library's forward for everything else."""
     if lean:

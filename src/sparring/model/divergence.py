@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from sparring.model.head import Asked, biased, drawn_from
+from sparring.model.head import TargetRows, add_bias, sampling_logits
 from sparring.protocols import Divergence
 
 CHUNK_ROWS = 256
@@ -35,7 +35,7 @@ def from_teacher(
     hidden: torch.Tensor,
     teacher: Head,
     teacher_hidden: torch.Tensor,
-    asked: Asked,
+    asked: TargetRows,
     form: Divergence,
 ) -> torch.Tensor:
     """Over the vocabulary: between softmax((logits + bias) / temperature) of the model and of `teacher`; where sampling
@@ -57,12 +57,14 @@ def from_teacher(
         [M], with gradient for the model.
     """
 
-    def chunk(rows: torch.Tensor, theirs: torch.Tensor, of: Asked) -> torch.Tensor:
+    def chunk(rows: torch.Tensor, theirs: torch.Tensor, of: TargetRows) -> torch.Tensor:
         with torch.no_grad():
             given = teacher.logits(theirs)
         ours = model.logits(rows)
         shared = min(ours.shape[1], given.shape[1])
-        log_q, log_p = (drawn_from(biased(logits, of.bias), of)[:, :shared].log_softmax(1) for logits in (ours, given))
+        log_q, log_p = (
+            sampling_logits(add_bias(logits, of.bias), of)[:, :shared].log_softmax(1) for logits in (ours, given)
+        )
         return between(log_p, log_q, form)
 
     return _in_chunks(chunk, *(rows.split(CHUNK_ROWS) for rows in (hidden, teacher_hidden)), asked.split(CHUNK_ROWS))

@@ -13,7 +13,7 @@ from torch import nn
 
 from sparring.kernels import ops
 from sparring.model.layers import Changes, RowLinear, Values
-from sparring.model.rowwise import ours
+from sparring.model.rowwise import row_invariant
 
 Gate = Callable[[torch.Tensor], torch.Tensor]
 """gate_up[N, 2 I] -> [N, I]."""
@@ -23,9 +23,9 @@ AdaptedExpert = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class ExpertAdapters(Protocol):
-    """What adapters add to the products of the experts of a layer; `sites` is where, for each of both."""
+    """What adapters add to the products of the experts of a layer; `targets` is where, for each of both."""
 
-    sites: Sequence[object]
+    targets: Sequence[object]
 
     @property
     def adds(self) -> bool:
@@ -43,7 +43,7 @@ class RowRouter(RowLinear):
         self.top_k: int = router.top_k
         self.renormalise = renormalise
 
-    @ours
+    @row_invariant
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # type: ignore[override]
         """x[..., D] -> logits[N, E] and shares[N, k], both float32, and the experts' numbers [N, k], likeliest
         first."""
@@ -83,7 +83,7 @@ class RowExperts(nn.Module):
         """Whether `ops.mixture` computes them: gated by SiLU, without biases."""
         return self._gate is ops.swiglu and self.gate_up_proj_bias is None and self.down_proj_bias is None
 
-    @ours
+    @row_invariant
     def forward(self, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
         """x[N, D], chosen[N, k] experts, their shares[N, k] -> [N, D]."""
         training, adds = torch.is_grad_enabled(), self.adapted is not None and self.adapted.adds

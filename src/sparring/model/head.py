@@ -29,7 +29,7 @@ KEEP_ELEMENTS = 1 << 25
 """128 MiB of float32 logits."""
 
 
-class Asked(NamedTuple):
+class TargetRows(NamedTuple):
     """What is asked of each of M rows of logits."""
 
     targets: torch.Tensor
@@ -39,15 +39,15 @@ class Asked(NamedTuple):
     kept: KeptRows | None
     bias: BiasRows | None
 
-    def split(self, size: int) -> Iterator[Asked]:
+    def split(self, size: int) -> Iterator[TargetRows]:
         """Chunks of `size` rows."""
         columns = self.targets.split(size), self.temperature.split(size)
         rows = len(self.targets)
-        return map(Asked, *columns, split_rows(self.kept, rows, size), split_rows(self.bias, rows, size))
+        return map(TargetRows, *columns, split_rows(self.kept, rows, size), split_rows(self.bias, rows, size))
 
-    def of(self, rows: torch.Tensor) -> Asked:
+    def select(self, rows: torch.Tensor) -> TargetRows:
         """What is asked of those that `rows` [M] bool names."""
-        return Asked(
+        return TargetRows(
             self.targets[rows], self.temperature[rows], select_rows(self.kept, rows), select_rows(self.bias, rows)
         )
 
@@ -92,10 +92,10 @@ def token_quantities(
     recompute = torch.is_grad_enabled() and hidden.shape[0] * model.vocab_size > keep_elements
     hidden, total = model.weight_sum(hidden) if recompute else (hidden, None)
 
-    def of_chunk(rows: torch.Tensor, asked: Asked) -> dict[str, torch.Tensor]:
-        return _quantities(biased(model.logits(rows, total), asked.bias), asked, needs)
+    def of_chunk(rows: torch.Tensor, asked: TargetRows) -> dict[str, torch.Tensor]:
+        return _quantities(add_bias(model.logits(rows, total), asked.bias), asked, needs)
 
-    size, asked = _chunk_rows(model.vocab_size), Asked(targets, temperature, kept, bias)
+    size, asked = _chunk_rows(model.vocab_size), TargetRows(targets, temperature, kept, bias)
     # split, not slices: the gradient of each slice would be a whole [M, D] of its own
     chunks = [
         checkpoint(of_chunk, *arguments, use_reentrant=False) if recompute else of_chunk(*arguments)
@@ -106,7 +106,7 @@ def token_quantities(
     }
 
 
-def _quantities(logits: torch.Tensor, asked: Asked, needs: Set[str]) -> dict[str, torch.Tensor]:
+def _quantities(logits: torch.Tensor, asked: TargetRows, needs: Set[str]) -> dict[str, torch.Tensor]:
     """The one place where quantities are made of logits: those of one chunk, logits[M, V], biases added. Each [M,
     ...]."""
     logprob, entropy = ops.token_logprobs(logits, asked.targets, asked.temperature, asked.kept)
@@ -115,13 +115,13 @@ def _quantities(logits: torch.Tensor, asked: Asked, needs: Set[str]) -> dict[str
 
 
 @torch.no_grad()
-def _squares(logits: torch.Tensor, asked: Asked) -> torch.Tensor:
+def _squares(logits: torch.Tensor, asked: TargetRows) -> torch.Tensor:
     """sum_v p(v)^2 = exp(logsumexp(2 z) - 2 logsumexp(z)) of each row of logits z [M, V], over what was kept."""
-    scaled = drawn_from(logits, asked)
+    scaled = sampling_logits(logits, asked)
     return ((2 * scaled).logsumexp(1) - 2 * scaled.logsumexp(1)).exp()
 
 
-def drawn_from(logits: torch.Tensor, asked: Asked) -> torch.Tensor:
+def sampling_logits(logits: torch.Tensor, asked: TargetRows) -> torch.Tensor:
     """logits [M, V], biases added, of what each token was drawn from: divided by its temperature, minus infinity at
     what was not kept. The softmax of a row is its distribution."""
     scaled = logits / torch.where(asked.temperature == 0, 1.0, asked.temperature)[:, None]
@@ -150,7 +150,7 @@ class Judged(NamedTuple):
 
 
 @torch.no_grad()
-def judge(
+def score_tokens(
     model: CausalModel, hidden: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, top_k: int = 0
 ) -> Judged:
     """`token_quantities` without gradients, to the bit, together with the `top_k` likeliest tokens of each row: the
@@ -173,7 +173,7 @@ def judge(
     return Judged(*(torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*chunks, strict=True)))
 
 
-def biased(logits: torch.Tensor, bias: BiasRows | None) -> torch.Tensor:
+def add_bias(logits: torch.Tensor, bias: BiasRows | None) -> torch.Tensor:
     """logits [M, V], each plus what is added to it: the sum that the engine makes before it draws."""
     if bias is None:
         return logits

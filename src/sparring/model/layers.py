@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from sparring.kernels import ops
-from sparring.model.rowwise import ours
+from sparring.model.rowwise import row_invariant
 
 Values = Callable[[nn.Parameter], torch.Tensor]
 """What a parameter is to be."""
@@ -34,7 +34,7 @@ class RowLinear(nn.Module):
         super().__init__()
         self.weight = linear.weight
         self.bias = getattr(linear, "bias", None)
-        self.out_features, self.in_features = self.matrix(own).shape
+        self.out_features, self.in_features = self.matrix(current_value).shape
         self._product: Product | None = None
 
     def matrix(self, values: Values) -> torch.Tensor:
@@ -49,7 +49,7 @@ class RowLinear(nn.Module):
             self._product = Product(self)
         return self._product
 
-    @ours
+    @row_invariant
     def forward(
         self, x: torch.Tensor, out_dtype: torch.dtype | None = None, total: ops.WeightSum | None = None
     ) -> torch.Tensor:
@@ -87,8 +87,8 @@ class Product:
     def __init__(self, *parts: RowLinear) -> None:
         self.parts = parts
         self.sizes = [part.out_features for part in parts]
-        self.packed = ops.pack(*(part.matrix(own) for part in parts))
-        self.bias = self._joined_bias(own)
+        self.packed = ops.pack(*(part.matrix(current_value) for part in parts))
+        self.bias = self._joined_bias(current_value)
         self.adapted: Adapted | None = None
 
     def __call__(
@@ -97,15 +97,15 @@ class Product:
         """x[N, K] -> [N, sum of M], of `out_dtype` or of the dtype of x. `total`: see `ops.linear`."""
         packed, bias = self.packed, self.bias
         if torch.is_grad_enabled():
-            packed = packed.with_weights(*(part.matrix(own) for part in self.parts))
+            packed = packed.with_weights(*(part.matrix(current_value) for part in self.parts))
             bias = None if bias is None else torch.cat([part.bias for part in self.parts])
         y = ops.linear(x, packed, bias, out_dtype, total)
         return y if self.adapted is None else self.adapted(x, y)
 
     def refresh(self) -> None:
         """Pack the weights anew."""
-        self.packed.update(*(part.matrix(own) for part in self.parts))
-        self.bias = self._joined_bias(own)
+        self.packed.update(*(part.matrix(current_value) for part in self.parts))
+        self.bias = self._joined_bias(current_value)
 
     def derived(self, values: Values) -> Changes:
         """What is derived from other values than the parameters have."""
@@ -119,7 +119,7 @@ class Product:
         return torch.cat([values(part.bias).detach().float() for part in self.parts])
 
 
-def own(parameter: nn.Parameter) -> torch.Tensor:
+def current_value(parameter: nn.Parameter) -> torch.Tensor:
     """What it is."""
     return parameter
 
@@ -132,7 +132,7 @@ class RowNorm(nn.Module):
         self.weight = weight
         self.variance_epsilon = eps
 
-    @ours
+    @row_invariant
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., D] -> [..., D]."""
         return ops.rms_norm(x, self.weight, self.variance_epsilon)
@@ -146,7 +146,7 @@ class WideNorm(nn.Module):
         self.weight = weight
         self.variance_epsilon, self.offset = eps, offset
 
-    @ours
+    @row_invariant
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., D] -> [..., D]."""
         return ops.rms_norm(x.float(), self.weight.float() + self.offset, self.variance_epsilon).to(x.dtype)
@@ -155,7 +155,7 @@ class WideNorm(nn.Module):
 class RowGelu(nn.Module):
     """GELU by its tanh formula, the same bits for an element wherever it lies."""
 
-    @ours
+    @row_invariant
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Any shape."""
         return ops.gelu_tanh(x)
@@ -164,7 +164,7 @@ class RowGelu(nn.Module):
 class RowSilu(nn.Module):
     """x * sigmoid(x), the same bits for an element wherever it lies."""
 
-    @ours
+    @row_invariant
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Any shape."""
         return ops.silu(x)

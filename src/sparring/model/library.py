@@ -22,7 +22,7 @@ def text_model(module: nn.Module) -> nn.Module:
     return module.get_decoder() if composite else module.base_model
 
 
-class Senses:
+class NonTextParts:
     """The parts of a model that sees or hears too with which it does, by name; of other models none."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -39,7 +39,7 @@ class Senses:
         """Whether a parameter or buffer of the model is of these parts."""
         return any(name == path or name.startswith(f"{path}.") for path in self._paths)
 
-    def leave(self) -> None:
+    def drop(self) -> None:
         """Let go of them."""
         for path in self._paths:
             parent, _, name = path.rpartition(".")

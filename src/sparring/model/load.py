@@ -17,11 +17,11 @@ from sparring.kernels import ops
 from sparring.model.attention import IMPLEMENTATION
 from sparring.model.causal import ATTENTION, CausalModel, forward_of
 from sparring.model.decoder import FAMILY
-from sparring.model.library import Senses, class_of
+from sparring.model.library import NonTextParts, class_of
 from sparring.model.lora import Adapter
 from sparring.model.peft import base_of, is_adapter, read
-from sparring.model.prove import observe, prove
 from sparring.model.recurrent import split
+from sparring.model.self_test import find_kv_heads, verify_against_library
 from sparring.model.swap import swap
 
 # a progress bar on stderr would tear the live view
@@ -107,7 +107,7 @@ def equipped(module: nn.Module, path: str | Path, numerics: str, gradient_checkp
     Raises:
         BadInput: the model cannot run with these numerics, or the adapter does not fit it.
     """
-    model = served(module, base_of(path), numerics=numerics, gradient_checkpointing=gradient_checkpointing)
+    model = build_model(module, base_of(path), numerics=numerics, gradient_checkpointing=gradient_checkpointing)
     if is_adapter(path):
         model.adapters.everywhere = model.adapters.fit(Adapter(read(path), model.dtype, model.device))
     return model
@@ -129,7 +129,7 @@ def _is_error(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.ERROR
 
 
-def served(module: nn.Module, where: str, *, numerics: str, gradient_checkpointing: bool = False) -> CausalModel:
+def build_model(module: nn.Module, where: str, *, numerics: str, gradient_checkpointing: bool = False) -> CausalModel:
     """The library's module with our parts in it, proven where our own tests do not know it. On torch's meta device
     nothing can be proven: the model has the parts that a proven one would have.
 
@@ -159,11 +159,11 @@ def served(module: nn.Module, where: str, *, numerics: str, gradient_checkpointi
             max_positions=max_positions,
         )
         if not lean and device == "meta":
-            observe(model)
+            find_kv_heads(model)
         elif not lean:
-            prove(model, where, exact=exact)
+            verify_against_library(model, where, exact=exact)
         if not lean:
-            Senses(module).leave()
+            NonTextParts(module).drop()
     return model
 
 

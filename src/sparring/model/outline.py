@@ -33,7 +33,7 @@ from sparring.model.head import token_quantities
 from sparring.model.hub import base_folder
 from sparring.model.layers import Product, RowLinear
 from sparring.model.library import class_of
-from sparring.model.load import DTYPES, read_config, served
+from sparring.model.load import DTYPES, build_model, read_config
 from sparring.model.lora import SCALE, A, Adapter, B
 from sparring.model.targets import targeted, targets_of
 
@@ -131,8 +131,8 @@ class Outline:
         with (
             boundary(BadInput, where, "a forward and a backward pass", "report it"),
             _trainable(self),
-            Unread(),
-            Live() as live,
+            ZeroValues(),
+            AllocationMeter() as live,
         ):
             hidden = self._hidden(tokens)
             needs = frozenset({"value"} if self.model.is_scalar else {"logprob", "entropy"})
@@ -149,7 +149,12 @@ class Outline:
             BadInput: the model cannot be computed without values.
         """
         where = f"{type(self.model.module).__name__} without values"
-        with boundary(BadInput, where, "a forward pass", "report it"), torch.no_grad(), Unread(), Live() as live:
+        with (
+            boundary(BadInput, where, "a forward pass", "report it"),
+            torch.no_grad(),
+            ZeroValues(),
+            AllocationMeter() as live,
+        ):
             rows = self._hidden(tokens)[:sampled]
             if not self.model.is_scalar:
                 self.model.logits(rows)
@@ -179,7 +184,7 @@ class Outline:
 
     def _packed_factors(self) -> Iterator[torch.Tensor]:
         everywhere = self.model.adapters.everywhere
-        for delta in () if everywhere is None else everywhere.deltas.values():
+        for delta in () if everywhere is None else everywhere.terms.values():
             yield from (one.storage for one in (delta.a, delta.b) if one is not None)
 
 
@@ -249,8 +254,8 @@ def outline_of(
         kind, config.num_labels = transformers.AutoModelForSequenceClassification, 1
     with torch.device("meta"), boundary(BadInput, where, "a config that the library makes a model of", "repair it"):
         module = kind.from_config(config, dtype=DTYPES[dtype], attn_implementation=IMPLEMENTATION)
-    with Unread():
-        model = served(module, where, numerics=numerics, gradient_checkpointing=gradient_checkpointing)
+    with ZeroValues():
+        model = build_model(module, where, numerics=numerics, gradient_checkpointing=gradient_checkpointing)
     if lora is not None:
         targets, state = targets_of(module), {SCALE: torch.tensor(lora.scale, dtype=torch.float64)}
         for name in targeted(module, lora.target_modules, lora.target_parameters):
@@ -261,7 +266,7 @@ def outline_of(
     return Outline(model)
 
 
-class Unread(TorchDispatchMode):
+class ZeroValues(TorchDispatchMode):
     """For models that look at values, of which each is 0, and for what torch refuses without them though it computes it
     with them: grouped products of float32."""
 
@@ -278,7 +283,7 @@ class Unread(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-class Live(TorchDispatchMode):
+class AllocationMeter(TorchDispatchMode):
     """Counts what tensors that are made within take while they live; `peak`: the most of each kind."""
 
     def __init__(self) -> None:

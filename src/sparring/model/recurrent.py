@@ -16,54 +16,54 @@ import torch
 from torch import nn
 
 from sparring.model.attention import Attention, Paged
-from sparring.model.lora import Adapters, Apart
-from sparring.model.states import Carried, Recurrent, States
+from sparring.model.lora import AdapterAssignment, Adapters
+from sparring.model.states import MixerCache, RecurrentLayers, RecurrentStates
 
 LAYOUT = "sparring_layout"
-"""The keyword that carries a `Layout` through the library's forward to its mixers."""
+"""The keyword that carries a `MixerLayout` through the library's forward to its mixers."""
 
 
-class Piece(NamedTuple):
+class MixerBatch(NamedTuple):
     """Sequences that a mixer computes side by side.
 
     rows [b, n] int64: where their tokens lie; of these the first `known` are computed for their state alone, because
-    they lie in another piece too. slots [b] int64: where their states are kept, None where the tokens are whole
-    sequences. `begun`: a state is there. `apart`: which of their tokens, end to end, have which adapter.
+    they lie in another batch too. slots [b] int64: where their states are kept, None where the tokens are whole
+    sequences. `begun`: a state is there. `assignment`: which of their tokens, end to end, have which adapter.
     """
 
     rows: torch.Tensor
     known: int
     slots: torch.Tensor | None
     begun: bool
-    apart: Apart | None
+    assignment: AdapterAssignment | None
 
 
-class Layout(NamedTuple):
-    """All sequences of a forward. order [N] int64: where each token lies in the pieces' outputs end to end."""
+class MixerLayout(NamedTuple):
+    """All sequences of a forward. order [N] int64: where each token lies in the batches' outputs end to end."""
 
-    pieces: list[Piece]
+    batches: list[MixerBatch]
     order: torch.Tensor
-    states: States | None
+    states: RecurrentStates | None
     adapters: Adapters
 
     @staticmethod
-    def of(attention: Attention, device: torch.device, adapters: Adapters) -> Layout:
-        """Sequences of equal length that begin alike make a piece."""
+    def of(attention: Attention, device: torch.device, adapters: Adapters) -> MixerLayout:
+        """Sequences of equal length that begin alike make a batch."""
         paths, slots, states = _paths(attention)
         members: dict[tuple[int, int, bool], list[int]] = defaultdict(list)
         for index, (rows, known, begun) in enumerate(paths):
             if len(rows) > known:
                 members[len(rows), known, begun].append(index)
-        pieces = []
+        batches = []
         for (_, known, begun), same in members.items():
             rows = torch.stack([paths[index].rows for index in same])
             where = None if slots is None else slots[same].to(device)
-            pieces.append(Piece(rows.to(device), known, where, begun, adapters.among(rows.flatten())))
-        order = torch.cat([piece.rows[:, piece.known :].flatten() for piece in pieces]).argsort()
-        return Layout(pieces, order, states, adapters)
+            batches.append(MixerBatch(rows.to(device), known, where, begun, adapters.assignment_of(rows.flatten())))
+        order = torch.cat([batch.rows[:, batch.known :].flatten() for batch in batches]).argsort()
+        return MixerLayout(batches, order, states, adapters)
 
 
-class _Path(NamedTuple):
+class _SequenceRows(NamedTuple):
     """Where a sequence's tokens lie, rows [n]; `known` of them another has too; `begun`: others were computed
     before."""
 
@@ -72,14 +72,14 @@ class _Path(NamedTuple):
     begun: bool
 
 
-def _paths(attention: Attention) -> tuple[list[_Path], torch.Tensor | None, States | None]:
+def _paths(attention: Attention) -> tuple[list[_SequenceRows], torch.Tensor | None, RecurrentStates | None]:
     if isinstance(attention, Paged):
         assert attention.states is not None, "pages of a recurrent model come with states"
         states, slots = attention.states
         cu_rows, ends = attention.rows.cu_rows.tolist(), attention.rows.context_lengths.tolist()
         bounds = zip(cu_rows, cu_rows[1:], ends, strict=False)
         return (
-            [_Path(torch.arange(begin, end), 0, length > end - begin) for begin, end, length in bounds],
+            [_SequenceRows(torch.arange(begin, end), 0, length > end - begin) for begin, end, length in bounds],
             slots,
             states,
         )
@@ -88,13 +88,13 @@ def _paths(attention: Attention) -> tuple[list[_Path], torch.Tensor | None, Stat
     paths, path = [], torch.arange(0)
     for begin, end, known in zip(offsets, offsets[1:], shared, strict=False):
         path = torch.cat([path[:known], torch.arange(begin, end)])
-        paths.append(_Path(path, known, False))
+        paths.append(_SequenceRows(path, known, False))
     return paths, None, None
 
 
 @torch.no_grad()
-def split(module: nn.Module) -> Recurrent:
-    """Let the library's mixers compute flat tokens as a `Layout` says; parameters keep their names.
+def split(module: nn.Module) -> RecurrentLayers:
+    """Let the library's mixers compute flat tokens as a `MixerLayout` says; parameters keep their names.
 
     Args:
         module: a Hugging Face causal LM.
@@ -105,7 +105,7 @@ def split(module: nn.Module) -> Recurrent:
     recurrent = {}
     token = torch.zeros_like(module.get_input_embeddings().weight[:1]).unsqueeze(0)
     for mixer in filter(_is_mixer, module.modules()):
-        carried = Carried()
+        carried = MixerCache()
         mixer(token, cache_params=carried)
         recurrent[mixer.layer_idx] = carried.states
         mixer.forward = partial(_forward, mixer.forward, mixer.layer_idx)
@@ -120,15 +120,15 @@ def _is_mixer(part: nn.Module) -> bool:
 
 def _forward(mix: Any, layer: int, hidden_states: torch.Tensor, **options: Any) -> torch.Tensor:
     """hidden_states[1, N, D] -> [1, N, D] where a layout is given, else the library's own call."""
-    layout: Layout | None = options.pop(LAYOUT, None)
+    layout: MixerLayout | None = options.pop(LAYOUT, None)
     if layout is None:
         return mix(hidden_states, **options)
     outputs = []
-    for rows, known, slots, begun, apart in layout.pieces:
+    for rows, known, slots, begun, assignment in layout.batches:
         carried = None
         if slots is not None:
-            carried = layout.states.read(layer, slots) if begun else Carried()
-        with layout.adapters.told(apart):
+            carried = layout.states.read(layer, slots) if begun else MixerCache()
+        with layout.adapters.assigned(assignment):
             # not hidden_states[0][rows]: torch adds the gradients of a row that several sequences share as threads come
             inputs = hidden_states[0].index_select(0, rows.flatten()).unflatten(0, rows.shape)
             output = mix(inputs, cache_params=carried)

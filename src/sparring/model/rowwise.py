@@ -68,7 +68,7 @@ SUMMING = frozenset(("alpha", "reduce", "accumulate"))
 """Keywords with which some of these multiply and add, or add what falls on one place."""
 
 
-def ours(function: Callable[..., Result]) -> Callable[..., Result]:
+def row_invariant(function: Callable[..., Result]) -> Callable[..., Result]:
     """Code of ours in the middle of the library's: what it calls is row-invariant in its own way."""
 
     @wraps(function)
@@ -80,7 +80,7 @@ def ours(function: Callable[..., Result]) -> Callable[..., Result]:
 
 
 class RowWise(TorchFunctionMode):
-    """For the library's code within, outside of functions that are `ours`. `replaced`: functions of torch that were
+    """For the library's code within, outside of functions that are `row_invariant`. `replaced`: functions of torch that were
     computed in another way. `unknown`: those that gave numbers and are not known to give a row the same bits in any
     batch. With `is_proven` one that comes later is refused: the model calls others than at load. What TorchScript has
     compiled is not seen."""
@@ -106,7 +106,7 @@ class RowWise(TorchFunctionMode):
             name = function.__name__.strip("_")
             safe = self._safe[function] = name in SAFE and not (self._has_complex and name in PRODUCTS)
         if safe and (not named or SUMMING.isdisjoint(named)):
-            return spread(function, args, named) if torch.is_grad_enabled() else function(*args, **named)
+            return broadcast_weight(function, args, named) if torch.is_grad_enabled() else function(*args, **named)
         name = function.__name__ if _is_in_place(function) else function.__name__.strip("_")
         if name == "view_as_complex" and not self._has_complex:
             self._has_complex = True
@@ -227,7 +227,7 @@ def _rms_norm(
     return (wide if weight is None else wide * weight).to(x.dtype)
 
 
-def spread(function: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+def broadcast_weight(function: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
     """function(*args, **named); where it repeats a weight for many rows, the gradient of the weight is added up in an
     order of ours: see `kernels.threads`."""
     name = function.__name__.strip("_")

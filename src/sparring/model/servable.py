@@ -13,7 +13,7 @@ from sparring.model.attention import IMPLEMENTATION
 from sparring.model.causal import CausalModel
 from sparring.model.decoder import DENSE
 from sparring.model.library import class_of
-from sparring.model.load import DTYPES, load, read_config, refuse_incomplete, served
+from sparring.model.load import DTYPES, build_model, load, read_config, refuse_incomplete
 from sparring.model.peft import base_of
 
 SMALL_BYTES = 1 << 30
@@ -52,7 +52,7 @@ def check_servable(
     with boundary(BadInput, where, "a config that the library makes a model of", "repair it or take another"):
         short = _shortened(config)
         module = class_of(short).from_config(short, dtype=DTYPES[dtype], attn_implementation=IMPLEMENTATION)
-    return served(module.to(device), where, numerics=numerics)
+    return build_model(module.to(device), where, numerics=numerics)
 
 
 def _check_headers(where: str, config: Any, files: list[Path]) -> None:

@@ -10,7 +10,7 @@ import torch
 from sparring.model.causal import CausalModel
 
 
-class Staged:
+class StagedWeights:
     """A copy of `state` and of all that a model derives from it. Making one touches nothing that the model computes
     with, so any thread may; `commit` and `undo` are for the thread that computes.
 

@@ -14,12 +14,12 @@ Kind = tuple[str, int]
 """Which of a mixer's states: "conv" or "recurrent", and which of that kind."""
 
 
-Recurrent = Mapping[int, Mapping[Kind, torch.Tensor]]
+RecurrentLayers = Mapping[int, Mapping[Kind, torch.Tensor]]
 """By recurrent layer, the states [1, ...] of a sequence of one token: their kinds, shapes and dtypes are any
 sequence's."""
 
 
-class Carried:
+class MixerCache:
     """What a mixer asks of the library's cache, for b sequences side by side in one layer. `states` [b, ...] by kind:
     of a convolution the last inputs [b, C, K], of a recurrence whatever the mixer says; none where the sequences
     begin."""
@@ -55,7 +55,7 @@ class Carried:
         return state
 
 
-class States:
+class RecurrentStates:
     """The states of S sequences in every recurrent layer.
 
     Args:
@@ -63,17 +63,17 @@ class States:
         num_slots: S.
     """
 
-    def __init__(self, recurrent: Recurrent, num_slots: int) -> None:
+    def __init__(self, recurrent: RecurrentLayers, num_slots: int) -> None:
         self._layers = {
             layer: {kind: one.new_zeros(num_slots, *one.shape[1:]) for kind, one in states.items()}
             for layer, states in recurrent.items()
         }
 
-    def read(self, layer: int, slots: torch.Tensor) -> Carried:
+    def read(self, layer: int, slots: torch.Tensor) -> MixerCache:
         """A copy of the states in slots[b]."""
-        return Carried({kind: states.index_select(0, slots) for kind, states in self._layers[layer].items()})
+        return MixerCache({kind: states.index_select(0, slots) for kind, states in self._layers[layer].items()})
 
-    def write(self, layer: int, slots: torch.Tensor, carried: Carried) -> None:
+    def write(self, layer: int, slots: torch.Tensor, carried: MixerCache) -> None:
         """Put the states of b sequences into slots[b]."""
         for kind, states in self._layers[layer].items():
             states.index_copy_(0, slots, carried.states[kind])
@@ -85,6 +85,6 @@ class States:
                 states[target] = states[source]
 
 
-def state_bytes(recurrent: Recurrent) -> int:
+def state_bytes(recurrent: RecurrentLayers) -> int:
     """Size of one sequence's states."""
     return sum(one.nbytes for states in recurrent.values() for one in states.values())

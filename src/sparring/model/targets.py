@@ -23,7 +23,7 @@ DEFAULT = ("q_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn")
 """Ends of the names of layers that make queries and values, alone or with keys."""
 
 
-class Target(NamedTuple):
+class AdaptableWeight(NamedTuple):
     """A weight that an adapter may add to: the name of its parameter, its shape (M, K) or (E, M, K), and whether the
     parameter has the last two the other way round."""
 
@@ -49,17 +49,20 @@ def shape_of(layer: nn.Module) -> tuple[int, int]:
     return (second, first) if type(layer) in LYING else (first, second)
 
 
-def targets_of(module: nn.Module) -> dict[str, Target]:
+def targets_of(module: nn.Module) -> dict[str, AdaptableWeight]:
     """What adapters may add to: linear layers by name, and stacked matrices of experts by the name of their
     parameter."""
     linears = linears_of(module)
-    targets = {name: Target(f"{name}.weight", shape_of(layer), type(layer) in LYING) for name, layer in linears.items()}
+    targets = {
+        name: AdaptableWeight(f"{name}.weight", shape_of(layer), type(layer) in LYING)
+        for name, layer in linears.items()
+    }
     for path, part in module.named_modules():
         for name in STACKED if type(part).__name__.endswith("Experts") else ():
             weight, transposed = getattr(part, name, None), bool(getattr(part, "is_transposed", False))
             if isinstance(weight, nn.Parameter) and weight.dim() == 3:
                 experts, outputs, inputs = weight.mT.shape if transposed else weight.shape
-                targets[f"{path}.{name}"] = Target(f"{path}.{name}", (experts, outputs, inputs), transposed)
+                targets[f"{path}.{name}"] = AdaptableWeight(f"{path}.{name}", (experts, outputs, inputs), transposed)
     return targets
 
 
@@ -82,12 +85,14 @@ def targeted(
         for target in targets:
             meant = [name for name in known if name == target or name.endswith(f".{target}")]
             if not meant:
-                raise unknown(target, known, "target_modules" if known is names else "target_parameters")
+                raise unknown_target(target, known, "target_modules" if known is names else "target_parameters")
             found += [name for name in meant if name not in found]
     return found
 
 
-def unknown(name: str, known: Sequence[str] | Mapping[str, object], setting: str = "target_modules") -> Exception:
+def unknown_target(
+    name: str, known: Sequence[str] | Mapping[str, object], setting: str = "target_modules"
+) -> Exception:
     """The refusal of an adapter for something else than one of these."""
     ends = ", ".join(sorted({one.rpartition(".")[2] for one in known})) or "none"
     what = "linear layers" if setting == "target_modules" else "stacked matrices of experts"

@@ -103,9 +103,7 @@ def _forward(
             begin = tl.maximum(length - count + tile * POSITIONS - WINDOW + 1, 0) // KEYS * KEYS
         for block in range(begin, end, KEYS):
             at = block + tl.arange(0, KEYS)
-            nth = _keys_of(
-                tables + b * table_width, at, at < end, g, page_size, page_stride, slot_stride, head_stride
-            )
+            nth = _keys_of(tables + b * table_width, at, at < end, g, page_size, page_stride, slot_stride, head_stride)
             k = tl.load(
                 keys + nth[None, :] + depth[:, None], mask=(at[None, :] < end) & (depth[:, None] < d), other=0.0
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparring.kernels import ops
 from sparring.model.causal import CausalModel
 from sparring.model.layers import RowLinear
-from sparring.model.states import States
+from sparring.model.states import RecurrentStates
 from sparring.model.steps.compiled import DecoderStep, mlp_widths
 from sparring.model.steps.device import DeviceStep
 from sparring.model.steps.operations import OperationStep
@@ -13,7 +13,7 @@ from sparring.model.steps.rows import Slots
 
 
 def step_of(
-    model: CausalModel, pages: ops.KvPages, slots: Slots, states: States | None = None
+    model: CausalModel, pages: ops.KvPages, slots: Slots, states: RecurrentStates | None = None
 ) -> DecoderStep | DeviceStep | OperationStep:
     """The one call where the model is of the Llama family and the compiled kernels are in use; graphs of it on a
     GPU."""

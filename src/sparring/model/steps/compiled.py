@@ -51,7 +51,7 @@ class DecoderStep:
         self, model: CausalModel, pages: ops.KvPages, slots: Slots, *, work_per_thread: int = WORK_PER_THREAD
     ) -> None:
         decoder, head = model.decoder, model.head.product
-        self._deltas = Deltas(model.adapters, decoder)
+        self._adapter_plans = AdapterPlans(model.adapters, decoder)
         self._decoder, self._head, self._pages, self._slots = decoder, head, pages, slots
         self._work_per_thread = work_per_thread
         self._tensors: list[torch.Tensor | None] = []
@@ -86,7 +86,7 @@ class DecoderStep:
         outputs += [None if values is None else values.ctypes.data for values in (*(tops or (None, None)), masks)]
         work = steps * (len(tokens) * self._work_per_row + count * self._work_per_sample)
         threads = max(1, min(torch.get_num_threads(), work // self._work_per_thread))
-        deltas = self._deltas.now() if self._slots.adapted(slots) else None
+        deltas = self._adapter_plans.now() if self._slots.adapted(slots) else None
         step = StepPlan(*inputs, len(slots), independent, steps, *outputs, threads, deltas)
         bad = ops.decoder_step(self._plan, step, self._pages.dtype)
         if bad != -1:
@@ -184,7 +184,7 @@ def _weight(product: Product) -> Weight:
     return Weight.on(ops.path_name(), product.packed, product.bias)
 
 
-class Deltas:
+class AdapterPlans:
     """The adapters of a model as the compiled steps read them; made anew when they have changed."""
 
     def __init__(self, adapters: Adapters, decoder: Decoder) -> None:
@@ -200,22 +200,22 @@ class Deltas:
         return addressof(self._now)
 
     def _made(self) -> Any:
-        placed, count = self._adapters.placed, WEIGHTS * len(self._layers)
-        plans = (DeltaPlan * (count * (max(placed, default=-1) + 1)))()
-        for number, adapter in placed.items():
+        by_number, count = self._adapters.by_number, WEIGHTS * len(self._layers)
+        plans = (DeltaPlan * (count * (max(by_number, default=-1) + 1)))()
+        for number, adapter in by_number.items():
             for index, layer in enumerate(self._layers):
-                for place, site in enumerate(_sites(layer)):
-                    delta = adapter.deltas.get(site)
+                for place, target in enumerate(_targets_of(layer)):
+                    delta = adapter.terms.get(target)
                     if delta is not None:
                         factors = (Weight.on(ops.path_name(), factor, None) for factor in (delta.a, delta.b))
                         plans[number * count + index * WEIGHTS + place] = DeltaPlan(*factors, delta.scale)
         return plans
 
 
-def _sites(layer: Layer) -> list[Any]:
+def _targets_of(layer: Layer) -> list[Any]:
     """Where adapters add to the products of a layer, in the order of `DeltaPlan`s."""
-    sites = [product.adapted for product in layer.products]
-    return [*sites, *layer.mlp.experts.adapted.sites] if isinstance(layer.mlp, Mixture) else sites
+    targets = [product.adapted for product in layer.products]
+    return [*targets, *layer.mlp.experts.adapted.targets] if isinstance(layer.mlp, Mixture) else targets
 
 
 def mlp_widths(decoder: Decoder) -> set[int]:

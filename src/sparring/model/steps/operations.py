@@ -11,7 +11,7 @@ import torch
 from sparring.kernels import ops
 from sparring.model.attention import Paged
 from sparring.model.causal import CausalModel
-from sparring.model.states import States
+from sparring.model.states import RecurrentStates
 from sparring.model.steps.rows import Sampled, Slots, StepRows, Top, kept_sets
 
 
@@ -20,7 +20,9 @@ class OperationStep:
 
     most_steps = 1
 
-    def __init__(self, model: CausalModel, pages: ops.KvPages, slots: Slots, states: States | None = None) -> None:
+    def __init__(
+        self, model: CausalModel, pages: ops.KvPages, slots: Slots, states: RecurrentStates | None = None
+    ) -> None:
         self._model, self._pages, self._slots, self._states = model, pages, slots, states
 
     def __call__(self, rows: StepRows) -> Sampled:
@@ -43,7 +45,7 @@ class OperationStep:
         tokens, positions, *where = (self._there(t) for t in (tokens, positions, tables, cu_rows, ends))
         paged = Paged(self._pages, ops.PagedRows(*where, int(counts.max())), kept)
         adapters = self._slots.adapters[rows.slots]
-        with self._model.adapters.of_rows(np.repeat(adapters, np.diff(rows.cu_rows))):
+        with self._model.adapters.assign_rows(np.repeat(adapters, np.diff(rows.cu_rows))):
             return self._model.hidden(tokens, positions, paged)
 
     def _there(self, tensor: torch.Tensor) -> torch.Tensor:

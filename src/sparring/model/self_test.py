@@ -12,9 +12,9 @@ from torch import nn
 from sparring.errors import refusal
 from sparring.kernels import ops
 from sparring.kernels.pages import BLOCK
-from sparring.model.attention import IMPLEMENTATION, Observed, Packed, Paged
+from sparring.model.attention import IMPLEMENTATION, KeyRecording, Packed, Paged
 from sparring.model.causal import CausalModel
-from sparring.model.states import States
+from sparring.model.states import RecurrentStates
 
 LENGTHS = (5, 1, 17, 2, 8, 30)
 """Lengths of the sequences that are computed alone and together: odd, single and multiples of the vector width."""
@@ -23,7 +23,7 @@ WINDOW = 7
 
 
 @torch.no_grad()
-def prove(model: CausalModel, where: str, *, exact: bool) -> None:
+def verify_against_library(model: CausalModel, where: str, *, exact: bool) -> None:
     """Compare with the library's own call (any numerics) and, for exact numerics, each sequence alone with all packed,
     and one in pieces over pages. Finds the model's `kv_heads`, which configs say in too many ways, and what it does to
     its logits.
@@ -44,7 +44,7 @@ def prove(model: CausalModel, where: str, *, exact: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randint(model.vocab_size, (length,), generator=generator).to(model.device) for length in lengths]
     with _short_windows(model.module):
-        observe(model)
+        find_kv_heads(model)
         wanted = _library_outputs(model, rows[-1])
         _find_logits(model, rows[-1], wanted)
         alone = [_outputs(model, [row]) for row in rows]
@@ -77,14 +77,14 @@ def prove(model: CausalModel, where: str, *, exact: bool) -> None:
     raise refusal(where, expected, got, 'set numerics = "fast" for this model')
 
 
-def observe(model: CausalModel) -> None:
+def find_kv_heads(model: CausalModel) -> None:
     """Find the model's `kv_heads` by one forward of a few tokens, which on torch's meta device have no values."""
     count = min(LENGTHS[0], model.max_positions)
     on_device = "cpu" if model.device.type == "meta" else model.device  # where what says how tokens lie can be read
-    observed = Observed(Packed.of([count]).cu_seqlens.to(on_device))
+    recording = KeyRecording(Packed.of([count]).cu_seqlens.to(on_device))
     tokens = torch.zeros(count, dtype=torch.int64, device=model.device)
-    model.hidden(tokens, torch.arange(count, device=model.device), observed)
-    model.kv_heads = observed.heads
+    model.hidden(tokens, torch.arange(count, device=model.device), recording)
+    model.kv_heads = recording.heads
 
 
 @contextmanager
@@ -135,7 +135,7 @@ def _continued(model: CausalModel, row: torch.Tensor) -> torch.Tensor:
     where = {"device": device, "transposed": ops.transposes_keys(device)}
     pages, states = (
         ops.KvPages(model.kv_heads, num_pages=num_pages, dtype=model.dtype, **where),
-        States(model.recurrent, 1),
+        RecurrentStates(model.recurrent, 1),
     )
     table, slots = torch.arange(num_pages, dtype=torch.int32, device=device)[None], torch.zeros(1, dtype=torch.int64)
     outputs = []
