@@ -64,7 +64,8 @@ def pack(*weights: torch.Tensor) -> PackedWeight:
 
 
 class PackedStack:
-    """E weights [M, K] of one shape and dtype, packed one behind the other: one after the other in `storage` [E, ...]; `matrices` has each alone.
+    """Weights [M, K] of one shape and dtype, E of them, packed one behind the other in `storage` [E, ...]; `matrices`
+    has each alone.
 
     Raises:
         BadInput: there is none, or they differ.

@@ -106,7 +106,7 @@ def why_not(name: str, *, software: bool = True) -> str:
 
 
 def use(name: str) -> None:
-    """Choose the CPU's path for this process, before anything is packed; SPARRING_KERNELS does the same by its `SETTINGS`.
+    """Choose the CPU's path for this process, before anything is packed; SPARRING_KERNELS does the same by `SETTINGS`.
 
     What the processor has no instructions for is computed in software, slowly, where that can be done.
 

@@ -1,4 +1,4 @@
-"""How the tokens of one forward lie: packed sequences (training) or rows over KV pages (generation).
+"""Layout of the tokens of one forward: packed sequences (training) or rows over KV pages (generation).
 
 Shapes: N tokens, B sequences, H query heads, G key/value heads, d head size, P pages per sequence.
 """
@@ -36,11 +36,11 @@ class Packed:
 
     @staticmethod
     def of(lengths: list[int]) -> Packed:
-        """Offsets for sequences of these lengths in tokens."""
+        """Return offsets for sequences of these lengths in tokens."""
         return Packed(torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32))
 
     def to(self, device: torch.device) -> Packed:
-        """The same on `device`."""
+        """Copy the offsets to `device`."""
         return Packed(self.cu_seqlens.to(device), None if self.shared is None else self.shared.to(device))
 
 
@@ -60,13 +60,15 @@ class Paged:
 
 @dataclass(frozen=True, slots=True)
 class KeyRecording(Packed):
-    """The same, and it is noted in `keys` with which keys and values, [1, G, N, d] each, which layer attends."""
+    """Packed sequences whose forward records, in `keys`, the keys and values [1, G, N, d] that each layer attends
+    with."""
 
     keys: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     @property
     def heads(self) -> dict[int, KvHeads]:
-        """What each layer has to keep. One that attends with the very tensors of another keeps nothing of its own."""
+        """Return what each layer has to keep. A layer that attends with the very tensors of another keeps nothing of
+        its own."""
         first = {(id(k), id(v)): layer for layer, (k, v) in reversed(self.keys.items())}
         return {layer: KvHeads(k.shape[1], k.shape[3], first[id(k), id(v)]) for layer, (k, v) in self.keys.items()}
 
@@ -88,7 +90,7 @@ def attend(
     form: AttentionForm,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Causal attention of one layer, the same bits for a token however it is batched.
+    """Compute causal attention of one layer, the same bits for a token however it is batched.
 
     Args:
         q: [N, H, d].
@@ -117,7 +119,7 @@ def library_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Our attention in the shape that the library's attention interface calls: q, k, v are [1, heads, N, d].
+    """Attend in the form that the library's attention interface calls: q, k, v are [1, heads, N, d].
 
     Raises:
         BadInput: the layer asks for something that our attention does not compute.

@@ -1,5 +1,5 @@
-"""How far a model's distributions are from a teacher's, in chunks of rows: no [M, V] of a whole micro-batch exists at
-once.
+"""Divergences of a model's distributions from a teacher's, in chunks of rows: no [M, V] of a whole micro-batch exists
+at once.
 
 M rows, D width of the model, E of the teacher, V vocabulary, K likeliest tokens of a row, O outcomes.
 """
@@ -25,7 +25,7 @@ tell."""
 
 
 class Head(Protocol):
-    """What makes logits [M, V] of a model's output [M, D]; a `CausalModel` does."""
+    """Map from a model's output [M, D] to logits [M, V]; a `CausalModel` is one."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
@@ -38,9 +38,9 @@ def from_teacher(
     asked: TargetRows,
     form: Divergence,
 ) -> torch.Tensor:
-    """Over the vocabulary: between softmax((logits + bias) / temperature) of the model and of `teacher`; where sampling
-    kept a part of the vocabulary, both over that part, renormalised: the expectation, over what may be drawn there, of
-    the difference of the log-probabilities that `token_quantities` gives of the two.
+    """Compute the divergence over the vocabulary, between softmax((logits + bias) / temperature) of the model and of
+    `teacher`; where sampling kept a part of the vocabulary, both over that part, renormalised: the expectation, over
+    what may be drawn there, of the difference of the log-probabilities that `token_quantities` gives of the two.
 
     Where the two heads have different numbers of rows (padding of one tokenizer's vocabulary), both distributions are
     over the ids that both have.
@@ -77,7 +77,8 @@ def from_tops(
     tops: tuple[torch.Tensor, torch.Tensor],
     form: Divergence,
 ) -> torch.Tensor:
-    """Over a teacher's likeliest tokens and, as one outcome more, all the others together. See `outcomes`.
+    """Compute the divergence over a teacher's likeliest tokens and, as one outcome more, all others together. See
+    `outcomes`.
 
     Args:
         model: whose head is applied to `hidden`.
@@ -98,7 +99,7 @@ def from_tops(
 
 
 def outcomes(logits: torch.Tensor, ids: torch.Tensor, logprobs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A teacher's and the model's log-probabilities of K tokens and of the rest, which is one outcome.
+    """Return a teacher's and the model's log-probabilities of K tokens and of the rest, which is one outcome.
 
     Merging outcomes never raises an f-divergence (log-sum inequality: Cover and Thomas, Elements of Information Theory,
     theorem 2.7.1), so what is found is a lower bound of the divergence over the vocabulary, equal to it where K = V;
@@ -129,7 +130,7 @@ def outcomes(logits: torch.Tensor, ids: torch.Tensor, logprobs: torch.Tensor) ->
 
 
 def between(log_p: torch.Tensor, log_q: torch.Tensor, form: Divergence) -> torch.Tensor:
-    """Divergence of two distributions over the same outcomes; 0 log 0 is 0.
+    """Compute the divergence of two distributions over the same outcomes; 0 log 0 is 0.
 
         forward         KL(p || q) = sum p (log p - log q)
         reverse         KL(q || p)
@@ -154,14 +155,14 @@ def between(log_p: torch.Tensor, log_q: torch.Tensor, form: Divergence) -> torch
 
 
 def _kl(log_a: torch.Tensor, log_b: torch.Tensor) -> torch.Tensor:
-    """KL(a || b) [M]. What has no probability under `a` adds nothing, whatever `b` says."""
+    """Compute KL(a || b) [M]. An outcome without probability under `a` adds nothing, whatever `b` says."""
     there = log_a > -math.inf
     a, b = (torch.where(there, values, 0.0) for values in (log_a, log_b))
     return torch.where(there, a.exp() * (a - b), 0.0).sum(1)
 
 
 def _in_chunks(chunk: Callable[..., torch.Tensor], *columns: Iterable[object]) -> torch.Tensor:
-    """`chunk` of some rows after the other; where there are gradients, computed again for them."""
+    """Call `chunk` for some rows after the other; where there are gradients, it is computed again for them."""
     again = torch.is_grad_enabled()
     parts = [
         checkpoint(chunk, *rows, use_reentrant=False) if again else chunk(*rows) for rows in zip(*columns, strict=True)

@@ -30,7 +30,7 @@ KEEP_ELEMENTS = 1 << 25
 
 
 class TargetRows(NamedTuple):
-    """What is asked of each of M rows of logits."""
+    """Targets of M rows of logits, and the temperature, kept ids and biases that each was drawn with."""
 
     targets: torch.Tensor
     """[M] int64."""
@@ -40,13 +40,13 @@ class TargetRows(NamedTuple):
     bias: BiasRows | None
 
     def split(self, size: int) -> Iterator[TargetRows]:
-        """Chunks of `size` rows."""
+        """Split into chunks of `size` rows."""
         columns = self.targets.split(size), self.temperature.split(size)
         rows = len(self.targets)
         return map(TargetRows, *columns, split_rows(self.kept, rows, size), split_rows(self.bias, rows, size))
 
     def select(self, rows: torch.Tensor) -> TargetRows:
-        """What is asked of those that `rows` [M] bool names."""
+        """Select the rows where `rows` [M] is true."""
         return TargetRows(
             self.targets[rows], self.temperature[rows], select_rows(self.kept, rows), select_rows(self.bias, rows)
         )
@@ -63,8 +63,8 @@ def token_quantities(
     *,
     keep_elements: int = KEEP_ELEMENTS,
 ) -> dict[str, torch.Tensor]:
-    """Log-probability of each target, entropy of its distribution, softmax((logits + bias) / temperature) over what was
-    kept, and the sum of its squares.
+    """Compute the log-probability of each target, the entropy of its distribution, softmax((logits + bias) /
+    temperature) over the kept ids, and the sum of its squares.
 
     Args:
         model: whose head is applied.
@@ -107,7 +107,7 @@ def token_quantities(
 
 
 def _quantities(logits: torch.Tensor, asked: TargetRows, needs: Set[str]) -> dict[str, torch.Tensor]:
-    """The one place where quantities are made of logits: those of one chunk, logits[M, V], biases added. Each [M,
+    """Compute quantities of the logits of one chunk, logits[M, V], biases added: the one place that does. Each [M,
     ...]."""
     logprob, entropy = ops.token_logprobs(logits, asked.targets, asked.temperature, asked.kept)
     found = {name: value for name, value in (("logprob", logprob), ("entropy", entropy)) if name in needs}
@@ -116,14 +116,14 @@ def _quantities(logits: torch.Tensor, asked: TargetRows, needs: Set[str]) -> dic
 
 @torch.no_grad()
 def _squares(logits: torch.Tensor, asked: TargetRows) -> torch.Tensor:
-    """sum_v p(v)^2 = exp(logsumexp(2 z) - 2 logsumexp(z)) of each row of logits z [M, V], over what was kept."""
+    """Compute sum_v p(v)^2 = exp(logsumexp(2 z) - 2 logsumexp(z)) of each row of logits z [M, V], over the kept ids."""
     scaled = sampling_logits(logits, asked)
     return ((2 * scaled).logsumexp(1) - 2 * scaled.logsumexp(1)).exp()
 
 
 def sampling_logits(logits: torch.Tensor, asked: TargetRows) -> torch.Tensor:
-    """logits [M, V], biases added, of what each token was drawn from: divided by its temperature, minus infinity at
-    what was not kept. The softmax of a row is its distribution."""
+    """Return logits [M, V], biases added, of the distribution that each token was drawn from: divided by its
+    temperature, minus infinity at ids that were not kept. The softmax of a row is its distribution."""
     scaled = logits / torch.where(asked.temperature == 0, 1.0, asked.temperature)[:, None]
     if asked.kept is None:
         return scaled
@@ -136,7 +136,7 @@ def sampling_logits(logits: torch.Tensor, asked: TargetRows) -> torch.Tensor:
 
 
 def _chunk_rows(vocabulary: int) -> int:
-    """How many rows of logits exist at once; a multiple of 16, which is what matrix products like."""
+    """Return how many rows of logits exist at once; a multiple of 16, which matrix products like."""
     return max(16, min(CHUNK_ROWS, CHUNK_ELEMENTS // vocabulary // 16 * 16))
 
 
@@ -153,8 +153,8 @@ class Judged(NamedTuple):
 def score_tokens(
     model: CausalModel, hidden: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, top_k: int = 0
 ) -> Judged:
-    """`token_quantities` without gradients, to the bit, together with the `top_k` likeliest tokens of each row: the
-    likeliest first, equal logits by id. A log-probability does not depend on how its token came to be named.
+    """Compute `token_quantities` without gradients, to the bit, together with the `top_k` likeliest tokens of each row:
+    the likeliest first, equal logits by id. A log-probability does not depend on how its token came to be named.
 
     Args:
         model: whose head is applied.
@@ -174,7 +174,7 @@ def score_tokens(
 
 
 def add_bias(logits: torch.Tensor, bias: BiasRows | None) -> torch.Tensor:
-    """logits [M, V], each plus what is added to it: the sum that the engine makes before it draws."""
+    """Return logits [M, V], each plus its bias: the sum that the engine makes before it draws."""
     if bias is None:
         return logits
     offsets, ids, values = bias
@@ -184,7 +184,7 @@ def add_bias(logits: torch.Tensor, bias: BiasRows | None) -> torch.Tensor:
 
 
 def _likeliest(logits: torch.Tensor, count: int) -> torch.Tensor:
-    """[M, V] -> ids [M, count]. `topk` alone does not say which of equal logits it takes."""
+    """Return the ids [M, count] of the largest of [M, V]. `topk` alone does not say which of equal logits it takes."""
     if count == 0:
         return logits.new_empty(len(logits), 0, dtype=torch.int64)
     least = logits.topk(count, dim=1).values[:, -1:]

@@ -38,13 +38,13 @@ class RowLinear(nn.Module):
         self._product: Product | None = None
 
     def matrix(self, values: Values) -> torch.Tensor:
-        """Of its weight, or other values of it, [M, K]."""
+        """Return its weight, or other values of it, [M, K]."""
         return values(self.weight)
 
     @property
     def product(self) -> Product:
-        """Packed when it is first asked for: a weight that only serves as part of a joint product is not packed
-        twice."""
+        """Return the product, packed when it is first asked for: a weight that only serves as part of a joint product
+        is not packed twice."""
         if self._product is None:
             self._product = Product(self)
         return self._product
@@ -53,7 +53,8 @@ class RowLinear(nn.Module):
     def forward(
         self, x: torch.Tensor, out_dtype: torch.dtype | None = None, total: ops.WeightSum | None = None
     ) -> torch.Tensor:
-        """[..., K] -> [..., M], of `out_dtype` or of the dtype of x. `total`: see `ops.linear`; for x[N, K]."""
+        """Multiply [..., K] -> [..., M], of `out_dtype` or of the dtype of x. `total`: see `ops.linear`; for x[N,
+        K]."""
         if x.dim() == 2:
             return self.product(x, out_dtype, total)
         return self.product(x.reshape(-1, self.in_features), out_dtype).view(*x.shape[:-1], self.out_features)
@@ -64,15 +65,16 @@ class RowLinear(nn.Module):
             self._product.refresh()
 
     def derived(self, values: Values) -> Changes:
-        """What is derived from other values than the parameters have; nothing where it was never asked for."""
+        """Return the assignments that put other values than the parameters have in use; none where no product was asked
+        for."""
         return [] if self._product is None else self._product.derived(values)
 
 
 class RowConv1D(RowLinear):
-    """The same for the library's `Conv1D`, whose weight is [K, M] (GPT-2)."""
+    """`RowLinear` of the library's `Conv1D`, whose weight is [K, M] (GPT-2)."""
 
     def matrix(self, values: Values) -> torch.Tensor:
-        """[M, K]."""
+        """Return the transposed weight, [M, K]."""
         return values(self.weight).t()
 
 
@@ -94,7 +96,7 @@ class Product:
     def __call__(
         self, x: torch.Tensor, out_dtype: torch.dtype | None = None, total: ops.WeightSum | None = None
     ) -> torch.Tensor:
-        """x[N, K] -> [N, sum of M], of `out_dtype` or of the dtype of x. `total`: see `ops.linear`."""
+        """Multiply x[N, K] -> [N, sum of M], of `out_dtype` or of the dtype of x. `total`: see `ops.linear`."""
         packed, bias = self.packed, self.bias
         if torch.is_grad_enabled():
             packed = packed.with_weights(*(part.matrix(current_value) for part in self.parts))
@@ -108,7 +110,7 @@ class Product:
         self.bias = self._joined_bias(current_value)
 
     def derived(self, values: Values) -> Changes:
-        """What is derived from other values than the parameters have."""
+        """Return the assignments that put other values than the parameters have in use."""
         weights = tuple(part.matrix(values) for part in self.parts)
         changes = [(self.packed, "storage", self.packed.pack_values(*weights)), (self.packed, "weights", weights)]
         return [*changes, (self, "bias", self._joined_bias(values))]
@@ -120,7 +122,7 @@ class Product:
 
 
 def current_value(parameter: nn.Parameter) -> torch.Tensor:
-    """What it is."""
+    """Return the parameter itself, whose values are in use."""
     return parameter
 
 
@@ -134,12 +136,13 @@ class RowNorm(nn.Module):
 
     @row_invariant
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., D] -> [..., D]."""
+        """Normalise [..., D] -> [..., D]."""
         return ops.rms_norm(x, self.weight, self.variance_epsilon)
 
 
 class WideNorm(nn.Module):
-    """The same norm times weight + `offset`, rounded only behind the weight (Gemma, where the offset is 1; GPT-OSS)."""
+    """Root mean square norm times weight + `offset`, rounded only behind the weight (Gemma, where the offset is 1;
+    GPT-OSS)."""
 
     def __init__(self, weight: nn.Parameter, eps: float, offset: float) -> None:
         super().__init__()
@@ -148,7 +151,7 @@ class WideNorm(nn.Module):
 
     @row_invariant
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., D] -> [..., D]."""
+        """Normalise [..., D] -> [..., D]."""
         return ops.rms_norm(x.float(), self.weight.float() + self.offset, self.variance_epsilon).to(x.dtype)
 
 
@@ -157,7 +160,7 @@ class RowGelu(nn.Module):
 
     @row_invariant
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Any shape."""
+        """Compute GELU, any shape."""
         return ops.gelu_tanh(x)
 
 
@@ -166,7 +169,7 @@ class RowSilu(nn.Module):
 
     @row_invariant
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Any shape."""
+        """Compute SiLU, any shape."""
         return ops.silu(x)
 
 
@@ -186,18 +189,18 @@ class RotaryTable(nn.Module):
         self.register_buffer("sin", sin[0].contiguous(), persistent=False)
 
     def rows(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """positions[N] -> cos[N, d], sin[N, d]."""
+        """Look up positions[N] -> cos[N, d], sin[N, d]."""
         return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The library's signature: position_ids[B, N] -> cos[B, N, d], sin[B, N, d]. Of [axes, B, N] the first: a model
-        that also sees images knows three, which are equal in text."""
+        """Look up position_ids[B, N] -> cos[B, N, d], sin[B, N, d], in the library's signature. Of [axes, B, N] the
+        first is taken: a model that also sees images has three, which are equal in text."""
         places = position_ids[0] if position_ids.dim() == 3 else position_ids
         return self.cos[places], self.sin[places]
 
 
 class RotaryPhases(nn.Module):
-    """The same of a model that turns by complex numbers (DeepSeek-V2)."""
+    """Rotary table of a model that turns by complex numbers (DeepSeek-V2)."""
 
     phases: torch.Tensor
 
@@ -210,7 +213,7 @@ class RotaryPhases(nn.Module):
         self.register_buffer("phases", found[0].contiguous(), persistent=False)
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """The library's signature: position_ids[B, N] -> [B, N, d / 2]."""
+        """Look up position_ids[B, N] -> [B, N, d / 2], in the library's signature."""
         return self.phases[position_ids]
 
 
@@ -224,5 +227,5 @@ class RotaryTables(nn.Module):
     def forward(
         self, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The library's signature: position_ids[B, N] -> cos[B, N, d], sin[B, N, d]."""
+        """Look up position_ids[B, N] -> cos[B, N, d], sin[B, N, d], in the library's signature."""
         return self.tables[layer_type](x, position_ids)

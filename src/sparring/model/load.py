@@ -1,4 +1,4 @@
-"""From a checkpoint folder to a `CausalModel`: the library's module, our attention, exact or fast numerics."""
+"""Loading of a checkpoint folder as a `CausalModel`: the library's module, our attention, exact or fast numerics."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def load(
 def module_of(
     path: str | Path, *, dtype: str = "float32", device: str = "cpu", numerics: str = "exact", head: str = "tokens"
 ) -> nn.Module:
-    """The first half of `load`: the library's module, with its weights and nothing of ours.
+    """Load the library's module with its weights, before any part of ours is in it.
 
     Raises:
         BadInput: no model at `path`, or one whose config says that it cannot run with these numerics.
@@ -102,7 +102,7 @@ def module_of(
 
 
 def equipped(module: nn.Module, path: str | Path, numerics: str, gradient_checkpointing: bool = False) -> CausalModel:
-    """The second half of `load`: our parts in the module, and the adapter of an adapter folder.
+    """Build the model of a loaded module, with the adapter of an adapter folder.
 
     Raises:
         BadInput: the model cannot run with these numerics, or the adapter does not fit it.
@@ -115,7 +115,7 @@ def equipped(module: nn.Module, path: str | Path, numerics: str, gradient_checkp
 
 @contextmanager
 def _without_report() -> Iterator[None]:
-    """`refuse_incomplete` says what does not fit, in one line; the library's table of it would stand before that."""
+    """Silence the library's table of missing weights: `refuse_incomplete` says it in one line."""
     reporter = logging.getLogger("transformers.modeling_utils")
     # not by its level, by which the library decides what else to say
     reporter.addFilter(_is_error)
@@ -130,8 +130,8 @@ def _is_error(record: logging.LogRecord) -> bool:
 
 
 def build_model(module: nn.Module, where: str, *, numerics: str, gradient_checkpointing: bool = False) -> CausalModel:
-    """The library's module with our parts in it, proven where our own tests do not know it. On torch's meta device
-    nothing can be proven: the model has the parts that a proven one would have.
+    """Put our parts into the library's module, and verify it where our own tests do not know it. On torch's meta device
+    nothing can be verified: the model has the parts that a verified one would have.
 
     Raises:
         BadInput: it cannot run with these numerics. `where` names it.
@@ -168,7 +168,7 @@ def build_model(module: nn.Module, where: str, *, numerics: str, gradient_checkp
 
 
 def read_config(where: str, numerics: str) -> Any:
-    """The library's config of the checkpoint.
+    """Read the library's config of the checkpoint.
 
     Raises:
         BadInput: there is none, or none that can be served with these numerics.
@@ -222,7 +222,7 @@ def _max_positions(config: Any) -> int:
 
 
 def _switch_dropout_off(module: nn.Module) -> None:
-    """Also under `train()`, which the library needs for gradient checkpointing."""
+    """Set dropout to 0, also under `train()`, which the library needs for gradient checkpointing."""
     for part in module.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.0

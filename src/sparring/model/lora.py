@@ -38,14 +38,14 @@ PackedFactors = tuple[ops.PackedWeight, ops.PackedWeight]
 
 
 class AdapterAssignment(NamedTuple):
-    """Rows told apart: numbers[N] of their adapters, -1 for none, and those of each adapter together."""
+    """Adapters of the rows of a call: numbers[N], -1 for none, and the rows of each adapter together."""
 
     numbers: np.ndarray
     groups: list[RowGroup]
 
 
 class Adapter:
-    """The factors of one adapter by linear layer, as parameters; `place` them in a model before use.
+    """Factors of one adapter by linear layer, as parameters; `Adapters.fit` prepares them for a model.
 
     Args:
         state: `<layer>.lora_A.weight` [R, K], `<layer>.lora_B.weight` [M, R] and `lora_scale`, a float64 number. Of
@@ -77,11 +77,11 @@ class Adapter:
         self.terms: dict[LoraTarget | ExpertLoraTarget, LoraTerm | ExpertLoraTerm] = {}
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """What is trained, by name."""
+        """Return the trained parameters by name."""
         return dict(self._parameters)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Parameters by name, which share their storage, and the scale: what an adapter is made of."""
+        """Return the parameters by name, which share their storage, and the scale: an adapter is made of this."""
         scale = torch.tensor(self.scale, dtype=torch.float64)
         return {SCALE: scale, **{name: parameter.detach() for name, parameter in self._parameters.items()}}
 
@@ -113,7 +113,7 @@ class Adapter:
     def merged(
         self, state: Mapping[str, torch.Tensor], targets: Mapping[str, AdaptableWeight]
     ) -> dict[str, torch.Tensor]:
-        """A model's state with W + scale * B A in the place of W, computed in float64 and rounded once.
+        """Return a model's state with W + scale * B A in the place of W, computed in float64 and rounded once.
 
         Raises:
             BadInput: it is another model's adapter.
@@ -128,7 +128,7 @@ class Adapter:
         return merged
 
     def check(self, targets: Mapping[str, AdaptableWeight]) -> None:
-        """Raises BadInput where it has factors for a weight that a model with these does not have, or of other
+        """Raise BadInput where it has factors for a weight that a model with these does not have, or of other
         shapes."""
         for name, (a, b) in self.factors.items():
             if name not in targets:
@@ -140,7 +140,8 @@ class Adapter:
 
 
 class LoraTerm:
-    """What one adapter adds to one product: the layers that this joins have A one below the other and B as blocks."""
+    """Term of one adapter in one product: the layers that the product joins have A one below the other and B as
+    blocks."""
 
     def __init__(self, adapter: Adapter, target: LoraTarget) -> None:
         self._target, self.scale = target, adapter.scale
@@ -150,7 +151,7 @@ class LoraTerm:
         self.b = ops.pack(self._blocks().detach()) if target.packed else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x[N, K] -> scale * B (A x) [N, M]."""
+        """Compute x[N, K] -> scale * B (A x) [N, M]."""
         if self.a is None or self.b is None:
             return nn.functional.linear(nn.functional.linear(x, torch.cat(self._inner)) * self.scale, self._blocks())
         return _low_rank(
@@ -164,7 +165,7 @@ class LoraTerm:
             self.b.update(self._blocks().detach())
 
     def _blocks(self) -> torch.Tensor:
-        """[M, R]; rows of zeros for layers without factors."""
+        """Return B as blocks, [M, R]; rows of zeros for layers without factors."""
         if len(self._factors) == 1:
             return self._factors[0][1]
         like = self._inner[0]
@@ -176,19 +177,19 @@ class LoraTerm:
 
 
 def _low_rank(x: torch.Tensor, a: ops.PackedWeight, b: ops.PackedWeight, scale: float) -> torch.Tensor:
-    """x[N, K] -> scale * B (A x) [N, M]."""
+    """Compute x[N, K] -> scale * B (A x) [N, M]."""
     return ops.linear((ops.linear(x, a, None, torch.float32) * scale).to(x.dtype), b)
 
 
 class ExpertLoraTerm:
-    """What one adapter adds to the products of each expert with one stacked parameter."""
+    """Terms of one adapter in the products of each expert with one stacked parameter."""
 
     def __init__(self, adapter: Adapter, target: ExpertLoraTarget) -> None:
         self._factors, self.scale = adapter.factors[target.name], adapter.scale
         self.a, self.b = (ops.PackedStack(weights) for weights in self._detached())
 
     def pairs(self) -> list[PackedFactors]:
-        """Both factors of each expert; with gradients on, one node of the graph for each stacked parameter."""
+        """Return both factors of each expert; with gradients on, one node of the graph for each stacked parameter."""
         packed = zip(self.a.matrices, self.b.matrices, strict=True)
         if not torch.is_grad_enabled():
             return list(packed)
@@ -207,19 +208,19 @@ class ExpertLoraTerm:
 
 
 class LoraTarget:
-    """One product of a model, where adapters add to the linear layers `names` of sizes M that it joins. `packed`: it is
-    our own, and so are theirs."""
+    """Product of a model to which adapters add: it joins the linear layers `names` of sizes M. `packed`: the product is
+    our own, and so are the adapters'."""
 
     def __init__(self, adapters: Adapters, names: Sequence[str], layers: Sequence[nn.Module], *, packed: bool) -> None:
         self._adapters, self.names, self.packed = adapters, names, packed
         self.sizes = [shape_of(layer)[0] for layer in layers]
 
     def term(self, adapter: Adapter) -> LoraTerm:
-        """What an adapter adds here."""
+        """Make the term of an adapter here."""
         return LoraTerm(adapter, self)
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """x[N, K] and the product y[N, M] -> y and what the adapters of the rows add."""
+        """Add the terms of the rows' adapters, of x[N, K], to the product y[N, M]."""
         for adapter, rows in self._adapters.groups(len(x)):
             delta = adapter.terms.get(self)
             if isinstance(delta, LoraTerm):
@@ -227,7 +228,7 @@ class LoraTarget:
         return y
 
     def hook(self, module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-        """The same behind one of torch's own layers."""
+        """Add the terms behind one of torch's own layers."""
         if not self._adapters.used:
             return output
         x = inputs[0]
@@ -235,17 +236,17 @@ class LoraTarget:
 
 
 class ExpertLoraTarget(NamedTuple):
-    """The products of all experts of a layer with one stacked parameter."""
+    """Products of all experts of a layer with one stacked parameter."""
 
     name: str
 
     def term(self, adapter: Adapter) -> ExpertLoraTerm:
-        """What an adapter adds here."""
+        """Make the terms of an adapter here."""
         return ExpertLoraTerm(adapter, self)
 
 
 class MixtureAdapters:
-    """The experts of one layer, of which every row has its own few: what adapters add to their products."""
+    """Terms that adapters add to the products of the experts of one layer, of which every row has its own few."""
 
     def __init__(self, adapters: Adapters, targets: Sequence[ExpertLoraTarget]) -> None:
         self._adapters, self.targets = adapters, targets
@@ -256,7 +257,8 @@ class MixtureAdapters:
         return any(target in adapter.terms for adapter in self._adapters.active for target in self.targets)
 
     def __call__(self, rows: Sequence[torch.Tensor]) -> list[AdaptedExpert]:
-        """rows: of the call under way, those [n] of each expert -> what adapters make of its products."""
+        """Return, for each expert, the function that adds to its products; rows: of the call under way, those [n] of
+        each expert."""
         pairs: dict[tuple[Adapter, int], list[PackedFactors]] = {}
         for adapter in self._adapters.active:
             for place, target in enumerate(self.targets):
@@ -284,14 +286,14 @@ class MixtureAdapters:
 def _add(
     delta: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor | None, x: torch.Tensor, y: torch.Tensor
 ) -> torch.Tensor:
-    """y[N, M] and, in these rows, delta(x[N, K])."""
+    """Add delta(x[N, K]) to y[N, M], in these rows."""
     if rows is None:
         return y + delta(x)
     return y.index_copy_(0, rows, y.index_select(0, rows) + delta(x.index_select(0, rows)))
 
 
 class Adapters:
-    """The adapters of one model by number, and which rows of a call have which.
+    """Adapters of one model by number, and the assignment of the rows of a call to them.
 
     `everywhere` is the adapter of every row of a call that tells none apart, as in training. A model without adapters
     pays nothing for this.
@@ -309,7 +311,7 @@ class Adapters:
 
     @property
     def by_number(self) -> Mapping[int, Adapter]:
-        """Adapters by number. Others after every change of `num_changes`."""
+        """Return adapters by number. Others after every change of `num_changes`."""
         return self._by_number
 
     @property
@@ -318,7 +320,7 @@ class Adapters:
         return self.everywhere is not None if self._current is None else bool(self._current.groups)
 
     def groups(self, num_rows: int) -> Sequence[RowGroup]:
-        """Which of the rows of a product have which adapter.
+        """Return which of the rows of a product have which adapter.
 
         Raises:
             BadInput: the rows were told apart, and the product has others: the model has moved them.
@@ -335,13 +337,13 @@ class Adapters:
 
     @property
     def active(self) -> list[Adapter]:
-        """Those that a row of the call under way may have."""
+        """Return the adapters that a row of the call under way may have."""
         if self._current is None:
             return [] if self.everywhere is None else [self.everywhere]
         return [adapter for adapter, _ in self._current.groups]
 
     def groups_among(self, parts: Sequence[torch.Tensor]) -> list[Sequence[RowGroup]]:
-        """As `groups`, of products over parts[i][n] of the rows of the call under way."""
+        """Return the `groups` of products over parts[i][n] of the rows of the call under way."""
         if self._current is None or all(rows is None for _, rows in self._current.groups):
             each = self.groups(0) if self._current is None else self._current.groups
             return [each] * len(parts)
@@ -350,17 +352,16 @@ class Adapters:
         return [self._grouped(one).groups if len(one) else () for one in np.split(numbers, bounds)]
 
     def assign_rows(self, numbers: np.ndarray) -> AbstractContextManager[None]:
-        """For the calls within, without gradients: row n has the adapter numbers[n], -1 for none."""
+        """Give row n the adapter numbers[n], -1 for none, in the calls within; without gradients."""
         return self.assigned(self._grouped(numbers))
 
     def assignment_of(self, rows: torch.Tensor) -> AdapterAssignment | None:
-        """How a product over rows[n] of those of the call under way tells them apart, for `told`; None where that does
-        not."""
+        """Return the assignment of rows[n] of the call under way, for `assigned`; None where that has none."""
         return None if self._current is None else self._grouped(self._current.numbers[rows.cpu().numpy()])
 
     @contextmanager
     def assigned(self, assignment: AdapterAssignment | None) -> Iterator[None]:
-        """For the calls within: rows are told apart like this."""
+        """Use this assignment in the calls within."""
         before, self._current = self._current, assignment
         try:
             yield
@@ -400,7 +401,7 @@ class Adapters:
         return self._by_number.pop(number, None)
 
     def _all_targets(self) -> Mapping[str, LoraTarget | ExpertLoraTarget]:
-        """The product of each linear layer; made when the first adapter comes, on whatever thread stages it."""
+        """Return the target of each linear layer; made when the first adapter comes, on whatever thread stages it."""
         with self._once:
             if not self._targets:
                 self._find_targets()
@@ -430,14 +431,14 @@ class Adapters:
 
 
 def library_experts_refusal(name: str) -> Exception:
-    """The refusal of an adapter for experts that the library computes."""
+    """Make the refusal of an adapter for experts that the library computes."""
     do = 'name linear layers alone, or set numerics = "exact" where the model allows it'
     return refusal(f"adapter {name}", "experts that our own layers compute", "the library's layers", do)
 
 
 def fresh_state(module: nn.Module, names: Sequence[str], rank: int, scale: float, seed: int) -> dict[str, torch.Tensor]:
-    """The state of an untrained adapter: A uniform within 1 / sqrt(K) (Kaiming's with a = sqrt(5), as the PEFT library
-    begins), B zero, so that the adapted model is the model. A function of the arguments alone.
+    """Make the state of an untrained adapter: A uniform within 1 / sqrt(K) (Kaiming's with a = sqrt(5), as the PEFT
+    library begins), B zero, so that the adapted model is the model. A function of the arguments alone.
 
     Args:
         module: has the layers; its weights do not matter and may be on the meta device.

@@ -51,27 +51,27 @@ class Size(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All."""
+        """Return all bytes."""
         return self.kept + self.returned
 
     def plus(self, *others: Size) -> Size:
-        """There at once."""
+        """Add sizes that exist at once."""
         return Size(*(sum(parts) for parts in zip(self, *others, strict=True)))
 
     def times(self, count: int) -> Size:
-        """So often."""
+        """Multiply by a count."""
         return Size(self.kept * count, self.returned * count)
 
     @staticmethod
     def of(sizes: Iterable[int], own_mapping: int = OWN_MAPPING) -> Size:
-        """Of tensors with these numbers of bytes."""
+        """Sum tensors with these numbers of bytes."""
         every = list(sizes)
         returned = sum(size for size in every if size >= own_mapping)
         return Size(sum(every) - returned, returned)
 
 
 class Outline:
-    """The sizes of a model.
+    """Sizes of a model.
 
     Args:
         model: on the meta device; with the adapter that it has everywhere, if any.
@@ -86,16 +86,16 @@ class Outline:
 
     @property
     def parameters(self) -> int:
-        """Numbers, a tied weight once."""
+        """Count the parameters, a tied weight once."""
         return sum(one.numel() for one in self.model.state().values())
 
     def token_bytes(self, dtype: str) -> int:
-        """Size of one token's keys and values, over all layers that attend."""
+        """Return the size of one token's keys and values, over all layers that attend."""
         return token_bytes(self.kv_heads, DTYPES[dtype])
 
     @property
     def trained(self) -> list[torch.Tensor]:
-        """What a trainer trains: the adapter's factors where there is one, else all parameters."""
+        """Return the tensors that a trainer trains: the adapter's factors where there is one, else all parameters."""
         everywhere = self.model.adapters.everywhere
         if everywhere is not None:
             return list(everywhere.parameters().values())
@@ -103,17 +103,17 @@ class Outline:
 
     @property
     def weights(self) -> Size:
-        """What lies in files, and an adapter."""
+        """Return the size of the weights in files, and of an adapter."""
         return Size.of(one.nbytes for one in [*self.model.state().values(), *self._factors()])
 
     @property
     def tables(self) -> int:
-        """Such as rotary cosines."""
+        """Return the bytes of tables, such as rotary cosines."""
         kept = self.model.parameters().values()
         return sum(one.nbytes for one in self.model.module.buffers() if not any(one is other for other in kept))
 
     def staged(self) -> tuple[Size, Size]:
-        """What an update brings: weights, or an adapter's factors, and the same packed."""
+        """Return the size that an update brings: weights, or an adapter's factors, and the same packed."""
         if self.model.adapters.everywhere is None:
             return self.weights, self.packed
         return Size.of(one.nbytes for one in self._factors()), Size.of(
@@ -121,8 +121,8 @@ class Outline:
         )
 
     def micro_batch(self, tokens: int) -> Size:
-        """What a micro-batch of so many tokens, all of them trained, has at the most at once: what the backward pass
-        needs, and the gradients.
+        """Measure the most that a micro-batch of so many tokens, all of them trained, holds at once: activations for
+        the backward pass, and the gradients.
 
         Raises:
             BadInput: the model cannot be computed without values.
@@ -142,8 +142,8 @@ class Outline:
         return live.peak
 
     def step(self, tokens: int, sampled: int) -> Size:
-        """What a step of generation over so many tokens, of which some are followed by a new one, has at the most at
-        once.
+        """Measure the most that a step of generation over so many tokens, of which some are followed by a new one,
+        holds at once.
 
         Raises:
             BadInput: the model cannot be computed without values.
@@ -190,7 +190,7 @@ class Outline:
 
 @contextmanager
 def _trainable(outline: Outline) -> Iterator[None]:
-    """What is trained, and that alone, takes gradients, as in a trainer."""
+    """Let the trained tensors, and those alone, take gradients, as in a trainer."""
     outline.model.module.requires_grad_(False)
     for one in outline.trained:
         one.requires_grad_(True)
@@ -207,7 +207,7 @@ def outline(
     lora: LoraConfig | None = None,
     gradient_checkpointing: bool = False,
 ) -> Outline:
-    """Of the checkpoint in `folder`, or an adapter's base; see `outline_of`.
+    """Make the outline of the checkpoint in `folder`, or of an adapter's base; see `outline_of`.
 
     Raises:
         BadInput: there is no config, or none that the library makes a model of.
@@ -219,7 +219,7 @@ def outline(
 
 
 def fresh_outline(init: InitConfig, **settings: Any) -> Outline:
-    """Of a fresh model; settings as in `outline_of`."""
+    """Make the outline of a fresh model; settings as in `outline_of`."""
     return outline_of(config_of(init, init.vocab_size), "models.policy.init", **settings)
 
 
@@ -232,7 +232,7 @@ def outline_of(
     lora: LoraConfig | None = None,
     gradient_checkpointing: bool = False,
 ) -> Outline:
-    """The model that `load` would make of this config.
+    """Make the outline of the model that `load` would make of this config.
 
     Args:
         config: the library's.
@@ -267,11 +267,11 @@ def outline_of(
 
 
 class ZeroValues(TorchDispatchMode):
-    """For models that look at values, of which each is 0, and for what torch refuses without them though it computes it
-    with them: grouped products of float32."""
+    """Mode for models that look at values, each of which is 0 here, and for operations that torch refuses without
+    values though it computes them with some: grouped products of float32."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Called in the place of every operation of torch."""
+        """Replace an operation of torch that reads values; torch calls this for every operation."""
         if function is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             return 0
         if function is torch.ops.aten._grouped_mm.default and args[0].is_meta:
@@ -284,7 +284,7 @@ class ZeroValues(TorchDispatchMode):
 
 
 class AllocationMeter(TorchDispatchMode):
-    """Counts what tensors that are made within take while they live; `peak`: the most of each kind."""
+    """Mode that counts the bytes of the tensors made within while they live; `peak`: the most of each kind."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -293,11 +293,11 @@ class AllocationMeter(TorchDispatchMode):
 
     @property
     def peak(self) -> Size:
-        """At any time: of those that a thread keeps, and of those that the system gets back."""
+        """Return the most at any time: bytes that a thread keeps, and bytes that the system gets back."""
         return Size(*self._most)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Called in the place of every operation of torch."""
+        """Count the results of an operation of torch; torch calls this for every operation."""
         result = function(*args, **(kwargs or {}))
         given = {one.untyped_storage()._cdata for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)}
         for one in tree_leaves(result):

@@ -39,7 +39,8 @@ class MixerBatch(NamedTuple):
 
 
 class MixerLayout(NamedTuple):
-    """All sequences of a forward. order [N] int64: where each token lies in the batches' outputs end to end."""
+    """Batches of all sequences of a forward. order [N] int64: the place of each token in the batches' outputs end to
+    end."""
 
     batches: list[MixerBatch]
     order: torch.Tensor
@@ -48,7 +49,7 @@ class MixerLayout(NamedTuple):
 
     @staticmethod
     def of(attention: Attention, device: torch.device, adapters: Adapters) -> MixerLayout:
-        """Sequences of equal length that begin alike make a batch."""
+        """Group sequences of equal length that begin alike into batches."""
         paths, slots, states = _paths(attention)
         members: dict[tuple[int, int, bool], list[int]] = defaultdict(list)
         for index, (rows, known, begun) in enumerate(paths):
@@ -64,7 +65,7 @@ class MixerLayout(NamedTuple):
 
 
 class _SequenceRows(NamedTuple):
-    """Where a sequence's tokens lie, rows [n]; `known` of them another has too; `begun`: others were computed
+    """Rows [n] of a sequence's tokens; `known` of them another sequence has too; `begun`: others were computed
     before."""
 
     rows: torch.Tensor
@@ -113,13 +114,13 @@ def split(module: nn.Module) -> RecurrentLayers:
 
 
 def _is_mixer(part: nn.Module) -> bool:
-    """One that takes a cache of states, has a convolution and knows its layer."""
+    """Whether it takes a cache of states, has a convolution and knows its layer."""
     convolves = isinstance(getattr(part, "conv1d", None), nn.Conv1d) and hasattr(part, "layer_idx")
     return convolves and "cache_params" in inspect.signature(part.forward).parameters
 
 
 def _forward(mix: Any, layer: int, hidden_states: torch.Tensor, **options: Any) -> torch.Tensor:
-    """hidden_states[1, N, D] -> [1, N, D] where a layout is given, else the library's own call."""
+    """Compute hidden_states[1, N, D] -> [1, N, D] where a layout is given, else call the library's own forward."""
     layout: MixerLayout | None = options.pop(LAYOUT, None)
     if layout is None:
         return mix(hidden_states, **options)

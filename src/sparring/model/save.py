@@ -1,4 +1,4 @@
-"""Weights back to where everybody's tools find them: a plain Hugging Face folder."""
+"""Writing of weights as a plain Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def save(model_state: Mapping[str, torch.Tensor], source_path: str | Path, out_p
 
 
 def _non_text_parts(source: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """What `NonTextParts` are in the checkpoint of a model that has any. In the files' own dtype it is mapped, not read as a
+    """Read the `NonTextParts` of a multimodal checkpoint. In the files' own dtype they are mapped, not read as a
     whole."""
     if text_model(empty := skeleton(source)) is empty.base_model:
         return {}
@@ -75,7 +75,7 @@ def _non_text_parts(source: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]
 
 
 def skeleton(source: str | Path) -> transformers.PreTrainedModel:
-    """The library's module of a checkpoint without weights: it knows its layers, and how files name them (experts,
+    """Make the library's module of a checkpoint without weights: it knows its layers, and how files name them (experts,
     stacked in memory, lie one by one)."""
     config = transformers.AutoConfig.from_pretrained(source)
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""A model that our own tests do not know shows at load that it computes what the library computes, and row by row."""
+"""Self-test at load: a model outside our own tests computes what the library computes, and row by row."""
 
 from __future__ import annotations
 
@@ -51,17 +51,22 @@ def verify_against_library(model: CausalModel, where: str, *, exact: bool) -> No
         packed = _outputs(model, rows).split(lengths)
     name = type(model.module).__name__
     if not _close(model, alone[-1], wanted):
-        expected = "the library's logits from what it tells our attention and a linear head"
-        raise refusal(where, expected, f"others: {name} does more", "choose another model")
+        expected = "the logits of transformers, from our attention and a linear head"
+        raise refusal(where, expected, f"{name}, whose logits differ", "choose another model")
     if not all(_close(model, a, b) for a, b in zip(alone, packed, strict=True)):
         raise refusal(
-            where, "attention through the library's interface", f"{name}, which has its own", "choose another model"
+            where,
+            "a model that calls transformers' attention interface",
+            f"{name}, which does not",
+            "choose another model",
         )
     with _short_windows(model.module):
         whole, continued = _outputs(model, rows[-1:]), _continued(model, rows[-1])
     if not _close(model, whole, continued):
-        expected = "layers that go on from pages of keys and values, and from a recurrent state"
-        raise refusal(where, expected, f"{name}, which begins anew", "choose another model")
+        expected = "a model that continues from cached keys and values, and from recurrent states"
+        raise refusal(
+            where, expected, f"{name}, whose logits differ when it continues from its cache", "choose another model"
+        )
     rowwise = model.library and model.library.rowwise
     unknown = sorted(rowwise.unknown) if rowwise else []
     pairs = [(whole, continued), *zip(alone, packed, strict=True)]
@@ -89,8 +94,8 @@ def find_kv_heads(model: CausalModel) -> None:
 
 @contextmanager
 def _short_windows(module: nn.Module) -> Iterator[None]:
-    """Sliding windows that our sequences leave: a model may mask by one that it does not tell the attention
-    interface."""
+    """Shorten sliding windows so that our sequences leave them: a model may mask by a window that it does not tell the
+    attention interface."""
     holders = [module.config.get_text_config(), *module.modules()]
     before = [(holder, window) for holder in holders if (window := getattr(holder, "sliding_window", None))]
     try:
@@ -123,14 +128,15 @@ def _find_logits(model: CausalModel, row: torch.Tensor, wanted: torch.Tensor) ->
 
 
 def _outputs(model: CausalModel, rows: list[torch.Tensor]) -> torch.Tensor:
-    """Logits; under a scalar head, which may be zero yet, what it reads."""
+    """Compute logits; under a scalar head, which may be zero yet, the hidden states that it reads."""
     positions = torch.cat([torch.arange(len(row), device=model.device) for row in rows])
     hidden = model.hidden(torch.cat(rows), positions, Packed.of([len(row) for row in rows]).to(model.device))
     return hidden if model.is_scalar else model.logits(hidden)
 
 
 def _continued(model: CausalModel, row: torch.Tensor) -> torch.Tensor:
-    """The same of one sequence in three pieces, the last of one token, which goes on from pages and states."""
+    """Compute `_outputs` of one sequence in three pieces, the last of one token, which goes on from pages and
+    states."""
     num_pages, device = -(-len(row) // BLOCK), model.device
     where = {"device": device, "transposed": ops.transposes_keys(device)}
     pages, states = (

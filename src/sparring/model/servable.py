@@ -71,7 +71,7 @@ def _check_headers(where: str, config: Any, files: list[Path]) -> None:
 
 
 def _shortened(config: Any) -> Any:
-    """The same architecture with two layers, or one of every kind, and few token ids."""
+    """Shorten a config to two layers, or one of every kind, and few token ids."""
     text = config.get_text_config()
     if "per_layer_config" in (fields := text.to_dict()):
         short = type(text).from_dict(_with_few_layers(fields))
@@ -94,8 +94,8 @@ def _shortened(config: Any) -> Any:
 
 
 def _with_few_layers(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a config whose layers differ by their number: the first layer of each kind, and, where the last ones
-    read the keys of others, the first of each kind of these."""
+    """Return fields of a config whose layers differ by their number: the first layer of each kind, and, where the last
+    ones read the keys of others, the first of each kind of these."""
     kinds = fields["layer_types"]
     own = len(kinds) - (fields.get("num_kv_shared_layers") or 0)
     halves = ((0, kinds[:own]), (own, kinds[own:]))

@@ -1,4 +1,4 @@
-"""The recurrent states of running sequences: what a layer's next token needs of all tokens before it.
+"""Recurrent states of running sequences: all that a layer's next token needs of the tokens before it.
 
 b sequences side by side, S slots, C channels and K inputs of a convolution, n tokens.
 """
@@ -20,19 +20,19 @@ sequence's."""
 
 
 class MixerCache:
-    """What a mixer asks of the library's cache, for b sequences side by side in one layer. `states` [b, ...] by kind:
-    of a convolution the last inputs [b, C, K], of a recurrence whatever the mixer says; none where the sequences
+    """Cache of one layer for b sequences side by side, in the form that the library's mixers call. `states` [b, ...] by
+    kind: of a convolution the last inputs [b, C, K], of a recurrence what the mixer stores; none where the sequences
     begin."""
 
     def __init__(self, states: dict[Kind, torch.Tensor] | None = None) -> None:
         self.states = states or {}
 
     def get_conv_state(self, _layer: int, state_idx: int = 0) -> torch.Tensor | None:
-        """[b, C, K], which a mixer may change in place."""
+        """Return [b, C, K], which a mixer may change in place."""
         return self.states.get(("conv", state_idx))
 
     def get_recurrent_state(self, _layer: int, state_idx: int = 0) -> torch.Tensor | None:
-        """[b, ...], which a mixer may change in place."""
+        """Return [b, ...], which a mixer may change in place."""
         return self.states.get(("recurrent", state_idx))
 
     def is_recording_past(self, _layer: int) -> bool:
@@ -42,8 +42,8 @@ class MixerCache:
     def update_conv_state(
         self, new: torch.Tensor, _layer: int, state_idx: int = 0, *, conv_kernel_size: int, **_: Any
     ) -> torch.Tensor:
-        """Keep the last K of new[b, C, n] and the inputs before them, which are zeros at the beginning; all of
-        these."""
+        """Keep the last K of new[b, C, n] and the inputs before them, which are zeros at the beginning; return all
+        inputs."""
         before = self.states.get(("conv", state_idx))
         whole = torch.cat([new.new_zeros(*new.shape[:2], conv_kernel_size) if before is None else before, new], dim=-1)
         self.states["conv", state_idx] = whole[..., -conv_kernel_size:]
@@ -56,7 +56,7 @@ class MixerCache:
 
 
 class RecurrentStates:
-    """The states of S sequences in every recurrent layer.
+    """States of S sequences in every recurrent layer.
 
     Args:
         recurrent: of the model, as `split` says.
@@ -70,7 +70,7 @@ class RecurrentStates:
         }
 
     def read(self, layer: int, slots: torch.Tensor) -> MixerCache:
-        """A copy of the states in slots[b]."""
+        """Copy the states in slots[b]."""
         return MixerCache({kind: states.index_select(0, slots) for kind, states in self._layers[layer].items()})
 
     def write(self, layer: int, slots: torch.Tensor, carried: MixerCache) -> None:
@@ -79,12 +79,12 @@ class RecurrentStates:
             states.index_copy_(0, slots, carried.states[kind])
 
     def copy(self, source: int, target: int) -> None:
-        """One slot's states, in every layer."""
+        """Copy one slot's states, in every layer."""
         for layer in self._layers.values():
             for states in layer.values():
                 states[target] = states[source]
 
 
 def state_bytes(recurrent: RecurrentLayers) -> int:
-    """Size of one sequence's states."""
+    """Return the size of one sequence's states."""
     return sum(one.nbytes for states in recurrent.values() for one in states.values())

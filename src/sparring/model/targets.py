@@ -1,4 +1,4 @@
-"""What adapters may add to: the linear layers of a model by name, and the stacked matrices of its experts.
+"""Weights that adapters may add to: the linear layers of a model by name, and the stacked matrices of its experts.
 
 K inputs, M outputs, E experts.
 """
@@ -24,7 +24,7 @@ DEFAULT = ("q_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn")
 
 
 class AdaptableWeight(NamedTuple):
-    """A weight that an adapter may add to: the name of its parameter, its shape (M, K) or (E, M, K), and whether the
+    """Weight that an adapter may add to: the name of its parameter, its shape (M, K) or (E, M, K), and whether the
     parameter has the last two the other way round."""
 
     weight: str
@@ -33,8 +33,8 @@ class AdaptableWeight(NamedTuple):
 
 
 def linears_of(module: nn.Module) -> dict[str, nn.Module]:
-    """The linear layers of a Hugging Face model that may have adapters, by name: neither the head nor routers and
-    experts."""
+    """Return the linear layers of a Hugging Face model that may have adapters, by name: neither the head nor routers
+    and experts."""
     text = {*text_model(module).modules()} - {module.get_output_embeddings(), getattr(module, "score", None)}
     return {
         name: part
@@ -44,14 +44,14 @@ def linears_of(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def shape_of(layer: nn.Module) -> tuple[int, int]:
-    """(M, K) of a linear layer."""
+    """Return (M, K) of a linear layer."""
     first, second = layer.weight.shape
     return (second, first) if type(layer) in LYING else (first, second)
 
 
 def targets_of(module: nn.Module) -> dict[str, AdaptableWeight]:
-    """What adapters may add to: linear layers by name, and stacked matrices of experts by the name of their
-    parameter."""
+    """Return the weights that adapters may add to: linear layers by name, and stacked matrices of experts by the name
+    of their parameter."""
     linears = linears_of(module)
     targets = {
         name: AdaptableWeight(f"{name}.weight", shape_of(layer), type(layer) in LYING)
@@ -69,8 +69,8 @@ def targets_of(module: nn.Module) -> dict[str, AdaptableWeight]:
 def targeted(
     module: nn.Module, target_modules: str | Sequence[str], target_parameters: Sequence[str] = ()
 ) -> list[str]:
-    """Names of the linear layers and of the stacked matrices of experts that a `LoraConfig` means, as the PEFT library
-    understands it.
+    """Return the names of the linear layers and of the stacked matrices of experts that a `LoraConfig` means, as the
+    PEFT library understands it.
 
     Raises:
         BadInput: an entry means none.
@@ -93,7 +93,7 @@ def targeted(
 def unknown_target(
     name: str, known: Sequence[str] | Mapping[str, object], setting: str = "target_modules"
 ) -> Exception:
-    """The refusal of an adapter for something else than one of these."""
+    """Make the refusal of an adapter for a weight that the model does not have."""
     ends = ", ".join(sorted({one.rpartition(".")[2] for one in known})) or "none"
     what = "linear layers" if setting == "target_modules" else "stacked matrices of experts"
     return refusal(f"lora {setting}", f"{what} of the model: {ends}", repr(name), "name some of these")

@@ -1,4 +1,4 @@
-"""The choice of how a model takes steps of generation. All ways give the same numbers to the bit."""
+"""Choice of the way in which a model takes steps of generation. All ways give the same numbers to the bit."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sparring.model.steps.rows import Slots
 def step_of(
     model: CausalModel, pages: ops.KvPages, slots: Slots, states: RecurrentStates | None = None
 ) -> DecoderStep | DeviceStep | OperationStep:
-    """The one call where the model is of the Llama family and the compiled kernels are in use; graphs of it on a
-    GPU."""
+    """Choose one call where the model is of the Llama family and the compiled kernels are in use; graphs of it on a
+    GPU; else operation by operation."""
     operations = OperationStep(model, pages, slots, states)
     if model.decoder is None or not isinstance(model.head, RowLinear):
         return operations

@@ -108,7 +108,7 @@ class DecoderStep:
         self._tensors = tensors
 
     def _check(self) -> None:
-        """Raises BadInput where a norm's weight does not fit its rows: C would read past its end."""
+        """Raise BadInput where a norm's weight does not fit its rows: C would read past its end."""
         width, dtype = self._decoder.embedding.weight.shape[1], self._pages.dtype
         first = self._decoder.layers[0]
         heads = [norm for layer in self._decoder.layers for norm in (layer.q_norm, layer.k_norm)]
@@ -185,7 +185,7 @@ def _weight(product: Product) -> Weight:
 
 
 class AdapterPlans:
-    """The adapters of a model as the compiled steps read them; made anew when they have changed."""
+    """Adapters of a model as the compiled steps read them; made anew when they have changed."""
 
     def __init__(self, adapters: Adapters, decoder: Decoder) -> None:
         self._adapters, self._layers = adapters, decoder.layers
@@ -193,7 +193,7 @@ class AdapterPlans:
         self._now: Any = None
 
     def now(self) -> int:
-        """The address of the plans, by number, layer and product."""
+        """Return the address of the plans, by number, layer and product."""
         if self._known != self._adapters.num_changes:
             self._now = self._made()
             self._known = self._adapters.num_changes
@@ -213,11 +213,11 @@ class AdapterPlans:
 
 
 def _targets_of(layer: Layer) -> list[Any]:
-    """Where adapters add to the products of a layer, in the order of `DeltaPlan`s."""
+    """Return the targets of adapters in the products of a layer, in the order of `DeltaPlan`s."""
     targets = [product.adapted for product in layer.products]
     return [*targets, *layer.mlp.experts.adapted.targets] if isinstance(layer.mlp, Mixture) else targets
 
 
 def mlp_widths(decoder: Decoder) -> set[int]:
-    """Of the layers that have one MLP for all rows."""
+    """Return the widths of the layers that have one MLP for all rows."""
     return {layer.mlp.down.packed.num_inputs for layer in decoder.layers if isinstance(layer.mlp, Mlp)}

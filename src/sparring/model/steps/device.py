@@ -31,8 +31,8 @@ the bits of a float64; and how many of the n are sequences."""
 
 
 class DecodeGraph:
-    """One decode step of up to n sequences over fixed tensors: `state` [5, n] and `tables` [n, P] int32 in, and
-    `tokens` [n] int64 and `logprobs` [n] float32 out. `state` is left as the next step needs it."""
+    """Decode step of up to n sequences over fixed tensors: `state` [5, n] and `tables` [n, P] int32 in, and `tokens`
+    [n] int64 and `logprobs` [n] float32 out. `state` is left as the next step needs it."""
 
     def __init__(self, model: CausalModel, pages: ops.KvPages, size: int, pages_per_table: int) -> None:
         self._model, self._pages = model, pages
@@ -61,7 +61,8 @@ class DecodeGraph:
         state[LENGTH].add_(state[COUNT, 0] > 0)
 
     def _captured(self) -> Callable[[], None]:
-        """Nothing is a sequence yet, so the rounds that a capture needs write nothing into the pages."""
+        """Capture the step. No row is a sequence yet, so the rounds that a capture needs write nothing into the
+        pages."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -118,7 +119,7 @@ class DeviceStep:
         return plain and not any(others) and not self._slots.truncate(rows.slots)
 
     def _fill(self, graph: DecodeGraph, rows: StepRows, slots: np.ndarray) -> None:
-        """Two copies to the device, whatever the batch."""
+        """Fill the graph's inputs: two copies to the device, whatever the batch."""
         state = np.zeros((5, graph.state.shape[1]), np.int64)
         state[TOKEN, : len(slots)], state[LENGTH, : len(slots)] = rows.tokens, rows.lengths
         state[SEED, : len(slots)] = self._slots.seeds[slots].view(np.int64)
@@ -130,8 +131,8 @@ class DeviceStep:
         graph.tables[: len(slots), : tables.shape[1]].copy_(torch.from_numpy(tables))
 
     def _graph(self, size: int) -> DecodeGraph:
-        """Captured anew where the model's tensors lie elsewhere now; values that change in place it follows by
-        itself."""
+        """Return the graph, captured anew where the model's tensors lie elsewhere now; it follows values that change in
+        place by itself."""
         pointers = _pointers_of(self._model)
         if pointers != self._pointers:
             self._graphs.clear()
@@ -142,13 +143,13 @@ class DeviceStep:
 
 
 def _until_stop(tokens: np.ndarray, stops: np.ndarray) -> int:
-    """How many of the steps tokens [B, steps] count: up to the first in which one samples one of its stops [B, 8]."""
+    """Count the steps of tokens [B, steps] up to the first in which a sequence samples one of its stops [B, 8]."""
     stopped = (tokens[:, :, None] == stops[:, None, :]).any(2).any(0)
     return int(stopped.argmax()) + 1 if stopped.any() else tokens.shape[1]
 
 
 def _pointers_of(model: CausalModel) -> list[int]:
-    """Where everything lies that a graph has read."""
+    """Return the addresses of all tensors that a graph has read."""
     decoder: Decoder = model.decoder
     norms = [decoder.norm, *(norm for layer in decoder.layers for norm in layer.norms)]
     products: list[Product] = [model.head.product, *(product for layer in decoder.layers for product in layer.products)]

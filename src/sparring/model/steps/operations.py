@@ -49,11 +49,11 @@ class OperationStep:
             return self._model.hidden(tokens, positions, paged)
 
     def _there(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same where the model computes: what a step is made of is small and lies with the CPU."""
+        """Move a tensor to the model's device: the inputs of a step are small and lie with the CPU."""
         return tensor.to(self._model.device)
 
     def sample(self, rows: StepRows, hidden: torch.Tensor) -> Sampled:
-        """The next token of each sequence that samples, from hidden[N, D]."""
+        """Draw the next token of each sequence that samples, from hidden[N, D]."""
         if 1 not in rows.samples:
             return Sampled([], [], None, None)
         slots, cu_rows, ends = (torch.frombuffer(values, dtype=torch.int32) for values in rows[:3])
@@ -73,7 +73,7 @@ class OperationStep:
         return Sampled(sampled.unsqueeze(1).tolist(), logprobs.unsqueeze(1).tolist(), kept, tops)
 
     def _tops(self, logits: torch.Tensor, chosen: np.ndarray, kept: list[list[bytes]] | None) -> list[list[Top]]:
-        """The likeliest tokens of logits [M, V], of slots [M], each row limited to its kept ids."""
+        """Return the likeliest tokens of logits [M, V], of slots [M], each row limited to its kept ids."""
         found: list[list[Top]] = []
         for n, slot in enumerate(chosen.tolist()):
             ids = np.frombuffer(bytearray(kept[n][0] if kept else b""), np.int32)

@@ -1,4 +1,4 @@
-"""The rows of one step of generation and the tokens that it samples; what a running request needs lies by slot.
+"""Rows of one step of generation and the tokens that it samples; the settings of running requests lie by slot.
 
 B sequences, N new rows, M sequences that sample, P pages of a table, S slots.
 """
@@ -47,7 +47,7 @@ class Slots(NamedTuple):
 
     @staticmethod
     def of(num_slots: int, pages_per_table: int, vocabulary: int) -> Slots:
-        """Empty tables, temperature 1, no truncation, no stops, no bias."""
+        """Make slots with empty tables, temperature 1, no truncation, no stops, no bias."""
         return Slots(
             np.zeros((num_slots, pages_per_table), np.int32),
             np.ones(num_slots, np.float32),
@@ -68,15 +68,15 @@ class Slots(NamedTuple):
         )
 
     def bias(self, slot: int, until: int, banned: Sequence[int], added: Sequence[tuple[int, float]]) -> None:
-        """Tokens that are impossible until the sequence has `until` tokens, and what is added to logits; each token
-        once in each, 512 in all."""
+        """Forbid tokens until the sequence has `until` tokens, and add to logits; each token once in each, 512 in
+        all."""
         count = len(banned) + len(added)
         self.bias_counts[slot], self.bias_until[slot] = (len(banned), count), until
         self.bias_ids[slot, :count] = [*banned, *(token for token, _ in added)]
         self.bias_values[slot, :count] = [*[-np.inf] * len(banned), *(value for _, value in added)]
 
     def limit(self, slot: int, allowed: bytes | None) -> None:
-        """Tokens that alone may come: a bit each, lowest first; None for all."""
+        """Limit the sequence to some tokens: a bit each, lowest first; None for all."""
         self.limited[slot] = allowed is not None
         if allowed is not None:
             self.allowed[slot] = 0
@@ -106,7 +106,7 @@ class Slots(NamedTuple):
 
 
 class StepRows(NamedTuple):
-    """The new rows of one step, as `ops.PagedRows` has them, by slot. Plain arrays: filling these costs the least.
+    """New rows of one step, as `ops.PagedRows` has them, by slot. Plain arrays: filling these costs the least.
 
     slots "i" [B]; cu_rows "i" [B + 1]; lengths "i" [B] with the new rows; tokens "q" [N]; samples "B" [B]: 1 where the
     last row gives the next token. `independent`: no sequence reads keys that another one writes in this call. `steps`:
@@ -140,7 +140,7 @@ class Sampled(NamedTuple):
 
 
 def kept_sets(masks: np.ndarray | None, bounds: Sequence[tuple[int, int]]) -> list[list[bytes]] | None:
-    """The sets of each sequence, whose masks are rows `bounds` of masks [N, W]."""
+    """Return the kept sets of each sequence, whose masks are rows `bounds` of masks [N, W]."""
     if masks is None:
         return None
     sets = ids_of(masks)
@@ -148,8 +148,8 @@ def kept_sets(masks: np.ndarray | None, bounds: Sequence[tuple[int, int]]) -> li
 
 
 def likeliest(ids: np.ndarray, logprobs: np.ndarray, bounds: Sequence[tuple[int, int]]) -> list[list[Top]]:
-    """The likeliest tokens of each sequence, whose draws are rows `bounds` of ids and logprobs [N, 20]; -1 stands for
-    none."""
+    """Return the likeliest tokens of each sequence, whose draws are rows `bounds` of ids and logprobs [N, 20]; -1
+    stands for none."""
     counts, ids, logprobs = (ids >= 0).sum(1).tolist(), ids.tolist(), logprobs.tolist()
     draws = [tuple(zip(ids[n][:count], logprobs[n][:count], strict=True)) for n, count in enumerate(counts)]
     return [draws[begin:end] for begin, end in bounds]
