@@ -57,7 +57,7 @@ def verify_against_library(model: CausalModel, where: str, *, exact: bool) -> No
         raise refusal(
             where,
             "a model that calls transformers' attention interface",
-            f"{name}, which does not",
+            f"{name}, which has an attention of its own",
             "choose another model",
         )
     with _short_windows(model.module):

@@ -154,7 +154,7 @@ def test_attention_in_both_directions_is_refused(tmp_path):
 
 def test_attention_of_its_own_is_refused(tmp_path):
     tiny_model("bloom", tmp_path)
-    with pytest.raises(BadInput, match="BloomForCausalLM, which does not"):
+    with pytest.raises(BadInput, match="BloomForCausalLM, which has an attention of its own"):
         load(tmp_path, numerics="fast")
 
 
