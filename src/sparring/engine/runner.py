@@ -26,7 +26,7 @@ from sparring.model.head import score_tokens
 from sparring.model.states import RecurrentStates
 from sparring.model.steps.choose import step_of
 from sparring.model.steps.operations import OperationStep
-from sparring.model.steps.rows import Sampled, Slots, StepRows
+from sparring.model.steps.rows import SampledTokens, Slots, StepRows
 
 MASK_64 = (1 << 64) - 1
 FAST_TOLERANCE = 5e-2
@@ -63,7 +63,7 @@ class Runner:
         """How many steps one call can take."""
         return self._compute.most_steps
 
-    def step(self, chunks: list[Chunk], steps: int, drafts: list[list[int]] | None = None) -> Sampled:
+    def step(self, chunks: list[Chunk], steps: int, drafts: list[list[int]] | None = None) -> SampledTokens:
         """Compute the chunks; sample for those that say so, in their order, and go on for up to `steps` steps in all.
         What is scored on the way goes to its sequences. With `drafts`, for chunks of one token each: one step, in which
         each is followed by the rows of its draft; every row samples."""

@@ -15,7 +15,7 @@ from torch import nn
 from sparring.errors import WeightsError, refusal
 from sparring.kernels import ops
 from sparring.model.attention import CURRENT_ATTENTION, Attention
-from sparring.model.decoder import Decoder
+from sparring.model.decoder import LlamaDecoder
 from sparring.model.experts import RowExperts
 from sparring.model.layers import RowLinear
 from sparring.model.library import NonTextParts, text_model
@@ -55,7 +55,7 @@ class CausalModel:
         self.logit_scale = 1.0
         self.logit_cap: float | None = getattr(text, "final_logit_softcapping", None)
         self._forward = forward
-        self.decoder = forward if isinstance(forward, Decoder) else None
+        self.decoder = forward if isinstance(forward, LlamaDecoder) else None
         self.kv_heads = {} if self.decoder is None else self.decoder.kv_heads
         # looked up once: every update walks them several times
         kept, non_text = module.state_dict().keys(), NonTextParts(module)
@@ -234,5 +234,5 @@ def forward_of(
 ) -> Forward:
     """Return the lean decoder for a swapped module of the Llama family, the library's forward for everything else."""
     if lean:
-        return Decoder(module.base_model, gradient_checkpointing=gradient_checkpointing)
+        return LlamaDecoder(module.base_model, gradient_checkpointing=gradient_checkpointing)
     return LibraryForward(module, recurrent, exact=exact, gradient_checkpointing=gradient_checkpointing)

@@ -117,7 +117,7 @@ def add_and_norm(x: torch.Tensor, y: torch.Tensor | None, norm: nn.Module) -> tu
     return ops.add_rms_norm(x, y, norm.weight, norm.variance_epsilon)
 
 
-class Decoder:
+class LlamaDecoder:
     """tokens -> hidden states for a module of `FAMILY` whose parts have been swapped."""
 
     def __init__(self, body: nn.Module, *, gradient_checkpointing: bool) -> None:

@@ -27,7 +27,8 @@ tell."""
 class Head(Protocol):
     """Map from a model's output [M, D] to logits [M, V]; a `CausalModel` is one."""
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the logits [M, V] of hidden[M, D]."""
 
 
 def from_teacher(

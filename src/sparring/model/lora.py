@@ -21,7 +21,7 @@ from torch import nn
 from sparring.errors import refusal
 from sparring.kernels import ops
 from sparring.model.config import STACKED
-from sparring.model.decoder import Decoder
+from sparring.model.decoder import LlamaDecoder
 from sparring.model.experts import AdaptedExpert, RowExperts
 from sparring.model.layers import RowLinear
 from sparring.model.targets import AdaptableWeight, linears_of, shape_of, targets_of, unknown_target
@@ -299,7 +299,7 @@ class Adapters:
     pays nothing for this.
     """
 
-    def __init__(self, module: nn.Module, decoder: Decoder | None) -> None:
+    def __init__(self, module: nn.Module, decoder: LlamaDecoder | None) -> None:
         self._module, self._decoder = module, decoder
         self._targets: dict[str, LoraTarget | ExpertLoraTarget] = {}
         self._once = Lock()

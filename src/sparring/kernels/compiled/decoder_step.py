@@ -24,15 +24,15 @@ SLOT_COLUMNS = (
 """What the kernels read by slot, in this order."""
 
 
-class Form(Structure):
+class AttentionPlan(Structure):
     """An `AttentionForm`, without sinks: no model of the family has them."""
 
     _fields_ = [("scale", c_float), ("cap", c_float), ("window", c_int64), ("sinks", c_void_p)]
 
     @staticmethod
-    def of(form: AttentionForm) -> Form:
+    def of(form: AttentionForm) -> AttentionPlan:
         """Convert `form` to the structure that the compiled kernels read."""
-        return Form(*form.numbers, None)
+        return AttentionPlan(*form.numbers, None)
 
 
 class LayerPlan(Structure):
@@ -43,7 +43,7 @@ class LayerPlan(Structure):
         *((name, Weight) for name in ("qkv", "o", "gate_up", "down", "router")),
         *((name, c_void_p) for name in ("input_norm", "q_norm", "k_norm", "mlp_norm", "keys", "values")),
         *((name, c_float) for name in ("input_eps", "q_eps", "k_eps", "mlp_eps")),
-        ("form", Form),
+        ("form", AttentionPlan),
         ("chosen", c_int64),
         ("renormalised", c_int64),
     ]

@@ -20,25 +20,25 @@ from sparring.kernels.compiled.decoder_step import (
     SLOT_COLUMNS,
     TOPS,
     WEIGHTS,
+    AttentionPlan,
     DecoderPlan,
     DeltaPlan,
-    Form,
     LayerPlan,
     StepPlan,
 )
 from sparring.kernels.compiled.library import Weight
 from sparring.kernels.kept import no_masks
 from sparring.model.causal import CausalModel
-from sparring.model.decoder import Decoder, Layer, Mixture, Mlp
+from sparring.model.decoder import Layer, LlamaDecoder, Mixture, Mlp
 from sparring.model.layers import Product, RowNorm
 from sparring.model.lora import Adapters
-from sparring.model.steps.rows import Sampled, Slots, StepRows, kept_sets, likeliest
+from sparring.model.steps.rows import SampledTokens, Slots, StepRows, kept_sets, likeliest
 
 WORK_PER_THREAD = 2_000_000
 
 
 class DecoderStep:
-    """Steps as one call, for a `Decoder` on the compiled kernels. Follows every change of the weights and of the
+    """Steps as one call, for a `LlamaDecoder` on the compiled kernels. Follows every change of the weights and of the
     adapters.
 
     A thread takes part for every `work_per_thread` multiplications, because waking one for fewer costs more than the
@@ -65,7 +65,7 @@ class DecoderStep:
         self._work_per_sample, *per_row = (p.packed.num_outputs * p.packed.num_inputs for p in self._products)
         self._work_per_row = sum(per_row) + sum(count * one.num_outputs * one.num_inputs for count, one in self._stacks)
 
-    def __call__(self, rows: StepRows) -> Sampled:
+    def __call__(self, rows: StepRows) -> SampledTokens:
         """Compute the rows; lengths and tokens of `rows` move on where more than one step is taken.
 
         Raises:
@@ -93,7 +93,9 @@ class DecoderStep:
             self._refuse(bad, rows)
         bounds = [(i * steps, i * steps + taken) for i, taken in enumerate(counts)]
         tokens, their = ([values[a:b].tolist() for a, b in bounds] for values in (sampled, logprobs))
-        return Sampled(tokens, their, kept_sets(masks, bounds), None if tops is None else likeliest(*tops, bounds))
+        return SampledTokens(
+            tokens, their, kept_sets(masks, bounds), None if tops is None else likeliest(*tops, bounds)
+        )
 
     def _follow(self) -> None:
         """Point at the tensors that the model has now. Packing in place keeps them; a replaced parameter does not."""
@@ -165,7 +167,7 @@ class DecoderStep:
             keys.data_ptr(),
             values.data_ptr(),
             *(0.0 if norm is None else norm.variance_epsilon for norm in norms),
-            Form.of(layer.form),
+            AttentionPlan.of(layer.form),
             *chosen,
         )
 
@@ -187,7 +189,7 @@ def _weight(product: Product) -> Weight:
 class AdapterPlans:
     """Adapters of a model as the compiled steps read them; made anew when they have changed."""
 
-    def __init__(self, adapters: Adapters, decoder: Decoder) -> None:
+    def __init__(self, adapters: Adapters, decoder: LlamaDecoder) -> None:
         self._adapters, self._layers = adapters, decoder.layers
         self._known = 0
         self._now: Any = None
@@ -218,6 +220,6 @@ def _targets_of(layer: Layer) -> list[Any]:
     return [*targets, *layer.mlp.experts.adapted.targets] if isinstance(layer.mlp, Mixture) else targets
 
 
-def mlp_widths(decoder: Decoder) -> set[int]:
+def mlp_widths(decoder: LlamaDecoder) -> set[int]:
     """Return the widths of the layers that have one MLP for all rows."""
     return {layer.mlp.down.packed.num_inputs for layer in decoder.layers if isinstance(layer.mlp, Mlp)}

@@ -18,9 +18,9 @@ from sparring.kernels import ops
 from sparring.kernels.device.sampling import draw
 from sparring.model.attention import Paged
 from sparring.model.causal import CausalModel
-from sparring.model.decoder import Decoder
+from sparring.model.decoder import LlamaDecoder
 from sparring.model.layers import Product
-from sparring.model.steps.rows import Sampled, Slots, StepRows
+from sparring.model.steps.rows import SampledTokens, Slots, StepRows
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Batch sizes for which a graph is captured, when one is first needed."""
@@ -77,7 +77,7 @@ class DecodeGraph:
 
 
 class DeviceStep:
-    """Steps of a `Decoder` on a GPU. What a graph does not hold (prompts, truncated, limited or biased draws, the
+    """Steps of a `LlamaDecoder` on a GPU. What a graph does not hold (prompts, truncated, limited or biased draws, the
     likeliest tokens, adapters) goes to `others`, operation by operation; both give the same numbers to the bit."""
 
     most_steps = 16
@@ -87,7 +87,7 @@ class DeviceStep:
         model: CausalModel,
         pages: ops.KvPages,
         slots: Slots,
-        others: Callable[[StepRows], Sampled],
+        others: Callable[[StepRows], SampledTokens],
         *,
         batches: tuple[int, ...] = BATCHES,
     ) -> None:
@@ -96,7 +96,7 @@ class DeviceStep:
         self._graphs: dict[int, DecodeGraph] = {}
         self._pointers: list[int] = []
 
-    def __call__(self, rows: StepRows) -> Sampled:
+    def __call__(self, rows: StepRows) -> SampledTokens:
         """Compute the rows, and go on where more than one step is wanted."""
         slots = np.frombuffer(rows.slots, np.int32)
         if not self._fits(rows, slots):
@@ -111,7 +111,7 @@ class DeviceStep:
             taken.append((graph.tokens[: len(slots)].clone(), graph.logprobs[: len(slots)].clone()))
         tokens, logprobs = (torch.stack(parts, 1).cpu() for parts in zip(*taken, strict=True))
         count = _until_stop(tokens.numpy(), self._slots.stops[slots])
-        return Sampled(tokens[:, :count].tolist(), logprobs[:, :count].tolist(), None, None)
+        return SampledTokens(tokens[:, :count].tolist(), logprobs[:, :count].tolist(), None, None)
 
     def _fits(self, rows: StepRows, slots: np.ndarray) -> bool:
         plain = rows.independent and 0 not in rows.samples and len(slots) <= self._batches[-1]
@@ -150,7 +150,7 @@ def _until_stop(tokens: np.ndarray, stops: np.ndarray) -> int:
 
 def _pointers_of(model: CausalModel) -> list[int]:
     """Return the addresses of all tensors that a graph has read."""
-    decoder: Decoder = model.decoder
+    decoder: LlamaDecoder = model.decoder
     norms = [decoder.norm, *(norm for layer in decoder.layers for norm in layer.norms)]
     products: list[Product] = [model.head.product, *(product for layer in decoder.layers for product in layer.products)]
     tensors = [

@@ -12,7 +12,7 @@ from sparring.kernels import ops
 from sparring.model.attention import Paged
 from sparring.model.causal import CausalModel
 from sparring.model.states import RecurrentStates
-from sparring.model.steps.rows import Sampled, Slots, StepRows, Top, kept_sets
+from sparring.model.steps.rows import SampledTokens, Slots, StepRows, Top, kept_sets
 
 
 class OperationStep:
@@ -25,7 +25,7 @@ class OperationStep:
     ) -> None:
         self._model, self._pages, self._slots, self._states = model, pages, slots, states
 
-    def __call__(self, rows: StepRows) -> Sampled:
+    def __call__(self, rows: StepRows) -> SampledTokens:
         """Compute the rows, one step of them."""
         return self.sample(rows, self.hidden(rows))
 
@@ -52,10 +52,10 @@ class OperationStep:
         """Move a tensor to the model's device: the inputs of a step are small and lie with the CPU."""
         return tensor.to(self._model.device)
 
-    def sample(self, rows: StepRows, hidden: torch.Tensor) -> Sampled:
+    def sample(self, rows: StepRows, hidden: torch.Tensor) -> SampledTokens:
         """Draw the next token of each sequence that samples, from hidden[N, D]."""
         if 1 not in rows.samples:
-            return Sampled([], [], None, None)
+            return SampledTokens([], [], None, None)
         slots, cu_rows, ends = (torch.frombuffer(values, dtype=torch.int32) for values in rows[:3])
         sampling = torch.frombuffer(rows.samples, dtype=torch.bool)
         chosen = slots[sampling].numpy()
@@ -70,7 +70,7 @@ class OperationStep:
         sampled, logprobs, masks = ops.sample(logits, *map(self._there, requests))
         kept = kept_sets(masks, [(i, i + 1) for i in range(len(sampled))])
         tops = self._tops(logits, chosen, kept) if self._slots.tops[chosen].any() else None
-        return Sampled(sampled.unsqueeze(1).tolist(), logprobs.unsqueeze(1).tolist(), kept, tops)
+        return SampledTokens(sampled.unsqueeze(1).tolist(), logprobs.unsqueeze(1).tolist(), kept, tops)
 
     def _tops(self, logits: torch.Tensor, chosen: np.ndarray, kept: list[list[bytes]] | None) -> list[list[Top]]:
         """Return the likeliest tokens of logits [M, V], of slots [M], each row limited to its kept ids."""

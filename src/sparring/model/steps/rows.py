@@ -128,7 +128,7 @@ Top = tuple[tuple[int, float], ...]
 """The likeliest tokens of one draw, best first (equal ones: lowest id first), each with its log-probability."""
 
 
-class Sampled(NamedTuple):
+class SampledTokens(NamedTuple):
     """Tokens and log-probabilities of each sequence that samples, [M] lists of at least one step. `kept`: the ids that
     each token was drawn from, empty where nothing was truncated (see `types.KeptSets`), or None where nothing was in
     any. `tops`: the likeliest tokens of each draw, none where they are not wanted, or None where nobody wants any."""
