@@ -13,7 +13,7 @@ import pytest
 
 from sparring.errors import EngineError, WeightsError
 from sparring.generation import Completion, GenerateRequest, Sampling, ScoreRequest
-from sparring.model.kernels.compiled_library import COMPILED
+from sparring.kernels.compiled.library import COMPILED
 from sparring.protocols import Engine
 from sparring.testing.scripted_engine import ScriptedEngine
 

@@ -14,6 +14,7 @@ SOURCE = ROOT / "src" / "sparring"
 
 LAYERS = (
     "annotations generation types protocols errors observe validation",
+    "kernels",
     "tasks envs sandbox render record store algo batch model weights",
     "harness gateway rollout train engine",
     "loop cluster dashboard",
@@ -30,6 +31,7 @@ HEAVY = {
         "algo/loss/",
         "algo/correction/",
         "batch/tensors.py",
+        "kernels/",
         "model/",
         "weights/",
         "train/",
@@ -39,7 +41,7 @@ HEAVY = {
     "transformers": ("model/", "train/", "engine/", "testing/"),
     "vllm": ("engine/adapters/",),
     "ray": ("cluster/ray",),
-    "triton": ("model/kernels/triton_",),
+    "triton": ("kernels/device/",),
     "tensorboard": (),
     "wandb": (),
     "datasets": (),
@@ -427,7 +429,7 @@ BITES = [
     (sizes, {"a.py": "def f(a, b, c, d, e, *, g, h, i, j): ..."}, "f has 9 parameters"),
     (sizes, {"a.py": "@functools.cache\ndef f(a, b, c, d, e, *, g, h, i, j): ..."}, "f has 9 parameters"),
     (sizes, {"a.py": "@triton.jit\n" + LONG}, "f has 62 lines"),
-    (heavy_imports, {"model/kernels/a.py": "import triton"}, "imports triton"),
+    (heavy_imports, {"kernels/torch/a.py": "import triton"}, "imports triton"),
     (sizes, {"a.py": "#" * 121}, "121 characters wide"),
     (documentation, {"a.py": "x = 1"}, "a.py: no docstring"),
     (documentation, {"a.py": "class A: ..."}, "class A has no docstring"),

@@ -118,11 +118,11 @@ class InlineCluster:
     def _native(self, name: str, path: str) -> Engine:
         from sparring.engine.native import NativeEngine
         from sparring.engine.noise import disturbed
-        from sparring.model.staging import Staged
+        from sparring.model.staging import StagedWeights
 
         model, config = self._model(name, path), self._engine_of[name]
         if config.weight_noise:
-            Staged(model, disturbed(model.state(), config.weight_noise)).commit()
+            StagedWeights(model, disturbed(model.state(), config.weight_noise)).commit()
         return NativeEngine(model, config, name=name, threads=self._threads)
 
     def _vllm(self, name: str, path: str) -> Engine:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from sparring.errors import RequestRefused
 from sparring.generation import TEMPERATURE, GenerateRequest, ScoreRequest, is_temperature
-from sparring.model.kernels.decoder_step import BIASES, TOPS
+from sparring.kernels.compiled.decoder_step import BIASES, TOPS
 
 LARGEST_ID, LARGEST_BIAS = 1 << 31, 1e30
 

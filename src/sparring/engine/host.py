@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sparring.model.kernels.pages import KvPages
+from sparring.kernels.pages import KvPages
 
 
 class HostPages:

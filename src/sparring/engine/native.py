@@ -31,7 +31,7 @@ from sparring.errors import EngineError, RequestRefused, SparringError, WeightsE
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.model.causal import CausalModel
 from sparring.model.lora import Adapter
-from sparring.model.staging import Staged
+from sparring.model.staging import StagedWeights
 from sparring.types import WeightRef
 from sparring.weights.inline import Probe
 
@@ -457,7 +457,7 @@ class NativeEngine:
                 self._metrics["max_update_stall_s"] = max(self._metrics["max_update_stall_s"], stall_s)
         self._scheduler.held = bool(self._updates)
 
-    def _commit(self, ref: WeightRef, staged: Staged | Adapter) -> None:
+    def _commit(self, ref: WeightRef, staged: StagedWeights | Adapter) -> None:
         again = self._config.live_kv == "recompute"
         if isinstance(staged, Adapter):
             if self._broken is not None:

@@ -19,12 +19,14 @@ from sparring.engine.kv import Copy
 from sparring.engine.scheduler import Chunk
 from sparring.engine.sequence import Sequence
 from sparring.engine.sizes import Sizes
+from sparring.kernels import ops
 from sparring.model.attention import Packed
 from sparring.model.causal import CausalModel
-from sparring.model.head import judge
-from sparring.model.kernels import ops
-from sparring.model.recurrent import States
-from sparring.model.step import OperationStep, Sampled, Slots, StepRows, step_of
+from sparring.model.head import score_tokens
+from sparring.model.states import RecurrentStates
+from sparring.model.steps.choose import step_of
+from sparring.model.steps.operations import OperationStep
+from sparring.model.steps.rows import SampledTokens, Slots, StepRows
 
 MASK_64 = (1 << 64) - 1
 FAST_TOLERANCE = 5e-2
@@ -46,7 +48,7 @@ class Runner:
             transposed=ops.transposes_keys(model.device),
         )
         self._host = HostPages(self._pages, sizes.host_pages)
-        self._states = States(model.recurrent, sizes.num_states + 1) if model.recurrent else None
+        self._states = RecurrentStates(model.recurrent, sizes.num_states + 1) if model.recurrent else None
         longest = min(sizes.num_pages, -(-model.max_positions // page_size))
         self._slots = Slots.of(max_running + 1, longest, model.vocab_size)
         self._slots.tables[max_running, 0], self._slots.temperature[max_running] = sizes.num_pages, 0.0
@@ -61,7 +63,7 @@ class Runner:
         """How many steps one call can take."""
         return self._compute.most_steps
 
-    def step(self, chunks: list[Chunk], steps: int, drafts: list[list[int]] | None = None) -> Sampled:
+    def step(self, chunks: list[Chunk], steps: int, drafts: list[list[int]] | None = None) -> SampledTokens:
         """Compute the chunks; sample for those that say so, in their order, and go on for up to `steps` steps in all.
         What is scored on the way goes to its sequences. With `drafts`, for chunks of one token each: one step, in which
         each is followed by the rows of its draft; every row samples."""
@@ -103,9 +105,9 @@ class Runner:
         again."""
         device = self._model.device
         row, targets = (torch.tensor(part, device=device) for part in (tokens[:-1], tokens[1:]))
-        with self._model.adapters.of_rows(np.full(len(row), adapter)):
+        with self._model.adapters.assign_rows(np.full(len(row), adapter)):
             hidden = self._model.hidden(row, torch.arange(len(row), device=device), Packed.of([len(row)]).to(device))
-        found = judge(self._model, hidden, targets, torch.ones(len(row), device=device), 0).logprob.tolist()
+        found = score_tokens(self._model, hidden, targets, torch.ones(len(row), device=device), 0).logprob.tolist()
         few = min(len(row), self._pages.page_size)
         self._slots.adapters[-1] = adapter
         step = StepRows(
@@ -120,7 +122,7 @@ class Runner:
         )
         sampled = self._compute(step)
         drawn = torch.tensor(sampled.tokens[0], device=device)
-        likeliest = judge(self._model, hidden[few - 1 : few], drawn, torch.ones(1, device=device), 0)
+        likeliest = score_tokens(self._model, hidden[few - 1 : few], drawn, torch.ones(1, device=device), 0)
         return found, sampled.logprobs[0], likeliest.logprob.tolist()
 
     def _score(self, chunk: Chunk, hidden: torch.Tensor) -> None:
@@ -130,7 +132,7 @@ class Runner:
         request = sequence.request
         targets = torch.tensor(request.tokens[first + 1 : begin + count + 1], device=hidden.device)
         heat = torch.full((len(targets),), request.temperature, device=hidden.device)
-        judged = judge(self._model, hidden[first - begin :], targets, heat, request.top_k)
+        judged = score_tokens(self._model, hidden[first - begin :], targets, heat, request.top_k)
         sequence.scores.append(tuple(values.tolist() for values in judged))
 
     def _rows(self, chunks: list[Chunk], steps: int) -> StepRows:

@@ -154,7 +154,7 @@ class Sequence:
         tops: list[Top] | None = None,
     ) -> None:
         """Take sampled tokens up to the one that ends the sequence, which sets `finish_reason`. Arguments: see
-        `Sampled`."""
+        `SampledTokens`."""
         if version != self.version or self.oldest != self.kv_version:
             self.version, self.kv_version = version, self.oldest
             self.origins.append((len(self.logprobs), version, version if self.oldest is None else self.oldest))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sparring.engine.config import PAGE_SIZE, EngineConfig
+from sparring.kernels.pages import token_bytes
 from sparring.model.causal import CausalModel
-from sparring.model.kernels.pages import token_bytes
-from sparring.model.recurrent import state_bytes
+from sparring.model.states import state_bytes
 
 
 class Sizes(NamedTuple):

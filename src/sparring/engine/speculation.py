@@ -11,7 +11,7 @@ from __future__ import annotations
 from sparring.engine.config import EngineConfig
 from sparring.engine.scheduler import Chunk, Scheduler
 from sparring.errors import refusal
-from sparring.model.step import Sampled
+from sparring.model.steps.rows import SampledTokens
 
 LONGEST = 3
 """Tokens of an earlier place that are compared; longer ones found nothing more on recorded rollouts."""
@@ -73,7 +73,7 @@ class Speculation:
         return [tokens[: steps - 1] for tokens in found] if steps > 1 else None
 
 
-def accepted(sampled: Sampled, drafts: list[list[int]]) -> Sampled:
+def accepted(sampled: SampledTokens, drafts: list[list[int]]) -> SampledTokens:
     """Of a step in which every sequence had a row for its last token and one for each of its draft: what ordinary steps
     would have sampled."""
     begins, taken = [], []
@@ -91,4 +91,4 @@ def accepted(sampled: Sampled, drafts: list[list[int]]) -> Sampled:
             [values[row][0] for row in range(begin, begin + count)] for begin, count in zip(begins, taken, strict=True)
         ]
 
-    return Sampled(*(None if values is None else joined(values) for values in sampled))
+    return SampledTokens(*(None if values is None else joined(values) for values in sampled))

@@ -11,7 +11,7 @@ from sparring.engine.runner import Runner
 from sparring.errors import BadInput, SparringError, WeightsError, boundary
 from sparring.model.causal import CausalModel
 from sparring.model.lora import Adapter
-from sparring.model.staging import Staged
+from sparring.model.staging import StagedWeights
 from sparring.types import WeightRef
 from sparring.weights.fetch import fetch
 from sparring.weights.inline import Probe
@@ -21,7 +21,7 @@ class Update:
     """An update on its way from its caller to the engine's thread: whoever claims it first decides, the thread to begin
     it or the caller to withdraw it."""
 
-    def __init__(self, ref: WeightRef, staged: Staged | Adapter) -> None:
+    def __init__(self, ref: WeightRef, staged: StagedWeights | Adapter) -> None:
         self.ref, self.staged, self.reply = ref, staged, Reply()
         self._once = Lock()
 
@@ -44,7 +44,7 @@ class NotRolledBack(WeightsError):
     """An update failed, and so did putting the old weights back: what the model would compute with is unknown."""
 
 
-def stage(model: CausalModel, ref: WeightRef, noise: float = 0.0) -> Staged | Adapter:
+def stage(model: CausalModel, ref: WeightRef, noise: float = 0.0) -> StagedWeights | Adapter:
     """The verified tensors of a reference, a model's or an adapter's, copied and packed for `model`, with this share of
     noise (`[engine] weight_noise`). Takes long and writes nothing that a step reads: it runs beside the engine's
     thread.
@@ -58,7 +58,7 @@ def stage(model: CausalModel, ref: WeightRef, noise: float = 0.0) -> Staged | Ad
             if noise and ref.adapter is None:
                 state = disturbed(state, noise)
             return (
-                Staged(model, state)
+                StagedWeights(model, state)
                 if ref.adapter is None
                 else model.adapters.fit(Adapter(state, model.dtype, model.device))
             )
@@ -66,7 +66,7 @@ def stage(model: CausalModel, ref: WeightRef, noise: float = 0.0) -> Staged | Ad
         raise WeightsError(f"{where(ref)}: {cause}") from cause
 
 
-def commit(runner: Runner, ref: WeightRef, staged: Staged, old: Probe | None) -> None:
+def commit(runner: Runner, ref: WeightRef, staged: StagedWeights, old: Probe | None) -> None:
     """Exchange the weights and verify them by the probe. On any failure the old ones, which nobody wrote in, come back.
 
     Args:

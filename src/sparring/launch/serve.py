@@ -115,7 +115,7 @@ def server_of(engine: NativeEngine, config: ServeConfig, ready: Callable[[], Non
         config: the rest of it.
         ready: called when requests are answered.
     """
-    from sparring.model.kernels.pages import token_bytes
+    from sparring.kernels.pages import token_bytes
 
     served = Served(
         model=config.name,

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from sparring.errors import refusal
-from sparring.model.kernels.threads import one_thread
+from sparring.kernels.threads import one_thread
 from sparring.train.config import TrainConfig
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -22,7 +22,7 @@ from sparring.generation import ScoreRequest, Scores
 from sparring.model.attention import Packed
 from sparring.model.causal import CausalModel
 from sparring.model.divergence import from_teacher, from_tops
-from sparring.model.head import Asked, judge, token_quantities
+from sparring.model.head import TargetRows, score_tokens, token_quantities
 from sparring.protocols import Divergence, Loss, LossResult
 from sparring.train import checkpoint
 from sparring.train.average import Average
@@ -236,7 +236,7 @@ class LocalTrainer:
         where = Packed(torch.tensor([0, count], dtype=torch.int32, device=model.device))
         hidden = model.hidden(tokens[:-1], places, where, places[request.first - 1 :])
         heat = torch.full((len(hidden),), request.temperature, device=model.device)
-        found = judge(model, hidden, tokens[request.first :], heat, request.top_k)
+        found = score_tokens(model, hidden, tokens[request.first :], heat, request.top_k)
         return Scores(
             logprobs=tuple(found.logprob.tolist()),
             entropies=tuple(found.entropy.tolist()),
@@ -310,7 +310,10 @@ class LocalTrainer:
     def _quantities(self, micro: MicroBatch, needs: Set[str]) -> dict[str, torch.Tensor]:
         where = Packed(micro.cu_seqlens, micro.shared)
         hidden = self._model.hidden(micro.tokens, micro.positions, where, micro.predicting)
-        asked, ours = Asked(micro.targets, micro.temperature, micro.kept, micro.bias), needs - {"divergence", "teacher"}
+        asked, ours = (
+            TargetRows(micro.targets, micro.temperature, micro.kept, micro.bias),
+            needs - {"divergence", "teacher"},
+        )
         found = token_quantities(self._model, hidden, asked.targets, asked.temperature, ours, asked.kept, asked.bias)
         if "divergence" in needs and self._divergence is not None:
             found["divergence"] = self._diverging(micro, hidden, asked, self._divergence)
@@ -318,7 +321,7 @@ class LocalTrainer:
             found["teacher"] = self._taught(micro, asked)
         return found
 
-    def _diverging(self, micro: MicroBatch, hidden: torch.Tensor, asked: Asked, form: Divergence) -> torch.Tensor:
+    def _diverging(self, micro: MicroBatch, hidden: torch.Tensor, asked: TargetRows, form: Divergence) -> torch.Tensor:
         """[M]: how far the model, whose output is `hidden` [M, D], is from the teacher of each token; 0 where there is
         none."""
         if form.over == "top_k":
@@ -328,17 +331,17 @@ class LocalTrainer:
         found = hidden.new_zeros(len(hidden), dtype=torch.float32)
         for its, teacher, theirs in self._asked_teachers(micro):
             found = found.index_put(
-                (its,), from_teacher(self._model, hidden[its], teacher, theirs, asked.of(its), form)
+                (its,), from_teacher(self._model, hidden[its], teacher, theirs, asked.select(its), form)
             )
         return found
 
     @torch.no_grad()
-    def _taught(self, micro: MicroBatch, asked: Asked) -> torch.Tensor:
+    def _taught(self, micro: MicroBatch, asked: TargetRows) -> torch.Tensor:
         """[M]: the log-probability of each token under its teacher, of what it was drawn from; 0 where there is
         none."""
         found = torch.zeros_like(micro.temperature)
         for its, teacher, theirs in self._asked_teachers(micro):
-            found[its] = token_quantities(teacher, theirs, *asked.of(its)[:2], {"logprob"}, *asked.of(its)[2:])[
+            found[its] = token_quantities(teacher, theirs, *asked.select(its)[:2], {"logprob"}, *asked.select(its)[2:])[
                 "logprob"
             ]
         return found

@@ -10,7 +10,7 @@ from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.errors import EngineError, WeightsError
 from sparring.generation import GenerateRequest, Sampling, ScoreRequest
-from sparring.model.kernels.compiled_library import COMPILED
+from sparring.kernels.compiled.library import COMPILED
 from sparring.model.load import load
 from sparring.model.lora import SCALE
 from sparring.model.peft import read
@@ -224,7 +224,7 @@ def test_a_dropped_one_finishes_what_it_has_begun_and_takes_nothing_new(run, sta
             answer,
             fresh,
             await served_by(engine, states[0], "again", max_tokens=400),
-            list(engine._model.adapters._placed),
+            list(engine._model.adapters.by_number),
         )
 
     answer, fresh, expected, placed = run(scenario)
@@ -325,7 +325,7 @@ def test_the_base_does_not_change_below_its_adapters(run, states, base):
 
 
 def test_two_that_come_at_once_are_both_there(run, states):
-    """Staged side by side, before the model has had any adapter."""
+    """StagedWeights side by side, before the model has had any adapter."""
 
     async def scenario(engine):
         await asyncio.gather(*(engine.pull(ref(state, name)) for name, state in zip("abc", states, strict=True)))

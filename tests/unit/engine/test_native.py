@@ -11,9 +11,9 @@ import torch
 from sparring.engine.native import NativeEngine
 from sparring.errors import EngineError
 from sparring.generation import GenerateRequest, Runs, Sampling, ScoreRequest
+from sparring.kernels import ops
+from sparring.kernels.compiled.library import COMPILED
 from sparring.model.attention import Packed
-from sparring.model.kernels import ops
-from sparring.model.kernels.compiled_library import COMPILED
 from sparring.model.load import load
 from sparring.testing.tiny_models import VOCABULARY
 

@@ -17,7 +17,7 @@ from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.errors import BadInput, EngineError, RequestRefused, WeightsError
 from sparring.generation import Completion, GenerateRequest, Sampling
-from sparring.model.kernels import ops
+from sparring.kernels import ops
 from sparring.model.load import load
 from sparring.model.peft import read
 from sparring.testing.served import ServerThread

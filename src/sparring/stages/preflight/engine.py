@@ -72,7 +72,7 @@ def _answers(context: Context) -> list[str]:
     from sparring.engine.adapters.key import key_of
     from sparring.engine.adapters.openai_compatible import OpenAiEngine
     from sparring.engine.adapters.remote import RemoteEngine
-    from sparring.model.kernels import ops
+    from sparring.kernels import ops
 
     engine, spec = context.config.engine, context.config.models[POLICY]
     if engine.kind == "openai":

@@ -249,7 +249,7 @@ def _engine(config: RunConfig, name: str) -> EngineConfig:
 def _cache(config: RunConfig, model: Outline, name: str) -> int:
     """Of one engine: pages here and in host memory, of which one more is the probe's, and slots of recurrent states."""
     from sparring.engine.sizes import Sizes
-    from sparring.model.recurrent import state_bytes
+    from sparring.model.states import state_bytes
 
     sizes = Sizes.of(model.model, _engine(config, name))
     states = (sizes.num_states + 1) * state_bytes(model.model.recurrent) if model.model.recurrent else 0
