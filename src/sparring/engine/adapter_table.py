@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from sparring.engine.kv import Weights
 from sparring.engine.runner import Runner
+from sparring.engine.served_adapter import ServedAdapter
 from sparring.engine.update import verify, where
 from sparring.errors import EngineError, WeightsError, boundary
 from sparring.model.causal import CausalModel
 from sparring.model.lora import Adapter
 from sparring.types import WeightRef
-
-
-@dataclass(eq=False, slots=True)
-class Served:
-    """An adapter under its name; a swap changes `version`, `checksum` and `serial` in place. `serial` is of this load
-    alone: an adapter that comes again under an old name and version has another, and so finds no keys and values of the
-    old one."""
-
-    name: str
-    number: int
-    version: int
-    checksum: str | None
-    serial: int
-
-    @property
-    def weights(self) -> str:
-        """What its keys and values are called in the cache."""
-        return f"adapter {self.serial}"
 
 
 class AdapterTable:
@@ -40,15 +22,15 @@ class AdapterTable:
         runner: computes probes.
         name: the engine's.
         version: of the weights that `model` holds.
-        forget: is told which weights, as `Served.weights` calls them, serve nobody any more.
+        forget: is told which weights, as `ServedAdapter.weights` calls them, serve nobody any more.
     """
 
     def __init__(
         self, model: CausalModel, runner: Runner, name: str, version: int, forget: Callable[[Weights], None]
     ) -> None:
         self._model, self._runner, self._name, self._forget = model, runner, name, forget
-        self._served: dict[str, Served] = {}
-        self._leaving: list[Served] = []
+        self._served: dict[str, ServedAdapter] = {}
+        self._leaving: list[ServedAdapter] = []
         self._loads = 0
         own, model.adapters.everywhere = model.adapters.everywhere, None
         if own is not None:
@@ -62,7 +44,7 @@ class AdapterTable:
         own = self._served.get(self._name)
         return base if own is None else own.version
 
-    def find(self, name: str | None) -> Served | None:
+    def find(self, name: str | None) -> ServedAdapter | None:
         """What a request with `adapter = name` is served by.
 
         Raises:
@@ -75,7 +57,7 @@ class AdapterTable:
             raise EngineError(f"adapter {name}: expected one that is loaded, got one that is not; loaded: {known}")
         return self._served[name]
 
-    def commit(self, ref: WeightRef, adapter: Adapter) -> Served | None:
+    def commit(self, ref: WeightRef, adapter: Adapter) -> ServedAdapter | None:
         """Load or swap an adapter that is staged and verify it by the reference's probe; on any failure the old one,
         which nobody touched, serves on.
 
@@ -112,7 +94,7 @@ class AdapterTable:
         self.find(name)
         self._leaving.append(self._served.pop(name))
 
-    def sweep(self, used: Iterable[Served | None]) -> None:
+    def sweep(self, used: Iterable[ServedAdapter | None]) -> None:
         """Forget those that were dropped and that none of `used` is."""
         if self._leaving:
             still = set(used)
@@ -122,11 +104,11 @@ class AdapterTable:
                     self._forget(served.weights)
             self._leaving = [served for served in self._leaving if served in still]
 
-    def _put(self, name: str, adapter: Adapter, version: int, checksum: str | None) -> Served:
+    def _put(self, name: str, adapter: Adapter, version: int, checksum: str | None) -> ServedAdapter:
         self._loads += 1
         served = self._served.get(name)
         if served is None:
-            served = self._served[name] = Served(name, self._free(), version, checksum, self._loads)
+            served = self._served[name] = ServedAdapter(name, self._free(), version, checksum, self._loads)
         else:
             self._forget(served.weights)
         served.version, served.checksum, served.serial = version, checksum, self._loads

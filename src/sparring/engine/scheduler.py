@@ -12,15 +12,13 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from sparring.engine.kv import KvCache, Seat, Weights
 from sparring.engine.leads import Leads
 from sparring.engine.sequence import Sequence
+from sparring.engine.served_adapter import ServedAdapter
 from sparring.engine.states import Beginning, StateSlots, beginning_of
-
-if TYPE_CHECKING:
-    from sparring.engine.adapter_table import Served
 
 
 class Chunk(NamedTuple):
@@ -158,7 +156,7 @@ class Scheduler:
                 sequence.state = None
         self._give_back(sequence)
 
-    def recompute(self, adapter: Served | None, *, all_of_them: bool) -> None:
+    def recompute(self, adapter: ServedAdapter | None, *, all_of_them: bool) -> None:
         """Let an adapter's requests (None: those without one) compute their keys and values again: all, or only those
         to score, whose answer is of one version."""
         for sequence in self._running[:]:

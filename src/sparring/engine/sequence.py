@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby, pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 from sparring.engine.kv import Weights
+from sparring.engine.ngram import Lookup
 from sparring.engine.reply import Reply
+from sparring.engine.served_adapter import ServedAdapter
 from sparring.generation import (
     Completion,
     FinishReason,
@@ -20,10 +21,6 @@ from sparring.generation import (
     ScoreRequest,
     Scores,
 )
-
-if TYPE_CHECKING:
-    from sparring.engine.adapter_table import Served
-    from sparring.engine.speculation import Lookup
 
 ScoredRows = tuple[list[float], list[float], list[list[int]], list[list[float]]]
 """Log-probabilities, entropies, ids and log-probabilities of the likeliest tokens, of neighbouring rows."""
@@ -84,7 +81,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     scored_from: int | None = None
     scores: list[ScoredRows] = field(default_factory=list)
-    adapter: Served | None = None
+    adapter: ServedAdapter | None = None
 
     @staticmethod
     def of(request: GenerateRequest, reply: Reply, *, arrival: int, max_new: int, keep: bool) -> Sequence:

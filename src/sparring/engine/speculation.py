@@ -9,34 +9,13 @@ generation.
 from __future__ import annotations
 
 from sparring.engine.config import EngineConfig
+from sparring.engine.ngram import Lookup
 from sparring.engine.scheduler import Chunk, Scheduler
 from sparring.errors import refusal
 from sparring.model.step import Sampled
 
-LONGEST = 3
-"""Tokens of an earlier place that are compared; longer ones found nothing more on recorded rollouts."""
 ROWS = 16
 """Rows of a step that cost little more than one: below, reading the weights is the work (and a tile holds as many)."""
-
-
-class Lookup:
-    """Where in one growing row of tokens the last few stood before; what followed them there is the guess."""
-
-    def __init__(self) -> None:
-        self._next: dict[tuple[int, ...], int] = {}
-        self._known = 1
-
-    def guess(self, tokens: list[int], most: int) -> list[int]:
-        """Up to `most` tokens that may follow; none where the last one is new. `tokens` only grows between calls."""
-        for end in range(self._known, len(tokens)):
-            for begin in range(max(0, end - LONGEST), end):
-                self._next[tuple(tokens[begin:end])] = end
-        self._known = len(tokens)
-        for begin in range(max(0, len(tokens) - LONGEST), len(tokens)):
-            found = self._next.get(tuple(tokens[begin:]))
-            if found is not None:
-                return tokens[found : found + most]
-        return []
 
 
 class Speculation:

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from sparring.engine.config import EngineConfig
 from sparring.engine.kv import KvCache
+from sparring.engine.ngram import LONGEST, Lookup
 from sparring.engine.scheduler import Scheduler
 from sparring.engine.sequence import Sequence
-from sparring.engine.speculation import LONGEST, Lookup, Speculation
+from sparring.engine.speculation import Speculation
 from sparring.errors import EngineError
 from sparring.generation import GenerateRequest, Sampling
 from sparring.model.load import load
