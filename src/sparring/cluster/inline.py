@@ -38,7 +38,7 @@ class InlineCluster:
     ) -> None:
         self._models = models
         self._train = train
-        others = msgspec.structs.replace(engine, weight_noise=0.0) if engine.kind == "native" else EngineConfig()
+        others = engine if engine.kind == "native" else EngineConfig()
         self._engine_of = defaultdict(lambda: others, policy=engine)
         self._device = device
         self._threads = threads
@@ -117,13 +117,8 @@ class InlineCluster:
 
     def _native(self, name: str, path: str) -> Engine:
         from sparring.engine.native import NativeEngine
-        from sparring.engine.noise import disturbed
-        from sparring.model.staging import Staged
 
-        model, config = self._model(name, path), self._engine_of[name]
-        if config.weight_noise:
-            Staged(model, disturbed(model.state(), config.weight_noise)).commit()
-        return NativeEngine(model, config, name=name, threads=self._threads)
+        return NativeEngine(self._model(name, path), self._engine_of[name], name=name, threads=self._threads)
 
     def _vllm(self, name: str, path: str) -> Engine:
         from sparring.engine.adapters.vllm import VllmEngine

@@ -222,13 +222,10 @@ class NativeEngine:
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._config.update_timeout_s
         try:
-            noise = self._config.weight_noise
-            staged = await asyncio.wait_for(
-                asyncio.to_thread(stage, self._model, ref, noise), self._config.update_timeout_s
-            )
+            staged = await asyncio.wait_for(asyncio.to_thread(stage, self._model, ref), self._config.update_timeout_s)
         except asyncio.TimeoutError:
             raise late from None
-        update = Update(replace(ref, probe=None) if noise else ref, staged)
+        update = Update(ref, staged)
         self._ask(lambda: self._updates.append(update))
         try:
             if not await update.reply.within(max(0.0, deadline - clock())) and update.claim():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from threading import Lock
 
-from sparring.engine.noise import disturbed
 from sparring.engine.reply import Reply
 from sparring.engine.runner import Runner
 from sparring.errors import BadInput, SparringError, WeightsError, boundary
@@ -44,10 +43,9 @@ class NotRolledBack(WeightsError):
     """An update failed, and so did putting the old weights back: what the model would compute with is unknown."""
 
 
-def stage(model: CausalModel, ref: WeightRef, noise: float = 0.0) -> Staged | Adapter:
-    """The verified tensors of a reference, a model's or an adapter's, copied and packed for `model`, with this share of
-    noise (`[engine] weight_noise`). Takes long and writes nothing that a step reads: it runs beside the engine's
-    thread.
+def stage(model: CausalModel, ref: WeightRef) -> Staged | Adapter:
+    """Copy and pack the verified tensors of a reference, a model's or an adapter's, for `model`. Takes long and writes
+    nothing that a step reads: it runs beside the engine's thread.
 
     Raises:
         WeightsError: the tensors are not the ones that were published, or do not fit the model.
@@ -55,8 +53,6 @@ def stage(model: CausalModel, ref: WeightRef, noise: float = 0.0) -> Staged | Ad
     try:
         with boundary(WeightsError, where(ref)):
             state = fetch(ref)
-            if noise and ref.adapter is None:
-                state = disturbed(state, noise)
             return (
                 Staged(model, state)
                 if ref.adapter is None
