@@ -8,7 +8,6 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -18,7 +17,7 @@ from sparring.engine.adapter_table import AdapterTable
 from sparring.engine.check import Room, check_request, check_score
 from sparring.engine.config import PAGE_SIZE, EngineConfig
 from sparring.engine.kv import KvCache, kv_metrics
-from sparring.engine.latency import Latencies
+from sparring.engine.metrics import Latencies, count_step
 from sparring.engine.reply import Delivery, Reply, deliver
 from sparring.engine.runner import Runner
 from sparring.engine.scheduler import Chunk, Scheduler
@@ -26,14 +25,13 @@ from sparring.engine.sequence import Sequence
 from sparring.engine.sizes import Sizes
 from sparring.engine.speculation import Speculation, accepted
 from sparring.engine.states import StateSlots
-from sparring.engine.update import NotRolledBack, Update, commit, stage, where
+from sparring.engine.update import BaseWeights, Update, stage, where
 from sparring.errors import EngineError, RequestRefused, SparringError, WeightsError, boundary
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.model.causal import CausalModel
 from sparring.model.lora import Adapter
 from sparring.model.staging import Staged
 from sparring.types import WeightRef
-from sparring.weights.inline import Probe
 
 PIECE_S = 0.02
 """How long a call into the kernels may take while somebody reads a stream: tokens come 50 times a second, and what a
@@ -58,7 +56,7 @@ class NativeEngine:
     def __init__(
         self, model: CausalModel, config: EngineConfig, *, name: str = "policy", version: int = 0, threads: int = 0
     ) -> None:
-        self._model, self._config, self._name, self._version = model, config, name, version
+        self._model, self._config, self._name = model, config, name
         sizes, most = Sizes.of(model, config), config.max_running
         self._room = Room(model.vocab_size, model.max_positions, sizes.num_pages * PAGE_SIZE)
         self._page_bytes = sizes.page_bytes
@@ -73,6 +71,7 @@ class NativeEngine:
         states = StateSlots(sizes.num_states, cache.evict) if model.recurrent else None
         self._scheduler = Scheduler(cache, max_running=most, max_batch_tokens=config.max_batch_tokens, states=states)
         self._runner = Runner(model, sizes, page_size=PAGE_SIZE, max_running=most)
+        self._base = BaseWeights(self._runner, name, version)
         self._adapters = AdapterTable(model, self._runner, name, version, self._scheduler.forget)
         self._speculation = Speculation(config, recurrent=bool(model.recurrent))
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -80,9 +79,6 @@ class NativeEngine:
         self._metrics: dict[str, float] = defaultdict(float)
         self.latencies = Latencies()
         self._updates: list[Update] = []
-        self._checksum: str | None = None
-        self._probe: Probe | None = None
-        self._broken: EngineError | None = None
         self._arrivals = 0
         self._pace_s = PIECE_S
         self._lock = threading.Lock()
@@ -96,7 +92,7 @@ class NativeEngine:
     @property
     def version(self) -> int:
         """The version of the weights that are served to requests without an adapter's name."""
-        return self._adapters.version(self._version)
+        return self._adapters.version(self._base.version)
 
     @property
     def problem(self) -> EngineError | None:
@@ -104,7 +100,7 @@ class NativeEngine:
         return (
             EngineError(f"engine {self._name}: expected an open engine, got a closed one")
             if self._closed
-            else self._broken
+            else self._base.broken
         )
 
     @property
@@ -302,9 +298,9 @@ class NativeEngine:
                 while not self._stopping:
                     self._take_in()
                     self._update()
-                    if self._broken is not None:
+                    if self._base.broken is not None:
                         self._deliveries += [
-                            sequence.reply.settle(self._broken) for sequence in self._scheduler.clear()
+                            sequence.reply.settle(self._base.broken) for sequence in self._scheduler.clear()
                         ]
                     if self._scheduler.busy and not self._stopping:
                         self._step()
@@ -329,8 +325,8 @@ class NativeEngine:
             self._scheduler.add(sequence)
 
     def _step(self) -> None:
-        started = time.perf_counter()
-        chunks = self._scheduler.plan(self._version)
+        started, base = time.perf_counter(), self._base.version
+        chunks = self._scheduler.plan(base)
         limited = [chunk.sequence for chunk in chunks if chunk.samples and chunk.sequence.request.allowed]
         guessing = self._speculation.applies(chunks)
         drafts = self._speculation.drafts(chunks, self._scheduler) if guessing else None
@@ -349,7 +345,7 @@ class NativeEngine:
             self._metrics["failed_steps"] += 1
             self._deliveries += [sequence.reply.settle(error) for sequence in self._scheduler.discard(chunks)]
             return
-        self._count(chunks, sampled.tokens, drafts)
+        count_step(self._metrics, chunks, sampled.tokens, drafts)
         sampling = [sequence for sequence, _, _, samples in chunks if samples]
         for place, sequence in enumerate(sampling):
             if sequence in broken:
@@ -359,12 +355,12 @@ class NativeEngine:
             kept, tops = (values and values[place] for values in (sampled.kept, sampled.tops))
             try:
                 with boundary(EngineError, f"request {sequence.request.id}: what watches for its end"):
-                    version = sequence.version_under(self._version)
+                    version = sequence.version_under(base)
                     sequence.extend(sampled.tokens[place], sampled.logprobs[place], version, kept, tops)
             except SparringError as cause:
                 self._fail(sequence, cause)
                 continue
-            self._scheduler.advance(sequence, len(sequence.logprobs) - known - 1, self._version)
+            self._scheduler.advance(sequence, len(sequence.logprobs) - known - 1, base)
             if not known:
                 self.latencies.began(sequence.reply)
             if sequence.reply.streams:
@@ -372,12 +368,12 @@ class NativeEngine:
                 self._deliveries.append(sequence.reply.extend(sequence.tokens[at:], sequence.logprobs[known:]))
             if sequence.finish_reason:
                 self.latencies.ended(sequence.reply, len(sequence.logprobs))
-                self._scheduler.retire(sequence, self._version)
+                self._scheduler.retire(sequence, base)
                 self._deliveries.append(sequence.reply.settle(sequence.completion()))
         for sequence, begin, count, _ in chunks if len(sampling) < len(chunks) else ():
             if sequence.scored_from is not None and begin + count == len(sequence.tokens):
-                self._scheduler.retire(sequence, self._version)
-                self._deliveries.append(sequence.reply.settle(sequence.scored(sequence.version_under(self._version))))
+                self._scheduler.retire(sequence, base)
+                self._deliveries.append(sequence.reply.settle(sequence.scored(sequence.version_under(base))))
         taken_s = time.perf_counter() - started
         self._metrics["busy_s"] += taken_s
         self._pace_s = taken_s / max(map(len, sampled.tokens), default=1)
@@ -407,24 +403,8 @@ class NativeEngine:
         self._scheduler.remove(sequence)
         self._deliveries.append(sequence.reply.settle(error))
 
-    def _count(self, chunks: list[Chunk], sampled: list[list[int]], drafts: list[list[int]] | None) -> None:
-        """Before the sampled tokens are taken: whoever has none yet, or has more than one to compute, is being read."""
-        metrics = self._metrics
-        reading = [chunk for chunk in chunks if chunk.count > 1 or not chunk.samples or not chunk.sequence.logprobs]
-        metrics["steps"] += 1 if drafts else max(map(len, sampled), default=1)
-        metrics["drafted_tokens"] += sum(map(len, drafts or ()))
-        metrics["accepted_tokens"] += sum(map(len, sampled)) - len(sampled) if drafts else 0
-        metrics["generated_tokens"] += sum(map(len, sampled))
-        scored = sum(chunk.count for chunk in reading if chunk.sequence.scored_from is not None)
-        metrics["scored_tokens"] += scored
-        metrics["prefill_tokens"] += sum(chunk.count for chunk in reading) - scored
-        metrics["cached_tokens"] += sum(
-            c.sequence.cached_tokens for c in reading if c.samples and not c.sequence.logprobs
-        )
-        metrics["max_running"] = max(metrics["max_running"], len(chunks))
-
     def _abort(self, request: str) -> None:
-        for sequence in self._scheduler.abort(request, self._version):
+        for sequence in self._scheduler.abort(request, self._base.version):
             aborted = (
                 sequence.completion() if sequence.scored_from is None else EngineError(f"score {request}: aborted")
             )
@@ -435,7 +415,7 @@ class NativeEngine:
         if len(found) != 1:
             got = f"{len(found)}; ask for new ones"
             raise RequestRefused(f"fork of {request}: expected one request of this id under way, got {got}")
-        self._scheduler.fork(found[0], seeds, self._version)
+        self._scheduler.fork(found[0], seeds, self._base.version)
         return tuple(found[0].branch(name, seed) for name, seed in seeds.items())
 
     def _update(self) -> None:
@@ -457,36 +437,18 @@ class NativeEngine:
     def _commit(self, ref: WeightRef, staged: Staged | Adapter) -> None:
         again = self._config.live_kv == "recompute"
         if isinstance(staged, Adapter):
-            if self._broken is not None:
-                raise WeightsError(f"{where(ref)}: {self._broken}")
+            if self._base.broken is not None:
+                raise WeightsError(f"{where(ref)}: {self._base.broken}")
             adapter = self._adapters.commit(ref, staged)
             if adapter is not None:
                 self._metrics["updates"] += 1
                 self._scheduler.recompute(adapter, all_of_them=again)
             return
-        served = (ref.version, ref.checksum) == (self._version, self._checksum)
-        if served and self._broken is None:
-            return
-        if (
-            ref.version <= self._version and not served
-        ):  # its KV would pass for that of the weights served under this number
-            got = f"{ref.version}; publish every change of the weights under a number of its own"
-            raise WeightsError(f"{where(ref)}: expected a version after {self._version}, which is served, got {got}")
-        if self._adapters:
-            raise WeightsError(f"{where(ref)}: expected an adapter, got the weights below one; drop the adapters first")
-        if self._broken is not None and ref.probe is None:
-            raise WeightsError(
-                f"{where(ref)}: expected a probe, for what is loaded is unknown, got none; publish it with one"
-            )
-        try:
-            commit(self._runner, ref, staged, self._probe)
-        except NotRolledBack as cause:
-            self._broken = EngineError(f"engine {self._name} serves nothing until an update is verified: {cause}")
-            raise
-        self._scheduler.forget(self._version)
-        self._version, self._checksum, self._probe, self._broken = ref.version, ref.checksum, ref.probe, None
-        self._metrics["updates"] += 1
-        self._scheduler.recompute(None, all_of_them=again)
+        before = self._base.version
+        if self._base.commit(ref, staged, has_adapters=bool(self._adapters)):
+            self._scheduler.forget(before)
+            self._metrics["updates"] += 1
+            self._scheduler.recompute(None, all_of_them=again)
 
     def _answer_with(self, reply: Reply, error: type[SparringError], where: str, function: Callable[[], Any]) -> None:
         try:

@@ -14,7 +14,6 @@ from operator import add
 import numpy as np
 import torch
 
-from sparring.engine.host import HostPages
 from sparring.engine.kv import Copy
 from sparring.engine.scheduler import Chunk
 from sparring.engine.sequence import Sequence
@@ -179,6 +178,30 @@ class Runner:
         slots.tables[slot, known : len(pages)] = pages[known:]
         sequence.table_length, sequence.stale = len(pages), False
         return known == 0
+
+
+class HostPages:
+    """Room for pages of a cache: page, layer and the rest as there, so that a page lies in one piece.
+
+    Where the cache is on a GPU the memory is pinned (unverified). Memory that was never written costs nothing.
+    """
+
+    def __init__(self, pages: ops.KvPages, num_pages: int) -> None:
+        def room(tensor: torch.Tensor) -> torch.Tensor:
+            shape = (num_pages, tensor.shape[0], *tensor.shape[2:])
+            return torch.empty(shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda and num_pages > 0)
+
+        self._tensors = [room(tensor) for tensor in pages.tensors]
+
+    def put(self, pages: ops.KvPages, source: int, target: int) -> None:
+        """Copy page `source` of the cache to page `target` here."""
+        for here, there in zip(self._tensors, pages.tensors, strict=True):
+            here[target].copy_(there[:, source])
+
+    def get(self, pages: ops.KvPages, source: int, target: int) -> None:
+        """Copy page `source` from here to page `target` of the cache."""
+        for here, there in zip(self._tensors, pages.tensors, strict=True):
+            there[:, target] = here[source]
 
 
 def _with_drafts(rows: StepRows, drafts: list[list[int]]) -> StepRows:

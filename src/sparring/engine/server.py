@@ -35,7 +35,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sparring.engine import wire
-from sparring.engine.latency import Latencies
+from sparring.engine.metrics import Latencies
 from sparring.engine.prometheus import exposition
 from sparring.errors import BadInput, EngineError, RequestRefused, SparringError, WeightsError, refusal
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest

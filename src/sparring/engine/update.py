@@ -7,7 +7,7 @@ from threading import Lock
 
 from sparring.engine.reply import Reply
 from sparring.engine.runner import Runner
-from sparring.errors import BadInput, SparringError, WeightsError, boundary
+from sparring.errors import BadInput, EngineError, SparringError, WeightsError, boundary
 from sparring.model.causal import CausalModel
 from sparring.model.lora import Adapter
 from sparring.model.staging import Staged
@@ -39,10 +39,6 @@ def where(ref: WeightRef) -> str:
     return f"{'weights' if ref.adapter is None else f'adapter {ref.adapter}'} of {ref.model} version {ref.version}"
 
 
-class NotRolledBack(WeightsError):
-    """An update failed, and so did putting the old weights back: what the model would compute with is unknown."""
-
-
 def stage(model: CausalModel, ref: WeightRef) -> Staged | Adapter:
     """Copy and pack the verified tensors of a reference, a model's or an adapter's, for `model`. Takes long and writes
     nothing that a step reads: it runs beside the engine's thread.
@@ -62,31 +58,76 @@ def stage(model: CausalModel, ref: WeightRef) -> Staged | Adapter:
         raise WeightsError(f"{where(ref)}: {cause}") from cause
 
 
-def commit(runner: Runner, ref: WeightRef, staged: Staged, old: Probe | None) -> None:
-    """Exchange the weights and verify them by the probe. On any failure the old ones, which nobody wrote in, come back.
+class BaseWeights:
+    """The weights of an engine's own model, below any adapter: which version they are, and the transaction that
+    exchanges them. For the engine's thread alone.
 
     Args:
-        runner: who computes with them.
-        ref: what is staged.
-        staged: its copy.
-        old: what the weights served now gave when they were verified, if they were.
+        runner: computes with them.
+        engine: the engine's name, for messages.
+        version: of the weights that the runner's model holds.
 
-    Raises:
-        WeightsError: the weights give other log-probabilities than the publisher's, or the exchange failed.
-        NotRolledBack: and then the old ones do not give what they gave any more.
+    Attributes:
+        version: of the weights that are served.
+        broken: why no request can be answered: an update failed and so did putting the old weights back. None else.
     """
-    try:
-        with boundary(WeightsError, where(ref)):
-            staged.commit()
-            verify(runner, where(ref), ref.probe)
-    except SparringError as cause:
+
+    def __init__(self, runner: Runner, engine: str, version: int) -> None:
+        self._runner, self._engine = runner, engine
+        self.version = version
+        self.broken: EngineError | None = None
+        self._checksum: str | None = None
+        self._probe: Probe | None = None
+
+    def commit(self, ref: WeightRef, staged: Staged, *, has_adapters: bool) -> bool:
+        """Exchange the weights and verify them by the reference's probe. On any failure the old ones, which nobody
+        wrote in, come back.
+
+        Args:
+            ref: what is staged.
+            staged: its copy.
+            has_adapters: whether adapters of the model are served, which would then be those of other weights.
+
+        Returns:
+            Whether they changed; False where this very version was served already.
+
+        Raises:
+            WeightsError: there are adapters, the version is not newer, the weights give other log-probabilities than
+                the publisher's, the exchange failed, or the old weights could not be put back: then `broken` says so.
+        """
+        same = (ref.version, ref.checksum) == (self.version, self._checksum)
+        if same and self.broken is None:
+            return False
+        if ref.version <= self.version and not same:  # its KV would pass for that of the weights served now
+            got = f"{ref.version}; publish every change of the weights under a number of its own"
+            raise WeightsError(f"{where(ref)}: expected a version after {self.version}, which is served, got {got}")
+        if has_adapters:
+            raise WeightsError(f"{where(ref)}: expected an adapter, got the weights below one; drop the adapters first")
+        if self.broken is not None and ref.probe is None:
+            raise WeightsError(
+                f"{where(ref)}: expected a probe, for what is loaded is unknown, got none; publish it with one"
+            )
+        self._exchange(ref, staged)
+        self.version, self._checksum, self._probe, self.broken = ref.version, ref.checksum, ref.probe, None
+        return True
+
+    def _exchange(self, ref: WeightRef, staged: Staged) -> None:
         try:
-            with boundary(WeightsError, f"{where(ref)}: roll-back"):
-                staged.undo()
-                verify(runner, "the old weights", old)
-        except SparringError as other:
-            raise NotRolledBack(f"{cause}; putting the old weights back failed too: {other}") from cause
-        raise WeightsError(f"{cause}; the old version serves on") from cause
+            with boundary(WeightsError, where(ref)):
+                staged.commit()
+                verify(self._runner, where(ref), ref.probe)
+        except SparringError as cause:
+            try:
+                with boundary(WeightsError, f"{where(ref)}: roll-back"):
+                    staged.undo()
+                    verify(self._runner, "the old weights", self._probe)
+            except SparringError as other:
+                problem = f"{cause}; putting the old weights back failed too: {other}"
+                self.broken = EngineError(
+                    f"engine {self._engine} serves nothing until an update is verified: {problem}"
+                )
+                raise WeightsError(problem) from cause
+            raise WeightsError(f"{cause}; the old version serves on") from cause
 
 
 def verify(runner: Runner, what: str, probe: Probe | None, adapter: int = -1) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import torch
 import xxhash
 
 from sparring.engine.config import EngineConfig
@@ -19,6 +19,9 @@ from sparring.model.staging import Staged
 from sparring.types import WeightRef
 from sparring.weights.fetch import fetch
 from sparring.weights.inline import publish
+
+if TYPE_CHECKING:
+    import torch
 
 
 class DisturbedEngine(NativeEngine):
@@ -67,6 +70,8 @@ def disturbed(state: Mapping[str, torch.Tensor], noise: float) -> dict[str, torc
 
 
 def _error(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    import torch
+
     generator = torch.Generator().manual_seed(xxhash.xxh3_64_intdigest(name.encode()) >> 1)
     size = tensor.float().square().mean().sqrt()
     return (size * torch.randn(tensor.shape, generator=generator).to(tensor.device)).to(tensor.dtype)

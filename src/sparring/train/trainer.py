@@ -28,8 +28,7 @@ from sparring.train import checkpoint
 from sparring.train.average import Average
 from sparring.train.config import TrainConfig
 from sparring.train.measure import Measures
-from sparring.train.optimiser import Optimiser
-from sparring.train.schedule import learning_rate
+from sparring.train.optimiser import Optimiser, learning_rate
 from sparring.train.survey import surveyed
 from sparring.types import Batch, CheckpointRef, Sample, StepResult, WeightRef
 from sparring.weights.inline import Probe, publish

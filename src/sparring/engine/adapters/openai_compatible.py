@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from sparring.engine.adapters.counts import Counts
+from sparring.engine.adapters.client import ClientCounts
 from sparring.errors import BadInput, EngineError, RequestRefused, WeightsError, boundary, refusal
 from sparring.generation import Completion, Delta, FinishReason, GenerateRequest, Runs, Sampling, ScoreRequest, Scores
 from sparring.types import WeightRef
@@ -89,7 +89,7 @@ class OpenAiEngine:
     """
 
     def __init__(self, url: str, *, model: str = "", api_key: str = "", version: int = 0) -> None:
-        self._url, self._version, self._counts = url.rstrip("/"), version, Counts()
+        self._url, self._version, self._counts = url.rstrip("/"), version, ClientCounts()
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         with httpx.Client(headers=headers, timeout=httpx.Timeout(PROBE_S, connect=CONNECT_S)) as client:
             self._model = self._find(client, model)
@@ -105,7 +105,7 @@ class OpenAiEngine:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Counts since the start, as `Counts` says."""
+        """Counts since the start, as `ClientCounts` says."""
         return dict(self._counts.values)
 
     async def generate(self, request: GenerateRequest) -> Completion:

@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from sparring.engine import wire
-from sparring.engine.adapters.counts import Counts
+from sparring.engine.adapters.client import ClientCounts
 from sparring.engine.config import EngineConfig
 from sparring.errors import EngineError, WeightsError, boundary, refusal
 from sparring.generation import Completion, Delta, GenerateRequest, Runs, ScoreRequest, Scores
@@ -65,7 +65,7 @@ class RemoteEngine:
         self.served = self._ask_what_is_served()
         self._version, self._offset, self._instance = self.served.version, 0, self.served.instance
         self._newest: int | None = None  # that this client sent
-        self._counts = Counts()
+        self._counts = ClientCounts()
         self._live: dict[str, list[_Live]] = defaultdict(list)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._client = httpx.AsyncClient(
@@ -82,7 +82,7 @@ class RemoteEngine:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Counts since the start, as `Counts` says."""
+        """Counts since the start, as `ClientCounts` says."""
         return dict(self._counts.values)
 
     def check(self, dtype: str, numerics: str, config: EngineConfig) -> None:

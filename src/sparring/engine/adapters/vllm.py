@@ -15,7 +15,7 @@ from uuid import uuid4
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from sparring.engine.adapters.counts import Counts
+from sparring.engine.adapters.client import ClientCounts
 from sparring.engine.adapters.vllm_client import VllmClient
 from sparring.engine.adapters.vllm_server import VllmServer
 from sparring.engine.adapters.vllm_wire import (
@@ -94,7 +94,7 @@ class VllmEngine:
         self._served = sorted(map(str, server.path.glob("*.safetensors")))
         self._shapes = _shapes(self._served)
         self._checksum: str | None = None
-        self._counts = Counts()
+        self._counts = ClientCounts()
         self._broken = ""
         self._closed = False
         server.ask("POST", "/update_weight_version", {"new_version": str(version)})
@@ -106,7 +106,7 @@ class VllmEngine:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Counts since the start, as `Counts` says."""
+        """Counts since the start, as `ClientCounts` says."""
         return dict(self._counts.values)
 
     async def generate(self, request: GenerateRequest) -> Completion:
