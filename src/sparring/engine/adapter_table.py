@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from sparring.engine.kv import Weights
 from sparring.engine.runner import Runner
 from sparring.engine.served_adapter import ServedAdapter
-from sparring.engine.update import verify, where
+from sparring.engine.update import OLD_STAYS, verify, where
 from sparring.errors import EngineError, WeightsError, boundary
 from sparring.model.causal import CausalModel
 from sparring.model.lora import Adapter
@@ -53,8 +53,8 @@ class AdapterTable:
         if name is None:
             return self._served.get(self._name)
         if name not in self._served:
-            known = ", ".join(sorted(self._served)) or "none"
-            raise EngineError(f"adapter {name}: expected one that is loaded, got one that is not; loaded: {known}")
+            loaded = ", ".join(sorted(self._served)) or "none"
+            raise EngineError(f"adapter {name}: expected a loaded adapter, got another name; loaded: {loaded}")
         return self._served[name]
 
     def commit(self, ref: WeightRef, adapter: Adapter) -> ServedAdapter | None:
@@ -72,15 +72,15 @@ class AdapterTable:
         if known is not None and (ref.version, ref.checksum) == (known.version, known.checksum):
             return None
         if known is not None and ref.version <= known.version:
-            got = f"{ref.version}; publish every change of an adapter under a number of its own"
-            raise WeightsError(f"{where(ref)}: expected a version after {known.version}, which is served, got {got}")
+            got = f"{ref.version}; publish every change of an adapter under a new version number"
+            raise WeightsError(f"{where(ref)}: expected a version above the served {known.version}, got {got}")
         spare = self._free()
         self._model.adapters.put(spare, adapter)
         try:
             with boundary(WeightsError, where(ref)):
                 verify(self._runner, where(ref), ref.probe, spare)
         except WeightsError as cause:
-            raise WeightsError(f"{cause}; what was served serves on") from cause
+            raise WeightsError(f"{cause}; {OLD_STAYS}") from cause
         finally:
             self._model.adapters.take(spare)
         return self._put(name, adapter, ref.version, ref.checksum)

@@ -30,16 +30,16 @@ def check_request(request: GenerateRequest, room: Room) -> int:
     max_new = min(sampling.max_tokens, room.max_positions - len(tokens))
     problem = None
     if not tokens:
-        problem = "at least one token, got none; send a prompt"
+        problem = "a prompt of at least one token, got none; send one"
     elif min(tokens) < 0 or max(tokens) >= room.vocab_size:
         problem = f"token ids below {room.vocab_size}, got {min(tokens)} to {max(tokens)}; use the model's tokenizer"
     elif sampling.max_tokens < 1:
-        problem = f"max_tokens of at least 1, got {sampling.max_tokens}; ask for a token"
+        problem = f"max_tokens of at least 1, got {sampling.max_tokens}; raise it"
     elif max_new < 1:
-        problem = f"fewer than {room.max_positions} tokens, got {len(tokens)}; shorten the prompt"
+        problem = f"a prompt of fewer than {room.max_positions} tokens, got {len(tokens)}; shorten it"
     elif len(tokens) + max_new - 1 > room.capacity:
         got = f"{len(tokens)} + {max_new}"
-        problem = f"prompt + max_tokens within the cache of {room.capacity}, got {got}; raise engine.kv_tokens"
+        problem = f"prompt + max_tokens within the cache of {room.capacity} tokens, got {got}; raise engine.kv_tokens"
     else:
         problem = problem_of(request, room.vocab_size)
     if problem:
@@ -52,11 +52,12 @@ def check_score(request: ScoreRequest, room: Room) -> None:
     tokens, most = request.tokens, min(room.max_positions, room.capacity) + 1
     problem = None
     if not 1 <= request.first < len(tokens):
-        problem = f"1 <= first < number of tokens, got {request.first} of {len(tokens)}; score tokens that follow one"
+        got = f"{request.first} of {len(tokens)}; the first token has no log-probability"
+        problem = f"1 <= first < number of tokens, got {got}"
     elif min(tokens) < 0 or max(tokens) >= room.vocab_size:
         problem = f"token ids below {room.vocab_size}, got {min(tokens)} to {max(tokens)}; use the model's tokenizer"
     elif len(tokens) > most:
-        problem = f"at most {most} tokens, got {len(tokens)}; cut them or raise engine.kv_tokens"
+        problem = f"at most {most} tokens, got {len(tokens)}; shorten the text or raise engine.kv_tokens"
     elif not is_temperature(request.temperature):
         problem = f"{TEMPERATURE}, got {request.temperature}; correct it"
     elif not 0 <= request.top_k <= room.vocab_size:
@@ -71,11 +72,11 @@ def problem_of(request: GenerateRequest, vocab_size: int) -> str | None:
     if not is_temperature(sampling.temperature):
         return f"{TEMPERATURE}, got {sampling.temperature}; correct it"
     if not 0 < sampling.top_p <= 1:
-        return f"a top_p above 0 and at most 1, got {sampling.top_p}; 1 truncates nothing"
+        return f"a top_p above 0 and at most 1, got {sampling.top_p}; use 1 for no truncation"
     if not 0 <= sampling.min_p <= 1:
-        return f"a min_p from 0 to 1, got {sampling.min_p}; 0 truncates nothing"
+        return f"a min_p from 0 to 1, got {sampling.min_p}; use 0 for no truncation"
     if not 0 <= sampling.top_k < LARGEST_ID:
-        return f"a top_k of 0 or more, got {sampling.top_k}; 0 truncates nothing"
+        return f"a top_k of 0 or more, got {sampling.top_k}; use 0 for no truncation"
     if not 0 <= sampling.top_logprobs <= TOPS:
         return f"0 to {TOPS} top_logprobs, got {sampling.top_logprobs}; ask for fewer"
     if not 0 <= sampling.min_tokens <= sampling.max_tokens:
@@ -87,13 +88,13 @@ def problem_of(request: GenerateRequest, vocab_size: int) -> str | None:
         return f"a bias from -{LARGEST_BIAS:g} to {LARGEST_BIAS:g}, got {sampling.logit_bias}; correct logit_bias"
     banned = {token for token in sampling.stop if 0 <= token < vocab_size} if sampling.min_tokens else ()
     if len(banned) + len(biased) > BIASES or len(banned) == vocab_size:
-        most = f"at most {BIASES} tokens in logit_bias and, with min_tokens, in stop, and one outside of stop"
-        return f"{most}, got {len(biased)} and {len(banned)}; leave some out"
+        most = f"at most {BIASES} tokens in logit_bias and, with min_tokens, in stop, and one token that is not in stop"
+        return f"{most}, got {len(biased)} and {len(banned)}; remove some"
     if any(not -LARGEST_ID <= token < LARGEST_ID for token in sampling.stop):
         return f"stop tokens of 32 bits, got {sampling.stop}; use the model's tokenizer"
     if (sampling.stop_strings and not request.ends) or (sampling.constraint and not request.allowed):
-        expected = "`ends` and `allowed` beside stop_strings and constraint"
+        expected = "the functions `ends` and `allowed` for stop_strings and constraint"
         return f"{expected}, got the text alone; bind the request (Renderer.bind)"
     if request.allowed and sampling.min_tokens:
-        return "min_tokens 0 where a grammar says what may come, got both; let the grammar say it"
+        return f"min_tokens 0 with a constraint, got {sampling.min_tokens}; require the length in the constraint"
     return None

@@ -126,7 +126,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         if (self.kind in ("remote", "openai")) != bool(self.url):
             raise ValueError(
-                f"url must be given for kinds remote and openai and no other, got {self.kind} and {self.url!r}"
+                f'url must be set for kind "remote" and "openai" and no other, got {self.url!r} with kind "{self.kind}"'
             )
         for name in ("max_running", "max_batch_tokens", "kv_bytes", "speculation_tokens"):
             if getattr(self, name) < 1:

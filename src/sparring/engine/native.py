@@ -25,7 +25,7 @@ from sparring.engine.sequence import Sequence
 from sparring.engine.sizes import Sizes
 from sparring.engine.speculation import Speculation, accepted
 from sparring.engine.states import StateSlots
-from sparring.engine.update import BaseWeights, Update, stage, where
+from sparring.engine.update import OLD_STAYS, BaseWeights, Update, stage, where
 from sparring.errors import EngineError, RequestRefused, SparringError, WeightsError, boundary
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.model.causal import CausalModel
@@ -98,7 +98,7 @@ class NativeEngine:
     def problem(self) -> EngineError | None:
         """Why no request is answered, where none is."""
         return (
-            EngineError(f"engine {self._name}: expected an open engine, got a closed one")
+            EngineError(f"engine {self._name}: expected a running engine, got a closed one")
             if self._closed
             else self._base.broken
         )
@@ -211,9 +211,11 @@ class NativeEngine:
             EngineError: the engine is closed.
         """
         if ref.model != self._name:
-            raise WeightsError(f"{where(ref)}: expected model {self._name!r}; publish to the engine that serves it")
+            raise WeightsError(
+                f"{where(ref)}: expected model {self._name!r}, got {ref.model!r}; publish to the engine that serves it"
+            )
         late = WeightsError(
-            f"{where(ref)}: not in turn within {self._config.update_timeout_s} s; the old version serves on"
+            f"{where(ref)}: not applied within engine.update_timeout_s = {self._config.update_timeout_s}; {OLD_STAYS}"
         )
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._config.update_timeout_s
@@ -270,7 +272,7 @@ class NativeEngine:
     def _ask(self, action: Callable[[], None]) -> None:
         with self._lock:
             if self._closed:
-                raise EngineError(f"engine {self._name}: expected an open engine, got a closed one; start another")
+                raise EngineError(f"engine {self._name}: expected a running engine, got a closed one; start another")
             self._put(action)
 
     def _tell(self, action: Callable[[], None]) -> None:
@@ -354,7 +356,7 @@ class NativeEngine:
             known = len(sequence.logprobs)
             kept, tops = (values and values[place] for values in (sampled.kept, sampled.tops))
             try:
-                with boundary(EngineError, f"request {sequence.request.id}: what watches for its end"):
+                with boundary(EngineError, f"request {sequence.request.id}: its stop function `ends`"):
                     version = sequence.version_under(base)
                     sequence.extend(sampled.tokens[place], sampled.logprobs[place], version, kept, tops)
             except SparringError as cause:
@@ -392,7 +394,7 @@ class NativeEngine:
         broken = {}
         for sequence in sequences:
             try:
-                with boundary(EngineError, f"request {sequence.request.id}: what says which tokens are allowed"):
+                with boundary(EngineError, f"request {sequence.request.id}: its constraint `allowed`"):
                     sequence.limit(self._model.vocab_size)
             except SparringError as cause:
                 broken[sequence] = cause
@@ -413,8 +415,8 @@ class NativeEngine:
     def _fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
         found = [sequence for sequence in self._scheduler.find(request) if sequence.scored_from is None]
         if len(found) != 1:
-            got = f"{len(found)}; ask for new ones"
-            raise RequestRefused(f"fork of {request}: expected one request of this id under way, got {got}")
+            got = f"{len(found)}; send new requests"
+            raise RequestRefused(f"fork of {request}: expected one running request of this id, got {got}")
         self._scheduler.fork(found[0], seeds, self._base.version)
         return tuple(found[0].branch(name, seed) for name, seed in seeds.items())
 

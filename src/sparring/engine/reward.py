@@ -41,8 +41,9 @@ class RewardModel:
         """
         for text in texts:
             if not 0 < len(text) <= self._model.max_positions:
+                got = f"{len(text)}; shorten it"
                 raise EngineError(
-                    f"reward model: expected a text of 1 to {self._model.max_positions} tokens, got {len(text)}"
+                    f"reward model: expected a text of 1 to {self._model.max_positions} tokens, got {got}"
                 )
         return await asyncio.get_running_loop().run_in_executor(self._worker, self._worth, texts)
 

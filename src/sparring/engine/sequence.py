@@ -208,7 +208,9 @@ class Sequence:
             return stop
         found = ends([*self.tokens[self.num_prompt :], *new], len(new) - least)
         if found is not None and not known + least < found <= known + len(new):
-            raise ValueError(f"expected a count from {known + least + 1} to {known + len(new)}, got {found}")
+            raise ValueError(
+                f"expected `ends` to return a count from {known + least + 1} to {known + len(new)}, got {found}"
+            )
         return stop if found is None or (stop is not None and stop <= found - known) else found - known
 
     def limit(self, vocab_size: int) -> None:
@@ -220,9 +222,9 @@ class Sequence:
         if self.request.allowed is not None:
             allowed = bytes(self.request.allowed(self.tokens[self.num_prompt :]))
             if len(allowed) > -(-vocab_size // 64) * 8:
-                raise ValueError(f"expected a bit for each of {vocab_size} tokens, got {8 * len(allowed)}")
+                raise ValueError(f"expected a mask of {vocab_size} bits, got {8 * len(allowed)}")
             if not int.from_bytes(allowed, "little") % (1 << vocab_size):
-                raise ValueError("expected a token that may follow, got none")
+                raise ValueError("expected at least one allowed token, got none")
             self.allowed = allowed
 
     def completion(self) -> Completion:

@@ -111,7 +111,9 @@ class TokenServer:
 
             given = dict(scope["headers"]).get(b"authorization", b"")
             if self._api_key and scope["path"].startswith("/v1/") and not hmac.compare_digest(given, expected):
-                wrong = refusal("authorization", "the server's key as a bearer token", "another or none", "send it")
+                wrong = refusal(
+                    "authorization", "the server's API key as a bearer token", "a wrong key or none", "send it"
+                )
                 await _json(wire.problem(wrong), 401)(scope, receive, signed)
             else:
                 await inner(scope, receive, signed)
@@ -183,8 +185,8 @@ class TokenServer:
     async def _weights(self, request: Request) -> Response:
         ref = wire.noun(await _body(request, wire.WeightForm), WeightRef)
         if ref.transport == "inline":
-            where, got = f"weights of {ref.model} version {ref.version}", "'inline', an object of another process"
-            raise WeightsError(f"{where}: expected shared memory, got {got}; lend them there")
+            where, got = f"weights of {ref.model} version {ref.version}", "'inline', which works in one process only"
+            raise WeightsError(f"{where}: expected transport 'shared_memory', got {got}; publish them there")
         await _unless_left(request.receive, self._engine.pull(ref))
         return _json({})
 

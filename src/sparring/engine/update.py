@@ -15,6 +15,9 @@ from sparring.types import WeightRef
 from sparring.weights.fetch import fetch
 from sparring.weights.inline import Probe
 
+OLD_STAYS = "the engine keeps serving the old version"
+"""End of the messages about a failed update."""
+
 
 class Update:
     """An update on its way from its caller to the engine's thread: whoever claims it first decides, the thread to begin
@@ -99,14 +102,13 @@ class BaseWeights:
         if same and self.broken is None:
             return False
         if ref.version <= self.version and not same:  # its KV would pass for that of the weights served now
-            got = f"{ref.version}; publish every change of the weights under a number of its own"
-            raise WeightsError(f"{where(ref)}: expected a version after {self.version}, which is served, got {got}")
+            got = f"{ref.version}; publish every change of the weights under a new version number"
+            raise WeightsError(f"{where(ref)}: expected a version above the served {self.version}, got {got}")
         if has_adapters:
-            raise WeightsError(f"{where(ref)}: expected an adapter, got the weights below one; drop the adapters first")
+            raise WeightsError(f"{where(ref)}: expected an adapter, got base weights; drop the loaded adapters first")
         if self.broken is not None and ref.probe is None:
-            raise WeightsError(
-                f"{where(ref)}: expected a probe, for what is loaded is unknown, got none; publish it with one"
-            )
+            why = "because a failed update left unknown weights"
+            raise WeightsError(f"{where(ref)}: expected a probe, {why}, got none; publish with one")
         self._exchange(ref, staged)
         self.version, self._checksum, self._probe, self.broken = ref.version, ref.checksum, ref.probe, None
         return True
@@ -122,12 +124,12 @@ class BaseWeights:
                     staged.undo()
                     verify(self._runner, "the old weights", self._probe)
             except SparringError as other:
-                problem = f"{cause}; putting the old weights back failed too: {other}"
+                problem = f"{cause}; restoring the old weights failed too: {other}"
                 self.broken = EngineError(
-                    f"engine {self._engine} serves nothing until an update is verified: {problem}"
+                    f"engine {self._engine} refuses all requests until an update succeeds: {problem}"
                 )
                 raise WeightsError(problem) from cause
-            raise WeightsError(f"{cause}; the old version serves on") from cause
+            raise WeightsError(f"{cause}; {OLD_STAYS}") from cause
 
 
 def verify(runner: Runner, what: str, probe: Probe | None, adapter: int = -1) -> None:
@@ -147,7 +149,7 @@ def verify(runner: Runner, what: str, probe: Probe | None, adapter: int = -1) ->
     found, sampled, same = runner.probe(tokens, adapter)
     _compare(f"{what}: expected the publisher's log-probabilities on its probe", found, expected, runner.tolerance)
     _compare(
-        f"{what}: expected a step of generation to give the model's log-probability", sampled, same, runner.tolerance
+        f"{what}: expected a generation step to reproduce the model's log-probability", sampled, same, runner.tolerance
     )
 
 

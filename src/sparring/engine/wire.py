@@ -127,7 +127,7 @@ def decode(data: bytes, kind: type[T], where: str) -> T:
     Raises:
         BadInput: the bytes say something else.
     """
-    with boundary(BadInput, where, "a body that fits", "correct it"):
+    with boundary(BadInput, where, "a valid JSON body", "correct it"):
         return msgspec.json.decode(data, type=kind)
 
 
@@ -140,9 +140,9 @@ def generate_form(request: GenerateRequest, *, stream: bool, deltas: bool) -> Ge
     texts = {"ends": request.sampling.stop_strings, "allowed": request.sampling.constraint}
     functions = [name for name, text in texts.items() if getattr(request, name) is not None and not text]
     if functions:
-        got = f"{' and '.join(functions)} as functions of this process"
-        expected = "stop strings and constraint in its sampling"
-        raise RequestRefused(f"request {request.id}: expected {expected}, got {got}; say them in text")
+        got = f"Python functions ({' and '.join(functions)}), which cannot be sent"
+        expected = "stop strings and constraint as text"
+        raise RequestRefused(f"request {request.id}: expected {expected}, got {got}; set them in its sampling")
     values = {name: getattr(request, name) for name in _Generate.__struct_fields__ if name != "sampling"}
     return GenerateForm(**values, sampling=SamplingForm(**_fields(request.sampling)), stream=stream, deltas=deltas)
 

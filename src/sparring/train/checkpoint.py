@@ -56,7 +56,7 @@ def write(path: Path, tensors: Mapping[str, Mapping[str, torch.Tensor]], manifes
         size = sum(t.numel() * t.element_size() for values in tensors.values() for t in values.values())
         raise StoreError(
             f"checkpoint {path}: expected to write {size / 1e6:.1f} MB, got {cause}; "
-            "free disk space and run the same command again: it goes on from the checkpoint before, which is intact"
+            "free disk space and run the same command again: it resumes from the previous checkpoint, which is intact"
         ) from cause
 
 

@@ -109,7 +109,7 @@ class Optimiser:
         given = {name.removeprefix("master/") for name in tensors if name.startswith("master/")}
         if masters != given:
             do = "restore with the dtype it was saved with"
-            raise refusal("optimiser state", f"{len(masters)} masters", str(len(given)), do)
+            raise refusal("optimiser state", f"{len(masters)} float32 master weights", str(len(given)), do)
         strangers = {name.partition("/")[2] for name in tensors} - self._masters.keys()
         if strangers:
             do = "restore the model it was saved from"

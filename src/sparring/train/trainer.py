@@ -90,7 +90,7 @@ class LocalTrainer:
             if loss.needs.unit not in _UNITS:
                 got = f"{loss.needs.unit!r}, which micro-batches may split"
                 raise refusal(
-                    f"loss {loss.term}", f"a unit out of {', '.join(_UNITS)}", got, "use a loss with one of these"
+                    f"loss {loss.term}", f"one of the units {', '.join(_UNITS)}", got, "use a loss with one of these"
                 )
         self._model = model
         self._config = config
@@ -322,7 +322,7 @@ class LocalTrainer:
         none."""
         if form.over == "top_k":
             if micro.tops is None:
-                raise ValueError("expected rows with a teacher's likeliest tokens, got none; annotate them")
+                raise ValueError("expected rows with a teacher's top-k tokens, got none; run its annotator first")
             return from_tops(self._model, hidden, micro.temperature, micro.tops, form)
         found = hidden.new_zeros(len(hidden), dtype=torch.float32)
         for its, teacher, theirs in self._asked_teachers(micro):
@@ -420,9 +420,9 @@ class LocalTrainer:
         if manifest["config"] != self._config_digest():
             raise refusal(
                 f"checkpoint {ref.path}",
-                "the [train] settings, and a moving average's decay, that it was written with",
-                "others",
-                "set them back, or start a new run from its weights",
+                "the [train] settings and moving averages that it was written with",
+                "different ones",
+                "restore those settings, or start a new run from its weights",
             )
         self._optimiser.load_state(tensors[checkpoint.OPTIMISER])
         self._trained.load_state(tensors[checkpoint.MODEL])

@@ -26,6 +26,6 @@ def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
     if ref.transport not in TRANSPORTS:
         where, known = f"weights of {ref.model} version {ref.version}", ", ".join(TRANSPORTS)
         raise WeightsError(
-            f"{where}: expected a transport out of {known}, got {ref.transport!r}; publish them with one"
+            f"{where}: expected one of the transports {known}, got {ref.transport!r}; publish them with one"
         )
     return TRANSPORTS[ref.transport](ref)

@@ -72,8 +72,8 @@ def published(
     sweep()
     location = _located(f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}", state)
     with ExitStack() as stack:
-        where, room = f"weights of {model} version {version}", f"{location.size} bytes of {FOLDER}"
-        with boundary(WeightsError, where, room, "make room there"):
+        where, room = f"weights of {model} version {version}", f"{location.size} free bytes in {FOLDER}"
+        with boundary(WeightsError, where, room, "free some space there"):
             _lend(stack, location, state)
         yield WeightRef(
             model=model,
@@ -168,7 +168,7 @@ def _read(path: Path, size: int, where: str) -> torch.Tensor:
                     file.readinto(data.numpy())
         except FileNotFoundError:
             raise WeightsError(
-                f"{where}: expected the segment {path.name}, got none: its publisher has taken it back or is gone; "
+                f"{where}: expected the segment {path.name}, got none: its publisher has removed it or has ended; "
                 "publish them again"
             ) from None
     if data is None:

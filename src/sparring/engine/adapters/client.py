@@ -45,7 +45,7 @@ def read_api_key(variable: str) -> str:
     """
     key = os.environ.get(variable, "") if variable else ""
     if variable and not key:
-        raise refusal(f"environment variable {variable}", "a key", "nothing", "set it")
+        raise refusal(f"environment variable {variable}", "an API key", "nothing", "set it")
     if not key.isascii():
-        raise refusal(f"environment variable {variable}", "a key in ASCII", "other characters", "correct it")
+        raise refusal(f"environment variable {variable}", "an API key in ASCII", "other characters", "correct it")
     return key

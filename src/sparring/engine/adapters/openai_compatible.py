@@ -142,7 +142,9 @@ class OpenAiEngine:
                         if turn.finish_reason != "abort":
                             break
             if turn.finish_reason == "abort" and not turn.aborted.is_set():
-                raise EngineError(f"{where}: expected a finish reason, got the end of the answer; the server is gone")
+                raise EngineError(
+                    f"{where}: expected a finish reason, got the end of the answer; check that the server still runs"
+                )
         finally:
             self._live[request.id].remove(turn)
             if not self._live[request.id]:
@@ -173,12 +175,10 @@ class OpenAiEngine:
         """
         where = f"score {request.id}"
         if request.temperature != 1:
-            got = "an OpenAI-compatible server, which judges at 1"
-            raise RequestRefused(
-                f"{where}: expected an engine that judges at temperature {request.temperature:g}, got {got}"
-            )
+            got = f"{request.temperature:g}; score with a native engine"
+            raise RequestRefused(f"{where}: expected temperature 1 from an OpenAI-compatible server, got {got}")
         if not 1 <= request.first < len(request.tokens):
-            got = f"{request.first} of {len(request.tokens)}; score tokens that follow one"
+            got = f"{request.first} of {len(request.tokens)}; the first token has no log-probability"
             raise RequestRefused(f"{where}: expected 1 <= first < number of tokens, got {got}")
         rows = (await self._judged(request.tokens, request.top_k, where))[request.first :]
         targets = request.tokens[request.first :]
@@ -198,7 +198,7 @@ class OpenAiEngine:
             RequestRefused: always.
         """
         raise RequestRefused(
-            f"fork of {request}: expected an engine that keeps KV, got an OpenAI-compatible server; ask anew"
+            f"fork of {request}: expected an engine that can fork, got an OpenAI-compatible server; send new requests"
         )
 
     async def release(self, conversation: str) -> None:
@@ -211,9 +211,8 @@ class OpenAiEngine:
             WeightsError: always.
         """
         where = f"weights of {ref.model} version {ref.version}"
-        raise WeightsError(
-            f"{where}: expected an engine that takes weights, got an OpenAI-compatible server; train with another"
-        )
+        got = "an OpenAI-compatible server; train with another"
+        raise WeightsError(f"{where}: expected an engine that takes weight updates, got {got}")
 
     async def close(self) -> None:
         """Drop what is under way. Safe to call twice."""
@@ -227,8 +226,8 @@ class OpenAiEngine:
             got = f"{type(error).__name__}: {error}"
             raise refusal(where, "an OpenAI-compatible server", got, "start it, or correct engine.url") from error
         if answer.status_code == 401:
-            raise refusal(where, "the key that the server wants", "another or none", "set engine.api_key_env")
-        with boundary(BadInput, where, "a list of models", "correct engine.url, up to and with /v1"):
+            raise refusal(where, "the server's API key", "a wrong key or none", "set engine.api_key_env")
+        with boundary(BadInput, where, "a list of models", "correct engine.url; it ends with /v1"):
             names = [
                 str(entry["id"]) for entry in msgspec.json.decode(answer.raise_for_status().content, type=Models).data
             ]
@@ -244,7 +243,7 @@ class OpenAiEngine:
             BadInput: the server does not take token ids, or does not tell them.
         """
         where, likeliest = f"engine at {self._url}", []
-        expected, do = "completions of prompts of token ids", "use a server that takes them, such as vLLM"
+        expected, do = "completions for prompts of token ids", "use a server that takes them, such as vLLM"
         for temperature in (1.0, 0.5):
             sampling = Sampling(temperature=temperature, max_tokens=1, top_logprobs=1)
             body = {**self._sampling(sampling), "model": self._model, "prompt": [0]}
@@ -266,16 +265,22 @@ class OpenAiEngine:
         truncates = sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k or sampling.min_p)
         changed = sampling.temperature not in RAW_AT or truncates or sampling.logit_bias or sampling.min_tokens
         if not request.tokens or sampling.max_tokens < 1:
-            problem = "a prompt and max_tokens of at least 1", "neither or one; ask for a token behind one"
+            got = (
+                f"{len(request.tokens)} tokens and max_tokens {sampling.max_tokens}; send a prompt and raise max_tokens"
+            )
+            problem = "a prompt and max_tokens of at least 1", got
         elif request.adapter is not None:
-            problem = "no adapter", f"{request.adapter}; ask a native engine, or for the model that the server calls so"
+            problem = (
+                "no adapter",
+                f"{request.adapter}; use a native engine, or name the adapter in engine.served_model",
+            )
         elif sampling.constraint or request.allowed:
-            problem = "no constraint", "one; ask a native engine"
+            problem = "no constraint", "one; use a native engine"
         elif request.ends and not sampling.stop_strings:
-            problem = "stop strings in its sampling", "a function of this process; say them in text"
+            problem = "stop strings as text", "a Python function (`ends`); set stop_strings in its sampling"
         elif changed and not self._processed:
-            expected = "a server whose log-probabilities are of what it samples from"
-            problem = expected, "those from before the temperature; start it with --logprobs-mode processed_logprobs"
+            expected = "log-probabilities of the distribution that is sampled from"
+            problem = expected, "those before temperature; start the server with --logprobs-mode processed_logprobs"
         if problem:
             raise RequestRefused(f"request {request.id}: expected {problem[0]}, got {problem[1]}")
         return {**self._sampling(sampling), "model": self._model, "prompt": list(request.tokens), "stream": True}
@@ -338,8 +343,8 @@ class OpenAiEngine:
                 raise kind(f"{where}: {_message(answer.content, answer.status_code)}")
             [choice] = _decoded(answer.content, where).choices
             if choice.prompt_logprobs is None:
-                got = "an OpenAI-compatible server without prompt_logprobs; ask another engine"
-                raise RequestRefused(f"{where}: expected an engine that judges, got {got}")
+                got = "an answer without prompt_logprobs; score with another engine"
+                raise RequestRefused(f"{where}: expected log-probabilities of the prompt, got {got}")
             return [{int(id): float(at["logprob"]) for id, at in (row or {}).items()} for row in choice.prompt_logprobs]
 
 
@@ -353,8 +358,8 @@ def _take(turn: _Turn, choice: Choice, sampling: Sampling, where: str) -> None:
         raise EngineError(f"{where}: expected finish reason stop or length, got {choice.finish_reason!r}")
     values = [] if logprobs is None else logprobs.token_logprobs
     if (choice.token_ids is None and values) or len(values) != len(tokens) or None in values:
-        expected = "a server that tells token ids with log-probabilities"
-        raise EngineError(f"{where}: expected {expected}, got text; use vLLM, for example")
+        expected = "an answer with token ids and their log-probabilities"
+        raise EngineError(f"{where}: expected {expected}, got text; use a server that returns them, such as vLLM")
     if choice.finish_reason is not None:
         turn.finish_reason = FINISHED[choice.finish_reason]
     for at, token in enumerate(tokens):
@@ -375,7 +380,7 @@ def _likeliest(row: Mapping[int, float], count: int) -> tuple[tuple[int, float],
 
 
 def _decoded(data: bytes, where: str) -> Answer:
-    with boundary(EngineError, where, "an answer of the completions dialect", "use a server that speaks it"):
+    with boundary(EngineError, where, "an answer in the OpenAI completions format", "use a server that implements it"):
         answer = msgspec.json.decode(data, type=Answer)
     if answer.error is not None:
         raise EngineError(f"{where}: {answer.error}")

@@ -99,19 +99,19 @@ class RemoteEngine:
         served, where = self.served, f"engine at {self._url}"
         if served.dtype != dtype:
             raise refusal(
-                where, f"a model in {dtype}, as models.{self._name}.dtype", served.dtype, "serve it with --dtype"
+                where, f"a model in {dtype}, as in models.{self._name}.dtype", served.dtype, "serve it with --dtype"
             )
         if (served.numerics == "fast") != (numerics == "fast"):
             wanted = "fast" if numerics == "fast" else "exact"
             do = "serve it with --numerics"
-            raise refusal(where, f"numerics {wanted}, as models.{self._name}.numerics", served.numerics, do)
+            raise refusal(where, f"numerics {wanted}, as in models.{self._name}.numerics", served.numerics, do)
         if served.numerics != numerics:
             do = "serve it on a processor like this one, with the same SPARRING_KERNELS"
-            raise refusal(where, f"{numerics}, which computes in this process", served.numerics, do)
+            raise refusal(where, f"kernel path {numerics}, as in this process", served.numerics, do)
         room = min(served.max_positions, config.cache_tokens(served.token_bytes))
         if served.context < room:
             do = "serve it with a larger engine.kv_bytes, or lower it in the recipe"
-            raise refusal(where, f"room for {room} tokens, as engine.kv_bytes", str(served.context), do)
+            raise refusal(where, f"a context of {room} tokens, as engine.kv_bytes allows", str(served.context), do)
 
     def begin(self, state: Mapping[str, torch.Tensor], adapter: Mapping[str, torch.Tensor] | None = None) -> None:
         """Have these weights served, and call them version 0 from here on, whatever number the server gives them.
@@ -203,7 +203,9 @@ class RemoteEngine:
         """
         where = f"weights of {ref.model} version {ref.version}"
         if ref.model != self._name:
-            raise WeightsError(f"{where}: expected model {self._name!r}; publish to the engine that serves it")
+            raise WeightsError(
+                f"{where}: expected model {self._name!r}, got {ref.model!r}; publish to the engine that serves it"
+            )
         adapter = self.served.model if ref.adapter == self._name else ref.adapter
         sent = replace(ref, model=self.served.model, version=ref.version + self._offset, adapter=adapter)
         self._newest = max(self._newest or 0, sent.version)
@@ -241,7 +243,7 @@ class RemoteEngine:
             raise wire.unreachable(self._url, f"{type(error).__name__}: {error}") from error
         if answer.status_code == 401:
             raise refusal(
-                f"engine at {self._url}", "the key that the server wants", "another or none", "set engine.api_key_env"
+                f"engine at {self._url}", "the server's API key", "a wrong key or none", "set engine.api_key_env"
             )
         if answer.status_code != 200 or wire.INSTANCE not in answer.headers:
             raise wire.unreachable(self._url, f"another server, status {answer.status_code}")
@@ -264,7 +266,9 @@ class RemoteEngine:
                             yield self._counts.completed(self._renumbered(self._read(data, Completion, where)))
                             return
                         yield self._read(data, Delta, where)
-                    raise EngineError(f"{where}: expected a completion, got the end of the answer; the server is gone")
+                    raise EngineError(
+                        f"{where}: expected a completion, got the end of the answer; check that the server still runs"
+                    )
         finally:
             live.there.set()
             self._live[request.id].remove(live)
@@ -294,11 +298,11 @@ class RemoteEngine:
         instance, version = headers.get(wire.INSTANCE, ""), int(headers.get(wire.VERSION, -1))
         if not adopts and instance != self._instance:
             raise EngineError(
-                f"{where}: expected the same server, got one started since, with other weights; push them again"
+                f"{where}: expected the same server, got a restarted one with other weights; publish the weights again"
             )
         if not adopts and self._newest is not None and version > self._newest:
             raise EngineError(
-                f"{where}: expected version {self._newest}, the last one sent, got {version}; one run to a server"
+                f"{where}: expected version {self._newest}, the last one sent, got {version}; use one server per run"
             )
         # answers overtake each other: the head of one may have left before the update that another acknowledged
         self._version = version if instance != self._instance else max(version, self._version)
@@ -315,7 +319,7 @@ class RemoteEngine:
 
     @staticmethod
     def _read(data: bytes, kind: type[T], where: str) -> T:
-        with boundary(EngineError, where, "an answer of this version's server", "install the same version there"):
+        with boundary(EngineError, where, "an answer of the same Sparring version", "install the same version there"):
             return msgspec.json.decode(data, type=kind)
 
 

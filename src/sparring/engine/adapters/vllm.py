@@ -30,7 +30,7 @@ from sparring.engine.adapters.vllm_wire import (
 )
 from sparring.engine.check import problem_of
 from sparring.engine.config import EngineConfig
-from sparring.engine.update import where
+from sparring.engine.update import OLD_STAYS, where
 from sparring.errors import EngineError, RequestRefused, SparringError, WeightsError, boundary
 from sparring.generation import TEMPERATURE, Completion, Delta, GenerateRequest, ScoreRequest, Scores, is_temperature
 from sparring.types import WeightRef
@@ -204,9 +204,8 @@ class VllmEngine:
         """
         found = [live for live in self._live if live.request.id == request and live.streams]
         if self._closed or len(found) != 1:
-            raise EngineError(
-                f"fork of {request}: expected one streamed request of this id, got {len(found)}; stream it"
-            )
+            got = f"{len(found)}; vLLM forks streamed requests only"
+            raise EngineError(f"fork of {request}: expected one streamed request of this id, got {got}")
         [live] = found
         made, asked = len(live.sampled.tokens), live.request.sampling
         left = replace(asked, max_tokens=live.max_new - made, min_tokens=max(0, asked.min_tokens - made))
@@ -231,7 +230,9 @@ class VllmEngine:
             EngineError: the engine is closed, or not even the old weights could be brought back.
         """
         if ref.model != self._name:
-            raise WeightsError(f"{where(ref)}: expected model {self._name!r}; publish to the engine that serves it")
+            raise WeightsError(
+                f"{where(ref)}: expected model {self._name!r}, got {ref.model!r}; publish to the engine that serves it"
+            )
         self._check_open()
         await asyncio.shield(self._start(self._pull(ref)))
 
@@ -246,15 +247,14 @@ class VllmEngine:
             async with asyncio.timeout(self._config.update_timeout_s):
                 found = await self._probe(tokens)
         except TimeoutError:
-            raise WeightsError(
-                f"{about}: expected vLLM to compute the probe, got nothing; the old version serves on"
-            ) from None
+            got = f"no answer within engine.update_timeout_s; {OLD_STAYS}"
+            raise WeightsError(f"{about}: expected vLLM to score the probe, got {got}") from None
         worst = max((abs(a - b) for a, b in zip(found, expected, strict=True)), default=0.0)
         # a comparison with NaN is false, so NaN is refused
         if not all(abs(a - b) <= self._tolerance for a, b in zip(found, expected, strict=True)):
             raise WeightsError(
                 f"{about}: expected the publisher's log-probabilities on its probe within {self._tolerance}, "
-                f"got a difference of {worst:.3g}; the old version serves on"
+                f"got a difference of {worst:.3g}; {OLD_STAYS}"
             )
 
     async def close(self) -> None:
@@ -280,9 +280,9 @@ class VllmEngine:
         max_new = min(sampling.max_tokens, most - len(tokens))
         problem = _problem_with(tokens, self.server.vocab_size)
         if problem is None and sampling.max_tokens < 1:
-            problem = f"max_tokens of at least 1, got {sampling.max_tokens}; ask for a token"
+            problem = f"max_tokens of at least 1, got {sampling.max_tokens}; raise it"
         elif problem is None and max_new < 1:
-            problem = f"fewer than {most} tokens, got {len(tokens)}; shorten the prompt"
+            problem = f"a prompt of fewer than {most} tokens, got {len(tokens)}; shorten it"
         problem = (
             problem or problem_of(request, self.server.vocab_size) or problem_for_vllm(request, self.server.vocab_size)
         )
@@ -294,13 +294,13 @@ class VllmEngine:
         vocab_size, most = self.server.vocab_size, self.server.max_positions
         problem = _problem_with(request.tokens, vocab_size)
         if vocab_size > WHOLE_VOCABULARY:
-            why = "vLLM gives every token's log-probability as text only; score with a native engine"
+            why = "vLLM sends all log-probabilities as text; score with a native engine"
             problem = f"a vocabulary of at most {WHOLE_VOCABULARY}, got {vocab_size}; {why}"
         elif not 1 <= request.first < len(request.tokens):
             got = f"{request.first} of {len(request.tokens)}"
-            problem = f"1 <= first < number of tokens, got {got}; score tokens that follow one"
+            problem = f"1 <= first < number of tokens, got {got}; the first token has no log-probability"
         elif len(request.tokens) >= most:
-            problem = f"fewer than {most} tokens, got {len(request.tokens)}; cut them"
+            problem = f"fewer than {most} tokens, got {len(request.tokens)}; shorten the text"
         elif not is_temperature(request.temperature):
             problem = f"{TEMPERATURE}, got {request.temperature}; correct it"
         elif not 0 <= request.top_k <= vocab_size:
@@ -311,7 +311,7 @@ class VllmEngine:
     def _check_open(self) -> None:
         if self._closed or self._broken:
             raise EngineError(
-                self._broken or f"engine {self._name}: expected an open engine, got a closed one; start another"
+                self._broken or f"engine {self._name}: expected a running engine, got a closed one; start another"
             )
 
     @asynccontextmanager
@@ -340,7 +340,7 @@ class VllmEngine:
         first = max(told, request.sampling.min_tokens - 1)
         if request.ends is None or len(tokens) <= first:
             return None
-        with boundary(EngineError, f"request {request.id}: what watches for its end"):
+        with boundary(EngineError, f"request {request.id}: its stop function `ends`"):
             return request.ends(tokens, len(tokens) - first)
 
     async def _prompt_logprobs(self, request: GenerateRequest) -> tuple[float, ...] | None:
@@ -397,8 +397,8 @@ class VllmEngine:
                     before = await self._probe(tokens) if tokens else ()
                 await self._commit(ref, staged, (tokens, before))
             except TimeoutError:
-                late = f"not in turn within {self._config.update_timeout_s} s"
-                raise WeightsError(f"{where(ref)}: {late}; the old version serves on") from None
+                late = f"not applied within engine.update_timeout_s = {self._config.update_timeout_s}"
+                raise WeightsError(f"{where(ref)}: {late}; {OLD_STAYS}") from None
             finally:
                 if str(staged) not in self._served:
                     staged.unlink(missing_ok=True)
@@ -417,9 +417,7 @@ class VllmEngine:
         ) in state.items():  # a load that vLLM gives up half way leaves a model that cannot be loaded again
             if self._shapes.get(name) != list(tensor.shape):
                 expected = f"{name} of shape {self._shapes.get(name)}, as in the checkpoint"
-                raise WeightsError(
-                    f"{where(ref)}: expected {expected}, got {list(tensor.shape)}; the old version serves on"
-                )
+                raise WeightsError(f"{where(ref)}: expected {expected}, got {list(tensor.shape)}; {OLD_STAYS}")
         file = self.server.folder / f"weights-{next(self._numbers)}.safetensors"
         save_file({name: tensor.contiguous() for name, tensor in state.items()}, file)
         return file
@@ -454,7 +452,7 @@ class VllmEngine:
             if probe[0]:
                 await self.verify(probe, f"{about}, rolled back")
         except SparringError as cause:
-            self._broken = f"engine {self._name}: {about} failed and the old weights could not be brought back: {cause}"
+            self._broken = f"engine {self._name}: {about} failed and the old weights could not be restored: {cause}"
             raise EngineError(self._broken) from cause
 
     async def _load(self, paths: list[str]) -> None:
@@ -485,7 +483,7 @@ def _shapes(paths: Sequence[str]) -> dict[str, list[int]]:
 
 def _problem_with(tokens: Sequence[int], vocab_size: int) -> str | None:
     if not tokens:
-        return "at least one token, got none; send a prompt"
+        return "a prompt of at least one token, got none; send one"
     if min(tokens) < 0 or max(tokens) >= vocab_size:
         return f"token ids below {vocab_size}, got {min(tokens)} to {max(tokens)}; use the model's tokenizer"
     return None

@@ -122,14 +122,11 @@ class VllmServer:
         while True:
             code = self._process.poll()
             if code is not None:
-                raise EngineError(
-                    f"vLLM: expected a server, got exit status {code}; the end of its log:\n{self.log_tail()}"
-                )
+                got = f"exit status {code}; the end of its log:\n{self.log_tail()}"
+                raise EngineError(f"vLLM: expected the server to start, got {got}")
             if time.monotonic() > deadline:
-                end = f"the end of its log:\n{self.log_tail()}"
-                raise EngineError(
-                    f"vLLM: expected it to serve in time, got none; raise engine.vllm.start_timeout_s; {end}"
-                )
+                do = f"raise engine.vllm.start_timeout_s; the end of its log:\n{self.log_tail()}"
+                raise EngineError(f"vLLM: expected the server to start in time, got no answer; {do}")
             try:
                 self.ask("GET", "/health")
                 return
@@ -152,7 +149,7 @@ def find_vllm(config: EngineConfig) -> str:
     except OSError as error:
         raise refusal(where, "a Python interpreter", f"{python}: {error.strerror}", do) from error
     if found.returncode:
-        raise refusal(where, "a Python that imports vllm", f"{python}, which does not", do)
+        raise refusal(where, "a Python that can import vllm", f"{python}, which cannot", do)
     return python
 
 
