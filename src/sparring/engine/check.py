@@ -11,7 +11,7 @@ from sparring.model.kernels.decoder_step import BIASES, TOPS
 LARGEST_ID, LARGEST_BIAS = 1 << 31, 1e30
 
 
-class Room(NamedTuple):
+class EngineLimits(NamedTuple):
     """What an engine can serve: token ids below `vocab_size`, texts of up to `max_positions` tokens, `capacity` tokens
     in its cache."""
 
@@ -20,48 +20,48 @@ class Room(NamedTuple):
     capacity: int
 
 
-def check_request(request: GenerateRequest, room: Room) -> int:
+def check_request(request: GenerateRequest, limits: EngineLimits) -> int:
     """Tokens that the request may sample.
 
     Raises:
         RequestRefused: it can never be served.
     """
     tokens, sampling = request.tokens, request.sampling
-    max_new = min(sampling.max_tokens, room.max_positions - len(tokens))
+    max_new = min(sampling.max_tokens, limits.max_positions - len(tokens))
     problem = None
     if not tokens:
         problem = "a prompt of at least one token, got none; send one"
-    elif min(tokens) < 0 or max(tokens) >= room.vocab_size:
-        problem = f"token ids below {room.vocab_size}, got {min(tokens)} to {max(tokens)}; use the model's tokenizer"
+    elif min(tokens) < 0 or max(tokens) >= limits.vocab_size:
+        problem = f"token ids below {limits.vocab_size}, got {min(tokens)} to {max(tokens)}; use the model's tokenizer"
     elif sampling.max_tokens < 1:
         problem = f"max_tokens of at least 1, got {sampling.max_tokens}; raise it"
     elif max_new < 1:
-        problem = f"a prompt of fewer than {room.max_positions} tokens, got {len(tokens)}; shorten it"
-    elif len(tokens) + max_new - 1 > room.capacity:
+        problem = f"a prompt of fewer than {limits.max_positions} tokens, got {len(tokens)}; shorten it"
+    elif len(tokens) + max_new - 1 > limits.capacity:
         got = f"{len(tokens)} + {max_new}"
-        problem = f"prompt + max_tokens within the cache of {room.capacity} tokens, got {got}; raise engine.kv_tokens"
+        problem = f"prompt + max_tokens within the cache of {limits.capacity} tokens, got {got}; raise engine.kv_tokens"
     else:
-        problem = problem_of(request, room.vocab_size)
+        problem = problem_of(request, limits.vocab_size)
     if problem:
         raise RequestRefused(f"request {request.id}: expected {problem}")
     return max_new
 
 
-def check_score(request: ScoreRequest, room: Room) -> None:
+def check_score(request: ScoreRequest, limits: EngineLimits) -> None:
     """Raises RequestRefused where the request can never be served."""
-    tokens, most = request.tokens, min(room.max_positions, room.capacity) + 1
+    tokens, most = request.tokens, min(limits.max_positions, limits.capacity) + 1
     problem = None
     if not 1 <= request.first < len(tokens):
         got = f"{request.first} of {len(tokens)}; the first token has no log-probability"
         problem = f"1 <= first < number of tokens, got {got}"
-    elif min(tokens) < 0 or max(tokens) >= room.vocab_size:
-        problem = f"token ids below {room.vocab_size}, got {min(tokens)} to {max(tokens)}; use the model's tokenizer"
+    elif min(tokens) < 0 or max(tokens) >= limits.vocab_size:
+        problem = f"token ids below {limits.vocab_size}, got {min(tokens)} to {max(tokens)}; use the model's tokenizer"
     elif len(tokens) > most:
         problem = f"at most {most} tokens, got {len(tokens)}; shorten the text or raise engine.kv_tokens"
     elif not is_temperature(request.temperature):
         problem = f"{TEMPERATURE}, got {request.temperature}; correct it"
-    elif not 0 <= request.top_k <= room.vocab_size:
-        problem = f"0 <= top_k <= {room.vocab_size}, got {request.top_k}; correct it"
+    elif not 0 <= request.top_k <= limits.vocab_size:
+        problem = f"0 <= top_k <= {limits.vocab_size}, got {request.top_k}; correct it"
     if problem:
         raise RequestRefused(f"score {request.id}: expected {problem}")
 

@@ -26,7 +26,7 @@ Weights = int | str
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
+class ParkedConversation:
     """What stays of a conversation between its turns: its tokens, all with KV of one weight version in `pages`."""
 
     tokens: list[int]
@@ -34,25 +34,25 @@ class Idle:
     version: Weights
 
 
-class Shelf:
-    """Idle conversations and the pool that their pages are of, least recently used first."""
+class ParkedConversations:
+    """ParkedConversation conversations and the pool that their pages are of, least recently used first."""
 
     def __init__(self, num_pages: int) -> None:
         self.pool = PagePool(num_pages)
-        self._idle: OrderedDict[str, Idle] = OrderedDict()
+        self._idle: OrderedDict[str, ParkedConversation] = OrderedDict()
 
-    def put(self, conversation: str, idle: Idle) -> None:
+    def put(self, conversation: str, idle: ParkedConversation) -> None:
         """Hold the pages of a conversation, in place of what was kept of it before."""
         for page in idle.pages:
             self.pool.hold(page, idle=True)
         self.release(conversation)
         self._idle[conversation] = idle
 
-    def get(self, conversation: str | None) -> Idle | None:
+    def get(self, conversation: str | None) -> ParkedConversation | None:
         """What is kept of a conversation, if anything."""
         return self._idle.get(conversation) if conversation is not None else None
 
-    def eldest(self) -> tuple[str, Idle]:
+    def oldest(self) -> tuple[str, ParkedConversation]:
         """The conversation that was put here longest ago, of those that hold pages which nobody else uses now."""
         return next(item for item in self._idle.items() if any(map(self.pool.is_idle, reversed(item[1].pages))))
 
@@ -76,7 +76,7 @@ class Shelf:
             self.release(name)
 
 
-class Copy(NamedTuple):
+class PageCopy(NamedTuple):
     """What page `source` holds is to be copied to page `target`; `way` says which of them is in host memory."""
 
     way: Literal["within", "out", "back"]
@@ -84,14 +84,14 @@ class Copy(NamedTuple):
     target: int
 
 
-class Seat(NamedTuple):
+class Allocation(NamedTuple):
     """What an admitted request gets: its pages, how many of its tokens they hold, and how many of those its
     conversation had kept in the cache (`kept`) and in host memory (`restored`)."""
 
     pages: list[int]
-    known: int
-    kept: int
-    restored: int
+    num_cached: int
+    num_parked: int
+    num_restored: int
 
 
 @dataclass(slots=True)
@@ -109,13 +109,13 @@ class KvCounts:
     pages_back: int = 0
     most_pages: int = 0
 
-    def note(self, seat: Seat) -> None:
+    def note(self, allocation: Allocation) -> None:
         """A request that begins."""
-        self.hits += seat.known > 0
-        self.misses += seat.known == 0
-        self.kept_tokens += seat.kept
-        self.shared_tokens += seat.known - seat.kept - seat.restored
-        self.restored_tokens += seat.restored
+        self.hits += allocation.num_cached > 0
+        self.misses += allocation.num_cached == 0
+        self.kept_tokens += allocation.num_parked
+        self.shared_tokens += allocation.num_cached - allocation.num_parked - allocation.num_restored
+        self.restored_tokens += allocation.num_restored
 
 
 class KvCache:
@@ -144,10 +144,10 @@ class KvCache:
         self.counts = KvCounts()
         self.share_prefixes, self._window = share_prefixes, window
         self._idle_pages = num_pages if idle_pages is None else idle_pages
-        self._here, self._host = Shelf(num_pages), Shelf(host_pages)
+        self._here, self._host = ParkedConversations(num_pages), ParkedConversations(host_pages)
         self.pool = self._here.pool
         self._tails: OrderedDict[bytes, int] = OrderedDict()
-        self._copies: list[Copy] = []
+        self._copies: list[PageCopy] = []
 
     @property
     def host(self) -> PagePool:
@@ -177,7 +177,7 @@ class KvCache:
             return None
         while self.pool.num_free < count:
             if (key := next((one for one, page in self._tails.items() if self.pool.is_idle(page)), None)) is not None:
-                self.withdraw(key)
+                self.unshare_tail(key)
             else:
                 self._give_up()
         pages = [self.pool.take() for _ in range(count)]
@@ -189,11 +189,11 @@ class KvCache:
         for page in reversed(pages):
             self.pool.drop(page)
 
-    def unread(self, computed: int) -> int:
+    def num_unread(self, computed: int) -> int:
         """How many of a sequence's first pages nobody reads any more who comes behind `computed` tokens."""
         return 0 if self._window is None else max(0, computed - self._window + 1) // self.page_size
 
-    def leave(self, pages: list[int], begin: int, end: int) -> None:
+    def drop_unread(self, pages: list[int], begin: int, end: int) -> None:
         """Give back pages[begin:end] early. They stay found by what they hold until they are given out again."""
         for index in range(begin, end):
             self.pool.drop(pages[index])
@@ -204,25 +204,25 @@ class KvCache:
         while self.num_idle > self._idle_pages:
             self._give_up()
 
-    def keep(self, conversation: str, tokens: list[int], pages: list[int], version: Weights) -> None:
+    def park(self, conversation: str, tokens: list[int], pages: list[int], version: Weights) -> None:
         """Keep what a live sequence holds for the next turn of a conversation, in place of what was kept before. The
         sequence may write on in the last page: only what `tokens` fill of it is the conversation's."""
-        gone = self.unread(len(tokens))
+        gone = self.num_unread(len(tokens))
         self._host.release(conversation)
-        self._here.put(conversation, Idle(tokens, [self.pool.hole] * gone + pages[gone:], version))
+        self._here.put(conversation, ParkedConversation(tokens, [self.pool.hole] * gone + pages[gone:], version))
 
-    def lend(self, key: bytes, page: int) -> None:
+    def share_tail(self, key: bytes, page: int) -> None:
         """Hold the page in which tokens end that others begin with too. Who holds it may write on behind them."""
         if key not in self._tails:
             self.pool.hold(page, idle=True)
             self._tails[key] = page
 
-    def withdraw(self, key: bytes) -> None:
+    def unshare_tail(self, key: bytes) -> None:
         """Lend it no longer; none is fine."""
         if (page := self._tails.pop(key, None)) is not None:
             self.pool.drop(page, idle=True)
 
-    def take_copies(self) -> list[Copy]:
+    def take_copies(self) -> list[PageCopy]:
         """What is to be copied, in this order, before the next step is computed; it is asked for once."""
         copies, self._copies = self._copies, []
         return copies
@@ -236,7 +236,7 @@ class KvCache:
         """Give up what is kept of an idle conversation, if anything is, or the page lent under a key: it has become of
         no use."""
         if isinstance(conversation, bytes):
-            return self.withdraw(conversation)
+            return self.unshare_tail(conversation)
         self.counts.evictions += any(shelf.get(conversation) is not None for shelf in (self._here, self._host))
         self.release(conversation)
 
@@ -244,14 +244,14 @@ class KvCache:
         """Forget every idle conversation whose KV is of `version`, which serves nobody any more; their names."""
         return self._here.release_weights(version) + self._host.release_weights(version)
 
-    def distrust(self) -> None:
+    def invalidate(self) -> None:
         """Forget all that is idle: whether it was copied where it should be is unknown."""
         self._here.clear()
-        self._host = Shelf(self.host.num_pages)
+        self._host = ParkedConversations(self.host.num_pages)
         for key in list(self._tails):
-            self.withdraw(key)
+            self.unshare_tail(key)
 
-    def admit(
+    def allocate(
         self,
         conversation: str | None,
         tokens: list[int],
@@ -260,7 +260,7 @@ class KvCache:
         digests: list[bytes],
         spare: int,
         tail: bytes | None = None,
-    ) -> Seat | None:
+    ) -> Allocation | None:
         """`count` pages for a request, where fewer than `spare` are not left afterwards; else None, and what was found
         is kept.
 
@@ -293,21 +293,23 @@ class KvCache:
         if fresh is None:
             # of what was found only its own: the step that is being planned may still have to fill the others
             if resumed:
-                self.keep(conversation, tokens[:kept], pages[:resumed], version)
+                self.park(conversation, tokens[:kept], pages[:resumed], version)
             self.drop(pages)
             digests.clear()
         else:
-            self._copies += [Copy("back", source, target) for source, target in zip(away[holes:], fresh, strict=False)]
+            self._copies += [
+                PageCopy("back", source, target) for source, target in zip(away[holes:], fresh, strict=False)
+            ]
             self.counts.pages_back += len(away) - holes
             pages += [self.pool.hole] * holes + fresh
             if lent != self.pool.hole:
-                self._copies.append(Copy("within", lent, pages[known // self.page_size]))
+                self._copies.append(PageCopy("within", lent, pages[known // self.page_size]))
                 known = len(tokens) - 1
             self.publish(pages, tokens, known + restored, version, digests)
         self.pool.drop(lent)
         for page in reversed(away):
             self.host.drop(page)
-        return None if fresh is None else Seat(pages, known + restored, min(kept, known), restored)
+        return None if fresh is None else Allocation(pages, known + restored, min(kept, known), restored)
 
     def publish(
         self, pages: list[int], tokens: list[int], computed: int, version: Weights, digests: list[bytes]
@@ -366,12 +368,12 @@ class KvCache:
             (idle.pages[known // self.page_size : self.pages_for(known + more)], more) if idle and more > 0 else ([], 0)
         )
 
-    def _common(self, idle: Idle, tokens: list[int], version: Weights, pool: PagePool) -> int:
+    def _common(self, idle: ParkedConversation, tokens: list[int], version: Weights, pool: PagePool) -> int:
         """How many tokens of a conversation can be reused: where it diverges, as many as fill pages; none where a page
         is gone that the next token reads."""
         known = _common(idle.tokens, tokens[:-1]) if idle.version == version else 0
         known -= 0 if known == len(idle.tokens) else known % self.page_size
-        return 0 if pool.hole in idle.pages[self.unread(known) : self.pages_for(known)] else known
+        return 0 if pool.hole in idle.pages[self.num_unread(known) : self.pages_for(known)] else known
 
     def _make_own(self, pages: list[int]) -> bool:
         """Let the last page be written in: nobody else may hold it or find it. False where there is no room for a
@@ -383,24 +385,24 @@ class KvCache:
         copy = self.take(1)
         if copy is None:
             return False
-        self._copies.append(Copy("within", last, *copy))
+        self._copies.append(PageCopy("within", last, *copy))
         self.pool.drop(last)
         pages[-1:] = copy
         return True
 
     def _give_up(self) -> None:
         """Let go of the conversation that was idle longest, to host memory where it has room."""
-        name, idle = self._here.eldest()
+        name, idle = self._here.oldest()
         if not self._put_away(name, idle):
             self.counts.evictions += 1
         self._here.release(name)
 
-    def _put_away(self, name: str, idle: Idle) -> bool:
+    def _put_away(self, name: str, idle: ParkedConversation) -> bool:
         """Have a conversation copied to host memory, at the cost of those that lie there longest; False where it has no
         room."""
         host, needed = self.host, len(idle.pages) - idle.pages.count(self.pool.hole)
         while host.num_free + host.num_idle >= needed > host.num_free:
-            self._host.release(self._host.eldest()[0])
+            self._host.release(self._host.oldest()[0])
             self.counts.evictions += 1
         if needed > host.num_free:
             return False
@@ -415,12 +417,12 @@ class KvCache:
                 copied = host.take()
                 if digest is not None:
                     host.publish(copied, digest)
-                self._copies.append(Copy("out", page, copied))
+                self._copies.append(PageCopy("out", page, copied))
                 self.counts.pages_out += 1
             else:
                 host.hold(copied)
             pages.append(copied)
-        self._host.put(name, Idle(idle.tokens, pages, idle.version))
+        self._host.put(name, ParkedConversation(idle.tokens, pages, idle.version))
         for page in pages:
             host.drop(page)
         return True

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from sparring.engine.adapter_table import AdapterTable
-from sparring.engine.check import Room, check_request, check_score
+from sparring.engine.check import EngineLimits, check_request, check_score
 from sparring.engine.config import PAGE_SIZE, EngineConfig
 from sparring.engine.kv import KvCache, kv_metrics
 from sparring.engine.metrics import Latencies, count_step
@@ -58,7 +58,7 @@ class NativeEngine:
     ) -> None:
         self._model, self._config, self._name = model, config, name
         sizes, most = Sizes.of(model, config), config.max_running
-        self._room = Room(model.vocab_size, model.max_positions, sizes.num_pages * PAGE_SIZE)
+        self._limits = EngineLimits(model.vocab_size, model.max_positions, sizes.num_pages * PAGE_SIZE)
         self._page_bytes = sizes.page_bytes
         cache = KvCache(
             sizes.num_pages,
@@ -106,7 +106,7 @@ class NativeEngine:
     @property
     def context(self) -> int:
         """Most tokens of one conversation."""
-        return min(self._room.max_positions, self._room.capacity)
+        return min(self._limits.max_positions, self._limits.capacity)
 
     @property
     def model(self) -> CausalModel:
@@ -187,7 +187,7 @@ class NativeEngine:
         Raises:
             EngineError: the request can never be served, its step failed, it was aborted, or the engine is closed.
         """
-        check_score(request, self._room)
+        check_score(request, self._limits)
         self._arrivals += 1
         async with self._serving(Sequence.to_score(request, Reply(), arrival=self._arrivals)) as reply:
             return await reply.result()
@@ -257,7 +257,7 @@ class NativeEngine:
 
     async def _sequence(self, request: GenerateRequest, reply: Reply) -> Sequence:
         """A request that can be served; its prompt is judged first where that is asked for."""
-        max_new = check_request(request, self._room)
+        max_new = check_request(request, self._limits)
         self._arrivals += 1
         keep = self._config.kv_across_turns != "drop"
         sequence = Sequence.of(request, reply, arrival=self._arrivals, max_new=max_new, keep=keep)
@@ -332,7 +332,7 @@ class NativeEngine:
         limited = [chunk.sequence for chunk in chunks if chunk.samples and chunk.sequence.request.allowed]
         guessing = self._speculation.applies(chunks)
         drafts = self._speculation.drafts(chunks, self._scheduler) if guessing else None
-        steps = self._scheduler.ahead(chunks, 1 if limited or guessing else self._most_steps(chunks))
+        steps = self._scheduler.steps_ahead(chunks, 1 if limited or guessing else self._most_steps(chunks))
         broken = self._limit(limited)
         try:
             with boundary(EngineError, f"engine {self._name}: step"):
@@ -370,11 +370,11 @@ class NativeEngine:
                 self._deliveries.append(sequence.reply.extend(sequence.tokens[at:], sequence.logprobs[known:]))
             if sequence.finish_reason:
                 self.latencies.ended(sequence.reply, len(sequence.logprobs))
-                self._scheduler.retire(sequence, base)
+                self._scheduler.finish(sequence, base)
                 self._deliveries.append(sequence.reply.settle(sequence.completion()))
         for sequence, begin, count, _ in chunks if len(sampling) < len(chunks) else ():
             if sequence.scored_from is not None and begin + count == len(sequence.tokens):
-                self._scheduler.retire(sequence, base)
+                self._scheduler.finish(sequence, base)
                 self._deliveries.append(sequence.reply.settle(sequence.scored(sequence.version_under(base))))
         taken_s = time.perf_counter() - started
         self._metrics["busy_s"] += taken_s
@@ -424,7 +424,7 @@ class NativeEngine:
         """The updates whose turn it is; while one waits for requests to be done, no other begins."""
         draining = self._config.live_kv == "drain"
         self._updates = [update for update in self._updates if not update.claimed]
-        while self._updates and not (draining and self._scheduler.begun):
+        while self._updates and not (draining and self._scheduler.has_begun):
             update = self._updates.pop(0)
             if update.claim():
                 started = time.perf_counter()
@@ -434,7 +434,7 @@ class NativeEngine:
                 stall_s = time.perf_counter() - started
                 self._metrics["update_s"] += stall_s
                 self._metrics["max_update_stall_s"] = max(self._metrics["max_update_stall_s"], stall_s)
-        self._scheduler.held = bool(self._updates)
+        self._scheduler.draining = bool(self._updates)
 
     def _commit(self, ref: WeightRef, staged: Staged | Adapter) -> None:
         again = self._config.live_kv == "recompute"

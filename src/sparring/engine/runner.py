@@ -14,7 +14,7 @@ from operator import add
 import numpy as np
 import torch
 
-from sparring.engine.kv import Copy
+from sparring.engine.kv import PageCopy
 from sparring.engine.scheduler import Chunk
 from sparring.engine.sequence import Sequence
 from sparring.engine.sizes import Sizes
@@ -75,7 +75,7 @@ class Runner:
                 self._score(chunk, hidden[begin : begin + chunk.count])
         return self._operations.sample(rows, hidden)
 
-    def copy(self, copies: list[Copy]) -> float:
+    def copy(self, copies: list[PageCopy]) -> float:
         """Copy pages, in this order; the seconds it took."""
         started = time.perf_counter()
         for way, source, target in copies:

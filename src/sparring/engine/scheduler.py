@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
-from sparring.engine.kv import KvCache, Seat, Weights
-from sparring.engine.leads import Leads
+from sparring.engine.kv import Allocation, KvCache, Weights
 from sparring.engine.sequence import Sequence
 from sparring.engine.served_adapter import ServedAdapter
-from sparring.engine.states import Beginning, StateSlots, beginning_of
+from sparring.engine.shared_prefill import PrefillSharing
+from sparring.engine.states import Prefix, StateSlots, prefix_of
 
 
 class Chunk(NamedTuple):
@@ -32,19 +32,19 @@ class Chunk(NamedTuple):
 
 class Scheduler:
     """The waiting and the running requests, and the pages they hold; of a recurrent model also the `states`. While it
-    is `held`, only those that have begun are served: that run, or have sampled."""
+    is `draining`, only those that have begun are served: that run, or have sampled."""
 
     def __init__(
         self, cache: KvCache, *, max_running: int, max_batch_tokens: int, states: StateSlots | None = None
     ) -> None:
         self.cache, self.states = cache, states
-        self._leads = Leads(states, cache) if states is not None and cache.share_prefixes else None
+        self._sharing = PrefillSharing(states, cache) if states is not None and cache.share_prefixes else None
         self._max_batch_tokens = max_batch_tokens
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._slots = list(range(max_running))[::-1]
         self.num_preempted = 0
-        self.held = False
+        self.draining = False
 
     @property
     def busy(self) -> bool:
@@ -57,7 +57,7 @@ class Scheduler:
         return len(self._running), len(self._waiting)
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether any request runs or has sampled."""
         return bool(self._running) or any(sequence.logprobs for sequence in self._waiting)
 
@@ -74,14 +74,14 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """A new request."""
         insort(self._waiting, sequence, key=_rank)
-        if self._leads is not None:
-            self._leads.arrived(sequence)
+        if self._sharing is not None:
+            self._sharing.add(sequence)
 
     def plan(self, version: int) -> list[Chunk]:
         """The chunks of one step under weights `version`; they count as computed from here on."""
         self.cache.trim()
-        if self._leads is not None:
-            self._leads.look(self._waiting, version)
+        if self._sharing is not None:
+            self._sharing.begin_step(self._waiting, version)
         self._make_way()
         preempted, page_size = self.num_preempted, self.cache.page_size
         running = [(sequence, sequence.pending) for sequence in self._running]
@@ -91,14 +91,14 @@ class Scheduler:
         for sequence, pending in running:
             if sequence.slot < 0:
                 continue
-            gone = self.cache.unread(sequence.computed)
+            gone = self.cache.num_unread(sequence.computed)
             if gone > sequence.gone:
-                self.cache.leave(sequence.pages, sequence.gone, gone)
+                self.cache.drop_unread(sequence.pages, sequence.gone, gone)
                 sequence.gone = gone
             count = (
                 1
                 if pending == 1
-                else min(pending, budget, sequence.lead - sequence.computed if sequence.lead else pending)
+                else min(pending, budget, sequence.share_at - sequence.computed if sequence.share_at else pending)
             )
             # a token within a page that is begun needs no other
             if (pending == 1 and sequence.computed % page_size) or (
@@ -106,26 +106,28 @@ class Scheduler:
             ):
                 budget -= count if pending > 1 else 0
                 chunks.append(self._chunk(sequence, count, version))
-        entering = [sequence for sequence in self._waiting if sequence.logprobs] if self.held else self._waiting[:]
+        entering = [sequence for sequence in self._waiting if sequence.logprobs] if self.draining else self._waiting[:]
         for sequence in entering:
             if not (self._slots and budget > 0 and self.num_preempted == preempted):
                 break
-            if self._leads is not None and self._leads.awaits(sequence):
+            if self._sharing is not None and self._sharing.must_wait(sequence):
                 continue
             if not self._admit(sequence, version):
                 break
             self._waiting.remove(sequence)
-            if self._leads is not None:
-                self._leads.entered(sequence)
+            if self._sharing is not None:
+                self._sharing.admit(sequence)
             count = min(
-                sequence.pending, budget, sequence.lead - sequence.computed if sequence.lead else sequence.pending
+                sequence.pending,
+                budget,
+                sequence.share_at - sequence.computed if sequence.share_at else sequence.pending,
             )
             budget -= count
             chunks.append(self._chunk(sequence, count, version))
         chunks.sort(key=_adapter)  # rows of one adapter side by side are one product
         return chunks
 
-    def ahead(self, chunks: list[Chunk], most: int) -> int:
+    def steps_ahead(self, chunks: list[Chunk], most: int) -> int:
         """How many steps, at most `most`, `chunks` can take without another plan: sequences that only generate, with
         pages for what they will sample. Pages for it are taken only while nobody that runs has to give way."""
         if most == 1 or any(count > 1 or not samples for _, _, count, samples in chunks):
@@ -145,14 +147,14 @@ class Scheduler:
         if sequence.computed // self.cache.page_size > pages_before:
             self._publish(sequence, version)
 
-    def retire(self, sequence: Sequence, version: int) -> None:
+    def finish(self, sequence: Sequence, version: int) -> None:
         """Take a finished request out; its conversation keeps the pages when all of them are of `version`."""
         self._leave(sequence)
         conversation = sequence.conversation
         if sequence.keep and conversation is not None and sequence.oldest == sequence.version_under(version):
-            self.cache.keep(conversation, *self._held(sequence), sequence.weights_under(version))
+            self.cache.park(conversation, *self._held(sequence), sequence.weights_under(version))
             if self.states is not None and sequence.state is not None:
-                self.states.keep(conversation, sequence.state, _begun(sequence, sequence.computed, version))
+                self.states.park(conversation, sequence.state, _begun(sequence, sequence.computed, version))
                 sequence.state = None
         self._give_back(sequence)
 
@@ -172,7 +174,7 @@ class Scheduler:
         found = self.find(request)
         for sequence in found:
             if sequence in self._running:
-                self.retire(sequence, version)
+                self.finish(sequence, version)
             else:
                 self.remove(sequence)
         return found
@@ -181,9 +183,9 @@ class Scheduler:
         """Let conversations go on from what a request has computed so far, where all of that is of `version`."""
         if sequence.oldest == sequence.version_under(version):
             for conversation in conversations:
-                self.cache.keep(conversation, *self._held(sequence), sequence.weights_under(version))
+                self.cache.park(conversation, *self._held(sequence), sequence.weights_under(version))
                 if self.states is not None and sequence.state is not None:
-                    self.states.branch(conversation, sequence.state, _begun(sequence, sequence.computed, version))
+                    self.states.park_copy(conversation, sequence.state, _begun(sequence, sequence.computed, version))
 
     def remove(self, sequence: Sequence) -> None:
         """Take a request out wherever it is; unknown ones are ignored."""
@@ -196,9 +198,9 @@ class Scheduler:
     def discard(self, chunks: list[Chunk]) -> list[Sequence]:
         """Take out the requests of a step that failed: what their pages hold is unknown, and whether its copies were
         made."""
-        self.cache.distrust()
+        self.cache.invalidate()
         if self.states is not None:
-            self.states.distrust()
+            self.states.invalidate()
         for chunk in chunks:
             for page in chunk.sequence.pages:
                 self.cache.pool.forget(page)
@@ -232,10 +234,10 @@ class Scheduler:
     def _make_way(self) -> None:
         """Whoever runs at a lower priority leaves where one of a higher one waits and lacks a slot or pages alone."""
         slots = pages = 0
-        for sequence in () if self.held else tuple(self._waiting):
+        for sequence in () if self.draining else tuple(self._waiting):
             if not self._running or not _above(sequence, self._running[-1]):
                 return
-            if self._leads is not None and self._leads.awaits(sequence):
+            if self._sharing is not None and self._sharing.must_wait(sequence):
                 continue
             slots, pages = slots + 1, pages + self.cache.pages_for(len(sequence.tokens))
             while self._running and _above(sequence, self._running[-1]):
@@ -268,57 +270,61 @@ class Scheduler:
         return True
 
     def _admit(self, sequence: Sequence, version: int) -> bool:
-        seat = (
+        allocation = (
             self._pages_for(sequence, version)
             if self.states is None
             else self._pages_and_state_for(sequence, version, self.states)
         )
-        if seat is None:
+        if allocation is None:
             return False
-        sequence.pages, sequence.computed = seat.pages, seat.known
+        sequence.pages, sequence.computed = allocation.pages, allocation.num_cached
         sequence.table_length, sequence.stale, sequence.gone = 0, True, 0
-        sequence.oldest = sequence.version_under(version) if seat.known else None
+        sequence.oldest = sequence.version_under(version) if allocation.num_cached else None
         # a request that gave way finds again what it has computed itself: that counts as nothing
         if not sequence.admitted:
-            sequence.admitted, sequence.cached_tokens = True, seat.known
-            self.cache.counts.note(seat)
+            sequence.admitted, sequence.cached_tokens = True, allocation.num_cached
+            self.cache.counts.note(allocation)
         sequence.slot = self._slots.pop()
         insort(self._running, sequence, key=_rank)
         return True
 
     def _pages_for(
         self, sequence: Sequence, version: int, most: int | None = None, tail: bytes | None = None
-    ) -> Seat | None:
+    ) -> Allocation | None:
         """Pages, of which at most those of the first `most` tokens are found; the last perhaps lent under `tail`."""
         cache, wanted, count = self.cache, sequence.reusable, self.cache.pages_for(len(sequence.tokens))
         wanted = wanted if most is None else wanted[: most + 1]
         weights = sequence.weights_under(version)
         # a page for every running request is left, or it would soon have to give way to them
-        return cache.admit(sequence.conversation, wanted, count, weights, sequence.digests, len(self._running), tail)
+        return cache.allocate(sequence.conversation, wanted, count, weights, sequence.digests, len(self._running), tail)
 
-    def _pages_and_state_for(self, sequence: Sequence, version: int, states: StateSlots) -> Seat | None:
+    def _pages_and_state_for(self, sequence: Sequence, version: int, states: StateSlots) -> Allocation | None:
         """What its conversation keeps, or others have computed, is of use only with the state behind all of it."""
         if not states.available:
             return None
-        own = [sequence.conversation] if sequence.conversation and states.behind(sequence.conversation) else []
-        for whose in (*own, *(self._leads.found(sequence, version) if self._leads is not None else ()), None):
-            tail = whose.key if isinstance(whose, Beginning) else None
-            seat = self._pages_for(sequence, version, states.behind(whose), tail)
-            if seat is not None:
-                all_of_it = isinstance(whose, Beginning) and seat.known == whose.num_tokens
-                found = whose if all_of_it else _begun(sequence, seat.known, version)
-                sequence.state = states.take() if whose is None else states.go_on(whose, found)
-            if seat is None or sequence.state is not None:
+        own = [sequence.conversation] if sequence.conversation and states.num_tokens(sequence.conversation) else []
+        for whose in (
+            *own,
+            *(self._sharing.cached_prefixes(sequence, version) if self._sharing is not None else ()),
+            None,
+        ):
+            tail = whose.key if isinstance(whose, Prefix) else None
+            allocation = self._pages_for(sequence, version, states.num_tokens(whose), tail)
+            if allocation is not None:
+                all_of_it = isinstance(whose, Prefix) and allocation.num_cached == whose.num_tokens
+                found = whose if all_of_it else _begun(sequence, allocation.num_cached, version)
+                sequence.state = states.take() if whose is None else states.resume(whose, found)
+            if allocation is None or sequence.state is not None:
                 break
-            self.cache.drop(seat.pages)
+            self.cache.drop(allocation.pages)
             sequence.digests.clear()
-            if isinstance(whose, Beginning):
+            if isinstance(whose, Prefix):
                 states.release(whose)  # its pages are gone
             elif whose is not None:
                 self.cache.release(whose)  # its state is
-        if seat is not None and sequence.conversation is not None:  # a copy in host memory has no state any more
+        if allocation is not None and sequence.conversation is not None:  # a copy in host memory has no state any more
             self.cache.release(sequence.conversation)
-        return seat
+        return allocation
 
     def _publish(self, sequence: Sequence, version: int) -> None:
         """Let others find what is computed, where all of it is of the weights as they are now."""
@@ -350,7 +356,7 @@ class Scheduler:
         if self.states is not None:
             self.states.drop(sequence.state)
         sequence.pages, sequence.digests, sequence.computed, sequence.oldest = [], [], 0, None
-        sequence.state, sequence.lead = None, 0
+        sequence.state, sequence.share_at = None, 0
 
 
 def _adapter(chunk: Chunk) -> int:
@@ -358,9 +364,9 @@ def _adapter(chunk: Chunk) -> int:
     return -1 if adapter is None else adapter.number
 
 
-def _begun(sequence: Sequence, count: int, version: int) -> Beginning:
+def _begun(sequence: Sequence, count: int, version: int) -> Prefix:
     """Its first `count` tokens."""
-    return beginning_of(sequence.tokens[:count], sequence.weights_under(version))
+    return prefix_of(sequence.tokens[:count], sequence.weights_under(version))
 
 
 def _above(sequence: Sequence, other: Sequence) -> bool:

@@ -33,8 +33,8 @@ class Sequence:
 
     `computed` counts tokens whose KV is (or in the planned step will be) in `pages`; `oldest` is the oldest weight
     version among them, None where there are none. `state` is the slot of the recurrent state behind those tokens, None
-    in a model without one; behind the first `lead` tokens of the prompt it is copied for others that wait for it, 0
-    where nobody does; `beginning` has digests by which they know each other. `cached_tokens` is what was found when it
+    in a model without one; behind the first `share_at` tokens of the prompt it is copied for others that wait for it, 0
+    where nobody does; `prompt_digests` has digests by which they know each other. `cached_tokens` is what was found when it
     was `admitted` for the first time. `slot` is the sequence's row in the runner's tables while it runs, `table_length`
     how many pages stand there, `stale` whether there are more by now. The first `gone` pages are given back, because no
     layer reads so far back any more. `origins` says from which token on the sampling version and the oldest KV version
@@ -62,8 +62,8 @@ class Sequence:
     digests: list[bytes] = field(default_factory=list)
     oldest: int | None = None
     state: int | None = None
-    lead: int = 0
-    beginning: list[bytes] | None = None
+    share_at: int = 0
+    prompt_digests: list[bytes] | None = None
     admitted: bool = False
     cached_tokens: int = 0
     slot: int = -1

@@ -48,7 +48,7 @@ class Speculation:
             if sequence.lookup is None:
                 sequence.lookup = Lookup()
             found.append([] if sequence.request.allowed else sequence.lookup.guess(sequence.tokens, room))
-        steps = scheduler.ahead(chunks, 1 + max(map(len, found)))
+        steps = scheduler.steps_ahead(chunks, 1 + max(map(len, found)))
         return [tokens[: steps - 1] for tokens in found] if steps > 1 else None
 
 

@@ -40,7 +40,7 @@ def content(completion):
 
 async def until_held(engine):
     """Until an update waits for the requests under way."""
-    while not engine._scheduler.held and engine._scheduler.busy:
+    while not engine._scheduler.draining and engine._scheduler.busy:
         await asyncio.sleep(0)
 
 
@@ -110,7 +110,7 @@ def test_drain_waits_for_who_has_begun_and_lets_nobody_else_begin(serve, model_p
         await engine.abort("0")
         *_, answer = [piece async for piece in stream]
         await pull
-        return answer, await late, engine.version, engine._scheduler.held
+        return answer, await late, engine.version, engine._scheduler.draining
 
     answer, late, version, held = serve(scenario, path=model_path, live_kv="drain")
     assert (answer.versions.values, answer.kv_versions.values, answer.finish_reason) == ((0,), (0,), "abort")
