@@ -1,4 +1,4 @@
-"""The adapters that an engine serves beside its model: loaded, swapped and dropped between two steps."""
+"""Adapters that an engine serves beside its base model: loaded, exchanged and dropped between two steps."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sparring.types import WeightRef
 
 
 class AdapterTable:
-    """Adapters by name. One that bears the engine's own name serves the requests that name none.
+    """Adapters by name. The one with the engine's own name serves the requests that name no adapter.
 
     Args:
         model: served; an adapter that it has everywhere becomes the engine's own.
         runner: computes probes.
-        name: the engine's.
+        name: of the engine.
         version: of the weights that `model` holds.
-        forget: is told which weights, as `ServedAdapter.weights` calls them, serve nobody any more.
+        forget: called with weights, as `ServedAdapter.weights` names them, that are no longer served.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class AdapterTable:
         return len(self._served) + len(self._leaving)
 
     def version(self, base: int) -> int:
-        """Of the engine's own adapter; `base` where it has none."""
+        """Return the version of the engine's own adapter; `base` without one."""
         own = self._served.get(self._name)
         return base if own is None else own.version
 
     def find(self, name: str | None) -> ServedAdapter | None:
-        """What a request with `adapter = name` is served by.
+        """Return the adapter that serves a request with `adapter = name`; None for the base model.
 
         Raises:
             EngineError: no adapter of this name is loaded.
@@ -58,22 +58,22 @@ class AdapterTable:
         return self._served[name]
 
     def commit(self, ref: WeightRef, adapter: Adapter) -> ServedAdapter | None:
-        """Load or swap an adapter that is staged and verify it by the reference's probe; on any failure the old one,
-        which nobody touched, serves on.
+        """Load a staged adapter, or exchange it for its older version, and verify it by the reference's probe. On
+        failure the old one, which stays untouched, is served on.
 
         Returns:
-            The adapter as it is served, None where this very version was served already.
+            The adapter as it is served; None where this very version was served already.
 
         Raises:
-            WeightsError: it gives other log-probabilities than the publisher's, or is no newer version.
+            WeightsError: it gives other log-probabilities than the publisher's, or its version is not newer.
         """
         name = str(ref.adapter)
-        known = self._served.get(name)
-        if known is not None and (ref.version, ref.checksum) == (known.version, known.checksum):
+        served = self._served.get(name)
+        if served is not None and (ref.version, ref.checksum) == (served.version, served.checksum):
             return None
-        if known is not None and ref.version <= known.version:
+        if served is not None and ref.version <= served.version:
             got = f"{ref.version}; publish every change of an adapter under a new version number"
-            raise WeightsError(f"{where(ref)}: expected a version above the served {known.version}, got {got}")
+            raise WeightsError(f"{where(ref)}: expected a version above the served {served.version}, got {got}")
         spare = self._free()
         self._model.adapters.put(spare, adapter)
         try:
@@ -86,16 +86,16 @@ class AdapterTable:
         return self._put(name, adapter, ref.version, ref.checksum)
 
     def drop(self, name: str) -> None:
-        """No new request is served by it from here on; those under way are finished with it.
+        """Serve no new request by an adapter; running ones finish with it.
 
         Raises:
-            EngineError: there is none of this name.
+            EngineError: no adapter of this name is loaded.
         """
         self.find(name)
         self._leaving.append(self._served.pop(name))
 
     def sweep(self, used: Iterable[ServedAdapter | None]) -> None:
-        """Forget those that were dropped and that none of `used` is."""
+        """Forget dropped adapters that none of the requests in `used` needs any more."""
         if self._leaving:
             still = set(used)
             for served in self._leaving:

@@ -1,4 +1,4 @@
-"""What is wrong with a request: with its tokens, or with how it wants others drawn."""
+"""Checks of requests before they are scheduled."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ LARGEST_ID, LARGEST_BIAS = 1 << 31, 1e30
 
 
 class EngineLimits(NamedTuple):
-    """What an engine can serve: token ids below `vocab_size`, texts of up to `max_positions` tokens, `capacity` tokens
-    in its cache."""
+    """Limits of an engine: token ids below `vocab_size`, texts of up to `max_positions` tokens, `capacity` tokens in
+    its cache."""
 
     vocab_size: int
     max_positions: int
@@ -21,7 +21,7 @@ class EngineLimits(NamedTuple):
 
 
 def check_request(request: GenerateRequest, limits: EngineLimits) -> int:
-    """Tokens that the request may sample.
+    """Check a request to generate; returns the number of tokens that it may sample.
 
     Raises:
         RequestRefused: it can never be served.
@@ -48,7 +48,11 @@ def check_request(request: GenerateRequest, limits: EngineLimits) -> int:
 
 
 def check_score(request: ScoreRequest, limits: EngineLimits) -> None:
-    """Raises RequestRefused where the request can never be served."""
+    """Check a request to score.
+
+    Raises:
+        RequestRefused: it can never be served.
+    """
     tokens, most = request.tokens, min(limits.max_positions, limits.capacity) + 1
     problem = None
     if not 1 <= request.first < len(tokens):
@@ -67,7 +71,8 @@ def check_score(request: ScoreRequest, limits: EngineLimits) -> None:
 
 
 def problem_of(request: GenerateRequest, vocab_size: int) -> str | None:
-    """What is expected of how tokens are drawn and what was got, if that is something else. NaN and infinity are."""
+    """Describe what is wrong with a request's sampling settings, as "expected ..., got ...; do ..." without its first
+    word. None where they are fine; NaN and infinity are not."""
     sampling = request.sampling
     if not is_temperature(sampling.temperature):
         return f"{TEMPERATURE}, got {sampling.temperature}; correct it"

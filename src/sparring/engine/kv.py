@@ -27,8 +27,7 @@ Weights = int | str
 
 @dataclass(frozen=True, slots=True)
 class ParkedConversation:
-    """Conversation between two turns: its tokens, and the pages with their keys and values, all of one weight version.
-    """
+    """Conversation between two turns: its tokens, and the pages with their keys and values, all of one version."""
 
     tokens: list[int]
     pages: list[int]
@@ -42,12 +41,12 @@ class ParkedConversations:
         self.pool = PagePool(num_pages)
         self._idle: OrderedDict[str, ParkedConversation] = OrderedDict()
 
-    def put(self, conversation: str, idle: ParkedConversation) -> None:
+    def put(self, conversation: str, parked: ParkedConversation) -> None:
         """Park a conversation and hold its pages, in place of its earlier entry."""
-        for page in idle.pages:
+        for page in parked.pages:
             self.pool.hold(page, idle=True)
         self.release(conversation)
-        self._idle[conversation] = idle
+        self._idle[conversation] = parked
 
     def get(self, conversation: str | None) -> ParkedConversation | None:
         """Return the entry of a conversation; None without one."""
@@ -61,13 +60,13 @@ class ParkedConversations:
     def release(self, conversation: str) -> None:
         """Remove a conversation; unknown ones are fine. Its last pages are freed first, because the beginning of a text
         is more likely to be needed again than its end."""
-        idle = self._idle.pop(conversation, None)
-        for page in reversed(idle.pages if idle is not None else ()):
+        parked = self._idle.pop(conversation, None)
+        for page in reversed(parked.pages if parked is not None else ()):
             self.pool.drop(page, idle=True)
 
     def release_weights(self, version: Weights) -> list[str]:
         """Remove every conversation computed by `version`; returns their names."""
-        names = [name for name, idle in self._idle.items() if idle.version == version]
+        names = [name for name, parked in self._idle.items() if parked.version == version]
         for name in names:
             self.release(name)
         return names
@@ -201,8 +200,7 @@ class KvCache:
             self.pool.drop(page)
 
     def num_unread(self, computed: int) -> int:
-        """Return how many of a sequence's first pages lie outside the attention window of all tokens after `computed`.
-        """
+        """Return how many of a sequence's first pages lie outside the window of every token after `computed`."""
         return 0 if self._window is None else max(0, computed - self._window + 1) // self.page_size
 
     def drop_unread(self, pages: list[int], begin: int, end: int) -> None:
@@ -250,7 +248,9 @@ class KvCache:
         recurrent state is gone."""
         if isinstance(conversation, bytes):
             return self.unshare_tail(conversation)
-        self.counts.evictions += any(shelf.get(conversation) is not None for shelf in (self._here, self._host))
+        self.counts.evictions += any(
+            conversations.get(conversation) is not None for conversations in (self._here, self._host)
+        )
         self.release(conversation)
 
     def release_weights(self, version: Weights) -> list[str]:
@@ -292,39 +292,43 @@ class KvCache:
         Returns:
             The allocation; None where fewer than `spare` pages would be left. Parked pages stay parked then.
         """
-        pages, kept = self._resume(conversation, tokens, version)
+        pages, num_parked = self._resume(conversation, tokens, version)
         resumed = len(pages)
-        known = self._find(pages, kept, tokens, version, digests)
-        away, restored = self._away(conversation, tokens, version, known)
-        holes = away.count(self.host.hole)
-        for page in away:
+        num_cached = self._find(pages, num_parked, tokens, version, digests)
+        on_host, num_restored = self._away(conversation, tokens, version, num_cached)
+        holes = on_host.count(self.host.hole)
+        for page in on_host:
             self.host.hold(page)
-        lent = self.pool.hole if restored else self._lent(tail, tokens, known)
-        self.pool.hold(lent)
+        shared = self.pool.hole if num_restored else self._lent(tail, tokens, num_cached)
+        self.pool.hold(shared)
         fresh = self.take(count - len(pages) - holes, spare)
-        if fresh is None and lent != self.pool.hole:  # the room that it takes itself may be what is missing
-            self.pool.drop(lent)
-            lent, fresh = self.pool.hole, self.take(count - len(pages) - holes, spare)
+        if fresh is None and shared != self.pool.hole:  # the room that it takes itself may be what is missing
+            self.pool.drop(shared)
+            shared, fresh = self.pool.hole, self.take(count - len(pages) - holes, spare)
         if fresh is None:
             # of what was found only its own: the step that is being planned may still have to fill the others
             if resumed:
-                self.park(conversation, tokens[:kept], pages[:resumed], version)
+                self.park(conversation, tokens[:num_parked], pages[:resumed], version)
             self.drop(pages)
             digests.clear()
         else:
             self._copies += [
-                PageCopy("back", source, target) for source, target in zip(away[holes:], fresh, strict=False)
+                PageCopy("back", source, target) for source, target in zip(on_host[holes:], fresh, strict=False)
             ]
-            self.counts.pages_back += len(away) - holes
+            self.counts.pages_back += len(on_host) - holes
             pages += [self.pool.hole] * holes + fresh
-            if lent != self.pool.hole:
-                self._copies.append(PageCopy("within", lent, pages[known // self.page_size]))
-                known = len(tokens) - 1
-            self.publish(pages, tokens, known + restored, version, digests)
-        self.pool.drop(lent)
-        for page in reversed(away):
+            if shared != self.pool.hole:
+                self._copies.append(PageCopy("within", shared, pages[num_cached // self.page_size]))
+                num_cached = len(tokens) - 1
+            self.publish(pages, tokens, num_cached + num_restored, version, digests)
+        self.pool.drop(shared)
+        for page in reversed(on_host):
             self.host.drop(page)
-        return None if fresh is None else Allocation(pages, known + restored, min(kept, known), restored)
+        return (
+            None
+            if fresh is None
+            else Allocation(pages, num_cached + num_restored, min(num_parked, num_cached), num_restored)
+        )
 
     def publish(
         self, pages: list[int], tokens: list[int], computed: int, version: Weights, digests: list[bytes]
@@ -342,57 +346,63 @@ class KvCache:
     def _resume(self, conversation: str | None, tokens: list[int], version: Weights) -> tuple[list[int], int]:
         """Take over the parked pages of a conversation that hold a prefix of `tokens`; returns them and the number of
         tokens that they hold."""
-        idle = self._here.get(conversation)
-        if idle is None:
+        parked = self._here.get(conversation)
+        if parked is None:
             return [], 0
-        known = self._common(idle, tokens, version, self.pool)
-        pages = idle.pages[: self.pages_for(known)]
+        num_cached = self._common(parked, tokens, version, self.pool)
+        pages = parked.pages[: self.pages_for(num_cached)]
         for page in pages:
             self.pool.hold(page)
         self._here.release(conversation)
-        if known % self.page_size and not self._make_own(pages):
+        if num_cached % self.page_size and not self._make_own(pages):
             self.drop([pages.pop()])
-            known -= known % self.page_size
-        return pages, known
+            num_cached -= num_cached % self.page_size
+        return pages, num_cached
 
-    def _find(self, pages: list[int], known: int, tokens: list[int], version: Weights, digests: list[bytes]) -> int:
-        """Append pages that are found by their contents to those of `known` tokens; returns the number of cached tokens
-        then."""
+    def _find(
+        self, pages: list[int], num_cached: int, tokens: list[int], version: Weights, digests: list[bytes]
+    ) -> int:
+        """Append pages that are found by their contents to those of `num_cached` tokens; returns the new number of
+        cached tokens."""
         if not self.share_prefixes:
-            return known
-        chain_digests(digests, tokens, known, self.page_size, version)
-        while known % self.page_size == 0 and known + self.page_size <= len(tokens):
-            chain_digests(digests, tokens, known + self.page_size, self.page_size, version)
+            return num_cached
+        chain_digests(digests, tokens, num_cached, self.page_size, version)
+        while num_cached % self.page_size == 0 and num_cached + self.page_size <= len(tokens):
+            chain_digests(digests, tokens, num_cached + self.page_size, self.page_size, version)
             page = self.pool.find(digests[-1])
             if page is None:
                 digests.pop()
                 break
             self.pool.hold(page)
             pages.append(page)
-            known += self.page_size
-        return min(known, len(tokens) - 1)
+            num_cached += self.page_size
+        return min(num_cached, len(tokens) - 1)
 
-    def _lent(self, tail: bytes | None, tokens: list[int], known: int) -> int:
-        """Return the shared page that holds the tokens between the `known` ones and the last one; the hole without one.
-        """
+    def _lent(self, tail: bytes | None, tokens: list[int], num_cached: int) -> int:
+        """Return the shared page with the tokens between `num_cached` and the last one; the hole without one."""
         whole_pages = (len(tokens) - 1) // self.page_size * self.page_size
-        return self._tails.get(tail, self.pool.hole) if tail is not None and known == whole_pages else self.pool.hole
-
-    def _away(self, conversation: str | None, tokens: list[int], version: Weights, known: int) -> tuple[list[int], int]:
-        """Return the pages in host memory that hold more of `tokens` than the `known` ones, and how many tokens more.
-        """
-        idle = self._host.get(conversation)
-        more = 0 if idle is None else self._common(idle, tokens, version, self.host) - known
         return (
-            (idle.pages[known // self.page_size : self.pages_for(known + more)], more) if idle and more > 0 else ([], 0)
+            self._tails.get(tail, self.pool.hole) if tail is not None and num_cached == whole_pages else self.pool.hole
         )
 
-    def _common(self, idle: ParkedConversation, tokens: list[int], version: Weights, pool: PagePool) -> int:
+    def _away(
+        self, conversation: str | None, tokens: list[int], version: Weights, num_cached: int
+    ) -> tuple[list[int], int]:
+        """Return the pages in host memory with more of `tokens` than `num_cached`, and how many tokens more."""
+        parked = self._host.get(conversation)
+        more = 0 if parked is None else self._common(parked, tokens, version, self.host) - num_cached
+        return (
+            (parked.pages[num_cached // self.page_size : self.pages_for(num_cached + more)], more)
+            if parked and more > 0
+            else ([], 0)
+        )
+
+    def _common(self, parked: ParkedConversation, tokens: list[int], version: Weights, pool: PagePool) -> int:
         """Count the tokens of a conversation that can be reused: only full pages where it diverges, and none where a
         page is gone that the next token attends to."""
-        known = _common(idle.tokens, tokens[:-1]) if idle.version == version else 0
-        known -= 0 if known == len(idle.tokens) else known % self.page_size
-        return 0 if pool.hole in idle.pages[self.num_unread(known) : self.pages_for(known)] else known
+        num_common = _common(parked.tokens, tokens[:-1]) if parked.version == version else 0
+        num_common -= 0 if num_common == len(parked.tokens) else num_common % self.page_size
+        return 0 if pool.hole in parked.pages[self.num_unread(num_common) : self.pages_for(num_common)] else num_common
 
     def _make_own(self, pages: list[int]) -> bool:
         """Make the last page writable: copy it where others hold it, else stop it from being found. Returns False
@@ -411,22 +421,22 @@ class KvCache:
 
     def _give_up(self) -> None:
         """Evict the conversation parked longest ago, to host memory where there is room."""
-        name, idle = self._here.oldest()
-        if not self._put_away(name, idle):
+        name, parked = self._here.oldest()
+        if not self._put_away(name, parked):
             self.counts.evictions += 1
         self._here.release(name)
 
-    def _put_away(self, name: str, idle: ParkedConversation) -> bool:
+    def _put_away(self, name: str, parked: ParkedConversation) -> bool:
         """Copy a conversation to host memory, at the cost of those that were copied there longest ago. Returns False
         where it does not fit."""
-        host, needed = self.host, len(idle.pages) - idle.pages.count(self.pool.hole)
+        host, needed = self.host, len(parked.pages) - parked.pages.count(self.pool.hole)
         while host.num_free + host.num_idle >= needed > host.num_free:
             self._host.release(self._host.oldest()[0])
             self.counts.evictions += 1
         if needed > host.num_free:
             return False
-        pages, full = [], len(idle.tokens) // self.page_size
-        for index, page in enumerate(idle.pages):
+        pages, full = [], len(parked.tokens) // self.page_size
+        for index, page in enumerate(parked.pages):
             # who writes on in the last page makes it found before it is full
             digest = self.pool.digest(page) if index < full else None
             copied = None if digest is None else host.find(digest)
@@ -441,7 +451,7 @@ class KvCache:
             else:
                 host.hold(copied)
             pages.append(copied)
-        self._host.put(name, ParkedConversation(idle.tokens, pages, idle.version))
+        self._host.put(name, ParkedConversation(parked.tokens, pages, parked.version))
         for page in pages:
             host.drop(page)
         return True
@@ -466,8 +476,8 @@ def kv_metrics(cache: KvCache, page_bytes: int) -> dict[str, float]:
         "max_kv_bytes": counts.most_pages,
     }
     names = ("hits", "misses", "kept_tokens", "restored_tokens", "shared_tokens", "evictions")
-    found = {f"kv_{name}": float(getattr(counts, name)) for name in names}
-    return found | {name: float(count * page_bytes) for name, count in pages.items()}
+    values = {f"kv_{name}": float(getattr(counts, name)) for name in names}
+    return values | {name: float(count * page_bytes) for name, count in pages.items()}
 
 
 def chain_digests(digests: list[bytes], tokens: Tokens[int], upto: int, page_size: int, version: Weights) -> None:

@@ -11,7 +11,7 @@ from sparring.engine.scheduler import Chunk
 
 
 class Latencies:
-    """Histograms over the requests that generate, in seconds.
+    """Latency histograms over the requests that generate, in seconds.
 
     Attributes:
         by_name: time_to_first_token_s, from the request's arrival; time_per_token_s, the mean over those after the
@@ -22,12 +22,12 @@ class Latencies:
         self.by_name = {name: Histogram() for name in ("time_to_first_token_s", "time_per_token_s", "request_s")}
 
     def began(self, reply: Reply) -> None:
-        """Its first token is there."""
+        """Observe that a request has its first token."""
         reply.began_s = time.perf_counter()
         self.by_name["time_to_first_token_s"].observe(reply.began_s - reply.asked_s)
 
     def ended(self, reply: Reply, num_tokens: int) -> None:
-        """Its last one is, of `num_tokens`."""
+        """Observe that a request is complete, with `num_tokens` tokens."""
         now = time.perf_counter()
         self.by_name["request_s"].observe(now - reply.asked_s)
         if num_tokens > 1:

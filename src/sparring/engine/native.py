@@ -262,11 +262,15 @@ class NativeEngine:
         keep = self._config.kv_across_turns != "drop"
         sequence = Sequence.of(request, reply, arrival=self._arrivals, max_new=max_new, keep=keep)
         if request.prompt_logprobs:
-            heat, name = request.sampling.temperature, f"{request.id}/prompt"
-            asked = ScoreRequest(
-                id=name, tokens=request.tokens, temperature=heat, priority=request.priority, adapter=request.adapter
+            temperature, name = request.sampling.temperature, f"{request.id}/prompt"
+            score = ScoreRequest(
+                id=name,
+                tokens=request.tokens,
+                temperature=temperature,
+                priority=request.priority,
+                adapter=request.adapter,
             )
-            sequence.prompt_logprobs = (await self.score(asked)).logprobs if len(request.tokens) > 1 else ()
+            sequence.prompt_logprobs = (await self.score(score)).logprobs if len(request.tokens) > 1 else ()
         return sequence
 
     def _ask(self, action: Callable[[], None]) -> None:
@@ -349,25 +353,25 @@ class NativeEngine:
             return
         count_step(self._metrics, chunks, sampled.tokens, drafts)
         sampling = [sequence for sequence, _, _, samples in chunks if samples]
-        for place, sequence in enumerate(sampling):
+        for index, sequence in enumerate(sampling):
             if sequence in broken:
                 self._fail(sequence, broken[sequence])
                 continue
-            known = len(sequence.logprobs)
-            kept, tops = (values and values[place] for values in (sampled.kept, sampled.tops))
+            before = len(sequence.logprobs)
+            kept, tops = (values and values[index] for values in (sampled.kept, sampled.tops))
             try:
                 with boundary(EngineError, f"request {sequence.request.id}: its stop function `ends`"):
                     version = sequence.version_under(base)
-                    sequence.extend(sampled.tokens[place], sampled.logprobs[place], version, kept, tops)
+                    sequence.extend(sampled.tokens[index], sampled.logprobs[index], version, kept, tops)
             except SparringError as cause:
                 self._fail(sequence, cause)
                 continue
-            self._scheduler.advance(sequence, len(sequence.logprobs) - known - 1, base)
-            if not known:
+            self._scheduler.advance(sequence, len(sequence.logprobs) - before - 1, base)
+            if not before:
                 self.latencies.began(sequence.reply)
             if sequence.reply.streams:
-                at = known + sequence.num_prompt
-                self._deliveries.append(sequence.reply.extend(sequence.tokens[at:], sequence.logprobs[known:]))
+                at = before + sequence.num_prompt
+                self._deliveries.append(sequence.reply.extend(sequence.tokens[at:], sequence.logprobs[before:]))
             if sequence.finish_reason:
                 self.latencies.ended(sequence.reply, len(sequence.logprobs))
                 self._scheduler.finish(sequence, base)
@@ -413,12 +417,12 @@ class NativeEngine:
             self._deliveries.append(sequence.reply.settle(aborted))
 
     def _fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        found = [sequence for sequence in self._scheduler.find(request) if sequence.scored_from is None]
-        if len(found) != 1:
-            got = f"{len(found)}; send new requests"
+        running = [sequence for sequence in self._scheduler.find(request) if sequence.scored_from is None]
+        if len(running) != 1:
+            got = f"{len(running)}; send new requests"
             raise RequestRefused(f"fork of {request}: expected one running request of this id, got {got}")
-        self._scheduler.fork(found[0], seeds, self._base.version)
-        return tuple(found[0].branch(name, seed) for name, seed in seeds.items())
+        self._scheduler.fork(running[0], seeds, self._base.version)
+        return tuple(running[0].branch(name, seed) for name, seed in seeds.items())
 
     def _update(self) -> None:
         """The updates whose turn it is; while one waits for requests to be done, no other begins."""

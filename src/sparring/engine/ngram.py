@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 LONGEST = 3
-"""Tokens of an earlier place that are compared; longer ones found nothing more on recorded rollouts."""
+"""Tokens of the context that are compared; longer contexts guessed nothing more on recorded rollouts."""
 
 
 class Lookup:
-    """Where in one growing row of tokens the last few stood before; what followed them there is the guess."""
+    """Index of where the last few tokens of one growing text occurred before; the tokens that followed them there are
+    the guess."""
 
     def __init__(self) -> None:
         self._next: dict[tuple[int, ...], int] = {}
         self._known = 1
 
     def guess(self, tokens: list[int], most: int) -> list[int]:
-        """Up to `most` tokens that may follow; none where the last one is new. `tokens` only grows between calls."""
+        """Return up to `most` tokens that may follow, none where the last token is new. `tokens` may only grow between
+        calls."""
         for end in range(self._known, len(tokens)):
             for begin in range(max(0, end - LONGEST), end):
                 self._next[tuple(tokens[begin:end])] = end
         self._known = len(tokens)
         for begin in range(max(0, len(tokens) - LONGEST), len(tokens)):
-            found = self._next.get(tuple(tokens[begin:]))
-            if found is not None:
-                return tokens[found : found + most]
+            begin_next = self._next.get(tuple(tokens[begin:]))
+            if begin_next is not None:
+                return tokens[begin_next : begin_next + most]
         return []

@@ -62,8 +62,7 @@ class PagePool:
         return self._digest_of.get(page)
 
     def hold(self, page: int, *, idle: bool = False) -> None:
-        """Add a reference. `idle` references may be evicted when pages run out. Holding a free page keeps its contents.
-        """
+        """Add a reference; `idle` ones may be evicted when pages run out. Holding a free page keeps its contents."""
         if page == self.hole:
             return
         if self.references[page] == 0:

@@ -1,10 +1,9 @@
-"""Who is computed in the next step: continuous batching with chunked prompts over a limited number of pages.
-Torch-free.
+"""Plan of each step: continuous batching with chunked prefill over a limited number of pages. Torch-free.
 
-Requests are served by rank (priority, then arrival). A step holds one token of every request that generates and, as far
-as the token budget goes, chunks of prompts. It cannot deadlock: a request is accepted only if it fits into the cache
-alone, pages for a prompt are taken whole at admission, and where generation runs out of pages the request of the worst
-rank gives its own back and starts again from its tokens.
+Requests are served by rank (priority, then arrival). A step holds one token of every request that generates and, within
+the token budget, chunks of prompts. It cannot deadlock: a request is accepted only if it fits into the cache alone,
+pages for a prompt are allocated whole at admission, and where generation runs out of pages the request of the lowest
+rank returns its own and starts again from its tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ from sparring.engine.states import Prefix, StateSlots, prefix_of
 
 
 class Chunk(NamedTuple):
-    """`count` tokens of a sequence from `begin`; `samples` when the last of them is the sequence's last."""
+    """Slice of a sequence computed in one step: `count` tokens from `begin`; `samples` where it ends with the
+    sequence's last token."""
 
     sequence: Sequence
     begin: int
@@ -31,8 +31,8 @@ class Chunk(NamedTuple):
 
 
 class Scheduler:
-    """The waiting and the running requests, and the pages they hold; of a recurrent model also the `states`. While it
-    is `draining`, only those that have begun are served: that run, or have sampled."""
+    """Waiting and running requests and the pages they hold; of a recurrent model also the slots of `states`. While
+    `draining`, only requests that have begun are served: those that run or have sampled tokens."""
 
     def __init__(
         self, cache: KvCache, *, max_running: int, max_batch_tokens: int, states: StateSlots | None = None
@@ -48,37 +48,37 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether anything waits or runs."""
+        """Whether any request waits or runs."""
         return bool(self._waiting or self._running)
 
     @property
     def load(self) -> tuple[int, int]:
-        """Requests that run and requests that wait. From any thread."""
+        """Number of requests that run and number that wait. Thread-safe."""
         return len(self._running), len(self._waiting)
 
     @property
     def has_begun(self) -> bool:
-        """Whether any request runs or has sampled."""
+        """Whether any request runs or has sampled a token."""
         return bool(self._running) or any(sequence.logprobs for sequence in self._waiting)
 
     @property
     def num_running(self) -> int:
-        """Requests that hold pages."""
+        """Number of requests that hold pages."""
         return len(self._running)
 
     @property
     def sequences(self) -> Iterator[Sequence]:
-        """Every request that runs or waits."""
+        """Iterator over all running and waiting requests."""
         return chain(self._running, self._waiting)
 
     def add(self, sequence: Sequence) -> None:
-        """A new request."""
+        """Add a new request to the waiting ones."""
         insort(self._waiting, sequence, key=_rank)
         if self._sharing is not None:
             self._sharing.add(sequence)
 
     def plan(self, version: int) -> list[Chunk]:
-        """The chunks of one step under weights `version`; they count as computed from here on."""
+        """Choose the chunks of the next step under weights `version`; their tokens count as computed from here on."""
         self.cache.trim()
         if self._sharing is not None:
             self._sharing.begin_step(self._waiting, version)
@@ -128,8 +128,9 @@ class Scheduler:
         return chunks
 
     def steps_ahead(self, chunks: list[Chunk], most: int) -> int:
-        """How many steps, at most `most`, `chunks` can take without another plan: sequences that only generate, with
-        pages for what they will sample. Pages for it are taken only while nobody that runs has to give way."""
+        """Return how many steps, at most `most`, `chunks` can take without another plan: every sequence generates and
+        has pages for the tokens that it will sample. Pages are allocated for this only while no running request would
+        have to be preempted."""
         if most == 1 or any(count > 1 or not samples for _, _, count, samples in chunks):
             return 1
         steps = min([most, *(sequence.max_new - len(sequence.logprobs) for sequence, *_ in chunks)])
@@ -141,14 +142,14 @@ class Scheduler:
         return steps
 
     def advance(self, sequence: Sequence, count: int, version: int) -> None:
-        """`count` tokens more than `plan` knew of have keys and values, all of weights `version`."""
+        """Record that `count` more tokens than planned have keys and values, all computed by weights `version`."""
         pages_before = sequence.computed // self.cache.page_size
         sequence.computed += count
         if sequence.computed // self.cache.page_size > pages_before:
             self._publish(sequence, version)
 
     def finish(self, sequence: Sequence, version: int) -> None:
-        """Take a finished request out; its conversation keeps the pages when all of them are of `version`."""
+        """Take a finished request out and park its pages for its conversation where all of them are of `version`."""
         self._leave(sequence)
         conversation = sequence.conversation
         if sequence.keep and conversation is not None and sequence.oldest == sequence.version_under(version):
@@ -159,28 +160,29 @@ class Scheduler:
         self._give_back(sequence)
 
     def recompute(self, adapter: ServedAdapter | None, *, all_of_them: bool) -> None:
-        """Let an adapter's requests (None: those without one) compute their keys and values again: all, or only those
-        to score, whose answer is of one version."""
+        """Let the requests of an adapter (None: those without one) compute their keys and values again: all of them, or
+        only requests to score, whose result must be of one version."""
         for sequence in self._running[:]:
             if sequence.adapter is adapter and (all_of_them or sequence.scored_from is not None):
                 self._suspend(sequence)
 
     def find(self, request: str) -> list[Sequence]:
-        """Every request of this id that runs or waits."""
+        """Return all running and waiting requests of this id."""
         return [sequence for sequence in self.sequences if sequence.request.id == request]
 
     def abort(self, request: str, version: int) -> list[Sequence]:
-        """Take out every request of this id; who runs is retired, so that its conversation keeps what is computed."""
-        found = self.find(request)
-        for sequence in found:
+        """Take out all requests of this id and return them. Running ones are finished, so that their conversations keep
+        the pages computed so far."""
+        sequences = self.find(request)
+        for sequence in sequences:
             if sequence in self._running:
                 self.finish(sequence, version)
             else:
                 self.remove(sequence)
-        return found
+        return sequences
 
     def fork(self, sequence: Sequence, conversations: Iterable[str], version: int) -> None:
-        """Let conversations go on from what a request has computed so far, where all of that is of `version`."""
+        """Park the pages computed so far of a request for other conversations, where all of them are of `version`."""
         if sequence.oldest == sequence.version_under(version):
             for conversation in conversations:
                 self.cache.park(conversation, *self._held(sequence), sequence.weights_under(version))
@@ -196,8 +198,8 @@ class Scheduler:
             self._give_back(sequence)
 
     def discard(self, chunks: list[Chunk]) -> list[Sequence]:
-        """Take out the requests of a step that failed: what their pages hold is unknown, and whether its copies were
-        made."""
+        """Take out the requests of a failed step and return them: the contents of their pages and of pending copies are
+        unknown."""
         self.cache.invalidate()
         if self.states is not None:
             self.states.invalidate()
@@ -208,7 +210,7 @@ class Scheduler:
         return [chunk.sequence for chunk in chunks]
 
     def release(self, conversation: str) -> None:
-        """Forget a conversation now and when its running request ends."""
+        """Forget a parked conversation, and do not park it again when its running request ends."""
         self.cache.release(conversation)
         if self.states is not None:
             self.states.release(conversation)
@@ -217,7 +219,7 @@ class Scheduler:
                 sequence.keep = False
 
     def forget(self, weights: Weights) -> None:
-        """Release the idle conversations whose keys and values are of weights that serve nobody any more."""
+        """Release the parked conversations that were computed by weights no longer served."""
         conversations = self.cache.release_weights(weights)
         if self.states is not None:
             for conversation in conversations:
@@ -225,14 +227,14 @@ class Scheduler:
             self.states.release_weights(weights)
 
     def clear(self) -> list[Sequence]:
-        """Take every request out."""
+        """Take out all requests and return them."""
         sequences = list(self.sequences)
         for sequence in sequences:
             self.remove(sequence)
         return sequences
 
     def _make_way(self) -> None:
-        """Whoever runs at a lower priority leaves where one of a higher one waits and lacks a slot or pages alone."""
+        """Preempt requests of lower priority where one of a higher priority waits for a slot or pages."""
         slots = pages = 0
         for sequence in () if self.draining else tuple(self._waiting):
             if not self._running or not _above(sequence, self._running[-1]):
@@ -255,7 +257,7 @@ class Scheduler:
         return Chunk(sequence, begin, count, end == len(sequence.tokens) and sequence.scored_from is None)
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Pages for `num_tokens`; False when the sequence itself had to give way."""
+        """Allocate pages for `num_tokens` tokens; returns False where the sequence itself had to be preempted."""
         missing = self.cache.pages_for(num_tokens) - len(sequence.pages)
         while missing > 0:
             pages = self.cache.take(missing)
@@ -291,7 +293,8 @@ class Scheduler:
     def _pages_for(
         self, sequence: Sequence, version: int, most: int | None = None, tail: bytes | None = None
     ) -> Allocation | None:
-        """Pages, of which at most those of the first `most` tokens are found; the last perhaps lent under `tail`."""
+        """Allocate pages, reusing at most those of the first `most` tokens; the last one perhaps a copy of the page
+        shared under `tail`."""
         cache, wanted, count = self.cache, sequence.reusable, self.cache.pages_for(len(sequence.tokens))
         wanted = wanted if most is None else wanted[: most + 1]
         weights = sequence.weights_under(version)
@@ -299,35 +302,36 @@ class Scheduler:
         return cache.allocate(sequence.conversation, wanted, count, weights, sequence.digests, len(self._running), tail)
 
     def _pages_and_state_for(self, sequence: Sequence, version: int, states: StateSlots) -> Allocation | None:
-        """What its conversation keeps, or others have computed, is of use only with the state behind all of it."""
+        """Allocate pages and a state slot. Cached pages are reusable only if the recurrent state after exactly their
+        tokens is cached too."""
         if not states.available:
             return None
         own = [sequence.conversation] if sequence.conversation and states.num_tokens(sequence.conversation) else []
-        for whose in (
+        for owner in (
             *own,
             *(self._sharing.cached_prefixes(sequence, version) if self._sharing is not None else ()),
             None,
         ):
-            tail = whose.key if isinstance(whose, Prefix) else None
-            allocation = self._pages_for(sequence, version, states.num_tokens(whose), tail)
+            tail = owner.key if isinstance(owner, Prefix) else None
+            allocation = self._pages_for(sequence, version, states.num_tokens(owner), tail)
             if allocation is not None:
-                all_of_it = isinstance(whose, Prefix) and allocation.num_cached == whose.num_tokens
-                found = whose if all_of_it else _begun(sequence, allocation.num_cached, version)
-                sequence.state = states.take() if whose is None else states.resume(whose, found)
+                all_of_it = isinstance(owner, Prefix) and allocation.num_cached == owner.num_tokens
+                cached = owner if all_of_it else _begun(sequence, allocation.num_cached, version)
+                sequence.state = states.take() if owner is None else states.resume(owner, cached)
             if allocation is None or sequence.state is not None:
                 break
             self.cache.drop(allocation.pages)
             sequence.digests.clear()
-            if isinstance(whose, Prefix):
-                states.release(whose)  # its pages are gone
-            elif whose is not None:
-                self.cache.release(whose)  # its state is
+            if isinstance(owner, Prefix):
+                states.release(owner)  # its pages are gone
+            elif owner is not None:
+                self.cache.release(owner)  # its state is
         if allocation is not None and sequence.conversation is not None:  # a copy in host memory has no state any more
             self.cache.release(sequence.conversation)
         return allocation
 
     def _publish(self, sequence: Sequence, version: int) -> None:
-        """Let others find what is computed, where all of it is of the weights as they are now."""
+        """Let other requests find the computed pages, where all of them are of the weights served now."""
         if sequence.oldest == sequence.version_under(version):
             weights = sequence.weights_under(version)
             self.cache.publish(sequence.pages, sequence.tokens, sequence.computed, weights, sequence.digests)
@@ -348,7 +352,7 @@ class Scheduler:
         sequence.slot = -1
 
     def _held(self, sequence: Sequence) -> tuple[list[int], list[int]]:
-        """Tokens that have keys and values, and the pages of those."""
+        """Return the tokens with keys and values, and their pages."""
         return sequence.tokens[: sequence.computed], sequence.pages[: self.cache.pages_for(sequence.computed)]
 
     def _give_back(self, sequence: Sequence) -> None:
@@ -365,12 +369,12 @@ def _adapter(chunk: Chunk) -> int:
 
 
 def _begun(sequence: Sequence, count: int, version: int) -> Prefix:
-    """Its first `count` tokens."""
+    """Return its first `count` tokens as a prefix."""
     return prefix_of(sequence.tokens[:count], sequence.weights_under(version))
 
 
 def _above(sequence: Sequence, other: Sequence) -> bool:
-    """Whether it has the higher priority, whenever it came."""
+    """Whether it has the higher priority, regardless of arrival."""
     return sequence.rank[0] < other.rank[0]
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(eq=False, slots=True)
 class ServedAdapter:
-    """An adapter under its name; a swap changes `version`, `checksum` and `serial` in place. `serial` is of this load
-    alone: an adapter that comes again under an old name and version has another, and so finds no keys and values of the
-    old one."""
+    """Adapter under its name. An update changes `version`, `checksum` and `serial` in place. `serial` numbers loads: an
+    adapter that is loaded again under an old name and version has a new one, and so never finds the keys and values of
+    the old one."""
 
     name: str
     number: int
@@ -19,5 +19,5 @@ class ServedAdapter:
 
     @property
     def weights(self) -> str:
-        """What its keys and values are called in the cache."""
+        """Name of the weights in the cache's keys."""
         return f"adapter {self.serial}"

@@ -51,15 +51,30 @@ Bind = Callable[[GenerateRequest], GenerateRequest]
 
 
 class ServedEngine(Engine, Protocol):
-    """What the server asks of an engine beside the protocol."""
+    """Engine that the server can serve: more than the protocol `Engine` asks for."""
 
     @property
-    def problem(self) -> EngineError | None: ...
+    def problem(self) -> EngineError | None:
+        """Error that every request would get; None while requests are answered."""
+        ...
+
     @property
-    def metrics(self) -> dict[str, float]: ...
+    def metrics(self) -> dict[str, float]:
+        """Counts since the start and present levels, by name."""
+        ...
+
     @property
-    def latencies(self) -> Latencies: ...
-    async def drop(self, adapter: str) -> None: ...
+    def latencies(self) -> Latencies:
+        """Latency histograms of the requests."""
+        ...
+
+    async def drop(self, adapter: str) -> None:
+        """Serve no new request by an adapter.
+
+        Raises:
+            EngineError: no adapter of this name is loaded.
+        """
+        ...
 
 
 class TokenServer:
@@ -72,7 +87,7 @@ class TokenServer:
         api_key: what clients must send as a bearer token to everything under /v1; "": nothing.
     """
 
-    def __init__(self, engine: ServedEngine, served: wire.Served, bind: Bind, api_key: str = "") -> None:
+    def __init__(self, engine: ServedEngine, served: wire.ServedModel, bind: Bind, api_key: str = "") -> None:
         self._engine, self._served, self._bind, self._api_key = engine, served, bind, api_key
         self._numbers = itertools.count(1)
         self._counts: Counter[tuple[str, str]] = Counter()
@@ -133,12 +148,12 @@ class TokenServer:
 
     async def _generate(self, request: Request) -> Response:
         form = await _body(request, wire.GenerateForm)
-        asked = await self._bound(wire.generate_request(form))
+        wanted = await self._bound(wire.generate_request(form))
         if not form.stream:
-            completion = await _unless_left(request.receive, self._engine.generate(asked))
+            completion = await _unless_left(request.receive, self._engine.generate(wanted))
             self._counts["generate", completion.finish_reason] += 1
             return _json(completion)
-        pieces = self._engine.stream(asked) if form.deltas else _whole(self._engine, asked)
+        pieces = self._engine.stream(wanted) if form.deltas else _whole(self._engine, wanted)
         first = asyncio.ensure_future(anext(pieces))
         # what can never be served is refused with a status; from here on the engine knows of the request
         await asyncio.sleep(0)
@@ -146,21 +161,21 @@ class TokenServer:
             first.result()
         return _Events(pieces, first, lambda outcome: self._counts.update([("generate", outcome)]))
 
-    async def _bound(self, asked: GenerateRequest) -> GenerateRequest:
+    async def _bound(self, wanted: GenerateRequest) -> GenerateRequest:
         """The request under a name of its own if it has none, with its text rules in ids."""
-        asked = self._named(asked)
-        if not (asked.sampling.stop_strings or asked.sampling.constraint):
-            return asked
-        branch = self._branches.get(asked.conversation or "")
-        if branch is not None and branch.tokens == asked.tokens:  # its turn has begun before its prompt ends
-            return replace(asked, ends=branch.ends, allowed=branch.allowed)
+        wanted = self._named(wanted)
+        if not (wanted.sampling.stop_strings or wanted.sampling.constraint):
+            return wanted
+        branch = self._branches.get(wanted.conversation or "")
+        if branch is not None and branch.tokens == wanted.tokens:  # its turn has begun before its prompt ends
+            return replace(wanted, ends=branch.ends, allowed=branch.allowed)
         try:
-            return await asyncio.to_thread(self._bind, asked)  # a grammar may take a while to compile
+            return await asyncio.to_thread(self._bind, wanted)  # a grammar may take a while to compile
         except BadInput as cause:
-            raise RequestRefused(f"request {asked.id}: {cause}") from cause
+            raise RequestRefused(f"request {wanted.id}: {cause}") from cause
 
-    def _named(self, asked: Asked) -> Asked:
-        return asked if asked.id else replace(asked, id=f"{self._served.instance}-{next(self._numbers)}")
+    def _named(self, wanted: Asked) -> Asked:
+        return wanted if wanted.id else replace(wanted, id=f"{self._served.instance}-{next(self._numbers)}")
 
     async def _abort(self, request: Request) -> Response:
         await self._engine.abort((await _body(request, wire.AbortForm)).id)
@@ -173,8 +188,8 @@ class TokenServer:
         return _json([wire.generate_form(branch, stream=False, deltas=True) for branch in branches])
 
     async def _score(self, request: Request) -> Response:
-        asked = self._named(wire.noun(await _body(request, wire.ScoreForm), ScoreRequest))
-        return _json(await _unless_left(request.receive, self._engine.score(asked)))
+        wanted = self._named(wire.noun(await _body(request, wire.ScoreForm), ScoreRequest))
+        return _json(await _unless_left(request.receive, self._engine.score(wanted)))
 
     async def _release(self, request: Request) -> Response:
         conversation = (await _body(request, wire.ReleaseForm)).conversation
@@ -209,8 +224,8 @@ class TokenServer:
         return _json(wire.problem(wrong), error.status_code)
 
 
-async def _whole(engine: Engine, asked: GenerateRequest) -> AsyncIterator[Delta | Completion]:
-    yield await engine.generate(asked)
+async def _whole(engine: Engine, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
+    yield await engine.generate(request)
 
 
 class _Events(Response):
@@ -233,12 +248,12 @@ class _Events(Response):
 
     async def _tell(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with aclosing(self._told()) as told:
-            async for data in told:
+        async with aclosing(self._event_bytes()) as events:
+            async for data in events:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    async def _told(self) -> AsyncIterator[bytes]:
+    async def _event_bytes(self) -> AsyncIterator[bytes]:
         try:
             async with aclosing(self._pieces):  # type: ignore[type-var]
                 piece = await self._first
@@ -291,5 +306,5 @@ def _json(value: Any, status: int = 200) -> Response:
     return Response(wire.encode(value), status, media_type="application/json")
 
 
-def _plain(served: wire.Served) -> dict[str, Any]:
+def _plain(served: wire.ServedModel) -> dict[str, Any]:
     return {name: getattr(served, name) for name in served.__struct_fields__}

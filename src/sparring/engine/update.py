@@ -1,4 +1,4 @@
-"""A weight update as a transaction: exchange, verify, or exchange back (law 9)."""
+"""Weight update as a transaction: exchange, verify, or exchange back (law 9)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ OLD_STAYS = "the engine keeps serving the old version"
 
 
 class Update:
-    """An update on its way from its caller to the engine's thread: whoever claims it first decides, the thread to begin
-    it or the caller to withdraw it."""
+    """Update on its way from its caller to the engine's thread. The side that claims it first decides: the thread to
+    begin it, or the caller to withdraw it."""
 
     def __init__(self, ref: WeightRef, staged: Staged | Adapter) -> None:
         self.ref, self.staged, self.reply = ref, staged, Reply()
@@ -29,16 +29,16 @@ class Update:
 
     @property
     def claimed(self) -> bool:
-        """Whether anybody did; before its turn that is its caller, who is gone."""
+        """Whether it was claimed; before its turn that means that the caller has withdrawn it."""
         return self._once.locked()
 
     def claim(self) -> bool:
-        """From any thread: whether nobody did before."""
+        """Thread-safe. Claim it; returns False where it was claimed before."""
         return self._once.acquire(blocking=False)
 
 
 def where(ref: WeightRef) -> str:
-    """How messages call an update."""
+    """Name an update in messages."""
     return f"{'weights' if ref.adapter is None else f'adapter {ref.adapter}'} of {ref.model} version {ref.version}"
 
 
@@ -62,8 +62,8 @@ def stage(model: CausalModel, ref: WeightRef) -> Staged | Adapter:
 
 
 class BaseWeights:
-    """The weights of an engine's own model, below any adapter: which version they are, and the transaction that
-    exchanges them. For the engine's thread alone.
+    """Weights of an engine's base model, below any adapter: their version, and the transaction that exchanges them. For
+    the engine's thread alone.
 
     Args:
         runner: computes with them.
@@ -71,8 +71,8 @@ class BaseWeights:
         version: of the weights that the runner's model holds.
 
     Attributes:
-        version: of the weights that are served.
-        broken: why no request can be answered: an update failed and so did putting the old weights back. None else.
+        version: of the served weights.
+        broken: error for all requests after an update failed and the old weights could not be restored; else None.
     """
 
     def __init__(self, runner: Runner, engine: str, version: int) -> None:
@@ -83,20 +83,20 @@ class BaseWeights:
         self._probe: Probe | None = None
 
     def commit(self, ref: WeightRef, staged: Staged, *, has_adapters: bool) -> bool:
-        """Exchange the weights and verify them by the reference's probe. On any failure the old ones, which nobody
-        wrote in, come back.
+        """Exchange the weights and verify them by the reference's probe. On failure the old ones, which stay untouched,
+        come back.
 
         Args:
-            ref: what is staged.
-            staged: its copy.
-            has_adapters: whether adapters of the model are served, which would then be those of other weights.
+            ref: the update.
+            staged: its prepared copy.
+            has_adapters: whether adapters are served, which belong to the old weights.
 
         Returns:
             Whether they changed; False where this very version was served already.
 
         Raises:
-            WeightsError: there are adapters, the version is not newer, the weights give other log-probabilities than
-                the publisher's, the exchange failed, or the old weights could not be put back: then `broken` says so.
+            WeightsError: adapters are loaded, the version is not newer, the weights give other log-probabilities than
+                the publisher's, the exchange failed, or the old weights could not be restored: then `broken` is set.
         """
         same = (ref.version, ref.checksum) == (self.version, self._checksum)
         if same and self.broken is None:
@@ -133,28 +133,37 @@ class BaseWeights:
 
 
 def verify(runner: Runner, what: str, probe: Probe | None, adapter: int = -1) -> None:
-    """Compare a probe with what the runner gives now, under the adapter of this number, by the trainer's forward and by
-    a step of generation: that one reads the weights through pointers of its own, and would serve others in silence if
-    those were not the model's.
+    """Compare a probe with the runner's log-probabilities under an adapter, by the trainer's forward and by a
+    generation step: a step reads the weights through pointers of its own, and would silently use other weights if those
+    were not the model's.
 
     Scoring the probe as a scheduled request would add nothing: it is the trainer's forward over pages, which shares
     every product with the one used here and has no pointers.
 
+    Args:
+        runner: computes the probe.
+        what: name of the weights, for messages.
+        probe: tokens and expected log-probabilities; None verifies nothing.
+        adapter: number of the adapter, -1 for none.
+
     Raises:
-        WeightsError: they differ, by anything under exact numerics.
+        WeightsError: they differ, under exact numerics in any bit.
     """
     if probe is None:
         return
     tokens, expected = probe
-    found, sampled, same = runner.probe(tokens, adapter)
-    _compare(f"{what}: expected the publisher's log-probabilities on its probe", found, expected, runner.tolerance)
+    logprobs, sampled, reference = runner.probe(tokens, adapter)
+    _compare(f"{what}: expected the publisher's log-probabilities on its probe", logprobs, expected, runner.tolerance)
     _compare(
-        f"{what}: expected a generation step to reproduce the model's log-probability", sampled, same, runner.tolerance
+        f"{what}: expected a generation step to reproduce the model's log-probability",
+        sampled,
+        reference,
+        runner.tolerance,
     )
 
 
-def _compare(expected: str, found: Sequence[float], wanted: Sequence[float], tolerance: float) -> None:
-    differences = [abs(a - b) for a, b in zip(found, wanted, strict=True)]
+def _compare(expected: str, values: Sequence[float], wanted: Sequence[float], tolerance: float) -> None:
+    differences = [abs(a - b) for a, b in zip(values, wanted, strict=True)]
     # a comparison with NaN is false, so NaN is refused
     if not all(difference <= tolerance for difference in differences):
         raise WeightsError(f"{expected}, got a difference of {max(differences):.3g}")

@@ -85,7 +85,7 @@ class DropForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     adapter: str
 
 
-class Served(msgspec.Struct, frozen=True, kw_only=True):
+class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     """What a server says of itself: the name of its model, the version served now, how it computes, how much it takes.
 
     `context` is the most tokens of one conversation, `token_bytes` the size of one's keys and values; `instance` is
@@ -168,11 +168,11 @@ def status(error: SparringError) -> int:
     return next(code for kind, code in STATUS.items() if isinstance(error, kind))
 
 
-def raised(found: Problem, where: str) -> SparringError:
+def raised(problem: Problem, where: str) -> SparringError:
     """The error that a server sent, of the class it had there; a body that is bad input to the server is a refused
     request here, and what this client does not know is the engine's."""
-    known = {kind.__name__: kind for kind in (WeightsError, RequestRefused)} | {BadInput.__name__: RequestRefused}
-    return known.get(found.type, EngineError)(f"{where}: {found.message}")
+    kinds = {kind.__name__: kind for kind in (WeightsError, RequestRefused)} | {BadInput.__name__: RequestRefused}
+    return kinds.get(problem.type, EngineError)(f"{where}: {problem.message}")
 
 
 def event(name: str, value: Any) -> bytes:

@@ -21,7 +21,7 @@ import uvicorn
 from sparring.config import from_data
 from sparring.engine.config import EngineConfig
 from sparring.engine.server import Bind, TokenServer
-from sparring.engine.wire import Served
+from sparring.engine.wire import ServedModel
 from sparring.errors import refusal
 from sparring.launch.start import start_engine
 from sparring.model.config import DType, Numerics
@@ -105,7 +105,7 @@ def server_of(engine: NativeEngine, config: ServeConfig, ready: Callable[[], Non
     """
     from sparring.model.kernels.pages import token_bytes
 
-    served = Served(
+    served = ServedModel(
         model=config.name,
         version=engine.version,
         dtype=str(engine.model.dtype).removeprefix("torch."),

@@ -82,9 +82,9 @@ def read(path: Path, device: torch.device | str = "cpu") -> tuple[dict[str, Any]
     except (OSError, ValueError, KeyError, SafetensorError) as cause:
         raise StoreError(f"checkpoint {path}: cannot be read ({cause}); restore an earlier one") from cause
     for name, expected in manifest["checksums"].items():
-        if (found := checksum(tensors[name])) != expected:
+        if (actual := checksum(tensors[name])) != expected:
             raise StoreError(
-                f"checkpoint {path}: expected checksum {expected} of {name}, got {found}; restore an earlier one"
+                f"checkpoint {path}: expected checksum {expected} of {name}, got {actual}; restore an earlier one"
             )
     return manifest, tensors
 
@@ -106,16 +106,16 @@ def retain(
     Returns:
         What is left, oldest first.
     """
-    kept = list(refs[-keep_last:])
+    retained = list(refs[-keep_last:])
     sign = 1.0 if best_is_highest else -1.0
     rated = [ref for ref in refs if not math.isnan(ref.metrics.get(best_metric, math.nan))]
     if rated:
         best = max(rated, key=lambda ref: sign * ref.metrics[best_metric])
-        if best not in kept:
-            kept.insert(0, best)
-    for path in {ref.path for ref in refs} - {ref.path for ref in kept}:
+        if best not in retained:
+            retained.insert(0, best)
+    for path in {ref.path for ref in refs} - {ref.path for ref in retained}:
         shutil.rmtree(path, ignore_errors=True)
-    return kept
+    return retained
 
 
 def _swap(staging: Path, path: Path) -> None:

@@ -108,6 +108,6 @@ class Measures:
     def _maximum(self, name: str, values: np.ndarray) -> None:
         if len(values):
             # NaN must win: a comparison with it is false, so it would vanish from a plain max
-            found = values.max().item()
-            known = self._maxima.get(name, 0.0)
-            self._maxima[name] = found if found != found or found > known else known
+            largest = values.max().item()
+            before = self._maxima.get(name, 0.0)
+            self._maxima[name] = largest if largest != largest or largest > before else before

@@ -36,22 +36,24 @@ def surveyed(
     asking = [loss for loss in losses if loss.needs.survey and loss.term in denominators]
     if not asking or not rows:
         return rows
-    # what is singled out hangs on no model beside the trained one, and asking one costs a forward
+    # the choice of tokens depends on the trained model alone, and a teacher costs a forward
     needs = sorted(set[str]().union(*(loss.needs.quantities for loss in asking)) - {"divergence"})
     values = forward(rows, set(needs))
     micro = micro_batch(rows, denominators, idle_tokens=True)
-    there = [[any(weights) for weights in zip(*row.weights.values(), strict=True)] for row in rows]
+    weighted = [[any(weights) for weights in zip(*row.weights.values(), strict=True)] for row in rows]
     quantities = {
-        name: torch.tensor([x for of, one in zip(values, there, strict=True) for x in compress(of[name], one)])
+        name: torch.tensor([x for row, mask in zip(values, weighted, strict=True) for x in compress(row[name], mask)])
         for name in needs
     }
-    found = {name: iter(column.tolist()) for loss in asking for name, column in loss.survey(quantities, micro).items()}
+    columns = {
+        name: iter(column.tolist()) for loss in asking for name, column in loss.survey(quantities, micro).items()
+    }
     return [
-        replace(row, annotations={**row.annotations, **{n: _spread(column, mask) for n, column in found.items()}})
-        for row, mask in zip(rows, there, strict=True)
+        replace(row, annotations={**row.annotations, **{n: _spread(column, mask) for n, column in columns.items()}})
+        for row, mask in zip(rows, weighted, strict=True)
     ]
 
 
 def _spread(column: Iterator[float], mask: Sequence[bool]) -> tuple[float, ...]:
     """The next values of `column` where the mask is set, 0.0 elsewhere."""
-    return tuple([next(column) if one else 0.0 for one in mask])
+    return tuple([next(column) if is_weighted else 0.0 for is_weighted in mask])

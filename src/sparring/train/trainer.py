@@ -44,7 +44,7 @@ _UNITS = ("token", "turn", "sequence", "pair")
 """A micro-batch holds whole rows, so that only pairs could be split."""
 
 
-class _Part(NamedTuple):
+class _MicroBatchResult(NamedTuple):
     """What one micro-batch gives: its log-probabilities [M] (None of a scalar head), results by term, and a gradient or
     None for each parameter."""
 
@@ -96,11 +96,14 @@ class LocalTrainer:
         self._config = config
         self._losses = {loss.term: loss for loss in losses}
         self._paired = frozenset(loss.term for loss in losses if loss.needs.unit == "pair")
-        # what is told of every token: it is compared with what an engine recorded
-        self._told = frozenset() if model.is_scalar else frozenset({"logprob"})
+        # computed for every token, to compare it with the log-probability that the engine recorded
+        self._always_needed = frozenset() if model.is_scalar else frozenset({"logprob"})
         self._divergence = next((loss.needs.divergence for loss in losses if loss.needs.divergence), None)
-        self._averages = {name: of for name, of in (teachers or {}).items() if isinstance(of, Average)}
-        self._teachers = {name: of.model if isinstance(of, Average) else of for name, of in (teachers or {}).items()}
+        self._averages = {name: teacher for name, teacher in (teachers or {}).items() if isinstance(teacher, Average)}
+        self._teachers = {
+            name: teacher.model if isinstance(teacher, Average) else teacher
+            for name, teacher in (teachers or {}).items()
+        }
         self._name = name
         self._total_steps = total_steps
         self._version = version
@@ -115,8 +118,8 @@ class LocalTrainer:
         self._optimiser = Optimiser(self._trained.parameters(), config)
         # fixed, and spread over the vocabulary
         self._probe_tokens = tuple(
-            xxhash.xxh3_64_intdigest(f"probe/{place}".encode()) % model.vocab_size
-            for place in range(min(_PROBE_TOKENS, model.max_positions))
+            xxhash.xxh3_64_intdigest(f"probe/{index}".encode()) % model.vocab_size
+            for index in range(min(_PROBE_TOKENS, model.max_positions))
         )
         self._idle_tokens = any(loss.needs.idle_tokens for loss in losses)
         self._lanes = _LANES if model.device.type == "cpu" else 1
@@ -213,34 +216,35 @@ class LocalTrainer:
 
     @torch.no_grad()
     def _forward(self, rows: Sequence[Sample], needs: Set[str]) -> list[Mapping[str, PerToken]]:
-        found: dict[int, Mapping[str, PerToken]] = {}
+        values_of: dict[int, Mapping[str, PerToken]] = {}
         for packed in pack(rows, self._config.token_budget):
             terms = dict.fromkeys({term for row in packed for term in row.weights}, 1.0)
             micro = micro_batch([replace(row, advantages=None) for row in packed], terms, self._model.device)
             values = self._quantities(micro, needs) if len(micro.targets) else {}
             columns = {name: iter(values[name].tolist() if values else ()) for name in needs}
             for row in packed:
-                weighed = [any(weights) for weights in zip(*row.weights.values(), strict=True)] or [False] * len(
+                weighted = [any(weights) for weights in zip(*row.weights.values(), strict=True)] or [False] * len(
                     row.tokens
                 )
-                found[id(row)] = {
-                    name: tuple(next(column) if there else 0.0 for there in weighed) for name, column in columns.items()
+                values_of[id(row)] = {
+                    name: tuple(next(column) if is_weighted else 0.0 for is_weighted in weighted)
+                    for name, column in columns.items()
                 }
-        return [found[id(row)] for row in rows]
+        return [values_of[id(row)] for row in rows]
 
     @torch.no_grad()
     def _score(self, teacher: str, request: ScoreRequest) -> Scores:
         model, count = self._teachers[teacher], len(request.tokens) - 1
         tokens, places = torch.tensor(request.tokens, device=model.device), torch.arange(count, device=model.device)
-        where = Packed(torch.tensor([0, count], dtype=torch.int32, device=model.device))
-        hidden = model.hidden(tokens[:-1], places, where, places[request.first - 1 :])
-        heat = torch.full((len(hidden),), request.temperature, device=model.device)
-        found = judge(model, hidden, tokens[request.first :], heat, request.top_k)
+        layout = Packed(torch.tensor([0, count], dtype=torch.int32, device=model.device))
+        hidden = model.hidden(tokens[:-1], places, layout, places[request.first - 1 :])
+        temperature = torch.full((len(hidden),), request.temperature, device=model.device)
+        judged = judge(model, hidden, tokens[request.first :], temperature, request.top_k)
         return Scores(
-            logprobs=tuple(found.logprob.tolist()),
-            entropies=tuple(found.entropy.tolist()),
-            top_ids=tuple(map(tuple, found.top_ids.tolist())),
-            top_logprobs=tuple(map(tuple, found.top_logprobs.tolist())),
+            logprobs=tuple(judged.logprob.tolist()),
+            entropies=tuple(judged.entropy.tolist()),
+            top_ids=tuple(map(tuple, judged.top_ids.tolist())),
+            top_logprobs=tuple(map(tuple, judged.top_logprobs.tolist())),
             version=self._version,
         )
 
@@ -254,15 +258,15 @@ class LocalTrainer:
                 f"batch {batch.step} carries terms {sorted(unknown)}, this trainer has {sorted(self._losses)}"
             )
         measures = Measures(self._version, pristine=self._pristine)
-        every = surveyed(batch.rows, batch.denominators, list(self._losses.values()), self._forward)
-        for rows in self._packed([row for row in every if row.label != 0]):
+        all_rows = surveyed(batch.rows, batch.denominators, list(self._losses.values()), self._forward)
+        for rows in self._packed([row for row in all_rows if row.label != 0]):
             parts = cut_units(rows, self._lanes, self._paired, self._model.context)
-            found = self._side_by_side(parts, batch.denominators)
-            while found:  # a part's gradients are as large as the model: none outlives its sum
-                self._add(found.pop(0), measures)
+            results = self._compute_lanes(parts, batch.denominators)
+            while results:  # a part's gradients are as large as the model: none outlives its sum
+                self._add(results.pop(0), measures)
         return {**measures.result(), "forward_backward_s": time.perf_counter() - started}
 
-    def _add(self, part: _Part, measures: Measures) -> None:
+    def _add(self, part: _MicroBatchResult, measures: Measures) -> None:
         """Add up what a micro-batch gave."""
         measures.add_tokens(part.micro, part.logprobs)
         for term, result in part.results.items():
@@ -279,78 +283,87 @@ class LocalTrainer:
             parts = [[row for row in rows if str(row.teacher) == name] for name in names]
         return [packed for part in parts for packed in pack_units(part, self._config.token_budget, self._paired)]
 
-    def _side_by_side(self, parts: Sequence[Sequence[Sample]], denominators: Mapping[str, float]) -> list[_Part]:
+    def _compute_lanes(
+        self, parts: Sequence[Sequence[Sample]], denominators: Mapping[str, float]
+    ) -> list[_MicroBatchResult]:
         """One or two micro-batches; those without a token to train are left out."""
         if len(parts) == 1 or self._threads == 1:
-            found = [self._micro_batch(rows, denominators) for rows in parts]
+            results = [self._micro_batch(rows, denominators) for rows in parts]
         else:
             beside = self._beside.submit(self._micro_batch, parts[1], denominators)
             torch.set_num_threads(self._threads - self._threads // 2)
             try:
-                found = [self._micro_batch(parts[0], denominators)]
+                results = [self._micro_batch(parts[0], denominators)]
             finally:
                 torch.set_num_threads(self._threads)
                 wait([beside])
-            found.append(beside.result())
-        return [part for part in found if part is not None]
+            results.append(beside.result())
+        return [part for part in results if part is not None]
 
-    def _micro_batch(self, rows: Sequence[Sample], denominators: Mapping[str, float]) -> _Part | None:
+    def _micro_batch(self, rows: Sequence[Sample], denominators: Mapping[str, float]) -> _MicroBatchResult | None:
         micro = micro_batch(rows, denominators, self._model.device, idle_tokens=self._idle_tokens)
         if not len(micro.targets):
             return None
         losses = [self._losses[term] for term in micro.weights]
-        quantities = self._quantities(micro, self._told.union(*(loss.needs.quantities for loss in losses)))
+        quantities = self._quantities(micro, self._always_needed.union(*(loss.needs.quantities for loss in losses)))
         results = {loss.term: loss(quantities, micro) for loss in losses}
         total = sum(result.loss for result in results.values())
         # not backward(): two of these run at once, and who adds to a parameter first must not be left to chance
         gradients = torch.autograd.grad(total, self._optimiser.parameters, allow_unused=True)
-        return _Part(micro, quantities["logprob"].detach() if self._told else None, results, gradients)
+        return _MicroBatchResult(
+            micro, quantities["logprob"].detach() if self._always_needed else None, results, gradients
+        )
 
     def _quantities(self, micro: MicroBatch, needs: Set[str]) -> dict[str, torch.Tensor]:
-        where = Packed(micro.cu_seqlens, micro.shared)
-        hidden = self._model.hidden(micro.tokens, micro.positions, where, micro.predicting)
-        asked, ours = Asked(micro.targets, micro.temperature, micro.kept, micro.bias), needs - {"divergence", "teacher"}
-        found = token_quantities(self._model, hidden, asked.targets, asked.temperature, ours, asked.kept, asked.bias)
+        layout = Packed(micro.cu_seqlens, micro.shared)
+        hidden = self._model.hidden(micro.tokens, micro.positions, layout, micro.predicting)
+        drawn = Asked(micro.targets, micro.temperature, micro.kept, micro.bias)
+        own = needs - {"divergence", "teacher"}
+        quantities = token_quantities(
+            self._model, hidden, drawn.targets, drawn.temperature, own, drawn.kept, drawn.bias
+        )
         if "divergence" in needs and self._divergence is not None:
-            found["divergence"] = self._diverging(micro, hidden, asked, self._divergence)
+            quantities["divergence"] = self._teacher_divergence(micro, hidden, drawn, self._divergence)
         if "teacher" in needs:
-            found["teacher"] = self._taught(micro, asked)
-        return found
+            quantities["teacher"] = self._teacher_logprobs(micro, drawn)
+        return quantities
 
-    def _diverging(self, micro: MicroBatch, hidden: torch.Tensor, asked: Asked, form: Divergence) -> torch.Tensor:
+    def _teacher_divergence(
+        self, micro: MicroBatch, hidden: torch.Tensor, drawn: Asked, form: Divergence
+    ) -> torch.Tensor:
         """[M]: how far the model, whose output is `hidden` [M, D], is from the teacher of each token; 0 where there is
         none."""
         if form.over == "top_k":
             if micro.tops is None:
                 raise ValueError("expected rows with a teacher's top-k tokens, got none; run its annotator first")
             return from_tops(self._model, hidden, micro.temperature, micro.tops, form)
-        found = hidden.new_zeros(len(hidden), dtype=torch.float32)
-        for its, teacher, theirs in self._asked_teachers(micro):
-            found = found.index_put(
-                (its,), from_teacher(self._model, hidden[its], teacher, theirs, asked.of(its), form)
+        divergence = hidden.new_zeros(len(hidden), dtype=torch.float32)
+        for mask, teacher, output in self._teacher_outputs(micro):
+            divergence = divergence.index_put(
+                (mask,), from_teacher(self._model, hidden[mask], teacher, output, drawn.of(mask), form)
             )
-        return found
+        return divergence
 
     @torch.no_grad()
-    def _taught(self, micro: MicroBatch, asked: Asked) -> torch.Tensor:
+    def _teacher_logprobs(self, micro: MicroBatch, drawn: Asked) -> torch.Tensor:
         """[M]: the log-probability of each token under its teacher, of what it was drawn from; 0 where there is
         none."""
-        found = torch.zeros_like(micro.temperature)
-        for its, teacher, theirs in self._asked_teachers(micro):
-            found[its] = token_quantities(teacher, theirs, *asked.of(its)[:2], {"logprob"}, *asked.of(its)[2:])[
+        logprobs = torch.zeros_like(micro.temperature)
+        for mask, teacher, output in self._teacher_outputs(micro):
+            logprobs[mask] = token_quantities(teacher, output, *drawn.of(mask)[:2], {"logprob"}, *drawn.of(mask)[2:])[
                 "logprob"
             ]
-        return found
+        return logprobs
 
-    def _asked_teachers(self, micro: MicroBatch) -> Iterator[tuple[torch.Tensor, CausalModel, torch.Tensor]]:
+    def _teacher_outputs(self, micro: MicroBatch) -> Iterator[tuple[torch.Tensor, CausalModel, torch.Tensor]]:
         """Of each teacher that rows name: which of the M tokens are theirs [M] bool, itself, and its output for
         them."""
-        where = Packed(micro.cu_seqlens, micro.shared)
-        for name, its in micro.teachers.items():
+        layout = Packed(micro.cu_seqlens, micro.shared)
+        for name, mask in micro.teachers.items():
             teacher = self._teachers[name]
             with torch.no_grad():
-                theirs = teacher.hidden(micro.tokens, micro.positions, where, micro.predicting[its])
-            yield its, teacher, theirs
+                output = teacher.hidden(micro.tokens, micro.positions, layout, micro.predicting[mask])
+            yield mask, teacher, output
 
     def _step(self, ends_update: bool) -> StepResult:
         started = time.perf_counter()

@@ -24,8 +24,8 @@ def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
         WeightsError: nothing here knows the transport, or what it says (see the transports).
     """
     if ref.transport not in TRANSPORTS:
-        where, known = f"weights of {ref.model} version {ref.version}", ", ".join(TRANSPORTS)
+        where, transports = f"weights of {ref.model} version {ref.version}", ", ".join(TRANSPORTS)
         raise WeightsError(
-            f"{where}: expected one of the transports {known}, got {ref.transport!r}; publish them with one"
+            f"{where}: expected one of the transports {transports}, got {ref.transport!r}; publish them with one"
         )
     return TRANSPORTS[ref.transport](ref)

@@ -56,7 +56,7 @@ def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
         raise WeightsError(
             f"{where}: expected transport 'inline', got {ref.transport!r}; fetch them with that transport"
         )
-    found = checksum(ref.location)
-    if found != ref.checksum:
-        raise WeightsError(f"{where}: expected checksum {ref.checksum}, got {found}; publish them again")
+    actual = checksum(ref.location)
+    if actual != ref.checksum:
+        raise WeightsError(f"{where}: expected checksum {ref.checksum}, got {actual}; publish them again")
     return dict(ref.location)

@@ -104,10 +104,10 @@ def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
         raise WeightsError(f"{where}: expected a segment {PREFIX}..., got {location.segment!r}; publish them again")
     data = _read(FOLDER / location.segment, location.size, where)
     with boundary(WeightsError, where, "tensors within their segment", "publish them again"):
-        state = {name: _view(data, place) for name, place in location.tensors.items()}
-    found = checksum(state)
-    if found != ref.checksum:
-        raise WeightsError(f"{where}: expected checksum {ref.checksum}, got {found}; publish them again")
+        state = {name: _view(data, span) for name, span in location.tensors.items()}
+    actual = checksum(state)
+    if actual != ref.checksum:
+        raise WeightsError(f"{where}: expected checksum {ref.checksum}, got {actual}; publish them again")
     return state
 
 
@@ -132,8 +132,8 @@ def _lend(stack: ExitStack, location: Location, state: Mapping[str, torch.Tensor
     stack.callback(os.close, file)
     fcntl.flock(file, fcntl.LOCK_EX)
     os.posix_fallocate(file, 0, max(1, location.size))
-    for name, place in location.tensors.items():
-        _write(file, place.offset, _bytes(state[name]))
+    for name, span in location.tensors.items():
+        _write(file, span.offset, _bytes(state[name]))
     # only with a folder given does Python follow the link to the file that has no name yet
     os.link(f"/proc/self/fd/{file}", location.segment, dst_dir_fd=folder, follow_symlinks=True)
     stack.callback((FOLDER / location.segment).unlink, missing_ok=True)
@@ -176,9 +176,9 @@ def _read(path: Path, size: int, where: str) -> torch.Tensor:
     return data
 
 
-def _view(data: torch.Tensor, place: Place) -> torch.Tensor:
-    dtype: Any = getattr(torch, place.dtype)
-    end = place.offset + math.prod(place.shape) * dtype.itemsize
-    if not 0 <= place.offset <= end <= len(data):
-        raise ValueError(f"bytes {place.offset} to {end} of {len(data)}")
-    return data[place.offset : end].view(dtype).reshape(place.shape)
+def _view(data: torch.Tensor, span: Place) -> torch.Tensor:
+    dtype: Any = getattr(torch, span.dtype)
+    end = span.offset + math.prod(span.shape) * dtype.itemsize
+    if not 0 <= span.offset <= end <= len(data):
+        raise ValueError(f"bytes {span.offset} to {end} of {len(data)}")
+    return data[span.offset : end].view(dtype).reshape(span.shape)

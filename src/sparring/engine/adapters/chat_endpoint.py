@@ -64,9 +64,9 @@ class ChatEndpoint:
         await self._client.aclose()
 
 
-def _message(told: dict[str, Any]) -> Message:
+def _message(message: dict[str, Any]) -> Message:
     calls = []
-    for call in told.get("tool_calls") or ():
+    for call in message.get("tool_calls") or ():
         written = call["function"].get("arguments") or "{}"
         try:
             arguments = json.loads(written) if isinstance(written, str) else written
@@ -75,7 +75,7 @@ def _message(told: dict[str, Any]) -> Message:
         calls.append(tool_call(call["id"], call["function"].get("name"), arguments, str(written)))
     return Message(
         role="assistant",
-        content=told.get("content") or "",
-        reasoning=told.get("reasoning_content") or told.get("reasoning") or None,
+        content=message.get("content") or "",
+        reasoning=message.get("reasoning_content") or message.get("reasoning") or None,
         tool_calls=tuple(calls),
     )

@@ -65,7 +65,7 @@ class Models(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class _Turn:
+class _PartialTurn:
     """What a request has sampled so far."""
 
     tokens: list[int] = field(default_factory=list)
@@ -96,7 +96,7 @@ class OpenAiEngine:
             self._processed = self._probe(client)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._client = httpx.AsyncClient(headers=headers, limits=limits, timeout=httpx.Timeout(None, connect=CONNECT_S))
-        self._live: dict[str, list[_Turn]] = defaultdict(list)
+        self._live: dict[str, list[_PartialTurn]] = defaultdict(list)
 
     @property
     def version(self) -> int:
@@ -129,16 +129,16 @@ class OpenAiEngine:
         """
         where, body = f"engine at {self._url}: request {request.id}", self._body(request)
         prompt_logprobs = await self._prompt_logprobs(request)
-        turn = _Turn()
+        turn = _PartialTurn()
         self._live[request.id].append(turn)
         try:
             with boundary(EngineError, where):
                 async with aclosing(self._choices(body, turn.aborted, where)) as choices:
                     async for choice in choices:
-                        known = len(turn.tokens)
+                        before = len(turn.tokens)
                         _take(turn, choice, request.sampling, where)
-                        if len(turn.tokens) > known:
-                            yield Delta(tokens=tuple(turn.tokens[known:]), logprobs=tuple(turn.logprobs[known:]))
+                        if len(turn.tokens) > before:
+                            yield Delta(tokens=tuple(turn.tokens[before:]), logprobs=tuple(turn.logprobs[before:]))
                         if turn.finish_reason != "abort":
                             break
             if turn.finish_reason == "abort" and not turn.aborted.is_set():
@@ -251,7 +251,7 @@ class OpenAiEngine:
                 answer = client.post(f"{self._url}/completions", json=body)
                 if answer.status_code != 200:
                     raise ValueError(_message(answer.content, answer.status_code))
-                turn, [choice] = _Turn(), msgspec.json.decode(answer.content, type=Answer).choices
+                turn, [choice] = _PartialTurn(), msgspec.json.decode(answer.content, type=Answer).choices
             try:
                 _take(turn, choice, sampling, where)
             except EngineError as cause:
@@ -288,7 +288,7 @@ class OpenAiEngine:
     @staticmethod
     def _sampling(sampling: Sampling) -> dict[str, Any]:
         """How the dialect says it; what not every server knows only where it is asked for."""
-        asked = {
+        optional = {
             "top_k": sampling.top_k,
             "min_p": sampling.min_p,
             "min_tokens": sampling.min_tokens,
@@ -297,7 +297,7 @@ class OpenAiEngine:
             "include_stop_str_in_output": bool(sampling.stop_strings),
         }
         return {
-            **{name: value for name, value in asked.items() if value},
+            **{name: value for name, value in optional.items() if value},
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "max_tokens": sampling.max_tokens,
@@ -330,8 +330,8 @@ class OpenAiEngine:
     async def _prompt_logprobs(self, request: GenerateRequest) -> tuple[float, ...] | None:
         if not request.prompt_logprobs:
             return None
-        asked = ScoreRequest(id=f"{request.id}/prompt", tokens=request.tokens, temperature=request.sampling.temperature)
-        return (await self.score(asked)).logprobs if len(request.tokens) > 1 else ()
+        score = ScoreRequest(id=f"{request.id}/prompt", tokens=request.tokens, temperature=request.sampling.temperature)
+        return (await self.score(score)).logprobs if len(request.tokens) > 1 else ()
 
     async def _judged(self, tokens: tuple[int, ...], top_k: int, where: str) -> list[dict[int, float]]:
         """The log-probabilities that are told at each place of a prompt, by token."""
@@ -348,7 +348,7 @@ class OpenAiEngine:
             return [{int(id): float(at["logprob"]) for id, at in (row or {}).items()} for row in choice.prompt_logprobs]
 
 
-def _take(turn: _Turn, choice: Choice, sampling: Sampling, where: str) -> None:
+def _take(turn: _PartialTurn, choice: Choice, sampling: Sampling, where: str) -> None:
     """Add what a choice brings, up to the token that ends the turn."""
     logprobs = choice.logprobs
     if choice.token_ids is None and logprobs is not None and all(token.startswith(PREFIX) for token in logprobs.tokens):

@@ -36,7 +36,7 @@ KEEP_ALIVE = [
 T = TypeVar("T")
 
 
-class _Live:
+class _SentRequest:
     """A request that this client has under way; `there`: the server has it, or it is over."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class RemoteEngine:
         self._version, self._offset, self._instance = self.served.version, 0, self.served.instance
         self._newest: int | None = None  # that this client sent
         self._counts = ClientCounts()
-        self._live: dict[str, list[_Live]] = defaultdict(list)
+        self._live: dict[str, list[_SentRequest]] = defaultdict(list)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._client = httpx.AsyncClient(
             base_url=self._base_url,
@@ -235,7 +235,7 @@ class RemoteEngine:
         transport = httpx.HTTPTransport(**self._transport)
         return httpx.Client(base_url=self._base_url, headers=self._headers, transport=transport, timeout=timeout_s)
 
-    def _ask_what_is_served(self) -> wire.Served:
+    def _ask_what_is_served(self) -> wire.ServedModel:
         try:
             with self._blocking(CONNECT_S) as client:
                 answer = client.get("/v1/model")
@@ -247,10 +247,10 @@ class RemoteEngine:
             )
         if answer.status_code != 200 or wire.INSTANCE not in answer.headers:
             raise wire.unreachable(self._url, f"another server, status {answer.status_code}")
-        return wire.decode(answer.content, wire.Served, f"engine at {self._url}")
+        return wire.decode(answer.content, wire.ServedModel, f"engine at {self._url}")
 
     async def _pieces(self, request: GenerateRequest, *, deltas: bool) -> AsyncIterator[Delta | Completion]:
-        where, live = f"engine at {self._url}: request {request.id}", _Live()
+        where, live = f"engine at {self._url}: request {request.id}", _SentRequest()
         form = wire.generate_form(request, stream=True, deltas=deltas)
         self._live[request.id].append(live)
         try:

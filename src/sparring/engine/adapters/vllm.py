@@ -21,7 +21,7 @@ from sparring.engine.adapters.vllm_server import VllmServer
 from sparring.engine.adapters.vllm_wire import (
     PROBE,
     WHOLE_VOCABULARY,
-    Sampled,
+    SampledTurn,
     generate_body,
     judge_body,
     judged_rows,
@@ -44,12 +44,12 @@ _ABORT_AGAIN_S, _MOST_URGENT = 0.05, 1 << 31
 
 
 @dataclass(eq=False, slots=True)
-class _Live:
+class _RunningRequest:
     """A request under way: its name at the server, and what it has sampled where it is streamed."""
 
     request: GenerateRequest
     name: str
-    sampled: Sampled
+    sampled: SampledTurn
     max_new: int
     streams: bool
     aborted: bool = False
@@ -86,7 +86,7 @@ class VllmEngine:
             uuid4().hex,
             count(),
         )  # a server may have other clients, and remembers ids for a while
-        self._live: list[_Live] = []
+        self._live: list[_RunningRequest] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._open = asyncio.Event()
         self._open.set()
@@ -134,22 +134,22 @@ class VllmEngine:
         """
         prompt = await self._prompt_logprobs(request)
         async with self._serving(request, streams=True) as live:
-            sampled, told, ended = live.sampled, 0, False
+            sampled, num_sent, ended = live.sampled, 0, False
             events = self._client.events(GENERATE, self._body(live))
             async with aclosing(events):
                 async for event in events:
                     sampled.take(event)
-                    if ended or len(sampled.tokens) == told:
+                    if ended or len(sampled.tokens) == num_sent:
                         continue
-                    end = self._end(request, sampled.tokens, told)
+                    end = self._end(request, sampled.tokens, num_sent)
                     if end is not None:
                         ended = True
                         await self._tell_abort(live)  # the versions come with the end
-                    new = slice(told, end)
-                    told = len(sampled.tokens) if end is None else end
+                    new = slice(num_sent, end)
+                    num_sent = len(sampled.tokens) if end is None else end
                     yield Delta(tokens=tuple(sampled.tokens[new]), logprobs=tuple(sampled.logprobs[new]))
             if ended:
-                sampled.cut(told)
+                sampled.cut(num_sent)
             yield self._counts.completed(sampled.completion(prompt))
 
     async def abort(self, request: str) -> None:
@@ -202,13 +202,13 @@ class VllmEngine:
             EngineError: not exactly one request of this id is being streamed: of others vLLM says nothing before their
                 end.
         """
-        found = [live for live in self._live if live.request.id == request and live.streams]
-        if self._closed or len(found) != 1:
-            got = f"{len(found)}; vLLM forks streamed requests only"
+        streamed = [live for live in self._live if live.request.id == request and live.streams]
+        if self._closed or len(streamed) != 1:
+            got = f"{len(streamed)}; vLLM forks streamed requests only"
             raise EngineError(f"fork of {request}: expected one streamed request of this id, got {got}")
-        [live] = found
-        made, asked = len(live.sampled.tokens), live.request.sampling
-        left = replace(asked, max_tokens=live.max_new - made, min_tokens=max(0, asked.min_tokens - made))
+        [live] = streamed
+        num_sampled, given = len(live.sampled.tokens), live.request.sampling
+        left = replace(given, max_tokens=live.max_new - num_sampled, min_tokens=max(0, given.min_tokens - num_sampled))
         tokens = (*live.request.tokens, *live.sampled.tokens)
         return tuple(
             replace(live.request, id=name, tokens=tokens, conversation=name, sampling=replace(left, seed=seed))
@@ -245,13 +245,13 @@ class VllmEngine:
         tokens, expected = probe
         try:
             async with asyncio.timeout(self._config.update_timeout_s):
-                found = await self._probe(tokens)
+                logprobs = await self._probe(tokens)
         except TimeoutError:
             got = f"no answer within engine.update_timeout_s; {OLD_STAYS}"
             raise WeightsError(f"{about}: expected vLLM to score the probe, got {got}") from None
-        worst = max((abs(a - b) for a, b in zip(found, expected, strict=True)), default=0.0)
+        worst = max((abs(a - b) for a, b in zip(logprobs, expected, strict=True)), default=0.0)
         # a comparison with NaN is false, so NaN is refused
-        if not all(abs(a - b) <= self._tolerance for a, b in zip(found, expected, strict=True)):
+        if not all(abs(a - b) <= self._tolerance for a, b in zip(logprobs, expected, strict=True)):
             raise WeightsError(
                 f"{about}: expected the publisher's log-probabilities on its probe within {self._tolerance}, "
                 f"got a difference of {worst:.3g}; {OLD_STAYS}"
@@ -315,14 +315,14 @@ class VllmEngine:
             )
 
     @asynccontextmanager
-    async def _serving(self, request: GenerateRequest, *, streams: bool) -> AsyncIterator[_Live]:
+    async def _serving(self, request: GenerateRequest, *, streams: bool) -> AsyncIterator[_RunningRequest]:
         """The request is under way, behind any update that was there first."""
         max_new = self._check(request)
         await self._open.wait()
         self._check_open()
         recomputes = self._config.live_kv == "recompute"
-        sampled = Sampled(request, self._version, vocab_size=self.server.vocab_size, recomputes=recomputes)
-        live = _Live(request, self._unique(), sampled, max_new, streams)
+        sampled = SampledTurn(request, self._version, vocab_size=self.server.vocab_size, recomputes=recomputes)
+        live = _RunningRequest(request, self._unique(), sampled, max_new, streams)
         self._live.append(live)
         try:
             yield live
@@ -330,14 +330,14 @@ class VllmEngine:
             self._live.remove(live)
             live.done.set()
 
-    def _body(self, live: _Live) -> dict[str, Any]:
+    def _body(self, live: _RunningRequest) -> dict[str, Any]:
         vocab_size = self.server.vocab_size
         return generate_body(live.request, live.name, live.max_new, vocab_size=vocab_size, version=self._version)
 
-    def _end(self, request: GenerateRequest, tokens: Sequence[int], told: int) -> int | None:
+    def _end(self, request: GenerateRequest, tokens: Sequence[int], num_sent: int) -> int | None:
         """How many of the tokens belong to the turn, if whoever watches for its end sees it among those behind
-        `told`."""
-        first = max(told, request.sampling.min_tokens - 1)
+        `num_sent`."""
+        first = max(num_sent, request.sampling.min_tokens - 1)
         if request.ends is None or len(tokens) <= first:
             return None
         with boundary(EngineError, f"request {request.id}: its stop function `ends`"):
@@ -347,10 +347,10 @@ class VllmEngine:
         if not request.prompt_logprobs:
             return None
         self._check(request)
-        heat = request.sampling.temperature
+        temperature = request.sampling.temperature
         if len(request.tokens) < 2:
             return ()
-        if heat == 1.0:  # no need of the whole vocabulary
+        if temperature == 1.0:  # no need of the whole vocabulary
             await self._open.wait()
             self._check_open()
             rows = judged_rows(
@@ -358,7 +358,7 @@ class VllmEngine:
             )
             return tuple(row[token] for row, token in zip(rows, request.tokens[1:], strict=True))
         return (
-            await self.score(ScoreRequest(id=f"{request.id}/prompt", tokens=request.tokens, temperature=heat))
+            await self.score(ScoreRequest(id=f"{request.id}/prompt", tokens=request.tokens, temperature=temperature))
         ).logprobs
 
     async def _probe(self, tokens: Sequence[int]) -> tuple[float, ...]:
@@ -367,7 +367,7 @@ class VllmEngine:
         rows = judged_rows(await self._client.post(GENERATE, body))
         return tuple(row[token] for row, token in zip(rows, tokens[1:], strict=True))
 
-    async def _abort(self, live: _Live) -> None:
+    async def _abort(self, live: _RunningRequest) -> None:
         """Until the request is done: one that has not reached vLLM's scheduler yet is not known there, and nobody says
         so."""
         pause_s = _ABORT_AGAIN_S
@@ -378,7 +378,7 @@ class VllmEngine:
                 await self._tell_abort(live)
                 pause_s *= 2
 
-    async def _tell_abort(self, live: _Live) -> None:
+    async def _tell_abort(self, live: _RunningRequest) -> None:
         await self._client.post(ABORT, {"request_ids": [f"generate-tokens-{live.name}"]})
 
     # updates
@@ -474,11 +474,11 @@ class VllmEngine:
 
 def _shapes(paths: Sequence[str]) -> dict[str, list[int]]:
     """Of every tensor in safetensors files."""
-    found = {}
+    shapes = {}
     for path in paths:
         with safe_open(path, framework="pt") as file:
-            found.update({name: file.get_slice(name).get_shape() for name in file.keys()})
-    return found
+            shapes.update({name: file.get_slice(name).get_shape() for name in file.keys()})
+    return shapes
 
 
 def _problem_with(tokens: Sequence[int], vocab_size: int) -> str | None:

@@ -44,9 +44,9 @@ class VllmClient:
         Raises:
             EngineError: as for `post`.
         """
-        asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
         try:
-            async with self._http().stream("POST", address, json=asked) as answer:
+            async with self._http().stream("POST", address, json=streamed) as answer:
                 if answer.status_code != httpx.codes.OK:
                     raise EngineError(f"vLLM {address}: expected status 200, got {await answer.aread()!r}")
                 async for line in answer.aiter_lines():

@@ -145,10 +145,10 @@ def find_vllm(config: EngineConfig) -> str:
     do = "name the interpreter of an environment with vLLM (`make test-vllm` installs .venv-vllm, for CPUs)"
     looks = "import importlib.util as u, sys; sys.exit(u.find_spec('vllm') is None)"
     try:
-        found = subprocess.run([python, "-c", looks], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        done = subprocess.run([python, "-c", looks], stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except OSError as error:
         raise refusal(where, "a Python interpreter", f"{python}: {error.strerror}", do) from error
-    if found.returncode:
+    if done.returncode:
         raise refusal(where, "a Python that can import vllm", f"{python}, which cannot", do)
     return python
 

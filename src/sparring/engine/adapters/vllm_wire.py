@@ -96,7 +96,7 @@ def judging_version(answer: Mapping[str, Any]) -> int:
     return int(answer["choices"][0]["weight_versions"][-1]["version"])
 
 
-class Sampled:
+class SampledTurn:
     """What a request has sampled so far, gathered from vLLM's pieces.
 
     Args:
@@ -161,8 +161,8 @@ class Sampled:
         self.logprobs.append(content["logprob"])
         if self._kept is None and self._tops is None:
             return
-        known = {top["token_id"]: top["logprob"] for top in content["top_logprobs"]}
-        possible = sorted(((-value, token) for token, value in known.items() if value > _IMPOSSIBLE))
+        logprobs = {top["token_id"]: top["logprob"] for top in content["top_logprobs"]}
+        possible = sorted(((-value, token) for token, value in logprobs.items() if value > _IMPOSSIBLE))
         if self._kept is not None:
             whole = len(possible) == self._vocab_size
             self._kept.append(() if whole else tuple(token for _, token in possible))
