@@ -127,7 +127,7 @@ class KvCounts:
 
 
 class KvCache:
-    """The page pool together with the parked conversations.
+    """Page pool together with the parked conversations.
 
     Args:
         num_pages: size of the cache.

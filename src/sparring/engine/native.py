@@ -1,4 +1,4 @@
-"""`NativeEngine`: the engine's thread and the asyncio door in front of it."""
+"""`NativeEngine`: the engine's thread, and its asynchronous interface."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sparring.engine.kv import KvCache, kv_metrics
 from sparring.engine.metrics import Latencies, count_step
 from sparring.engine.reply import Delivery, Reply, deliver
 from sparring.engine.runner import Runner
-from sparring.engine.scheduler import Chunk, Scheduler
+from sparring.engine.scheduler import Chunk, StepScheduler
 from sparring.engine.sequence import Sequence
 from sparring.engine.sizes import Sizes
 from sparring.engine.speculation import Speculation, accepted
@@ -34,21 +34,21 @@ from sparring.model.staging import Staged
 from sparring.types import WeightRef
 
 PIECE_S = 0.02
-"""How long a call into the kernels may take while somebody reads a stream: tokens come 50 times a second, and what a
-shorter call costs beside its steps stays below a hundredth."""
+"""Longest call into the kernels while a caller reads a stream, in seconds: tokens arrive 50 times a second, and the
+overhead of shorter calls stays below 1 %."""
 
 
 class NativeEngine:
-    """Serves one model; implements `Engine`. All tensor work happens on one daemon thread.
+    """Engine that serves one model; implements `Engine`. All tensor work happens on one daemon thread.
 
-    The thread takes what came in, plans a step, computes it, and wakes the event loop once for all that finished. An
-    error in a step fails the requests of that step; the engine goes on.
+    The thread takes new requests in, plans a step, computes it, and wakes the event loop once for all requests that
+    finished. An error in a step fails the requests of that step; the engine goes on.
 
     Args:
         model: served, and from now on owned: the trainer has another one. Its adapter, where it has one, is the
             engine's own.
         config: `[engine]`.
-        name: which model of the run this is; updates of others are refused.
+        name: model of the run; updates of others are refused.
         version: of the weights that `model` holds.
         threads: CPU threads of the engine's thread; 0 keeps torch's number.
     """
@@ -69,7 +69,9 @@ class NativeEngine:
             window=model.window,
         )
         states = StateSlots(sizes.num_states, cache.evict) if model.recurrent else None
-        self._scheduler = Scheduler(cache, max_running=most, max_batch_tokens=config.max_batch_tokens, states=states)
+        self._scheduler = StepScheduler(
+            cache, max_running=most, max_batch_tokens=config.max_batch_tokens, states=states
+        )
         self._runner = Runner(model, sizes, page_size=PAGE_SIZE, max_running=most)
         self._base = BaseWeights(self._runner, name, version)
         self._adapters = AdapterTable(model, self._runner, name, version, self._scheduler.forget)
@@ -91,12 +93,12 @@ class NativeEngine:
 
     @property
     def version(self) -> int:
-        """The version of the weights that are served to requests without an adapter's name."""
+        """Version of the weights that serve requests without an adapter's name."""
         return self._adapters.version(self._base.version)
 
     @property
     def problem(self) -> EngineError | None:
-        """Why no request is answered, where none is."""
+        """Error that every request would get; None while requests are answered."""
         return (
             EngineError(f"engine {self._name}: expected a running engine, got a closed one")
             if self._closed
@@ -110,7 +112,7 @@ class NativeEngine:
 
     @property
     def model(self) -> CausalModel:
-        """What is served."""
+        """Model that is served."""
         return self._model
 
     @property
@@ -118,13 +120,15 @@ class NativeEngine:
         """Counts since the start: steps, generated_tokens, prefill_tokens, scored_tokens, cached_tokens, preemptions,
         failed_steps, updates, drafted_tokens, accepted_tokens (of those); busy_s; update_s and kv_copy_s, for which
         steps waited for updates and for copies of pages; max_update_stall_s, the longest of the former; max_running,
-        the most requests in one step. running_now and waiting_now, requests; and what `kv_metrics` tells."""
+        the most requests in one step. Levels: running_now and waiting_now, requests; and the metrics of `kv_metrics`.
+        """
         running, waiting = map(float, self._scheduler.load)
         now = {"preemptions": float(self._scheduler.num_preempted), "running_now": running, "waiting_now": waiting}
         return {**self._metrics, **now, **kv_metrics(self._scheduler.cache, self._page_bytes)}
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """Sample one turn. Cancelling the awaiting task drops the request; `abort` ends it with what it has.
+        """Sample one turn. Cancelling the awaiting task drops the request; `abort` ends it with the tokens sampled so
+        far.
 
         The context ends at the model's last position: a request that reaches it finishes with "length".
 
@@ -135,14 +139,14 @@ class NativeEngine:
             return await reply.result()
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
-        """`generate` in pieces: what was sampled since the piece before, at last the Completion. Leaving drops the
-        request.
+        """Sample one turn in pieces: the tokens sampled since the previous piece, at last the Completion. Closing the
+        iterator drops the request.
 
-        A piece comes after every call into the kernels: with a reader waiting, one takes about `PIECE_S` where a step
-        is shorter, else one step. A reader holds up nobody: pieces that it leaves lying become one.
+        A piece follows every call into the kernels, which takes about `PIECE_S` while a caller reads, or one step where
+        a step is longer. A slow reader delays no other request: pieces that it has not read are joined.
 
         Raises:
-            EngineError: as for `generate`, at the first piece or behind what was sampled until then.
+            EngineError: as for `generate`, at the first piece or behind the tokens sampled until then.
         """
         async with (
             self._serving(await self._sequence(request, Reply(streams=True))) as reply,
@@ -152,37 +156,38 @@ class NativeEngine:
                 yield piece
 
     async def abort(self, request: str) -> None:
-        """End a request: its caller gets a Completion that finishes with "abort" and holds what was sampled so far,
-        nothing where none was. Unknown ones are fine.
+        """End a request: its caller gets a Completion with finish reason "abort" and the tokens sampled so far. Unknown
+        requests are fine.
 
-        A request for its tokens followed by those, with the same seed, continues it under the weights that are then
-        served: a token's random number hangs on the seed and the token's position alone.
+        A request for its prompt and these tokens, with the same seed, continues it under the weights that are served
+        then: a token's random number depends on the seed and the token's position alone.
 
         Args:
-            request: the id; of several with one id all end.
+            request: the id; all requests of this id end.
         """
         self._tell(lambda: self._abort(request))
 
     async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        """Branch a request that is under way, which itself goes on: requests that continue it from what it has sampled
-        so far, each with a seed of its own and with the tokens that were left to sample.
+        """Return requests that continue a running one from the tokens sampled so far, each with its own seed and the
+        tokens that were left to sample. The running one goes on.
 
-        What is computed is kept for each branch as for the next turn of a conversation: a branch that is then asked for
-        computes nothing of it again, unless an update or the need for room came between, or the request has seen an
-        update itself. `release` a branch's conversation when it is no longer needed, whether or not it was asked for.
+        Computed pages are parked for each branch as for the next turn of a conversation: a branch recomputes nothing,
+        unless they were evicted or weights were updated meanwhile, or the request had seen an update itself. `release`
+        a branch's conversation when it is no longer needed, whether or not it was generated.
 
         Args:
             request: its id.
             seeds: of each branch, by the name that becomes its id and its conversation.
 
         Raises:
-            EngineError: not exactly one request of this id is under way, or the engine is closed.
+            EngineError: not exactly one request of this id is running, or the engine is closed.
         """
         return await self._call(EngineError, f"fork of {request}", lambda: self._fork(request, seeds))
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """Judge given tokens, computed among the requests that generate and within the same budgets; in exact numerics
-        the bits of the trainer's forward. An update on the way begins it again: all of it is of one version.
+        """Compute log-probabilities of given tokens, among the requests that generate and within the same budgets; in
+        exact numerics they have the bits of the trainer's forward. An update meanwhile restarts it: all of the result
+        is of one version.
 
         Raises:
             EngineError: the request can never be served, its step failed, it was aborted, or the engine is closed.
@@ -193,21 +198,22 @@ class NativeEngine:
             return await reply.result()
 
     async def release(self, conversation: str) -> None:
-        """Forget the KV of a conversation; unknown ones are fine."""
+        """Forget the keys and values of a conversation; unknown ones are fine."""
         self._tell(lambda: self._scheduler.release(conversation))
 
     async def pull(self, ref: WeightRef) -> None:
-        """Serve other weights: stage them, and between two steps copy, verify and commit them; returning acknowledges
-        it. KV of idle conversations goes; `[engine] live_kv` says what requests under way do with theirs.
+        """Serve other weights: stage them, and between two steps exchange and verify them; returning acknowledges the
+        update. Parked conversations are forgotten; `[engine] live_kv` says what running requests do with their keys and
+        values.
 
-        A reference to an adapter loads it beside the others, or swaps it for its older version; the model itself cannot
-        change while it has adapters.
+        A reference to an adapter loads it beside the others, or exchanges it for its older version; the base model
+        cannot change while adapters are loaded.
 
-        Whatever fails, the version that is served is the old one or the new one, whole. Who does not get the
-        acknowledgement (cancelled, for example) asks again: the version that is served is acknowledged again.
+        On any failure the served version is the old one or the new one, whole. A caller that missed the acknowledgement
+        (it was cancelled, for example) may ask again: the served version is acknowledged again.
 
         Raises:
-            WeightsError: the update failed its verification or is late; the old version serves on.
+            WeightsError: the update failed its verification or is late; the engine keeps serving the old version.
             EngineError: the engine is closed.
         """
         if ref.model != self._name:
@@ -233,7 +239,7 @@ class NativeEngine:
             update.claim()
 
     async def drop(self, adapter: str) -> None:
-        """Serve no further request by this adapter. Those under way are finished with it; then it is gone.
+        """Serve no new request by an adapter. It is unloaded when its running requests have finished.
 
         Raises:
             EngineError: it is not loaded, or the engine is closed.
@@ -241,13 +247,13 @@ class NativeEngine:
         await self._call(EngineError, f"adapter {adapter}", lambda: self._adapters.drop(adapter))
 
     async def close(self) -> None:
-        """Fail what still runs and end the thread. Safe to call twice."""
+        """Fail the running requests and end the thread. Safe to call twice."""
         self._tell(self._stop)
         await asyncio.to_thread(self._thread.join)
 
     @asynccontextmanager
     async def _serving(self, sequence: Sequence) -> AsyncIterator[Reply]:
-        """The request is with the engine's thread until it is answered or nobody waits any longer."""
+        """Hand a request to the engine's thread, and drop it when the caller leaves before its answer."""
         self._ask(lambda: self._add(sequence))
         try:
             yield sequence.reply
@@ -256,7 +262,7 @@ class NativeEngine:
                 self._tell(lambda: self._scheduler.remove(sequence))
 
     async def _sequence(self, request: GenerateRequest, reply: Reply) -> Sequence:
-        """A request that can be served; its prompt is judged first where that is asked for."""
+        """Check a request and make its sequence; its prompt is scored first where prompt_logprobs are requested."""
         max_new = check_request(request, self._limits)
         self._arrivals += 1
         keep = self._config.kv_across_turns != "drop"
@@ -385,16 +391,16 @@ class NativeEngine:
         self._pace_s = taken_s / max(map(len, sampled.tokens), default=1)
 
     def _most_steps(self, chunks: list[Chunk]) -> int:
-        """As many as a call can take; while somebody reads along, no more than `PIECE_S` holds at the last call's
-        pace."""
+        """Return the most steps that one call can take; while a caller reads a stream, as many as fit into `PIECE_S` at
+        the last call's pace."""
         most = self._runner.most_steps
         if not any(chunk.sequence.reply.streams for chunk in chunks):
             return most
         return steps_at(self._pace_s, most)
 
     def _limit(self, sequences: list[Sequence]) -> dict[Sequence, SparringError]:
-        """Ask what may come next in each; which failed, and how. Those are computed all the same: others may read their
-        keys."""
+        """Ask the constraint of each request for the tokens allowed next; returns the errors of those that failed.
+        These are computed all the same, because other requests may read their keys."""
         broken = {}
         for sequence in sequences:
             try:
@@ -425,7 +431,7 @@ class NativeEngine:
         return tuple(running[0].branch(name, seed) for name, seed in seeds.items())
 
     def _update(self) -> None:
-        """The updates whose turn it is; while one waits for requests to be done, no other begins."""
+        """Commit the updates whose turn it is; while one waits for running requests, no new one begins."""
         draining = self._config.live_kv == "drain"
         self._updates = [update for update in self._updates if not update.claimed]
         while self._updates and not (draining and self._scheduler.has_begun):
@@ -464,7 +470,7 @@ class NativeEngine:
             self._deliveries.append(reply.settle(cause if isinstance(cause, error) else error(str(cause))))
 
     def _wake(self) -> None:
-        """Everything that came of this step, at once."""
+        """Deliver all results of this step at once."""
         self._adapters.sweep(sequence.adapter for sequence in self._scheduler.sequences)
         if self._deliveries:
             deliveries, self._deliveries = self._deliveries, []
@@ -474,7 +480,7 @@ class NativeEngine:
         self._stopping = True
 
     def _end(self) -> None:
-        """Whatever ended the thread: nobody waits for it any longer."""
+        """Fail all pending calls, for whatever reason the thread ended."""
         with self._lock:
             self._closed = True
         while not self._inbox.empty():
@@ -486,6 +492,6 @@ class NativeEngine:
 
 
 def steps_at(pace_s: float, most: int) -> int:
-    """How many steps of `pace_s` a call takes while somebody reads a stream: `PIECE_S` in all, at least 1, at most
-    `most`."""
+    """Return how many steps of `pace_s` one call takes while a caller reads a stream: `PIECE_S` in all, at least 1, at
+    most `most`."""
     return max(1, min(most, int(PIECE_S / pace_s)))

@@ -30,7 +30,7 @@ class Chunk(NamedTuple):
     samples: bool
 
 
-class Scheduler:
+class StepScheduler:
     """Waiting and running requests and the pages they hold; of a recurrent model also the slots of `states`. While
     `draining`, only requests that have begun are served: those that run or have sampled tokens."""
 

@@ -1,4 +1,4 @@
-"""An adapter as requests refer to it while an engine serves it. Torch-free."""
+"""Adapters as requests refer to them while an engine serves them. Torch-free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The token-level server: an engine behind HTTP, token ids in and out. Torch-free; `wire` says how everything is
+"""Token-level server: an engine behind HTTP, token ids in and out. Torch-free; `wire` says how everything is
 written.
 
     GET  /v1/model      what is served, and which version of it
@@ -43,7 +43,7 @@ from sparring.protocols import Engine
 from sparring.types import WeightRef
 
 MOST_BYTES = 64 << 20
-"""Of a body."""
+"""Largest body of a request."""
 
 T = TypeVar("T")
 Asked = TypeVar("Asked", GenerateRequest, ScoreRequest)
@@ -78,13 +78,13 @@ class ServedEngine(Engine, Protocol):
 
 
 class TokenServer:
-    """The endpoints of one engine.
+    """HTTP endpoints of one engine.
 
     Args:
-        engine: answers; whoever made it closes it.
-        served: what is said of it.
-        bind: says in ids what a request's sampling says in text (stop strings, a constraint).
-        api_key: what clients must send as a bearer token to everything under /v1; "": nothing.
+        engine: answers the requests; its owner closes it.
+        served: description of the engine for clients.
+        bind: turns text rules of a request (stop strings, a constraint) into functions on token ids.
+        api_key: bearer token that clients must send to everything under /v1; "" for none.
     """
 
     def __init__(self, engine: ServedEngine, served: wire.ServedModel, bind: Bind, api_key: str = "") -> None:
@@ -94,7 +94,7 @@ class TokenServer:
         self._branches: dict[str, GenerateRequest] = {}
 
     def application(self) -> ASGIApp:
-        """The ASGI application."""
+        """Return the ASGI application."""
         posts = ("generate", "abort", "fork", "score", "release", "weights", "drop")
         routes = [Route(f"/v1/{name}", getattr(self, f"_{name}"), methods=["POST"]) for name in posts]
         gets = {"/v1/model": self._model, "/health": self._health, "/metrics": self._metrics}
@@ -107,7 +107,7 @@ class TokenServer:
         return self._guarded(Starlette(routes=routes, exception_handlers=handlers))
 
     def _guarded(self, inner: ASGIApp) -> ASGIApp:
-        """Who may come in, and what stands on every answer."""
+        """Check the API key, and add the headers that every answer has."""
         expected = f"Bearer {self._api_key}".encode()
 
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -162,7 +162,7 @@ class TokenServer:
         return _Events(pieces, first, lambda outcome: self._counts.update([("generate", outcome)]))
 
     async def _bound(self, wanted: GenerateRequest) -> GenerateRequest:
-        """The request under a name of its own if it has none, with its text rules in ids."""
+        """Name a request that has no id, and bind its text rules to token ids."""
         wanted = self._named(wanted)
         if not (wanted.sampling.stop_strings or wanted.sampling.constraint):
             return wanted
@@ -214,7 +214,7 @@ class TokenServer:
         return _json(wire.problem(error), wire.status(error))
 
     async def _left(self, request: Request, error: ClientDisconnect) -> Response:
-        """Nobody reads it."""
+        """Count a client that left before its answer."""
         self._counts[request.url.path.rpartition("/")[2], "left"] += 1
         return Response(status_code=499)
 
@@ -229,8 +229,8 @@ async def _whole(engine: Engine, request: GenerateRequest) -> AsyncIterator[Delt
 
 
 class _Events(Response):
-    """What an engine's stream says as server-sent events; its first piece is already on its way. The head goes out at
-    once: who has it knows that the engine has the request."""
+    """Stream of an engine as server-sent events, whose first piece is already on its way. The head is sent at once: a
+    client that has it knows that the engine has the request."""
 
     def __init__(
         self, pieces: AsyncIterator[Delta | Completion], first: asyncio.Future[Any], ended: Callable[[str], None]
@@ -240,7 +240,7 @@ class _Events(Response):
         self._pieces, self._first, self._ended = pieces, first, ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Tell until the end, or until nobody listens."""
+        """Send events until the end of the stream, or until the client leaves."""
         try:
             await _unless_left(receive, self._tell(send))
         except ClientDisconnect:
@@ -268,10 +268,10 @@ class _Events(Response):
 
 
 async def _unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns; it is cancelled when nobody waits for the answer any longer.
+    """Return the result of `work`, which is cancelled when the client leaves.
 
     Raises:
-        ClientDisconnect: nobody does.
+        ClientDisconnect: the client has left.
     """
     task, left = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
     try:

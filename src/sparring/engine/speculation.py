@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from sparring.engine.config import EngineConfig
 from sparring.engine.ngram import Lookup
-from sparring.engine.scheduler import Chunk, Scheduler
+from sparring.engine.scheduler import Chunk, StepScheduler
 from sparring.errors import refusal
 from sparring.model.step import Sampled
 
@@ -41,7 +41,7 @@ class Speculation:
         few = 0 < len(chunks) <= ROWS // 2
         return self._most > 0 and few and all(chunk.count == 1 and chunk.samples for chunk in chunks)
 
-    def drafts(self, chunks: list[Chunk], scheduler: Scheduler) -> list[list[int]] | None:
+    def drafts(self, chunks: list[Chunk], scheduler: StepScheduler) -> list[list[int]] | None:
         """Guess the tokens that may follow each of `chunks` and allocate pages for them. A constrained request gets no
         guess.
 

@@ -19,7 +19,7 @@ from sparring.engine.kv import Weights
 
 
 class Prefix(NamedTuple):
-    """The first `num_tokens` tokens of a sequence, named by their digest and by the weights that computed them."""
+    """First `num_tokens` tokens of a sequence, named by their digest and by the weights that computed them."""
 
     num_tokens: int
     weights: Weights

@@ -1,4 +1,4 @@
-"""Checkpoint folders: written whole or not at all, read verified, kept within bounds."""
+"""Checkpoint folders: written whole or not at all, verified when read, limited in number."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from sparring.weights.checksum import checksum
 MODEL = "model.safetensors"
 OPTIMISER = "optimiser.safetensors"
 AVERAGE = "average-{}.safetensors"
-"""Of a moving average by its name."""
+"""File of a moving average, by its name."""
 MANIFEST = "trainer.json"
 
 
 def write(path: Path, tensors: Mapping[str, Mapping[str, torch.Tensor]], manifest: Mapping[str, Any]) -> None:
     """Write one checkpoint folder: every file of `tensors`, then the manifest with their checksums, then one rename.
 
-    Until the rename nothing stands at `path` but what stood there before; all bytes are on disk by then.
+    Before the rename `path` is unchanged and all bytes are on disk.
 
     Args:
         path: the folder.
@@ -36,7 +36,7 @@ def write(path: Path, tensors: Mapping[str, Mapping[str, torch.Tensor]], manifes
         manifest: everything else, as JSON.
 
     Raises:
-        StoreError: the disk is full or cannot be written; what stood at `path` is intact.
+        StoreError: the disk is full or cannot be written; the earlier contents of `path` are intact.
     """
     staging = path.with_name(path.name + ".tmp")
     try:
@@ -61,11 +61,11 @@ def write(path: Path, tensors: Mapping[str, Mapping[str, torch.Tensor]], manifes
 
 
 def read(path: Path, device: torch.device | str = "cpu") -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
-    """The manifest and the tensors of every file of a checkpoint folder, verified.
+    """Return the manifest and the tensors of every file of a checkpoint folder, verified.
 
     Raises:
         BadInput: there is no checkpoint at `path`.
-        StoreError: it is there but damaged.
+        StoreError: it is damaged.
     """
     replaced = path.with_name(path.name + ".old")
     if not path.exists() and replaced.exists():  # a crash between the two renames of `_swap`
@@ -119,8 +119,7 @@ def retain(
 
 
 def _swap(staging: Path, path: Path) -> None:
-    """Put `staging` at `path`. A folder that is already there steps aside first, for a folder cannot be renamed over
-    another."""
+    """Put `staging` at `path`. An existing folder is renamed first, because a folder cannot be renamed over another."""
     replaced = path.with_name(path.name + ".old")
     shutil.rmtree(replaced, ignore_errors=True)
     if path.exists():
@@ -130,7 +129,7 @@ def _swap(staging: Path, path: Path) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Have a file's bytes, or a folder's entries, on disk."""
+    """Flush a file's bytes, or a folder's entries, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -46,16 +46,17 @@ class Optimiser:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """What gradients are taken of."""
+        """Parameters that gradients are taken of."""
         return list(self._parameters.values())
 
     @property
     def masters(self) -> dict[str, torch.Tensor]:
-        """What is trained, float32, by name; the tensors are its own."""
+        """Trained weights, float32, by name; the tensors are its own."""
         return {name: master.detach() for name, master in self._masters.items()}
 
     def add(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """The gradients of one micro-batch, in the order of `parameters`; None where it does not depend on one."""
+        """Add the gradients of one micro-batch, in the order of `parameters`; None for a parameter that it does not
+        depend on."""
         for master, gradient in zip(self._masters.values(), gradients, strict=True):
             if gradient is None:
                 continue
@@ -85,11 +86,12 @@ class Optimiser:
             master.grad = None
 
     def cast(self) -> dict[str, torch.Tensor]:
-        """Every master in its parameter's own dtype."""
+        """Return every master weight in its parameter's own dtype."""
         return {name: self._masters[name].detach().to(p.dtype) for name, p in self._parameters.items()}
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Moments, step counts and (where they are not the parameters themselves) masters, by `<kind>/<parameter>`."""
+        """Return moments, step counts and (where they are not the parameters themselves) master weights, by
+        `<kind>/<parameter>`."""
         tensors = {}
         for name, master in self._masters.items():
             if master is not self._parameters[name]:
@@ -99,7 +101,7 @@ class Optimiser:
         return tensors
 
     def load_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `state` gave.
+        """Restore the optimiser from `state`.
 
         Raises:
             BadInput: the tensors belong to other parameters or another dtype.
@@ -125,7 +127,7 @@ class Optimiser:
 
 
 def learning_rate(config: TrainConfig, step: int, total_steps: int) -> float:
-    """The learning rate of the step after `step` finished ones.
+    """Return the learning rate of the step after `step` finished ones.
 
     Warm-up: peak * (step + 1) / warmup_steps. Then, with x from 0 to 1 over the remaining steps and m = min_ratio:
     constant 1, linear 1 - (1 - m) x, cosine m + (1 - m) (1 + cos(pi x)) / 2 (SGDR, arXiv 1608.03983, equation 5), times

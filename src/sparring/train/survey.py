@@ -1,4 +1,4 @@
-"""The first pass of losses whose tokens depend on all others of an optimiser step.
+"""First pass for losses that depend on all tokens of an optimiser step.
 
 Shapes: M weighted tokens of the step.
 """
@@ -21,11 +21,10 @@ Forward = Callable[[Sequence[Sample], Set[str]], Sequence[Mapping[str, tuple[flo
 def surveyed(
     rows: Sequence[Sample], denominators: Mapping[str, float], losses: Sequence[Loss], forward: Forward
 ) -> Sequence[Sample]:
-    """The rows with what `losses` say of each token in view of all the step's, as annotations; the rows themselves
-    where none of them asks.
+    """Annotate rows with the values that losses compute for each token from all tokens of the step. Without such a loss
+    the rows are returned as they are.
 
-    The tokens stand in the order of the rows, so that what is found depends neither on the token budget nor on how
-    micro-batches are cut.
+    The tokens are in the order of the rows, so the result depends neither on the token budget nor on the micro-batches.
 
     Args:
         rows: all rows of the optimiser step.
@@ -55,5 +54,5 @@ def surveyed(
 
 
 def _spread(column: Iterator[float], mask: Sequence[bool]) -> tuple[float, ...]:
-    """The next values of `column` where the mask is set, 0.0 elsewhere."""
+    """Take the next values of `column` where the mask is set, 0.0 elsewhere."""
     return tuple([next(column) if is_weighted else 0.0 for is_weighted in mask])

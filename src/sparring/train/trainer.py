@@ -1,4 +1,4 @@
-"""`LocalTrainer`: one model on one device, driven from the event loop and computed on its own thread."""
+"""`LocalTrainer`: one model on one device, called from the event loop and computed on its own thread."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ PerToken = tuple[float, ...]
 
 _PROBE_TOKENS = 16
 _LANES = 2
-"""Micro-batches that a CPU computes side by side: between the parallel regions of one, the other uses its threads. The
-same number on every machine, because which rows are summed together decides the last bits of a gradient."""
+"""Micro-batches that a CPU computes at the same time: between the parallel regions of one, the other uses its threads.
+The same number on every machine, because the rows that are summed together decide the last bits of a gradient."""
 _UNITS = ("token", "turn", "sequence", "pair")
-"""A micro-batch holds whole rows, so that only pairs could be split."""
+"""Units that fit: a micro-batch holds whole rows, so that only pairs could be split."""
 
 
 class _MicroBatchResult(NamedTuple):
-    """What one micro-batch gives: its log-probabilities [M] (None of a scalar head), results by term, and a gradient or
+    """Result of one micro-batch: its log-probabilities [M] (None of a scalar head), results by term, and a gradient or
     None for each parameter."""
 
     micro: MicroBatch
@@ -55,23 +55,23 @@ class _MicroBatchResult(NamedTuple):
 
 
 class LocalTrainer:
-    """Trains a `CausalModel` in place; implements `Trainer`. Of a model with an adapter everywhere it trains that
-    alone: the model's own weights stay, and what it publishes and saves is the adapter.
+    """Trainer of a `CausalModel` in place; implements `Trainer`. Of a model with an adapter everywhere it trains the
+    adapter alone: the model's own weights stay, and the adapter is published and saved.
 
-    float32 trains the module's own parameters. Any other dtype keeps float32 masters, accumulates gradients in float32
-    and casts after each step. All tensor work runs in one worker thread, in the order it was asked for, but for the
+    float32 trains the module's own parameters. Any other dtype keeps float32 master weights, accumulates gradients in
+    float32 and casts after each step. All tensor work runs in one worker thread, in the order of the calls, except the
     second half of a micro-batch on a CPU, which another thread computes meanwhile.
 
     Args:
         model: the model; nobody else may compute with it.
         config: `[train]`.
         losses: the terms that are trained; a batch may carry any of them and no other.
-        name: which model of the run this is.
-        total_steps: how many optimiser steps the learning rate's schedule spans.
+        name: model of the run.
+        total_steps: optimiser steps that the learning rate's schedule spans.
         version: of the weights that `model` holds.
         threads: CPU threads of the worker; 0 keeps torch's number.
-        teachers: models by name that rows are compared with; nobody else may compute with them. An average follows what
-            is trained, from version to version.
+        teachers: models by name that rows are compared with; nobody else may compute with them. A moving average
+            follows the trained weights, from version to version.
     """
 
     def __init__(
@@ -132,20 +132,19 @@ class LocalTrainer:
 
     @property
     def version(self) -> int:
-        """The version of the weights that the model holds now."""
+        """Version of the weights that the model holds now."""
         return self._version
 
     async def forward(
         self, rows: Sequence[Sample], needs: Set[str] = frozenset({"logprob"})
     ) -> list[Mapping[str, PerToken]]:
-        """Quantities of every token that some term weighs, under the weights that the trainer holds now, without
-        gradients.
+        """Compute quantities of every token that some term weighs, under the present weights, without gradients.
 
-        Packed and computed as in `forward_backward`, so that a log-probability has the bits that training would find.
-        What the credit will say does not matter: a token counts also where its advantage is zero.
+        Rows are packed and computed as in `forward_backward`, so a log-probability has the same bits as in training. A
+        token counts also where its advantage is zero.
 
         Args:
-            rows: such as an annotator is handed.
+            rows: to compute.
             needs: names out of `model.head.QUANTITIES`, and `teacher`: the log-probability under the teacher that the
                 row names.
 
@@ -155,7 +154,7 @@ class LocalTrainer:
         return await self._work(self._forward, rows, needs)
 
     async def score(self, teacher: str, request: ScoreRequest) -> Scores:
-        """What a teacher that this trainer holds says of given tokens; its version is the trainer's."""
+        """Compute a teacher's log-probabilities of given tokens; their version is the trainer's."""
         return await self._work(self._score, teacher, request)
 
     async def forward_backward(self, batch: Batch) -> Mapping[str, float]:
@@ -163,10 +162,10 @@ class LocalTrainer:
 
         Returns:
             loss_<term>; the losses' own metrics; tokens_trained, tokens_forward (computed), tokens_shared (of the rows,
-            but not computed: another row began with them), micro_batches; forward_backward_s; and, where sampled tokens
-            were trained, logprob_max_abs_diff, logprob_mean_abs_diff, mismatch_k3 and mismatch_ess (fresh tokens: see
-            `Measures.add_tokens`), logprob_stale_max_abs_diff, logprob_stale_share and version_lag_max. A batch without
-            rows has none of the latter.
+                but not computed: another row began with them), micro_batches; forward_backward_s; and, where sampled
+                tokens were trained, logprob_max_abs_diff, logprob_mean_abs_diff, mismatch_k3 and mismatch_ess (fresh
+                tokens: see `Measures.add_tokens`), logprob_stale_max_abs_diff, logprob_stale_share and version_lag_max.
+                A batch without rows has none of the latter.
 
         Raises:
             ValueError: the batch is for another model or carries a term that no loss of this trainer takes.
@@ -174,22 +173,21 @@ class LocalTrainer:
         return await self._work(self._forward_backward, batch)
 
     async def step(self, *, ends_update: bool = True) -> StepResult:
-        """Apply the gradients and, at the end of an update, count the version up. Without any gradients (all groups
+        """Apply the gradients and, at the end of an update, increment the version. Without any gradients (all groups
         filtered) the weights stay as they are. Within an update no token counts as fresh after its first step.
 
         Metrics: learning_rate, step_s and updated (1 when weights changed); grad_norm (before clipping) where there
-            were
-        gradients. A gradient that is not finite is dropped, and updated is 0.
+        were gradients. A gradient that is not finite is dropped, and updated is 0.
         """
         return await self._work(self._step, ends_update)
 
     async def push(self) -> WeightRef:
-        """Publish a copy of what is trained with a probe: a fixed row of tokens and its log-probabilities under them.
-        What has a scalar head samples nothing, and has no probe."""
+        """Publish a copy of the trained weights with a probe: a fixed row of tokens and its log-probabilities under
+        them. A model with a scalar head samples nothing, and has no probe."""
         return await self._work(self._push)
 
     async def save(self, path: str, *, stage: str, metrics: Mapping[str, float]) -> CheckpointRef:
-        """Write everything a bitwise resume needs as folder `path`, whole or not at all.
+        """Write everything that a bitwise resume needs as folder `path`, whole or not at all.
 
         Raises:
             StoreError: the disk is full or cannot be written; earlier checkpoints are intact.
@@ -197,7 +195,7 @@ class LocalTrainer:
         return await self._work(self._save, path, stage, metrics)
 
     async def restore(self, ref: CheckpointRef) -> None:
-        """Go back to a checkpoint of a trainer with the same model and config: training on is bitwise as if never
+        """Restore a checkpoint of a trainer with the same model and config: training continues bitwise as if never
         stopped.
 
         Raises:
@@ -207,7 +205,7 @@ class LocalTrainer:
         await self._work(self._restore, ref)
 
     async def close(self) -> None:
-        """Finish what was asked for and end the worker thread. Safe to call twice."""
+        """Finish pending calls and end the worker thread. Safe to call twice."""
         await asyncio.to_thread(self._worker.shutdown)
         await asyncio.to_thread(self._beside.shutdown)
 
@@ -267,7 +265,7 @@ class LocalTrainer:
         return {**measures.result(), "forward_backward_s": time.perf_counter() - started}
 
     def _add(self, part: _MicroBatchResult, measures: Measures) -> None:
-        """Add up what a micro-batch gave."""
+        """Add the gradients and metrics of a micro-batch."""
         measures.add_tokens(part.micro, part.logprobs)
         for term, result in part.results.items():
             measures.add_loss(term, result)
@@ -275,8 +273,7 @@ class LocalTrainer:
         self._has_gradients = True
 
     def _packed(self, rows: Sequence[Sample]) -> list[list[Sample]]:
-        """The rows of each micro-batch; of different teachers apart, so that each of these computes its own rows
-        alone."""
+        """Pack rows into micro-batches, separately for each teacher, so that a teacher computes its own rows alone."""
         parts = [list(rows)]
         if len(self._teachers) > 1:
             names = sorted({str(row.teacher) for row in rows})
@@ -286,7 +283,7 @@ class LocalTrainer:
     def _compute_lanes(
         self, parts: Sequence[Sequence[Sample]], denominators: Mapping[str, float]
     ) -> list[_MicroBatchResult]:
-        """One or two micro-batches; those without a token to train are left out."""
+        """Compute one or two micro-batches at the same time; those without a token to train are left out."""
         if len(parts) == 1 or self._threads == 1:
             results = [self._micro_batch(rows, denominators) for rows in parts]
         else:
@@ -331,8 +328,8 @@ class LocalTrainer:
     def _teacher_divergence(
         self, micro: MicroBatch, hidden: torch.Tensor, drawn: Asked, form: Divergence
     ) -> torch.Tensor:
-        """[M]: how far the model, whose output is `hidden` [M, D], is from the teacher of each token; 0 where there is
-        none."""
+        """Return [M]: divergence of the model, whose output is `hidden` [M, D], from the teacher of each token; 0
+        without a teacher."""
         if form.over == "top_k":
             if micro.tops is None:
                 raise ValueError("expected rows with a teacher's top-k tokens, got none; run its annotator first")
@@ -346,8 +343,8 @@ class LocalTrainer:
 
     @torch.no_grad()
     def _teacher_logprobs(self, micro: MicroBatch, drawn: Asked) -> torch.Tensor:
-        """[M]: the log-probability of each token under its teacher, of what it was drawn from; 0 where there is
-        none."""
+        """Return [M]: log-probability of each token under its teacher, of the distribution it was drawn from; 0 without
+        a teacher."""
         logprobs = torch.zeros_like(micro.temperature)
         for mask, teacher, output in self._teacher_outputs(micro):
             logprobs[mask] = token_quantities(teacher, output, *drawn.of(mask)[:2], {"logprob"}, *drawn.of(mask)[2:])[
@@ -356,8 +353,8 @@ class LocalTrainer:
         return logprobs
 
     def _teacher_outputs(self, micro: MicroBatch) -> Iterator[tuple[torch.Tensor, CausalModel, torch.Tensor]]:
-        """Of each teacher that rows name: which of the M tokens are theirs [M] bool, itself, and its output for
-        them."""
+        """Yield for each teacher that rows name: which of the M tokens it teaches ([M] bool), the teacher, and its
+        output for them."""
         layout = Packed(micro.cu_seqlens, micro.shared)
         for name, mask in micro.teachers.items():
             teacher = self._teachers[name]
@@ -384,7 +381,7 @@ class LocalTrainer:
         return StepResult(version=self._version, metrics={**metrics, "step_s": time.perf_counter() - started})
 
     def _write_back(self) -> None:
-        """Bring the model up to date with the masters."""
+        """Cast the master weights into the model."""
         if self._optimiser.has_masters:
             self._trained.load_state({**self._trained.state(), **self._optimiser.cast()})
         else:
@@ -397,7 +394,7 @@ class LocalTrainer:
         return publish(self._name, self._version, self._trained.state(), probe, adapter=adapter)
 
     def _probe(self) -> Probe:
-        """The probe's tokens [T] and the log-probabilities [T - 1] of all but the first."""
+        """Return the probe's tokens [T] and the log-probabilities [T - 1] of all but the first."""
         tokens = self._probe_tokens
         device = self._model.device
         row = torch.tensor(tokens[:-1], device=device)
@@ -446,7 +443,8 @@ class LocalTrainer:
         self._version, self._pristine = manifest["version"], True
 
     def _config_digest(self) -> str:
-        """What decides the numbers: two runs with equal digests (and equal data) make equal weights."""
+        """Return a digest of the settings that decide the numbers: two runs with equal digests and equal data make
+        equal weights."""
         settings = msgspec.to_builtins(self._config)
         for name in ("save_every", "keep_last", "best_metric", "best_is_highest"):
             del settings[name]

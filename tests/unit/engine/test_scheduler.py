@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from sparring.engine.kv import KvCache
-from sparring.engine.scheduler import Scheduler
+from sparring.engine.scheduler import StepScheduler
 from sparring.engine.sequence import Sequence
 from sparring.generation import GenerateRequest, Sampling
 
@@ -15,7 +15,7 @@ PAGE = 4
 
 def scheduler(num_pages=64, max_running=8, max_batch_tokens=16):
     cache = KvCache(num_pages, PAGE, share_prefixes=False)
-    return Scheduler(cache, max_running=max_running, max_batch_tokens=max_batch_tokens)
+    return StepScheduler(cache, max_running=max_running, max_batch_tokens=max_batch_tokens)
 
 
 def sequence(arrival, prompt=3, max_new=4, priority=0, conversation=None):
@@ -88,7 +88,7 @@ def test_a_preempted_request_computes_its_own_answer_again():
 
 
 def test_what_a_request_finds_is_counted_once_and_not_what_it_has_computed_itself():
-    work = Scheduler(KvCache(64, PAGE, share_prefixes=True), max_running=8, max_batch_tokens=9)
+    work = StepScheduler(KvCache(64, PAGE, share_prefixes=True), max_running=8, max_batch_tokens=9)
     one = sequence(1, prompt=20)
     work.add(one)
     for _ in range(2):
@@ -205,7 +205,7 @@ def test_steps_ahead_take_no_page_that_others_will_soon_need():
 
 def test_tokens_sampled_ahead_are_found_by_others_once_their_pages_are_full():
     cache = KvCache(64, PAGE, share_prefixes=True)
-    work = Scheduler(cache, max_running=8, max_batch_tokens=64)
+    work = StepScheduler(cache, max_running=8, max_batch_tokens=64)
     first = sequence(1, max_new=30)
     plan = generating(work, first)
     steps = work.steps_ahead(plan, 16)

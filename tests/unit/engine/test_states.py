@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from test_scheduler import PAGE, sequence, step
 
 from sparring.engine.kv import KvCache, chain_digests
-from sparring.engine.scheduler import Scheduler
+from sparring.engine.scheduler import StepScheduler
 from sparring.engine.states import StateSlots, prefix_of
 
 
@@ -98,7 +98,7 @@ def alike(arrival, shared, prompt=18, new=3, conversation=None):
 
 def sharing(num_slots=12, max_batch_tokens=64, max_running=8):
     cache = KvCache(64 + 16 * num_slots, PAGE, share_prefixes=True)
-    return Scheduler(
+    return StepScheduler(
         cache, max_running=max_running, max_batch_tokens=max_batch_tokens, states=StateSlots(num_slots, cache.evict)
     )
 
@@ -193,7 +193,7 @@ def test_a_longer_prompt_goes_on_from_where_a_whole_one_was_cut() -> None:
 def test_a_lent_page_stays_where_conversations_may_keep_none() -> None:
     """The rest of a group finds it though its leader has left; it goes when room is needed."""
     cache = KvCache(14, PAGE, share_prefixes=True, idle_pages=0)
-    work = Scheduler(cache, max_running=1, max_batch_tokens=64, states=StateSlots(4, cache.evict))
+    work = StepScheduler(cache, max_running=1, max_batch_tokens=64, states=StateSlots(4, cache.evict))
     for arrival in range(3):
         work.add(alike(arrival, 18))
     computed = []
@@ -338,7 +338,7 @@ class Written:
 def test_a_page_that_is_lent_is_given_up_where_a_request_needs_the_whole_cache() -> None:
     """The prompt fills all five pages, one of which would be the lent one."""
     cache = KvCache(5, PAGE, share_prefixes=True)
-    work, began = Scheduler(cache, max_running=4, max_batch_tokens=64, states=StateSlots(6, cache.evict)), []
+    work, began = StepScheduler(cache, max_running=4, max_batch_tokens=64, states=StateSlots(6, cache.evict)), []
     for arrival in range(3):
         work.add(alike(arrival, 19, 19, new=1))
     while work.busy:
@@ -359,7 +359,7 @@ def test_every_request_goes_on_from_a_state_of_its_own(asked, num_pages, max_run
     all slots are free again."""
     cache = KvCache(num_pages, PAGE, share_prefixes=share, host_pages=host_pages)
     slots, behind, pages = StateSlots(num_slots, cache.evict), {}, Written()
-    work = Scheduler(cache, max_running=max_running, max_batch_tokens=16, states=slots)
+    work = StepScheduler(cache, max_running=max_running, max_batch_tokens=16, states=slots)
     room = num_pages * PAGE
     waiting = [
         alike(i, (0, 6, 13, 20)[i % 4] if share else 0, min(prompt, room - new), new, str(name) if name else None)

@@ -1,8 +1,8 @@
-"""`OpenAiEngine`: any server that speaks OpenAI's completions with token ids, such as vLLM's: for teachers, judges,
-evaluation.
+"""`OpenAiEngine`: any server that implements OpenAI's completions with token ids, such as vLLM's, for teachers, judges
+and evaluation.
 
-It takes no weights, forks nothing and keeps no KV on request, and says so by name. What truncated sampling kept is not
-told, so nothing that it samples is for a policy's loss.
+It refuses weight updates and forks, and parks no conversations. It does not say from which tokens truncated sampling
+drew, so its samples cannot train a policy.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ CONNECT_S = 10.0
 PROBE_S = 120.0
 PREFIX = "token_id:"
 RAW_AT = (0.0, 1.0)
-"""Temperatures at which log-probabilities before the temperature are those that we record (greedy ones are at
-temperature 1)."""
+"""Temperatures at which log-probabilities before temperature are those that we record (greedy ones are at temperature
+1)."""
 SAME = 1e-6
 MOST_SEED = (1 << 63) - 1
 FINISHED: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"}
 
 
 class Logprobs(msgspec.Struct):
-    """Of the tokens of a choice. With `return_tokens_as_token_ids` a token is written "token_id:7"."""
+    """Log-probabilities of a choice. With `return_tokens_as_token_ids` a token is written "token_id:7"."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -43,7 +43,7 @@ class Logprobs(msgspec.Struct):
 
 
 class Choice(msgspec.Struct):
-    """One answer, or the part of it that is new."""
+    """Answer, or the new part of it."""
 
     finish_reason: str | None = None
     token_ids: list[int] | None = None
@@ -52,21 +52,21 @@ class Choice(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """A completion, or an event of one; `error` where it went wrong behind its beginning."""
+    """Completion, or an event of one; `error` where it failed after its beginning."""
 
     choices: list[Choice] = []
     error: Any = None
 
 
 class Models(msgspec.Struct):
-    """What a server has."""
+    """List of a server's models."""
 
     data: list[dict[str, Any]]
 
 
 @dataclass(slots=True)
 class _PartialTurn:
-    """What a request has sampled so far."""
+    """Tokens that a request has sampled so far."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -76,16 +76,16 @@ class _PartialTurn:
 
 
 class OpenAiEngine:
-    """Implements what of `Engine` such a server can do, on one event loop.
+    """Client of such a server on one event loop; implements the part of `Engine` that it supports.
 
     Args:
-        url: up to and with `/v1`.
-        model: what the server calls it; "": the only one that it has.
+        url: of the API, ending in `/v1`.
+        model: its name at the server; "" for the only one that it has.
         api_key: sent as a bearer token, "" for none.
-        version: what its weights are called.
+        version: number recorded for its weights.
 
     Raises:
-        BadInput: no server answers there, it has no such model, or it does not tell token ids and log-probabilities.
+        BadInput: no server answers there, it has no such model, or it returns no token ids and log-probabilities.
     """
 
     def __init__(self, url: str, *, model: str = "", api_key: str = "", version: int = 0) -> None:
@@ -100,20 +100,21 @@ class OpenAiEngine:
 
     @property
     def version(self) -> int:
-        """What its weights are called; they stay what they are."""
+        """Number recorded for its weights, which never change."""
         return self._version
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Counts since the start, as `ClientCounts` says."""
+        """Counts since the start, those of `ClientCounts`."""
         return dict(self._counts.values)
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """Sample one turn. Cancelling the awaiting task drops the request, `abort` ends it with what has arrived.
+        """Sample one turn. Cancelling the awaiting task drops the request; `abort` ends it with the tokens that have
+        arrived.
 
         Raises:
-            RequestRefused: it asks for what the server cannot do or does not take.
-            EngineError: the server failed or is gone.
+            RequestRefused: the server does not support or accept it.
+            EngineError: the server failed or is unreachable.
         """
         async with aclosing(self.stream(request)) as pieces:
             async for piece in pieces:
@@ -122,7 +123,7 @@ class OpenAiEngine:
         raise AssertionError("a stream ends with a completion or an error")
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
-        """`generate` in pieces. Leaving drops the request.
+        """Sample one turn in pieces. Closing the iterator drops the request.
 
         Raises:
             EngineError: as for `generate`.
@@ -162,16 +163,16 @@ class OpenAiEngine:
         yield self._counts.completed(completion)
 
     async def abort(self, request: str) -> None:
-        """End a request with what has arrived; unknown ones are fine."""
+        """End a request with the tokens that have arrived; unknown ones are fine."""
         for turn in self._live.get(request, ()):
             turn.aborted.set()
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """Judge given tokens, at temperature 1. Entropies are not told: they are NaN.
+        """Compute log-probabilities of given tokens at temperature 1. Entropies are unknown: they are NaN.
 
         Raises:
-            RequestRefused: the server cannot judge, or not at this temperature.
-            EngineError: it failed or is gone.
+            RequestRefused: the server returns no prompt_logprobs, or the temperature is another.
+            EngineError: it failed or is unreachable.
         """
         where = f"score {request.id}"
         if request.temperature != 1:
@@ -192,7 +193,7 @@ class OpenAiEngine:
         )
 
     async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        """Refused: such a server keeps no KV for branches.
+        """Refuse: such a server parks no conversations for branches.
 
         Raises:
             RequestRefused: always.
@@ -202,10 +203,10 @@ class OpenAiEngine:
         )
 
     async def release(self, conversation: str) -> None:
-        """Nothing is kept on request."""
+        """Do nothing: nothing is parked."""
 
     async def pull(self, ref: WeightRef) -> None:
-        """Refused: such a server takes no weights.
+        """Refuse: such a server takes no weight updates.
 
         Raises:
             WeightsError: always.
@@ -215,7 +216,7 @@ class OpenAiEngine:
         raise WeightsError(f"{where}: expected an engine that takes weight updates, got {got}")
 
     async def close(self) -> None:
-        """Drop what is under way. Safe to call twice."""
+        """Drop running requests. Safe to call twice."""
         await self._client.aclose()
 
     def _find(self, client: httpx.Client, model: str) -> str:
@@ -237,10 +238,10 @@ class OpenAiEngine:
         return model or names[0]
 
     def _probe(self, client: httpx.Client) -> bool:
-        """Whether log-probabilities are of the distribution that is sampled from; False: before the temperature.
+        """Whether log-probabilities are of the distribution that is sampled from; False: before temperature.
 
         Raises:
-            BadInput: the server does not take token ids, or does not tell them.
+            BadInput: the server does not take or return token ids.
         """
         where, likeliest = f"engine at {self._url}", []
         expected, do = "completions for prompts of token ids", "use a server that takes them, such as vLLM"
@@ -260,7 +261,11 @@ class OpenAiEngine:
         return abs(likeliest[0] - likeliest[1]) > SAME
 
     def _body(self, request: GenerateRequest) -> dict[str, Any]:
-        """Raises RequestRefused."""
+        """Write a request as the server takes it.
+
+        Raises:
+            RequestRefused: the server cannot serve it.
+        """
         sampling, problem = request.sampling, None
         truncates = sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k or sampling.min_p)
         changed = sampling.temperature not in RAW_AT or truncates or sampling.logit_bias or sampling.min_tokens
@@ -287,7 +292,7 @@ class OpenAiEngine:
 
     @staticmethod
     def _sampling(sampling: Sampling) -> dict[str, Any]:
-        """How the dialect says it; what not every server knows only where it is asked for."""
+        """Write sampling settings; those that not every server knows only where they are used."""
         optional = {
             "top_k": sampling.top_k,
             "min_p": sampling.min_p,
@@ -310,7 +315,7 @@ class OpenAiEngine:
         }
 
     async def _choices(self, body: Mapping[str, Any], ended: asyncio.Event, where: str) -> AsyncIterator[Choice]:
-        """The events of a streamed completion, until `ended`."""
+        """Yield the events of a streamed completion, until `ended`."""
         if ended.is_set():
             return
         async with self._client.stream("POST", f"{self._url}/completions", json=body) as response:
@@ -334,7 +339,7 @@ class OpenAiEngine:
         return (await self.score(score)).logprobs if len(request.tokens) > 1 else ()
 
     async def _judged(self, tokens: tuple[int, ...], top_k: int, where: str) -> list[dict[int, float]]:
-        """The log-probabilities that are told at each place of a prompt, by token."""
+        """Return the log-probabilities at each position of a prompt, by token id."""
         body = {"model": self._model, "prompt": list(tokens), "max_tokens": 1, "prompt_logprobs": top_k}
         with boundary(EngineError, f"engine at {self._url}: {where}"):
             answer = await self._client.post(f"{self._url}/completions", json=body)
@@ -349,7 +354,7 @@ class OpenAiEngine:
 
 
 def _take(turn: _PartialTurn, choice: Choice, sampling: Sampling, where: str) -> None:
-    """Add what a choice brings, up to the token that ends the turn."""
+    """Add the tokens of a choice, up to the one that ends the turn."""
     logprobs = choice.logprobs
     if choice.token_ids is None and logprobs is not None and all(token.startswith(PREFIX) for token in logprobs.tokens):
         choice.token_ids = [int(token.removeprefix(PREFIX)) for token in logprobs.tokens]
@@ -388,12 +393,12 @@ def _decoded(data: bytes, where: str) -> Answer:
 
 
 def _message(body: bytes, status: int) -> str:
-    """What a server says is wrong."""
+    """Write the error of a server's answer."""
     return f"status {status}: {body[:300].decode(errors='replace')}"
 
 
 async def _until(chunks: AsyncIterator[bytes], ended: asyncio.Event) -> AsyncIterator[bytes]:
-    """What comes before `ended`."""
+    """Yield the chunks that arrive before `ended`."""
     stop: asyncio.Future[Any] = asyncio.ensure_future(ended.wait())
     coming: asyncio.Future[Any] | None = None
     try:

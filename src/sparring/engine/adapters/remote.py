@@ -30,27 +30,27 @@ KEEP_ALIVE = [
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
 ]
-"""An answer may take as long as it takes; a host that has gone is found out within a minute."""
+"""Socket options: an answer may take any time, but a host that has gone is detected within a minute."""
 
 
 T = TypeVar("T")
 
 
 class _SentRequest:
-    """A request that this client has under way; `there`: the server has it, or it is over."""
+    """Request that this client has sent; `there` is set when the server has it, or when it is over."""
 
     def __init__(self) -> None:
         self.there = asyncio.Event()
 
 
 class RemoteEngine:
-    """Implements `Engine` over HTTP, on one event loop. Which weights are served is the server's to say, with every
-    answer.
+    """Client of `sparring serve` over HTTP, on one event loop; implements `Engine`. Every answer says which weights the
+    server serves.
 
     Args:
         url: `http://host:port`, or `unix:path` of a socket.
-        name: which model of the run this is; updates of others are refused.
-        api_key: what the server wants to be sent, "" where it wants nothing.
+        name: model of the run; updates of others are refused.
+        api_key: sent as a bearer token, "" for none.
 
     Raises:
         BadInput: no server answers there, or it wants another key.
@@ -77,20 +77,20 @@ class RemoteEngine:
 
     @property
     def version(self) -> int:
-        """The version of the weights that were served when the server last said so."""
+        """Version of the served weights, by the server's last answer."""
         return self._version - self._offset
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Counts since the start, as `ClientCounts` says."""
+        """Counts since the start, those of `ClientCounts`."""
         return dict(self._counts.values)
 
     def check(self, dtype: str, numerics: str, config: EngineConfig) -> None:
-        """Whether the server computes as the run's model and takes as much as `[engine]` says.
+        """Check that the server computes like the run's model and has the limits of `[engine]`.
 
         Args:
             dtype: of the model.
-            numerics: "fast", or the exact path of the process that trains, as `ops.path_name` has it.
+            numerics: "fast", or the exact path of the training process, as `ops.path_name` has it.
             config: the section.
 
         Raises:
@@ -114,12 +114,12 @@ class RemoteEngine:
             raise refusal(where, f"a context of {room} tokens, as engine.kv_bytes allows", str(served.context), do)
 
     def begin(self, state: Mapping[str, torch.Tensor], adapter: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Have these weights served, and call them version 0 from here on, whatever number the server gives them.
+        """Have these weights served and call them version 0 from here on, whatever number the server gives them.
         Blocks.
 
         Args:
             state: of the model.
-            adapter: of the one that the run trains, if it trains one.
+            adapter: of the one that the run trains, if any.
 
         Raises:
             WeightsError: the server refused them.
@@ -137,11 +137,12 @@ class RemoteEngine:
         self._newest = self._offset = self._version
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """Sample one turn. Cancelling the awaiting task drops the request, `abort` ends it with what it has.
+        """Sample one turn. Cancelling the awaiting task drops the request; `abort` ends it with the tokens sampled so
+        far.
 
         Raises:
             RequestRefused: it can never be served.
-            EngineError: the server failed, was restarted or is gone.
+            EngineError: the server failed, was restarted or is unreachable.
         """
         async with aclosing(self._pieces(request, deltas=False)) as pieces:
             async for piece in pieces:
@@ -150,7 +151,7 @@ class RemoteEngine:
         raise AssertionError("pieces end with a completion or an error")
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
-        """`generate` in pieces, as the server tells them. Leaving drops the request.
+        """Sample one turn in the pieces that the server sends. Closing the iterator drops the request.
 
         Raises:
             EngineError: as for `generate`.
@@ -160,7 +161,7 @@ class RemoteEngine:
                 yield piece
 
     async def abort(self, request: str) -> None:
-        """End a request with what was sampled so far; unknown ones are fine.
+        """End a request with the tokens sampled so far; unknown ones are fine.
 
         Raises:
             EngineError: the server did not answer.
@@ -170,36 +171,37 @@ class RemoteEngine:
         await self._post("abort", wire.AbortForm(id=request))
 
     async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        """Requests that continue one under way; the server keeps what is computed for them until they are released.
+        """Return requests that continue a running one; the server parks its computed pages for them until they are
+        released.
 
         Raises:
-            EngineError: not exactly one request of this id is under way, or the server did not answer.
+            EngineError: not exactly one request of this id is running, or the server did not answer.
         """
         answer = await self._post("fork", wire.ForkForm(id=request, seeds=dict(seeds)))
         forms = self._read(answer, tuple[wire.GenerateForm, ...], f"fork of {request}")
         return tuple(wire.generate_request(form) for form in forms)
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """Judge given tokens.
+        """Compute log-probabilities of given tokens.
 
         Raises:
-            RequestRefused: they can never be judged.
-            EngineError: the server failed, was restarted or is gone.
+            RequestRefused: they can never be scored.
+            EngineError: the server failed, was restarted or is unreachable.
         """
         answer = await self._post("score", request)
         scores = self._read(answer, Scores, f"score {request.id}")
         return replace(scores, version=scores.version - self._offset)
 
     async def release(self, conversation: str) -> None:
-        """Let the server forget the KV of a conversation; unknown ones are fine."""
+        """Let the server forget the keys and values of a conversation; unknown ones are fine."""
         await self._post("release", wire.ReleaseForm(conversation=conversation))
 
     async def pull(self, ref: WeightRef) -> None:
-        """Have other weights served: lend them to the server until it has copied and verified them.
+        """Have other weights served: publish them in shared memory until the server has copied and verified them.
 
         Raises:
-            WeightsError: the update was refused; the old version serves on.
-            EngineError: the server did not answer; which version it serves is not known.
+            WeightsError: the update was refused; the engine keeps serving the old version.
+            EngineError: the server did not answer; which version it serves is unknown.
         """
         where = f"weights of {ref.model} version {ref.version}"
         if ref.model != self._name:
@@ -214,15 +216,15 @@ class RemoteEngine:
         self._counts.updated()
 
     async def drop(self, adapter: str) -> None:
-        """Let the server serve no further request by this adapter.
+        """Let the server serve no new request by this adapter.
 
         Raises:
-            EngineError: it has none of this name, or did not answer.
+            EngineError: no adapter of this name is loaded, or the server did not answer.
         """
         await self._post("drop", wire.DropForm(adapter=self.served.model if adapter == self._name else adapter))
 
     async def close(self) -> None:
-        """Drop what is under way. The server goes on. Safe to call twice."""
+        """Drop running requests. The server goes on. Safe to call twice."""
         await self._client.aclose()
 
     def _have(self, where: str, version: int, state: Mapping[str, torch.Tensor], adapter: str | None) -> None:
@@ -276,7 +278,7 @@ class RemoteEngine:
                 del self._live[request.id]
 
     async def _post(self, name: str, value: Any, *, adopts: bool = False) -> bytes:
-        """The body of an answer; `adopts`: it may come from a server that was started again."""
+        """Return the body of an answer; with `adopts` it may come from a restarted server."""
         where = f"engine at {self._url}: {name}"
         with boundary(EngineError, where):
             answer = await self._client.post(f"/v1/{name}", content=wire.encode(value))
@@ -284,11 +286,10 @@ class RemoteEngine:
             return answer.content
 
     def _check(self, status: int, body: bytes, headers: httpx.Headers, where: str, *, adopts: bool = False) -> None:
-        """The answer is no error, from the server that this client knows, under the weights that it sent if it sent
-        any.
+        """Check that an answer is no error and comes from the known server under weights that this client sent.
 
         Raises:
-            EngineError: what the server says; or that it was started again, or given weights by somebody else.
+            EngineError: the server's error; or it was restarted, or another client sent weights.
         """
         if status != 200:
             try:
@@ -324,7 +325,7 @@ class RemoteEngine:
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[tuple[str, bytes]]:
-    """Name and data of each server-sent event."""
+    """Yield name and data of each server-sent event."""
     rest = b""
     async for chunk in response.aiter_raw():
         *whole, rest = (rest + chunk).split(b"\n\n")
@@ -335,7 +336,7 @@ async def _events(response: httpx.Response) -> AsyncIterator[tuple[str, bytes]]:
 
 @asynccontextmanager
 async def _lent(ref: WeightRef) -> AsyncIterator[WeightRef]:
-    """The same weights in shared memory, for as long as the context lasts."""
+    """Publish the same weights in shared memory while the context lasts."""
     if ref.transport == TRANSPORT:
         yield ref
         return

@@ -39,13 +39,13 @@ from sparring.weights.inline import Probe
 
 GENERATE, ABORT = "/inference/v1/generate", "/inference/v1/abort_requests"
 TOLERANCES = {"float32": 1e-2, "bfloat16": 0.25}
-"""Largest difference between the publisher's log-probabilities of its probe and vLLM's, by what both compute in."""
+"""Largest accepted difference between the publisher's log-probabilities of its probe and vLLM's, by dtype."""
 _ABORT_AGAIN_S, _MOST_URGENT = 0.05, 1 << 31
 
 
 @dataclass(eq=False, slots=True)
 class _RunningRequest:
-    """A request under way: its name at the server, and what it has sampled where it is streamed."""
+    """Running request: its name at the server, and the tokens sampled so far where it is streamed."""
 
     request: GenerateRequest
     name: str
@@ -57,16 +57,16 @@ class _RunningRequest:
 
 
 class VllmEngine:
-    """Implements `Engine` on a vLLM server. Not exact: it computes with other kernels than the trainer, so its
-    log-probabilities differ, and its random numbers hang on more than the seed and a token's place.
+    """Engine on a vLLM server; implements `Engine`. Not exact: it computes with other kernels than the trainer, so its
+    log-probabilities differ, and its random numbers depend on more than the seed and a token's position.
 
     Args:
         server: started, and closed with this engine.
         config: `[engine]`.
-        name: which model of the run this is; updates of others are refused.
+        name: model of the run; updates of others are refused.
         version: of the weights in the server's folder.
-        dtype: what it computes in.
-        keep_server: whether `close` leaves the server to whoever started it.
+        dtype: of its computation.
+        keep_server: whether `close` leaves the server running.
     """
 
     def __init__(
@@ -101,19 +101,20 @@ class VllmEngine:
 
     @property
     def version(self) -> int:
-        """The version of the weights that are served."""
+        """Version of the served weights."""
         return self._version
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Counts since the start, as `ClientCounts` says."""
+        """Counts since the start, those of `ClientCounts`."""
         return dict(self._counts.values)
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """Sample one turn. Cancelling the awaiting task drops the request; `abort` ends it with what it has.
+        """Sample one turn. Cancelling the awaiting task drops the request; `abort` ends it with the tokens sampled so
+        far.
 
-        The oldest version among the keys and values is never said younger than it is: it is the one served when the
-        request was sent, also where vLLM began later.
+        The recorded oldest version of keys and values is never newer than the true one: it is the version served when
+        the request was sent, even where vLLM began later.
 
         Raises:
             EngineError: the request can never be served, vLLM failed, or the engine is closed.
@@ -126,11 +127,11 @@ class VllmEngine:
             return self._counts.completed(live.sampled.completion(prompt))
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
-        """`generate` in pieces: what was sampled since the piece before, at last the Completion. Leaving drops the
-        request.
+        """Sample one turn in pieces: the tokens sampled since the previous piece, at last the Completion. Closing the
+        iterator drops the request.
 
         Raises:
-            EngineError: as for `generate`, at the first piece or behind what was sampled until then.
+            EngineError: as for `generate`, at the first piece or behind the tokens sampled until then.
         """
         prompt = await self._prompt_logprobs(request)
         async with self._serving(request, streams=True) as live:
@@ -153,11 +154,11 @@ class VllmEngine:
             yield self._counts.completed(sampled.completion(prompt))
 
     async def abort(self, request: str) -> None:
-        """End a request: its caller gets a Completion that finishes with "abort" and holds what was sampled so far,
-        nothing where none was. Unknown ones are fine.
+        """End a request: its caller gets a Completion with finish reason "abort" and the tokens sampled so far. Unknown
+        requests are fine.
 
-        A request for its tokens followed by those continues it under the weights that are then served, but with other
-        random numbers: vLLM's begin anew with each request.
+        A request for its prompt and these tokens continues it under the weights that are served then, but with other
+        random numbers: vLLM's start anew with each request.
         """
         for live in [live for live in self._live if live.request.id == request and not live.aborted]:
             live.aborted = True
@@ -165,8 +166,8 @@ class VllmEngine:
             self._start(self._abort(live))
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """Judge given tokens by vLLM's log-probabilities of a prompt. Entropy and other temperatures need those of the
-        whole vocabulary, which vLLM writes as text: so for small vocabularies only.
+        """Compute log-probabilities of given tokens by vLLM's prompt_logprobs. Entropies and other temperatures need
+        the log-probabilities of the whole vocabulary, which vLLM sends as text: so for small vocabularies only.
 
         Raises:
             EngineError: the request can never be served, the vocabulary is too large, vLLM failed, or the engine is
@@ -195,12 +196,12 @@ class VllmEngine:
         )
 
     async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        """Requests that continue a streamed one from what it has said so far; vLLM finds whole blocks of its prefix
-        again.
+        """Return requests that continue a streamed one from the tokens sampled so far; vLLM finds whole blocks of its
+        prefix again.
 
         Raises:
-            EngineError: not exactly one request of this id is being streamed: of others vLLM says nothing before their
-                end.
+            EngineError: not exactly one request of this id is being streamed: vLLM tells the tokens of others at their
+                end only.
         """
         streamed = [live for live in self._live if live.request.id == request and live.streams]
         if self._closed or len(streamed) != 1:
@@ -216,18 +217,19 @@ class VllmEngine:
         )
 
     async def release(self, conversation: str) -> None:
-        """Nothing: vLLM drops what has not been used for longest."""
+        """Do nothing: vLLM evicts the least recently used blocks itself."""
 
     async def pull(self, ref: WeightRef) -> None:
-        """Serve other weights: pause, load, verify, commit, go on. Verification has vLLM compute the publisher's probe
-        while everything else stands still, so that nobody is served with weights that were not verified.
+        """Serve other weights: pause, load, verify, commit, resume. vLLM computes the publisher's probe while
+        everything else is paused, so no request is served by unverified weights.
 
-        `[engine] live_kv`: keep: requests go on with the keys and values they have; recompute: they compute them again;
-        drain: the update waits until they are done. Cancelling the caller does not stop an update that has begun.
+        `[engine] live_kv`: keep: running requests go on with their keys and values; recompute: they compute them again;
+        drain: the update waits until they have finished. Cancelling the caller does not stop an update that has begun.
 
         Raises:
-            WeightsError: the update failed its verification or is late; the old weights were loaded again and serve on.
-            EngineError: the engine is closed, or not even the old weights could be brought back.
+            WeightsError: the update failed its verification or is late; the old weights were loaded again and are
+                served.
+            EngineError: the engine is closed, or the old weights could not be restored.
         """
         if ref.model != self._name:
             raise WeightsError(
@@ -237,10 +239,10 @@ class VllmEngine:
         await asyncio.shield(self._start(self._pull(ref)))
 
     async def verify(self, probe: Probe, about: str) -> None:
-        """Compare log-probabilities under the weights that vLLM computes with now, also while it is paused.
+        """Compare a probe with log-probabilities under vLLM's present weights, also while it is paused.
 
         Raises:
-            WeightsError: they are not the publisher's.
+            WeightsError: they differ from the publisher's.
         """
         tokens, expected = probe
         try:
@@ -258,7 +260,7 @@ class VllmEngine:
             )
 
     async def close(self) -> None:
-        """Refuse what comes, fail what runs, and end the server. Safe to call twice."""
+        """Refuse new requests, fail the running ones, and end the server. Safe to call twice."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -270,8 +272,8 @@ class VllmEngine:
     # requests
 
     def _check(self, request: GenerateRequest) -> int:
-        """Tokens that the request may sample. A token that is not in the vocabulary would end vLLM's engine, not the
-        request.
+        """Return the number of tokens that a request may sample. A token outside the vocabulary would end vLLM's
+        engine, not the request.
 
         Raises:
             EngineError: it can never be served.
@@ -316,7 +318,7 @@ class VllmEngine:
 
     @asynccontextmanager
     async def _serving(self, request: GenerateRequest, *, streams: bool) -> AsyncIterator[_RunningRequest]:
-        """The request is under way, behind any update that was there first."""
+        """Register a running request, after any update that came first."""
         max_new = self._check(request)
         await self._open.wait()
         self._check_open()
@@ -335,8 +337,8 @@ class VllmEngine:
         return generate_body(live.request, live.name, live.max_new, vocab_size=vocab_size, version=self._version)
 
     def _end(self, request: GenerateRequest, tokens: Sequence[int], num_sent: int) -> int | None:
-        """How many of the tokens belong to the turn, if whoever watches for its end sees it among those behind
-        `num_sent`."""
+        """Return how many of the tokens belong to the turn, where its stop function ends it among those behind
+        `num_sent`; else None."""
         first = max(num_sent, request.sampling.min_tokens - 1)
         if request.ends is None or len(tokens) <= first:
             return None
@@ -362,14 +364,14 @@ class VllmEngine:
         ).logprobs
 
     async def _probe(self, tokens: Sequence[int]) -> tuple[float, ...]:
-        """Log-probabilities of tokens[1:] at temperature 1, also while vLLM is paused."""
+        """Return log-probabilities of tokens[1:] at temperature 1, also while vLLM is paused."""
         body = judge_body(f"{PROBE}-{self._unique()}", tokens, 0, _MOST_URGENT)
         rows = judged_rows(await self._client.post(GENERATE, body))
         return tuple(row[token] for row, token in zip(rows, tokens[1:], strict=True))
 
     async def _abort(self, live: _RunningRequest) -> None:
-        """Until the request is done: one that has not reached vLLM's scheduler yet is not known there, and nobody says
-        so."""
+        """Repeat an abort until the request ends: vLLM silently ignores one for a request that has not reached its
+        scheduler yet."""
         pause_s = _ABORT_AGAIN_S
         while not live.done.is_set():
             try:
@@ -409,7 +411,7 @@ class VllmEngine:
                     self._open.set()
 
     def _stage(self, ref: WeightRef) -> Path:
-        """The weights as a file that vLLM's workers can read."""
+        """Write the weights to a file that vLLM's workers can read."""
         state = fetch(ref)
         for (
             name,
@@ -429,8 +431,7 @@ class VllmEngine:
             await self._client.post("/reset_prefix_cache?reset_running_requests=true")
 
     async def _commit(self, ref: WeightRef, staged: Path, before: Probe) -> None:
-        """Load and verify; on any failure bring the old weights back, and verify those by `before`, their own
-        answer."""
+        """Load and verify; on failure restore the old weights and verify those by `before`, their own answer."""
         try:
             with boundary(WeightsError, where(ref)):
                 await self._load([str(staged)])
@@ -473,7 +474,7 @@ class VllmEngine:
 
 
 def _shapes(paths: Sequence[str]) -> dict[str, list[int]]:
-    """Of every tensor in safetensors files."""
+    """Read the shape of every tensor in safetensors files."""
     shapes = {}
     for path in paths:
         with safe_open(path, framework="pt") as file:
@@ -490,7 +491,8 @@ def _problem_with(tokens: Sequence[int], vocab_size: int) -> str | None:
 
 
 def _distribution(logprobs: Mapping[int, float], temperature: float) -> dict[int, float]:
-    """softmax(logits / temperature) from that at temperature 1; as there at 0, as in `token_logprobs`."""
+    """Compute log softmax(logits / temperature) from that at temperature 1; at temperature 0 that of temperature 1,
+    like `token_logprobs`."""
     scaled = {token: value / (temperature or 1.0) for token, value in logprobs.items()}
     most = max(scaled.values())
     total = most + math.log(sum(math.exp(value - most) for value in scaled.values()))
