@@ -293,7 +293,6 @@ class KvCache:
             The allocation; None where fewer than `spare` pages would be left. Parked pages stay parked then.
         """
         pages, num_parked = self._resume(conversation, tokens, version)
-        resumed = len(pages)
         num_cached = self._find(pages, num_parked, tokens, version, digests)
         on_host, num_restored = self._away(conversation, tokens, version, num_cached)
         holes = on_host.count(self.host.hole)
@@ -307,14 +306,12 @@ class KvCache:
             shared, fresh = self.pool.hole, self.take(count - len(pages) - holes, spare)
         if fresh is None:
             # of what was found only its own: the step that is being planned may still have to fill the others
-            if resumed:
-                self.park(conversation, tokens[:num_parked], pages[:resumed], version)
+            if num_parked:
+                self.park(conversation, tokens[:num_parked], pages[: self.pages_for(num_parked)], version)
             self.drop(pages)
             digests.clear()
         else:
-            self._copies += [
-                PageCopy("back", source, target) for source, target in zip(on_host[holes:], fresh, strict=False)
-            ]
+            self._copies += [PageCopy("back", *pair) for pair in zip(on_host[holes:], fresh, strict=False)]
             self.counts.pages_back += len(on_host) - holes
             pages += [self.pool.hole] * holes + fresh
             if shared != self.pool.hole:
@@ -324,11 +321,9 @@ class KvCache:
         self.pool.drop(shared)
         for page in reversed(on_host):
             self.host.drop(page)
-        return (
-            None
-            if fresh is None
-            else Allocation(pages, num_cached + num_restored, min(num_parked, num_cached), num_restored)
-        )
+        if fresh is None:
+            return None
+        return Allocation(pages, num_cached + num_restored, min(num_parked, num_cached), num_restored)
 
     def publish(
         self, pages: list[int], tokens: list[int], computed: int, version: Weights, digests: list[bytes]
