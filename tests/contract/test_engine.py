@@ -80,13 +80,13 @@ def vllm(path):
 ENGINES = {"native": native, "scripted": scripted, "watched": watched, "remote": remote, "openai": openai, "vllm": vllm}
 KEEPS_NOTHING = {openai}
 REFUSED = {
-    "fork": {"openai": "an engine that keeps KV, got an OpenAI-compatible server"},
+    "fork": {"openai": "an engine that can fork, got an OpenAI-compatible server"},
     "score": {
         "scripted": "a model's distribution, got a scripted engine",
         "watched": "a model's distribution, got a scripted engine",
-        "openai": "an engine that judges at temperature 0.8, got an OpenAI-compatible server",
+        "openai": "temperature 1 from an OpenAI-compatible server, got 0.8",
     },
-    "pull": {"openai": "an engine that takes weights, got an OpenAI-compatible server"},
+    "pull": {"openai": "an engine that takes weight updates, got an OpenAI-compatible server"},
 }
 """Which engines say by name that they cannot do it."""
 INEXACT = {vllm}

@@ -20,7 +20,7 @@ import uvicorn
 
 from sparring.engine.config import EngineConfig
 from sparring.engine.server import Bind, TokenServer
-from sparring.engine.wire import Served
+from sparring.engine.wire import ServedModel
 from sparring.errors import refusal
 from sparring.model.config import DType, Numerics
 from sparring.model.hub import base_folder
@@ -117,7 +117,7 @@ def server_of(engine: NativeEngine, config: ServeConfig, ready: Callable[[], Non
     """
     from sparring.kernels.pages import token_bytes
 
-    served = Served(
+    served = ServedModel(
         model=config.name,
         version=engine.version,
         dtype=str(engine.model.dtype).removeprefix("torch."),

@@ -173,5 +173,5 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(make_model):
 
 
 def test_rows_that_no_teacher_was_asked_about_are_refused(make_model):
-    with pytest.raises(ValueError, match="annotate them"):
+    with pytest.raises(ValueError, match="a teacher's top-k tokens, got none; run its annotator first"):
         trained(make_model, DistillLoss(Divergence(over="top_k")), rows())

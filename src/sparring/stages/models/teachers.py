@@ -202,10 +202,10 @@ def check_distill(context: Context) -> list[str]:
 
 def _check_key(spec: ModelConfig) -> None:
     """The key that its server wants, if any, is there."""
-    from sparring.engine.adapters.key import key_of
+    from sparring.engine.adapters.client import read_api_key
 
     if spec.served is not None:
-        key_of(spec.served.api_key_env)
+        read_api_key(spec.served.api_key_env)
 
 
 def _check_teacher(context: Context, where: str, name: str) -> None:

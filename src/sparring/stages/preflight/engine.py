@@ -69,7 +69,7 @@ def _answers(context: Context) -> list[str]:
     Raises:
         BadInput: no server answers, it does not compute as the run's model, or the run trains and it takes no weights.
     """
-    from sparring.engine.adapters.key import key_of
+    from sparring.engine.adapters.client import read_api_key
     from sparring.engine.adapters.openai_compatible import OpenAiEngine
     from sparring.engine.adapters.remote import RemoteEngine
     from sparring.kernels import ops
@@ -81,10 +81,10 @@ def _answers(context: Context) -> list[str]:
             raise refusal(
                 "engine.kind", expected, '"openai"', 'write "native" or "remote", or leave rl out of run.stages'
             )
-        OpenAiEngine(engine.url, model=engine.served_model, api_key=key_of(engine.api_key_env))
+        OpenAiEngine(engine.url, model=engine.served_model, api_key=read_api_key(engine.api_key_env))
         return [f"engine: {engine.url} takes and tells token ids"]
     if engine.kind == "remote":
-        remote = RemoteEngine(engine.url, name=POLICY, api_key=key_of(engine.api_key_env))
+        remote = RemoteEngine(engine.url, name=POLICY, api_key=read_api_key(engine.api_key_env))
         numerics = "fast" if spec.numerics == "fast" else ops.path_name(context.config.run.device)
         remote.check(spec.dtype, numerics, engine)
         return [
