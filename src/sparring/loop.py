@@ -18,7 +18,7 @@ from sparring.types import Batch, StepResult
 T = TypeVar("T")
 
 
-class Window(Protocol):
+class StepWindow(Protocol):
     """Decides how far rollouts run ahead of training."""
 
     def release(self, step: int) -> None:
@@ -34,7 +34,7 @@ async def run_loop(
     batches: Callable[[AsyncIterator[T]], AsyncIterator[Batch]],
     trainers: Mapping[str, Trainer],
     engines: Mapping[str, Engine],
-    window: Window,
+    window: StepWindow,
     after_step: AfterStep,
 ) -> None:
     """Train until there are no more batches.

@@ -78,8 +78,8 @@ class Sandbox(Protocol):
         """Open another box of the same spec, in which nothing has run. The caller closes it."""
 
     async def converse(self, code: str, other: str) -> ExecResult:
-        """Run two Python programs, each in a fresh box: what one writes to file descriptor 201 the other reads from 200.
-        Return the result of `code`, with which the other ends."""
+        """Run two Python programs, each in a fresh box: what one writes to file descriptor 201 the other reads from
+        200. Return the result of `code`, with which the other ends."""
 
     async def read(self, path: str) -> bytes:
         """Read a file. Raises `SpoiltFile`, a `PolicyFailure`, where a command left something else in its place."""
@@ -101,34 +101,47 @@ class Boxes(Protocol):
         """End every box."""
 
 
-class Env(Protocol):
+class World(Protocol):
     """One world for one rollout: opened once, never reset."""
 
     @property
-    def tools(self) -> tuple[ToolSpec, ...]: ...
-    async def open(self, task: Task, box: Sandbox | None) -> Observation: ...
-    async def step(self, reply: Message) -> Observation: ...
-    async def score(self, trajectory: Trajectory) -> Score | None: ...
-    async def close(self) -> None: ...
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """The tools that the policy may call."""
+
+    async def open(self, task: Task, box: Sandbox | None) -> Observation:
+        """Begin the task and return the first observation."""
+
+    async def step(self, reply: Message) -> Observation:
+        """Take a reply and return what the world says to it."""
+
+    async def score(self, trajectory: Trajectory) -> Score | None:
+        """Score a finished trajectory while the world is still open; None where only the group's scorer can."""
+
+    async def close(self) -> None:
+        """End the world."""
 
 
 class EnvFactory(Protocol):
     """What stands beside a world: its tasks, its expert, and how one instance is made.
 
-    `tasks(split, seed)` is an endless (train) or finite (eval) deterministic stream; no eval prompt occurs in train.
-    `expert(task)` is the scripted demonstration as replies, each a function of the messages so far; None where a
-    world has no expert. `scorer` is the second pass over its groups, None where rewards stand by themselves. `prove`
-    scores the right answers that rows of a file have themselves: how many have one, of how many; BadInput for one that
-    is not right.
+    `scorer` is the second pass over its groups, None where rewards stand by themselves.
     """
 
     name: str
     scorer: Scorer | None
 
-    def make(self) -> Env: ...
-    def tasks(self, split: str, seed: int) -> TaskSource: ...
-    def expert(self, task: Task) -> Callable[[Sequence[Message]], Message] | None: ...
-    async def prove(self, boxes: Boxes) -> tuple[int, int]: ...
+    def make(self) -> World:
+        """Make one world, not yet opened."""
+
+    def tasks(self, split: str, seed: int) -> TaskSource:
+        """Return a deterministic stream: endless for `train`, else finite. No eval prompt occurs in train."""
+
+    def expert(self, task: Task) -> Callable[[Sequence[Message]], Message] | None:
+        """Return the scripted demonstration, which replies to the messages so far; None where there is none."""
+
+    async def prove(self, boxes: Boxes) -> tuple[int, int]:
+        """Score the right answers that rows of a file bring along; return how many have one, of how many. Raises
+        `BadInput` for one that is not right."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,23 +194,26 @@ class Session(Protocol):
 
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
-    ) -> Message: ...
+    ) -> Message:
+        """Sample the reply to a conversation and record it."""
 
 
 class Episode(Protocol):
     """What one rollout hands its harness."""
 
     task: Task
-    env: Env
+    env: World
     box: Sandbox | None
 
-    def session(self, role: str = "policy") -> Session: ...
+    def session(self, role: str = "policy") -> Session:
+        """Return the session of a role."""
 
 
 class Harness(Protocol):
     """Who holds the conversation."""
 
-    async def run(self, episode: Episode) -> None: ...
+    async def run(self, episode: Episode) -> None:
+        """Hold the conversation of one episode to its end."""
 
 
 class Scorer(Protocol):

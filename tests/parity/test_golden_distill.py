@@ -30,7 +30,7 @@ class Identity:
         return hidden
 
 
-def rows_of(case: golden.Case) -> MicroBatch:
+def rows_of(case: golden.DistillCase) -> MicroBatch:
     """The case as a micro-batch: one row, whose first token nothing predicts."""
     ids, logprobs = golden.likeliest(case)
     pairs = [list(zip(*row, strict=True)) for row in zip(ids.tolist(), logprobs.tolist(), strict=True)]
@@ -49,7 +49,11 @@ def rows_of(case: golden.Case) -> MicroBatch:
 
 
 def found(
-    name: str, case: golden.Case, dtype: torch.dtype, losses: ModuleType = distill, heads: ModuleType = divergence
+    name: str,
+    case: golden.DistillCase,
+    dtype: torch.dtype,
+    losses: ModuleType = distill,
+    heads: ModuleType = divergence,
 ) -> tuple[float, np.ndarray]:
     """Our loss and its gradient by the student's logits."""
     over, _, kind = name.partition("/")
@@ -74,7 +78,7 @@ def found(
     return result.loss.item(), logits.grad.double().numpy()
 
 
-def agrees(name: str, case: golden.Case, dtype: torch.dtype, **modules: ModuleType) -> bool:
+def agrees(name: str, case: golden.DistillCase, dtype: torch.dtype, **modules: ModuleType) -> bool:
     tolerance = {torch.float64: 1e-9, torch.float32: 1e-5}[dtype]
     loss, slopes = found(name, case, dtype, **modules)
     expected, wanted = golden.value(name, case), golden.gradient(name, case)
@@ -150,7 +154,7 @@ def test_a_mutated_sign_is_found(name: str) -> None:
 def test_equal_distributions_are_exactly_equal() -> None:
     """At equal weights: divergence 0 and no gradient, however the teacher is asked."""
     case = golden.case()
-    alike = golden.Case(**{**vars(case), "teacher_logits": case.logits})
+    alike = golden.DistillCase(**{**vars(case), "teacher_logits": case.logits})
     for kind in ("reverse", "forward"):
         loss, slopes = found(f"vocabulary/{kind}", alike, torch.float32)
         assert loss == 0 and np.abs(slopes).max() <= 1e-7

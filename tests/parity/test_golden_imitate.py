@@ -21,7 +21,7 @@ from sparring.types import Sample
 RELATIVE = {torch.float64: 1e-9, torch.float32: 1e-5}
 
 
-def row(case: golden.Case) -> Sample:
+def row(case: golden.ImitateCase) -> Sample:
     """The case as a row, behind a token that nothing predicts."""
     ours = case.sampled != 0
     return Sample(
@@ -38,7 +38,7 @@ def row(case: golden.Case) -> Sample:
     )
 
 
-def computed(name: str, case: golden.Case, dtype: torch.dtype) -> tuple[float, np.ndarray]:
+def computed(name: str, case: golden.ImitateCase, dtype: torch.dtype) -> tuple[float, np.ndarray]:
     """Our loss and its gradient by the logits, at the temperatures that the micro-batch says."""
     of = row(case)
     micro = micro_batch([of], {term: sum(weights) for term, weights in of.weights.items()})
@@ -59,7 +59,7 @@ def computed(name: str, case: golden.Case, dtype: torch.dtype) -> tuple[float, n
     return loss.item(), logits.grad.double().numpy()
 
 
-def agreement(name: str, case: golden.Case, dtype: torch.dtype, reference: object = None) -> float:
+def agreement(name: str, case: golden.ImitateCase, dtype: torch.dtype, reference: object = None) -> float:
     """The largest difference of loss and gradient, each relative to the largest of its kind."""
     of = reference or golden.REFERENCES[name]
     loss, ours = computed(name, case, dtype)

@@ -24,7 +24,7 @@ from sparring.batch.tensors import micro_batch
 from sparring.batch.units import pack_units
 from sparring.testing.golden import preference as golden
 from sparring.testing.golden.mutants import mutants
-from sparring.testing.golden.preference import PAIRWISE, Pair, Reply, gradients
+from sparring.testing.golden.preference import PAIRWISE, Pair, ScoredReply, gradients
 
 FORMS = {"dpo": Dpo, "robust_dpo": RobustDpo, "ipo": Ipo, "simpo": SimPo, "orpo": Orpo}
 CASES = [(name, setting) for name, (_, settings) in PAIRWISE.items() for setting in settings]
@@ -86,7 +86,7 @@ def agreement(name, setting, reference, dtype, seed=0):
     )
 
     def loss(tokens):
-        known = {id(answer): Reply(moved, answer.reference) for answer, moved in zip(answers, tokens, strict=True)}
+        known = {id(answer): ScoredReply(moved, answer.reference) for answer, moved in zip(answers, tokens, strict=True)}
         return reference([Pair(known[id(chosen)], known[id(rejected)]) for chosen, rejected in pairs], **setting)
 
     expected = gradients(loss, [answer.policy for answer in answers])
@@ -113,7 +113,7 @@ def test_one_turned_sign_is_noticed(name):
 
 
 def test_the_example_worked_by_hand():
-    chosen, rejected = Reply(np.array([-0.5, -0.7]), np.array([-0.8, -0.8])), Reply(np.array([-2.0]), np.array([-1.6]))
+    chosen, rejected = ScoredReply(np.array([-0.5, -0.7]), np.array([-0.8, -0.8])), ScoredReply(np.array([-2.0]), np.array([-1.6]))
     rows = [row(chosen, number=0, label=1.0), row(rejected, number=0, label=-1.0)]
     by_hand = [
         (Dpo(beta=0.5), 0.5130153),
@@ -177,7 +177,7 @@ def test_a_reply_of_two_branches_is_one_reply():
     assert len(long.policy) > 1
     other = whole[0] if long is pair.rejected else whole[1]
     label = 1.0 if long is pair.chosen else -1.0
-    halves = [Reply(long.policy[:1], long.reference[:1]), Reply(long.policy[1:], long.reference[1:])]
+    halves = [ScoredReply(long.policy[:1], long.reference[:1]), ScoredReply(long.policy[1:], long.reference[1:])]
     rows = [*(replace(row(half, number=0, label=label), id=f"half {n}") for n, half in enumerate(halves)), other]
     given = [*(half.policy for half in halves), (pair.rejected if long is pair.chosen else pair.chosen).policy]
     assert computed(PairLoss(SimPo()), rows, given, totals={"preference": 1.5})[0] == pytest.approx(value, rel=1e-9)
@@ -200,13 +200,13 @@ def kto_agreement(reference, dtype, *, sign):
     """As `agreement`; the mean of the mismatched rows' log-ratios has the sign `sign`."""
     generator = np.random.default_rng(4)
     wanted, unwanted, strangers = (golden.draw_replies(generator, n) for n in (3, 4, 5))
-    strangers = [Reply(r.reference + sign * 0.3, r.reference) for r in strangers]
+    strangers = [ScoredReply(r.reference + sign * 0.3, r.reference) for r in strangers]
     rows, answers = kto_rows(wanted, unwanted, strangers)
     loss = Kto(beta=0.4, wanted=1.3, unwanted=0.7)
     found, ours, metrics = computed(loss, rows, [answer.policy for answer in answers], dtype=dtype)
 
     def of(tokens):
-        moved = [Reply(policy, answer.reference) for policy, answer in zip(tokens, answers, strict=True)]
+        moved = [ScoredReply(policy, answer.reference) for policy, answer in zip(tokens, answers, strict=True)]
         return reference(moved[:3], moved[3:7], moved[7:], beta=0.4, desirable=1.3, undesirable=0.7)
 
     policy = [answer.policy for answer in answers]
@@ -233,7 +233,7 @@ def test_one_turned_sign_is_noticed_by_kto():
 
 def test_kto_by_hand():
     answers = [
-        Reply(np.array(policy), np.array(known))
+        ScoredReply(np.array(policy), np.array(known))
         for policy, known in (([-0.5, -0.7], [-0.8, -0.8]), ([-2.0], [-1.6]), ([-0.1], [-0.3]))
     ]
     rows, _ = kto_rows(answers[:1], answers[1:2], answers[2:])
@@ -314,7 +314,7 @@ def rows_of_vector(vector):
         single = vector.name == "kto"
         for side, replies in vector.inputs.items():
             for n, reply in enumerate(replies):
-                answer = Reply(*map(np.array, reply))
+                answer = ScoredReply(*map(np.array, reply))
                 made = row(answer, number=n, label=LABELS[side], share=1.0 if single else 0.5)
                 yield (replace(made, group=f"{side} {n}") if single else made), answer.policy
 

@@ -81,7 +81,7 @@ def test_one_turned_sign_is_noticed():
 
 
 def test_the_example_worked_by_hand():
-    case = golden.Case(np.full(3, 0.5), np.array([0.6, 1.0, 1.0]), np.array([1.0, 1.0, 0.0]), np.ones(3))
+    case = golden.ValueCase(np.full(3, 0.5), np.array([0.6, 1.0, 1.0]), np.array([1.0, 1.0, 0.0]), np.ones(3))
     loss, gradient, metrics = computed([row(case)], case.now, clip=0.2)
     assert loss == pytest.approx(0.2083333, abs=1e-7)
     assert gradient == pytest.approx([-0.4 / 3, 0.0, 1 / 3], abs=1e-12)

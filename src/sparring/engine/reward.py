@@ -18,8 +18,8 @@ from sparring.model.head import token_quantities
 
 
 class RewardModel:
-    """Implementation of `protocols.ValueModel`: texts are packed and computed by the trainer's module in the trainer's way,
-    on a thread of its own. In exact numerics a text's value has the same bits in any batch, and the same as in
+    """Implementation of `protocols.ValueModel`: texts are packed and computed by the trainer's module in the trainer's
+    way, on a thread of its own. In exact numerics a text's value has the same bits in any batch, and the same as in
     training.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from sparring.protocols import Env, Sandbox, Session
+from sparring.protocols import Sandbox, Session, World
 from sparring.types import Task
 
 S = TypeVar("S", bound=Session)
@@ -18,7 +18,7 @@ class LiveEpisode(Generic[S]):
         sessions: the sessions opened so far, by role, in the order they were opened.
     """
 
-    def __init__(self, task: Task, env: Env, box: Sandbox | None, open_session: Callable[[str], S]) -> None:
+    def __init__(self, task: Task, env: World, box: Sandbox | None, open_session: Callable[[str], S]) -> None:
         self.task = task
         self.env = env
         self.box = box

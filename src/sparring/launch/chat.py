@@ -22,7 +22,7 @@ from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.check import check_sandbox
 from sparring.sandbox.config import SandboxConfig
 from sparring.stages.context import POLICY
-from sparring.stages.preflight.dimensions import context_room, folder_shape
+from sparring.stages.models.context_length import max_context, outline_of
 from sparring.train.config import TrainConfig
 from sparring.types import BoxSpec, Limits, Message, Task, ToolSpec
 
@@ -59,7 +59,7 @@ class Chat:
             self._cluster.engine(POLICY, path=str(checkpoint)),
             load_renderer(base_folder(checkpoint)),
             sampling=Sampling(temperature=temperature, max_tokens=max_tokens),
-            max_context=context_room(folder_shape(checkpoint), engine, model.dtype),
+            max_context=max_context(outline_of(checkpoint), engine, model.dtype),
         )
         limits = Limits(max_turns=1 << 30, max_tokens=1 << 30, max_tool_calls=1 << 30)
         task = Task(id="chat", env="chat", messages=(), limits=limits, box=BoxSpec())

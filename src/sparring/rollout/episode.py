@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import Protocol
 
 from sparring.errors import EnvError, InfraError, boundary
-from sparring.protocols import Env, Sandbox, Session
+from sparring.protocols import Sandbox, Session, World
 from sparring.types import Message, Observation, Outcome, Score, Task, Timing, ToolSpec, Trajectory
 
 CLOSE_TIMEOUT_S = 30.0
 """A world or box that takes longer to close is left behind."""
 
 
-class RecordedSession(Session, Protocol):
+class RecordingSession(Session, Protocol):
     """A session that can say what it recorded."""
 
     def trajectory(self, outcome: Outcome, timing: Timing) -> Trajectory:
@@ -31,14 +31,14 @@ class RecordedSession(Session, Protocol):
 class SessionRecorder(Protocol):
     """Opens recorded sessions: `record.Recorder`."""
 
-    def open(self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int) -> RecordedSession:
+    def open(self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int) -> RecordingSession:
         """A session of one role of one rollout."""
         ...
 
 
 class GuardedEnv:
     """A world whose foreign exceptions and answers become `EnvError` and whose time is measured. Implements
-    `protocols.Env`.
+    `protocols.World`.
 
     Args:
         make: makes the world, when it is first needed.
@@ -47,14 +47,14 @@ class GuardedEnv:
         world_s: seconds spent inside the world.
     """
 
-    def __init__(self, make: Callable[[], Env]) -> None:
+    def __init__(self, make: Callable[[], World]) -> None:
         self._make = make
-        self._made: Env | None = None
+        self._made: World | None = None
         self._observed: list[Observation] = []
         self.world_s = 0.0
 
     @property
-    def _env(self) -> Env:
+    def _env(self) -> World:
         if self._made is None:
             with boundary(EnvError, "env"):
                 self._made = self._make()
@@ -165,7 +165,7 @@ class RunningEpisode:
         self._rollout_id = rollout_id
         self._seed = seed
         self._priority = priority
-        self._sessions: dict[str, RecordedSession] = {}
+        self._sessions: dict[str, RecordingSession] = {}
         self.session()
 
     def session(self, role: str = "policy") -> Session:

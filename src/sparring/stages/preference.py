@@ -16,7 +16,7 @@ from sparring.protocols import Renderer, Trainer, TrainPlan
 from sparring.stages.context import POLICY, Context
 from sparring.stages.data.preferences import apart, given_preferences, in_words, rate, rendered_reply
 from sparring.stages.models.adapters import trained_folder
-from sparring.stages.preflight.dimensions import folder_shape
+from sparring.stages.models.context_length import outline_of
 from sparring.stages.runtime.offline import supervise
 from sparring.tasks.preferences import Preference
 from sparring.types import PAIR_SHARE, Sample
@@ -47,7 +47,7 @@ async def run(context: Context) -> dict[str, Any]:
     section, seed = context.config.preference, context.config.run.seed
     source = trained_folder(context, context.input("preference"))
     trained, held = apart(given_preferences(context), section.held_out, seed, "preference")
-    renderer, longest = context.renderer(source), folder_shape(source).max_positions
+    renderer, longest = context.renderer(source), outline_of(source).max_positions
     loss = load_preference(section.loss)
     losses = [loss, ImitateLoss(scale=section.imitates)] if section.imitates else [loss]
     plan = TrainPlan(losses=losses, total_steps=section.steps, overrides=section.train)

@@ -14,7 +14,7 @@ from sparring.recipe.sections.preference import BradleyTerryConfig, StepsConfig,
 from sparring.render.steps import step_ends
 from sparring.stages.context import POLICY, Context
 from sparring.stages.data.preferences import apart, given_rewards, in_words, rate, rendered_reply
-from sparring.stages.preflight.dimensions import folder_shape
+from sparring.stages.models.context_length import outline_of
 from sparring.stages.runtime.offline import supervise
 from sparring.tasks.preferences import JudgedTurns, Preference, Solution
 from sparring.types import Message, Sample
@@ -35,7 +35,7 @@ async def run(context: Context) -> dict[str, Any]:
     section, seed = context.config.reward_model, context.config.run.seed
     source = context.input("reward_model")
     trained, held = apart(given_rewards(context), section.held_out, seed, "reward_model")
-    renderer, longest = context.renderer(source), folder_shape(source).max_positions
+    renderer, longest = context.renderer(source), outline_of(source).max_positions
     units, others = ([_unit(context, renderer, row, longest) for row in rows] for rows in (trained, held))
     loss = _loss(section.loss)
     plan = TrainPlan(losses=[loss], total_steps=section.steps, overrides=section.train, head="new scalar")

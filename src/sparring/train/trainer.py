@@ -337,7 +337,7 @@ class LocalTrainer:
         divergence = hidden.new_zeros(len(hidden), dtype=torch.float32)
         for mask, teacher, output in self._teacher_outputs(micro):
             divergence = divergence.index_put(
-                (mask,), from_teacher(self._model, hidden[mask], teacher, output, drawn.of(mask), form)
+                (mask,), from_teacher(self._model, hidden[mask], teacher, output, drawn.select(mask), form)
             )
         return divergence
 
@@ -347,9 +347,9 @@ class LocalTrainer:
         a teacher."""
         logprobs = torch.zeros_like(micro.temperature)
         for mask, teacher, output in self._teacher_outputs(micro):
-            logprobs[mask] = token_quantities(teacher, output, *drawn.of(mask)[:2], {"logprob"}, *drawn.of(mask)[2:])[
-                "logprob"
-            ]
+            logprobs[mask] = token_quantities(
+                teacher, output, *drawn.select(mask)[:2], {"logprob"}, *drawn.select(mask)[2:]
+            )["logprob"]
         return logprobs
 
     def _teacher_outputs(self, micro: MicroBatch) -> Iterator[tuple[torch.Tensor, CausalModel, torch.Tensor]]:

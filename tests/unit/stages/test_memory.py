@@ -14,7 +14,7 @@ from sparring.model.config import InitConfig, LoraConfig
 from sparring.model.load import load
 from sparring.model.outline import Outline, Size, fresh_outline, outline
 from sparring.recipe.run_config import RunConfig
-from sparring.stages.preflight.dimensions import context_room, folder_shape
+from sparring.stages.models.context_length import max_context, outline_of
 from sparring.stages.preflight.memory import SCATTERED, Held, shapes_of
 from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import FEATURES, tiny_model
@@ -240,7 +240,7 @@ def test_keys_and_values_here_and_in_host_memory() -> None:
     offload = {"kv_across_turns": "offload", "offload_bytes": 64 * 16 * token}
     assert held(engine=offload).cache == (17 + 64) * 16 * token
     assert held(engine={**offload, "kv_across_turns": "keep"}).cache == 17 * 16 * token
-    assert context_room(POLICY, held_config(("rl",), engine={"kv_tokens": 64}).engine, "float32") == 64
+    assert max_context(POLICY, held_config(("rl",), engine={"kv_tokens": 64}).engine, "float32") == 64
 
 
 def loaded(family: str, path: Path, **settings: Any) -> Any:
@@ -313,7 +313,7 @@ def test_what_a_config_leaves_out_the_library_knows(tmp_path: Path) -> None:
     for name in ("num_attention_heads", "head_dim", "vocab_size", "max_position_embeddings"):
         del config["text_config"][name]
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    shape = folder_shape(path)
+    shape = outline_of(path)
     assert (shape.kv_heads[0].head_dim, shape.vocab_size, shape.max_positions) == (256, 262_208, 131_072)
 
 

@@ -9,7 +9,7 @@ from sparring.errors import ToolHostError
 from sparring.harness.chat import ChatHarness
 from sparring.record.recorder import Recorder
 from sparring.rollout.config import RolloutConfig
-from sparring.rollout.episode import RecordedSession
+from sparring.rollout.episode import RecordingSession
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
@@ -46,10 +46,10 @@ class Seen:
     def __init__(self) -> None:
         engine = ScriptedEngine(toy_script(toy_renderer()), latency_s=1.0)
         self._recorder = Recorder(engine, toy_renderer(), sampling=RolloutConfig().sampling())
-        self.held: weakref.WeakSet[RecordedSession] = weakref.WeakSet()
+        self.held: weakref.WeakSet[RecordingSession] = weakref.WeakSet()
         self.opened = 0
 
-    def open(self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int) -> RecordedSession:
+    def open(self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int) -> RecordingSession:
         """One of the recorder's."""
         session = self._recorder.open(task, rollout_id=rollout_id, seed=seed, role=role, priority=priority)
         self.held.add(session)

@@ -22,17 +22,23 @@ T = TypeVar("T")
 
 
 class Replies(Protocol):
-    """Somebody who answers, such as a chat endpoint. Raises `LimitReached` for a reply that was cut short."""
+    """Source of replies, such as a chat endpoint."""
 
-    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Message: ...
-    async def close(self) -> None: ...
+    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Message:
+        """Reply to a conversation. Raises `LimitReached` where the reply was cut short."""
+
+    async def close(self) -> None:
+        """Close its connections."""
 
 
 class Record(Protocol):
-    """What outlives this process, such as a run's `Store`."""
+    """Record that outlives this process, such as a run's `Store`."""
 
-    def get(self, key: str) -> Any | None: ...
-    def put(self, key: str, value: Any) -> None: ...
+    def get(self, key: str) -> Any | None:
+        """Return what is recorded under a key, or None."""
+
+    def put(self, key: str, value: Any) -> None:
+        """Record plain data under a key."""
 
 
 OpenModel = Callable[[str], Awaitable[Replies]]

@@ -26,10 +26,13 @@ FULL = 1 - 1e-9
 
 
 class Check(Protocol):
-    """One part at work. `check` refuses a row that the part cannot be asked about, `value` is an answer's."""
+    """One part of a rubric at work."""
 
-    def check(self, task: Task) -> None: ...
-    async def value(self, completion: str, task: Task, box: Sandbox | None) -> float: ...
+    def check(self, task: Task) -> None:
+        """Refuse a row that the part cannot judge. Raises `BadInput`."""
+
+    async def value(self, completion: str, task: Task, box: Sandbox | None) -> float:
+        """Return what the part finds an answer worth."""
 
 
 class TextCheck:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sparring.generation import Constraint
-from sparring.rollout.episode import RecordedSession, SessionRecorder
+from sparring.rollout.episode import RecordingSession, SessionRecorder
 from sparring.rollout.runner import Finished
 from sparring.types import Message, Outcome, Task, Timing, ToolSpec, Trajectory
 
@@ -33,7 +33,7 @@ class TranscriptRecorder:
 
 
 class _TranscriptSession:
-    def __init__(self, session: RecordedSession) -> None:
+    def __init__(self, session: RecordingSession) -> None:
         self._session = session
         self.messages: tuple[Message, ...] = ()
 

@@ -16,7 +16,7 @@ from sparring.render.steps import StepSplitter
 from sparring.rollout.reward_scorer import RewardScorer
 from sparring.rollout.turn_scorer import TurnScorer
 from sparring.stages.context import POLICY, Context
-from sparring.stages.preflight.dimensions import folder_shape
+from sparring.stages.models.context_length import outline_of
 
 OWN = "reward_model"
 """The stage whose output `rl.reward_model` may name."""
@@ -127,7 +127,7 @@ def check_reads_policy(name: str, folder: Path, policy: Path | None) -> None:
     mine = None if policy is None else base_folder(policy) / "tokenizer.json"
     if policy is None or mine is None or not theirs.is_file() or theirs.read_bytes() != mine.read_bytes():
         raise refusal(where, "the policy's own tokenizer.json", "another or none", "train one from the policy")
-    if (most := folder_shape(folder).max_positions) < (longest := folder_shape(policy).max_positions):
+    if (most := outline_of(folder).max_positions) < (longest := outline_of(policy).max_positions):
         raise refusal(where, f"a model that reads the policy's {longest} tokens", str(most), "take another")
 
 

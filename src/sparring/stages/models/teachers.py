@@ -19,8 +19,8 @@ from sparring.render.demonstrate import reply_tokens
 from sparring.render.load import load_renderer
 from sparring.render.tokenizer import load_tokenizer
 from sparring.stages.context import POLICY, Context
+from sparring.stages.models.context_length import max_context, outline_of
 from sparring.stages.models.reference import AVERAGE, HeldTeacher, check_name
-from sparring.stages.preflight.dimensions import context_room, folder_shape
 from sparring.stages.preflight.judges import check_answers
 from sparring.types import Message
 
@@ -84,12 +84,12 @@ def tongue(context: Context, name: str) -> TeacherTokenizer:
 def room_of(context: Context, name: str, folder: Path | None = None) -> int:
     """Most tokens that the model `name`, in `folder` or where the recipe says, reads at once."""
     config, spec = context.config, context.config.models[name]
-    shape = folder_shape(folder or teacher_folder(context, name))
+    shape = outline_of(folder or teacher_folder(context, name))
     engine = (
         config.engine if name == POLICY or config.engine.kind == "native" else EngineConfig()
     )  # as clusters have it
     alone = spec.served is None and engine.kind == "native"
-    return context_room(shape, engine, spec.dtype) if alone else shape.max_positions
+    return max_context(shape, engine, spec.dtype) if alone else shape.max_positions
 
 
 def teacher_folder(context: Context, name: str) -> Path:
@@ -245,8 +245,8 @@ def _check_teacher(context: Context, where: str, name: str) -> None:
         return
     if student is not None and _vocabulary(folder) == _vocabulary(student):
         init = models[POLICY].init
-        longest = folder_shape(student).max_positions if init is None else init.max_positions
-        if (most := folder_shape(folder).max_positions) < longest:
+        longest = outline_of(student).max_positions if init is None else init.max_positions
+        if (most := outline_of(folder).max_positions) < longest:
             do = "take a student of fewer positions (models.policy.init.max_positions), or another teacher"
             raise refusal(f"models.{name}.path", f"a teacher that reads the student's {longest} tokens", f"{most}", do)
         return

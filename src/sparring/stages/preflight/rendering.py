@@ -15,7 +15,7 @@ from sparring.protocols import Renderer
 from sparring.stages.context import POLICY, Context
 from sparring.stages.data.demonstrations import Conversation, rendered
 from sparring.stages.init import trained_tokenizer
-from sparring.stages.preflight.dimensions import context_room
+from sparring.stages.models.context_length import max_context
 from sparring.types import Task
 
 SOME = 200
@@ -57,7 +57,7 @@ def check_rendering(
         known = [conversation.task for conversation in shown if conversation.task is not None]
         asked = known if known and context.given() is None else tasks
         lengths = [len(renderer.render(task.messages, tools).tokens) for task in asked]
-        room = context_room(shape, context.config.engine, context.config.models[POLICY].dtype)
+        room = max_context(shape, context.config.engine, context.config.models[POLICY].dtype)
         if min(lengths) >= shape.max_positions:
             raise _too_long(f"task {asked[0].id}", shape, f"a prompt of {lengths[0]}, tools included")
         if min(lengths) >= room:

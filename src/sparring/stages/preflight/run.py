@@ -14,13 +14,13 @@ from sparring.stages.context import ORDER, POLICY, Context
 from sparring.stages.data.contamination import check_unseen_files
 from sparring.stages.data.preferences import check_compared
 from sparring.stages.models.adapters import check_lora
+from sparring.stages.models.context_length import outline_of
 from sparring.stages.models.critic import check_critic
 from sparring.stages.models.implicit_reward import check_implicit
 from sparring.stages.models.objective import check_imitation, check_online
 from sparring.stages.models.reference import check_reference
 from sparring.stages.models.reward_scorers import check_reward_model
 from sparring.stages.models.teachers import check_collect, check_distill, check_teachers_answer
-from sparring.stages.preflight.dimensions import folder_shape
 from sparring.stages.preflight.engine import check_engine
 from sparring.stages.preflight.environment import check_environment, first_tasks
 from sparring.stages.preflight.judges import check_judges
@@ -45,7 +45,7 @@ async def check(context: Context) -> list[str]:
     config = context.config
     facts = _stages(context)
     if context.given() is not None:
-        folder_shape(context.given())
+        outline_of(context.given())
     shapes = shapes_of(config, context.given())
     shape = shapes[POLICY]
     facts += check_lora(context) + check_critic(context) + check_implicit(context)

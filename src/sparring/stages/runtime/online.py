@@ -165,6 +165,9 @@ class OnlineTraining:
     ) -> Callable[[AsyncIterator[Group]], AsyncIterator[Batch]]:
         """Return what makes the batches of `steps` of scored groups."""
 
+        targets = observation_targets(self.watch, self._section.observations)
+        annotators = [*objective.annotators, *targets, self.watch]
+
         def batches_of(groups: AsyncIterator[Group]) -> AsyncIterator[Batch]:
             return batches(
                 self.watch.groups(groups),
@@ -172,7 +175,7 @@ class OnlineTraining:
                 groups_per_step=self._section.groups_per_step,
                 credit=objective.credit,
                 model=POLICY,
-                annotators=[*objective.annotators, *observation_targets(self.watch, self._section.observations), self.watch],
+                annotators=annotators,
                 store=self._context.store,
                 plan=replace(objective.plan, stage=self._stage),
             )

@@ -10,7 +10,7 @@ from sparring.protocols import Engine
 from sparring.record.recorder import Recorder
 from sparring.rollout.runner import RolloutRunner
 from sparring.stages.context import POLICY, Context
-from sparring.stages.preflight.dimensions import context_room, folder_shape
+from sparring.stages.models.context_length import max_context, outline_of
 
 
 def rollout_runner(context: Context, engine: Engine, model: Path, *, greedy: bool = False) -> RolloutRunner:
@@ -23,6 +23,6 @@ def rollout_runner(context: Context, engine: Engine, model: Path, *, greedy: boo
         None if greedy else context.store,
         sampling=replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0) if greedy else sampling,
         model=POLICY,
-        max_context=context_room(folder_shape(model), context.config.engine, context.config.models[POLICY].dtype),
+        max_context=max_context(outline_of(model), context.config.engine, context.config.models[POLICY].dtype),
     )
     return RolloutRunner(context.factory, context.boxes, recorder, ChatHarness(), context.config.rollout)

@@ -30,7 +30,7 @@ LEAST_REST = 2.0**-24
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class DistillCase:
     """What a loss is given. All values are float32 numbers, so that no framework need round them."""
 
     logits: Array
@@ -50,31 +50,31 @@ class Case:
     ratio_cap: float
 
 
-def reverse(log_p: Array, log_q: Array, case: Case) -> Array:
+def reverse(log_p: Array, log_q: Array, case: DistillCase) -> Array:
     """KL(q || p) [M] (MiniLLM, arXiv 2306.08543, equation 1)."""
     return (np.exp(log_q) * (log_q - log_p)).sum(1)
 
 
-def forward(log_p: Array, log_q: Array, case: Case) -> Array:
+def forward(log_p: Array, log_q: Array, case: DistillCase) -> Array:
     """KL(p || q) [M] (Hinton et al., arXiv 1503.02531, section 2, without the teacher's own entropy)."""
     return (np.exp(log_p) * (log_p - log_q)).sum(1)
 
 
-def jensen_shannon(log_p: Array, log_q: Array, case: Case) -> Array:
+def jensen_shannon(log_p: Array, log_q: Array, case: DistillCase) -> Array:
     """beta KL(p || m) + (1 - beta) KL(q || m) [M], m = beta p + (1 - beta) q (GKD, arXiv 2306.13649, section 2)."""
     p, q = np.exp(log_p), np.exp(log_q)
     log_m = np.log(case.beta * p + (1 - case.beta) * q)
     return case.beta * (p * (log_p - log_m)).sum(1) + (1 - case.beta) * (q * (log_q - log_m)).sum(1)
 
 
-def likeliest(case: Case) -> tuple[Array, Array]:
+def likeliest(case: DistillCase) -> tuple[Array, Array]:
     """The teacher's K likeliest ids [M, K] and their log-probabilities [M, K], rounded to float32 as they travel."""
     log_p = log_softmax(case.teacher_logits / case.temperature)
     ids = np.argsort(-log_p, axis=1, kind="stable")[:, : case.top_k]
     return ids, np.take_along_axis(log_p, ids, 1).astype(np.float32).astype(np.float64)
 
 
-def teacher_logprobs(case: Case) -> Array:
+def teacher_logprobs(case: DistillCase) -> Array:
     """The teacher's log-probability of each sampled id [M], rounded to float32 as it travels."""
     log_p = log_softmax(case.teacher_logits / case.temperature)
     return log_p[np.arange(len(log_p)), case.targets].astype(np.float32).astype(np.float64)
@@ -87,7 +87,7 @@ def log_softmax(logits: Array) -> Array:
 
 
 def _vocabulary(divergence: Callable[..., Array]) -> Callable[..., float]:
-    def loss(logits: Array, case: Case, at: Array) -> float:
+    def loss(logits: Array, case: DistillCase, at: Array) -> float:
         log_p, log_q = log_softmax(case.teacher_logits / case.temperature), log_softmax(logits / case.temperature)
         return float((case.weights * divergence(log_p, log_q, case)).sum() / case.denominator)
 
@@ -98,7 +98,7 @@ def _top_k(divergence: Callable[..., Array]) -> Callable[..., float]:
     def merged(known: Array, rest: Array) -> Array:
         return np.concatenate((known, np.log(rest)[:, None]), 1)
 
-    def loss(logits: Array, case: Case, at: Array) -> float:
+    def loss(logits: Array, case: DistillCase, at: Array) -> float:
         ids, log_p = likeliest(case)
         q = np.exp(log_softmax(logits / case.temperature))
         known = np.take_along_axis(q, ids, 1)
@@ -111,7 +111,7 @@ def _top_k(divergence: Callable[..., Array]) -> Callable[..., float]:
     return loss
 
 
-def _policy_gradient(logits: Array, case: Case, at: Array) -> float:
+def _policy_gradient(logits: Array, case: DistillCase, at: Array) -> float:
     """Minus the surrogate of REINFORCE with advantages log p - log q and truncated importance weights, both as they are
     `at`."""
     chosen = np.arange(len(case.targets)), case.targets
@@ -121,13 +121,13 @@ def _policy_gradient(logits: Array, case: Case, at: Array) -> float:
     return -float((case.weights * truncation * np.exp(now - case.behaviour) * advantages).sum() / case.denominator)
 
 
-def _squared(logits: Array, case: Case, at: Array) -> float:
+def _squared(logits: Array, case: DistillCase, at: Array) -> float:
     """Half the square of log q - log p of what was sampled (k2 of http://joschu.net/blog/kl-approx.html)."""
     now = log_softmax(logits / case.temperature)[np.arange(len(case.targets)), case.targets]
     return float((case.weights * (now - teacher_logprobs(case)) ** 2 / 2).sum() / case.denominator)
 
 
-REFERENCES: Mapping[str, Callable[[Array, Case, Array], float]] = {
+REFERENCES: Mapping[str, Callable[[Array, DistillCase, Array], float]] = {
     "token/policy_gradient": _policy_gradient,
     "token/squared": _squared,
     "top_k/reverse": _top_k(reverse),
@@ -140,12 +140,12 @@ REFERENCES: Mapping[str, Callable[[Array, Case, Array], float]] = {
 """loss(logits, case, at): of the student's logits [M, V]; `at` are those where what carries no gradient was taken."""
 
 
-def value(name: str, case: Case) -> float:
+def value(name: str, case: DistillCase) -> float:
     """The loss."""
     return REFERENCES[name](case.logits, case, case.logits)
 
 
-def gradient(name: str, case: Case, step: float = 1e-3) -> Array:
+def gradient(name: str, case: DistillCase, step: float = 1e-3) -> Array:
     """Its gradient by the student's logits [M, V], by central differences of sixth order: an error of some 1e-14."""
     found = np.zeros_like(case.logits)
     for place in np.ndindex(*case.logits.shape):
@@ -159,7 +159,7 @@ def gradient(name: str, case: Case, step: float = 1e-3) -> Array:
     return found
 
 
-def case(seed: int = 0, *, tokens: int = 6, vocabulary: int = 9, top_k: int = 4) -> Case:
+def case(seed: int = 0, *, tokens: int = 6, vocabulary: int = 9, top_k: int = 4) -> DistillCase:
     """A case of random numbers, the same for a seed everywhere; one token has no weight, one was sampled by older
     weights."""
     draw = np.random.Generator(np.random.PCG64(seed))
@@ -173,7 +173,7 @@ def case(seed: int = 0, *, tokens: int = 6, vocabulary: int = 9, top_k: int = 4)
     behaviour[1] -= 1.25
     behaviour[2] += 0.5
     weights = np.array([1.0, 1.0, 0.5, 0.0] * tokens)[:tokens]
-    return Case(
+    return DistillCase(
         logits=logits,
         teacher_logits=teacher,
         targets=targets,
@@ -187,9 +187,9 @@ def case(seed: int = 0, *, tokens: int = 6, vocabulary: int = 9, top_k: int = 4)
     )
 
 
-def hand() -> Case:
+def hand() -> DistillCase:
     """The worked example of this page."""
-    return Case(
+    return DistillCase(
         logits=np.log(np.array([[3.0, 1.0]])),
         teacher_logits=np.zeros((1, 2)),
         targets=np.array([0]),

@@ -22,7 +22,7 @@ import numpy as np
 from sparring.testing.golden.preference import Vector, gradients
 
 
-class Case(NamedTuple):
+class ImitateCase(NamedTuple):
     """M tokens of one row. `sampled` and `observed` are what each counts in the two terms, of which one is 0."""
 
     logits: np.ndarray
@@ -35,14 +35,14 @@ class Case(NamedTuple):
     scale: float
 
 
-def imitate(logits: np.ndarray, case: Case) -> Any:
+def imitate(logits: np.ndarray, case: ImitateCase) -> Any:
     """The mean negative log-likelihood of the observed tokens (ECHO, arXiv 2605.24517: L_env), times `scale`."""
     chosen = logits[np.arange(len(case.targets)), case.targets]
     likelihood = chosen - np.log(np.sum(np.exp(logits), axis=1))
     return -case.scale * np.sum(case.observed * likelihood) / np.sum(case.observed)
 
 
-def policy(logits: np.ndarray, case: Case) -> Any:
+def policy(logits: np.ndarray, case: ImitateCase) -> Any:
     """The mean over the sampled tokens of -ratio * advantage, no ratio being clipped (arXiv 2402.03300, equation 3)."""
     heated = logits / case.temperature
     chosen = heated[np.arange(len(case.targets)), case.targets]
@@ -50,16 +50,16 @@ def policy(logits: np.ndarray, case: Case) -> Any:
     return -np.sum(case.sampled * ratio * case.advantages) / np.sum(case.sampled)
 
 
-def echo(logits: np.ndarray, case: Case) -> Any:
+def echo(logits: np.ndarray, case: ImitateCase) -> Any:
     """Both (ECHO, arXiv 2605.24517: L_GRPO + lambda * L_env)."""
     return policy(logits, case) + imitate(logits, case)
 
 
-REFERENCES: Mapping[str, Callable[[np.ndarray, Case], Any]] = {"imitate": imitate, "echo": echo}
+REFERENCES: Mapping[str, Callable[[np.ndarray, ImitateCase], Any]] = {"imitate": imitate, "echo": echo}
 """loss(logits, case)."""
 
 
-def draw(seed: int, *, tokens: int = 8, vocabulary: int = 7) -> Case:
+def draw(seed: int, *, tokens: int = 8, vocabulary: int = 7) -> ImitateCase:
     """A case of random numbers: two turns with an answer between them, one token of which counts half."""
     generator = np.random.default_rng(seed)
     logits = generator.normal(0, 1.5, (tokens, vocabulary))
@@ -67,7 +67,7 @@ def draw(seed: int, *, tokens: int = 8, vocabulary: int = 7) -> Case:
     heated = logits / 0.75  # a float32 number, so that no framework need round it
     behaviour = (heated - np.log(np.exp(heated).sum(1, keepdims=True)))[np.arange(tokens), targets]
     observed = np.array([0.0, 0.0, 0.0, 1.0, 0.5, 0.0, 0.0, 0.0])[:tokens]
-    return Case(
+    return ImitateCase(
         logits=logits,
         targets=targets,
         behaviour=behaviour + generator.normal(0, 0.02, tokens),  # inside of every clip
@@ -79,9 +79,9 @@ def draw(seed: int, *, tokens: int = 8, vocabulary: int = 7) -> Case:
     )
 
 
-def hand() -> Case:
+def hand() -> ImitateCase:
     """The worked example of this page."""
-    return Case(
+    return ImitateCase(
         logits=np.log(np.array([[3.0, 1.0], [3.0, 1.0]])),
         targets=np.array([0, 0]),
         behaviour=np.log(np.array([0.9, 1.0])),

@@ -19,7 +19,7 @@ import numpy as np
 from sparring.testing.golden.preference import Vector, token_vectors
 
 
-class Case(NamedTuple):
+class ImplicitCase(NamedTuple):
     """M tokens of G rollouts: `rollout` [M] says of which; `right` [G] is 1 or 0."""
 
     logprob: np.ndarray
@@ -29,7 +29,7 @@ class Case(NamedTuple):
     beta: float
 
 
-def implicit(logprob: np.ndarray, case: Case) -> Any:
+def implicit(logprob: np.ndarray, case: ImplicitCase) -> Any:
     """The mean cross-entropy of outcome labels (arXiv 2502.01456, section 3): r(y) = beta log(pi(y) / pi_ref(y)), and
     -(o log sigmoid(r) + (1 - o) log(1 - sigmoid(r)))."""
     losses = []
@@ -41,13 +41,13 @@ def implicit(logprob: np.ndarray, case: Case) -> Any:
     return sum(losses) / len(losses)
 
 
-def draw(seed: int) -> Case:
+def draw(seed: int) -> ImplicitCase:
     """Five rollouts of 1 to 6 tokens, of which two or three were right."""
     generator = np.random.default_rng(seed)
     lengths = generator.permutation([1, 2, 4, 5, 6])
     count = int(lengths.sum())
     reference = -generator.exponential(size=count)
-    return Case(
+    return ImplicitCase(
         logprob=reference + generator.normal(0, 0.5, count),
         reference=reference,
         rollout=np.repeat(np.arange(5), lengths),
@@ -56,10 +56,10 @@ def draw(seed: int) -> Case:
     )
 
 
-def hand() -> Case:
+def hand() -> ImplicitCase:
     """The worked example of this page."""
     columns = [-1.0, -2.0, -0.5], [-2.0, -3.0, -1.5]
-    return Case(*map(np.array, columns), np.array([0, 0, 1]), np.array([1.0, 0.0]), 0.5)
+    return ImplicitCase(*map(np.array, columns), np.array([0, 0, 1]), np.array([1.0, 0.0]), 0.5)
 
 
 def vectors(seeds: int = 4) -> list[Vector]:

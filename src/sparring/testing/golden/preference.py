@@ -33,7 +33,7 @@ Tokens = np.ndarray
 """Log-probabilities of the tokens of one reply."""
 
 
-class Reply(NamedTuple):
+class ScoredReply(NamedTuple):
     """Log-probabilities of a reply's tokens under the policy and under the reference."""
 
     policy: Tokens
@@ -43,8 +43,8 @@ class Reply(NamedTuple):
 class Pair(NamedTuple):
     """Two replies to one prompt."""
 
-    chosen: Reply
-    rejected: Reply
+    chosen: ScoredReply
+    rejected: ScoredReply
 
 
 def sigmoid(x: Any) -> Any:
@@ -106,9 +106,9 @@ def orpo(pairs: Sequence[Pair], *, strength: float = 0.1) -> Any:
 
 
 def kto(
-    wanted: Sequence[Reply],
-    unwanted: Sequence[Reply],
-    mismatched: Sequence[Reply],
+    wanted: Sequence[ScoredReply],
+    unwanted: Sequence[ScoredReply],
+    mismatched: Sequence[ScoredReply],
     *,
     beta: float = 0.1,
     desirable: float = 1.0,
@@ -148,10 +148,10 @@ def gradients(loss: Callable[[list[np.ndarray]], Any], inputs: Sequence[np.ndarr
     return found
 
 
-def draw_replies(generator: np.random.Generator, count: int) -> list[Reply]:
+def draw_replies(generator: np.random.Generator, count: int) -> list[ScoredReply]:
     """Replies of one to seven tokens."""
     lengths = generator.integers(1, 8, count)
-    return [Reply(-generator.exponential(0.9, n), -generator.exponential(1.1, n)) for n in lengths]
+    return [ScoredReply(-generator.exponential(0.9, n), -generator.exponential(1.1, n)) for n in lengths]
 
 
 PAIRWISE: dict[str, tuple[Callable[..., Any], list[dict[str, Any]]]] = {
@@ -211,19 +211,24 @@ def vectors(seed: int = 0, count: int = 5) -> list[Vector]:
 
 
 def _paired(
-    reference: Callable[..., Any], setting: dict[str, Any], chosen: Sequence[Reply], rejected: Sequence[Reply]
+    reference: Callable[..., Any],
+    setting: dict[str, Any],
+    chosen: Sequence[ScoredReply],
+    rejected: Sequence[ScoredReply],
 ) -> Any:
     return reference([Pair(*both) for both in zip(chosen, rejected, strict=True)], **setting)
 
 
-def _of_replies(name: str, setting: dict[str, Any], sides: dict[str, list[Reply]], loss: Callable[..., Any]) -> Vector:
+def _of_replies(
+    name: str, setting: dict[str, Any], sides: dict[str, list[ScoredReply]], loss: Callable[..., Any]
+) -> Vector:
     """Of a loss of several lists of replies."""
     flat = [reply for side in sides.values() for reply in side]
     bounds = np.cumsum([0, *map(len, sides.values())]).tolist()
 
     def of(policy: list[np.ndarray]) -> Any:
         """The loss where the replies' tokens have these log-probabilities."""
-        replies = [Reply(tokens, reply.reference) for tokens, reply in zip(policy, flat, strict=True)]
+        replies = [ScoredReply(tokens, reply.reference) for tokens, reply in zip(policy, flat, strict=True)]
         return loss(*(replies[begin:end] for begin, end in pairwise(bounds)))
 
     policy = [reply.policy for reply in flat]

@@ -20,7 +20,7 @@ LOW, HIGH = 0.2, 0.28
 """The clip of the preset `vapo`."""
 
 
-class Case(NamedTuple):
+class RightAnswersCase(NamedTuple):
     """M tokens of R rollouts: `rollout` [M] says of which; `right` [R] is 1 or 0."""
 
     logprob: np.ndarray
@@ -31,7 +31,7 @@ class Case(NamedTuple):
     coefficient: float
 
 
-def policy(logprob: np.ndarray, case: Case) -> Any:
+def policy(logprob: np.ndarray, case: RightAnswersCase) -> Any:
     """PPO's clipped surrogate with clip-higher, a mean over all tokens (arXiv 2504.05118, section 4)."""
     ratio = np.exp(logprob - case.behaviour)
     held = np.where(np.real(ratio) > 1 + HIGH, 1 + HIGH, np.where(np.real(ratio) < 1 - LOW, 1 - LOW, ratio))
@@ -39,24 +39,24 @@ def policy(logprob: np.ndarray, case: Case) -> Any:
     return -np.mean(np.where(np.real(plain) < np.real(clipped), plain, clipped))
 
 
-def right_answers(logprob: np.ndarray, case: Case) -> Any:
+def right_answers(logprob: np.ndarray, case: RightAnswersCase) -> Any:
     """mu * L_NLL (arXiv 2504.05118, section 4.3): the mean negative log-likelihood of all tokens of right rollouts."""
     ours = case.right[case.rollout]
     return -case.coefficient * np.sum(ours * logprob) / np.sum(ours)
 
 
-def vapo(logprob: np.ndarray, case: Case) -> Any:
+def vapo(logprob: np.ndarray, case: RightAnswersCase) -> Any:
     """L_PPO + mu * L_NLL."""
     return policy(logprob, case) + right_answers(logprob, case)
 
 
-def draw(seed: int) -> Case:
+def draw(seed: int) -> RightAnswersCase:
     """Five rollouts of 1 to 6 tokens, of which two or three were right, and ratios on both sides of both bounds."""
     generator = np.random.default_rng(seed)
     lengths = generator.permutation([1, 2, 4, 5, 6])
     count = int(lengths.sum())
     behaviour = -generator.exponential(size=count)
-    return Case(
+    return RightAnswersCase(
         logprob=behaviour + generator.normal(0, 0.3, count),
         behaviour=behaviour,
         advantages=generator.normal(size=count),
@@ -66,10 +66,12 @@ def draw(seed: int) -> Case:
     )
 
 
-def hand() -> Case:
+def hand() -> RightAnswersCase:
     """The worked example of this page."""
     logprob = np.array([-1.0, -0.5, -2.0])
-    return Case(logprob, logprob, np.array([1.0, 2.0, -3.0]), np.array([0, 0, 1]), np.array([1.0, 0.0]), 0.1)
+    return RightAnswersCase(
+        logprob, logprob, np.array([1.0, 2.0, -3.0]), np.array([0, 0, 1]), np.array([1.0, 0.0]), 0.1
+    )
 
 
 def vectors(seeds: int = 3) -> list[Vector]:

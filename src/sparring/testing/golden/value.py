@@ -27,7 +27,7 @@ CLIPS = (0.2, 0.5, 0.0)
 """Settings of the vectors."""
 
 
-class Case(NamedTuple):
+class ValueCase(NamedTuple):
     """M tokens: what the critic said before the update and says now, what was earned, what each counts."""
 
     old: np.ndarray
@@ -36,7 +36,7 @@ class Case(NamedTuple):
     weights: np.ndarray
 
 
-def value(now: np.ndarray, case: Case, *, clip: float) -> Any:
+def value(now: np.ndarray, case: ValueCase, *, clip: float) -> Any:
     """arXiv 1707.06347, equation 9, with the larger of the plain and the clipped error (arXiv 2005.12729, section
     3)."""
     plain = (now - case.earned) ** 2
@@ -53,12 +53,12 @@ def explained_variance(now: np.ndarray, earned: np.ndarray) -> float:
     return float(1 - np.var(earned - now) / np.var(earned))
 
 
-def draw(seed: int, count: int = 12) -> Case:
+def draw(seed: int, count: int = 12) -> ValueCase:
     """Values that moved less and further than any of `CLIPS`, towards what was earned and away from it."""
     generator = np.random.default_rng(seed)
     old = generator.normal(size=count)
     now, earned = old + generator.normal(scale=0.5, size=count), generator.normal(size=count)
-    return Case(old, now, earned, generator.uniform(0.5, 2, count))
+    return ValueCase(old, now, earned, generator.uniform(0.5, 2, count))
 
 
 def vectors(seeds: int = 3) -> list[Vector]:

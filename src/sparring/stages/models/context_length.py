@@ -1,0 +1,28 @@
+"""Context length of a model: its outline, and most tokens of one conversation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparring.engine.config import EngineConfig
+from sparring.model.config import DType
+
+if TYPE_CHECKING:
+    from sparring.model.outline import Outline
+
+
+def outline_of(folder: Path) -> Outline:
+    """Return the outline of a checkpoint folder; torch is imported here, when it is asked for.
+
+    Raises:
+        BadInput: the folder holds no causal language model.
+    """
+    from sparring.model.checkpoint import checkpoint_outline
+
+    return checkpoint_outline(folder)
+
+
+def max_context(model: Outline, engine: EngineConfig, dtype: DType) -> int:
+    """Return the most tokens of one conversation: the model's positions, or the engine's cache where that is less."""
+    return min(model.max_positions, engine.cache_tokens(model.token_bytes(dtype)))
